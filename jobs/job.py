@@ -389,13 +389,18 @@ def _doubt_of(path: Path) -> str:
 
 
 def line_of(error: BaseException, name: str) -> str:
-    """The file and line in which the user's code raised this error, after a space: the last frame in the folder of the
-    module of the function `name`. Empty for a built-in function, and if no frame is in that folder."""
+    """The file and line in which the user's code raised this error, after a space: the last frame below the folder of
+    the module of the function `name`. Empty for a built-in function, and if no frame is there."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     if not file or name in BUILT_IN_FETCHES:
         return ""
     folder = Path(file).parent
-    frames = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
+    frames = [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if (path := Path(frame.filename)).is_relative_to(folder)
+        and "site-packages" not in path.relative_to(folder).parts  # an environment may lie there
+    ]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 

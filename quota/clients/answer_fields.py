@@ -264,7 +264,7 @@ class Usage:
     MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES of an answer that is one JSON document.
 
     A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
-    a body that is shorter than its Content-Length.
+    a body that is shorter than its Content-Length, and for a stream that ends with the connection and without DONE.
     """
 
     def __init__(
@@ -280,6 +280,8 @@ class Usage:
         length = "" if headers.get("content-encoding") else headers.get("content-length", "")
         self._to_come = int(length) if re.fullmatch("[0-9]{1,15}", length, re.ASCII) else 0
         """The length in bytes that the headers announce."""
+        framed = length or headers.get("transfer-encoding")
+        self._end_is_clear = not self._events or framed or "close" not in headers.get("connection", "").lower()
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
@@ -305,7 +307,7 @@ class Usage:
             self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
-        return None if self._to_come > 0 else self._units()
+        return self._units() if self._to_come <= 0 and self._end_is_clear else None
 
     def _units(self) -> int | None:
         return self._total(self._figures) if self._figures else None

@@ -1,17 +1,17 @@
-"""How a budget comes to its decision: what to ask the ledger, what its answer means, what to correct afterwards.
+"""How a budget decides: it asks the ledger, reads the answer, and corrects charges afterwards.
 
-question      what a decision is asked, what it sees, what it answers
-project       one project's log, as the threads of a process share it. Here a call is refused
-answers       the decision that follows, for the caller
-losses        puts back what a ledger has lost
-corrections   appends what is never refused
+question      the question of a decision, the numbers that it sees, and its outcome
+project       one project's log, which the threads of a process share. Calls are refused here
+answers       turns an outcome into the decision for the caller
+losses        puts back charges that a ledger has lost
+corrections   appends entries that no limit refuses
 allowance     spends while the ledger does not answer
-run_limit     what one run may spend, whatever the ledger says
-spend         what a call really cost, and a charge around a block
-recorder      tells the ledger what was refused
-outlook       what people are shown of a budget
-history       what was charged, for people
-fence         keeps everybody from appending, while one of these puts another log in its place:
+run_limit     bounds what one run may spend
+spend         settles a call by its true cost, and charges around a block
+recorder      reports refusals to the ledger
+outlook       the state of a budget, for people
+history       past charges, for people
+fence         keeps everybody from appending while a log is replaced by:
 moves         `quota ledger move`
 repairs       `quota ledger repair`
 """

@@ -1,15 +1,15 @@
-"""What a machine may spend while the ledger does not answer, and how the ledger gets it afterwards.
+"""Lets a machine spend while the ledger does not answer, and charges that to the ledger afterwards.
 
-    Allowance    what the configuration allows: `unavailable = { max_cost, allowance, machines }`
-    draw         calls that are cheap enough are admitted, and on the disk (`quota.journal.draws`) before they leave
-    hand_over    the ledger is given what was drawn, as soon as any process of this machine reaches it
+    Allowance    the configured numbers: `unavailable = { max_cost, allowance, machines }`
+    draw         admits cheap calls, and writes them to the disk (`quota.journal.draws`) before they leave
+    hand_over    charges the draws to the ledger, once any process of this machine reaches it
 
-A draw is a charge under its own key, and counts from the time at which it is handed over. Its call may have reached the
-ledger before its answer was lost, so the log is searched for the key first: from where its first try had read on, or,
-in the log of another epoch, everywhere.
+A draw is a charge with its own key, and counts from the time of its hand-over. Its call may have reached the ledger
+before the answer was lost. So `hand_over` first looks for the key in the log: after the entry that the first try had
+read, or, under another epoch, everywhere.
 
-An outage is two lines of a process's log, however many calls are drawn: `allowance_drawn` at the first one, with what
-is wrong with the ledger, and then `debt_repaid`, or `allowance_used` if the process ends before that.
+A process logs two lines for an outage, for any number of draws: `allowance_drawn` at the first draw, with the fault of
+the ledger; then `debt_repaid`, or `allowance_used` if the process ends before.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from quota.journal.journal import Journal
 
 HANDED_AT_ONCE = 500
-"""So many draws are handed over in one step."""
+"""The most draws that are handed over in one step."""
 
 
 class Allowance(NamedTuple):
-    """Calls of at most `max_cost_units` are admitted, `allowance_units` in the longest window for the whole machine."""
+    """The machine may draw calls of at most `max_cost_units`, and `allowance_units` in the longest window."""
 
     max_cost_units: int
     allowance_units: int
 
 
 def stand(project: Project, allowance: Allowance, units: int = 0) -> AllowanceState | None:
-    """How much of the allowance is drawn, and from when on it has room for so many units; without them, for more than
-    now. None where nothing can be drawn. Raises LedgerError."""
+    """How much of the allowance is drawn, and when it has room for `units` (0: for more than now). None if nothing can
+    be drawn. Raises LedgerError."""
     if project.journal is None:
         return None
     now_ms, window_ms = project.wall(), project.longest_ms
@@ -58,9 +58,8 @@ def stand(project: Project, allowance: Allowance, units: int = 0) -> AllowanceSt
 
 
 def draw(project: Project, allowance: Allowance, charges: Sequence[Entry], because: str, *, commit: bool) -> int | None:
-    """Admit these calls without the ledger, if each is cheap enough and the allowance has room for all of them; returns
-    the units that remain. None: refused. Without `commit` nothing is drawn. Raises LedgerError where the disk does not
-    take it."""
+    """Admit these calls without the ledger, if each is cheap enough and the allowance has room for all; returns the
+    remaining units. None: refused. Without `commit` it draws nothing. Raises LedgerError if the disk fails."""
     if project.journal is None or any(charge.units > allowance.max_cost_units for charge in charges):
         return None
     draws, now_ms, window_ms = project.journal.draws, project.wall(), project.longest_ms
@@ -80,12 +79,12 @@ def draw(project: Project, allowance: Allowance, charges: Sequence[Entry], becau
 
 
 def hand_over(project: Project) -> None:
-    """Give the ledger what this machine drew, and what became of that. Where another process is at it, that one does.
-    Raises LedgerError."""
+    """Charge this machine's draws, and their corrections, to the ledger, unless another process is doing it. Raises
+    LedgerError."""
     journal = project.journal
     if journal is None or not journal.draws.owed():
         return
-    project.read_on()  # while the ledger does not answer, nobody waits for it with the lock
+    project.read_on()  # before the lock: nobody must wait with it for a ledger that does not answer
     try:
         lock = journal.locked()
     except LedgerError:
@@ -101,7 +100,7 @@ def hand_over(project: Project) -> None:
 
 
 def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list[int]:
-    """Hand over some draws; returns their units, as far as that was noted."""
+    """Hand over some draws; returns their units, or nothing if the journal could not note it."""
     new = [draw for draw in owed if draw.handed_id is None]
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
     places |= _find(project, journal, new)
@@ -118,8 +117,8 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
 
 
 def say_used(project: Project) -> None:
-    """Say at its end what a process drew and did not hand over itself. `allowance_drawn` has said all of a single
-    draw."""
+    """At the end of a process, log its draws that it did not hand over. A single draw needs no second line after
+    `allowance_drawn`."""
     if len(project.drawn) > 1:
         _, left_units = project.drawn[-1]
         units = sum(units for units, _ in project.drawn)
@@ -127,15 +126,15 @@ def say_used(project: Project) -> None:
 
 
 def owed_units(project: Project) -> int:
-    """The units that were drawn, and that the ledger does not have yet."""
+    """The drawn units that the ledger does not have yet."""
     if project.journal is None:
         return 0
     return sum(owed.entry.units for owed in project.journal.draws.owed() if owed.handed_id is None)
 
 
 def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
-    """Set what draws of this machine count, by their keys; returns the first as it was before. None, and nothing is
-    set, where not all of them are here. The ledger is told with the next hand-over. Raises LedgerError."""
+    """Set the units of draws of this machine, by their keys; returns the first draw as it was. Returns None, and sets
+    nothing, if any of them is not here. The next hand-over tells the ledger. Raises LedgerError."""
     if project.journal is None:
         return None
     before = project.journal.draws.settle(units)
@@ -143,12 +142,12 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
 
 
 def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:
-    """Where the log has calls whose answers were lost before they were drawn."""
+    """The ids of draws whose calls the log already has: their answers were lost before they were drawn."""
     places: dict[str, Id] = {}
     keys = {draw.entry.key for draw in draws}
     after = min((draw.seen if draw.epoch == project.reading.epoch else START for draw in draws), default=END)
     for entries in in_pieces(project.log.read, project.name, after) if keys else ():
         there = [entry for entry in entries if entry.key in keys]
         places |= {entry.key: entry.id for entry in there}
-        journal.write(project.reading.epoch, there)  # whoever made them had no answer, and did not note them
+        journal.write(project.reading.epoch, there)  # their processes got no answer, and did not note them
     return places

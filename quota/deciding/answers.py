@@ -1,8 +1,8 @@
-"""The decision that follows from an outcome: what the caller of a budget is told.
+"""Turns an outcome into the decision for the caller of a budget.
 
-    Answers    what each limit may hold at a time, each limit as a decision saw it, who refuses, and until when
+    Answers    the cap of each limit at a time, the state of each limit, the refusing limit, and when the call fits
 
-Nearly every answer follows from the outcome alone. When a refused call fits again may have to be read from the log.
+Nearly every answer follows from the outcome alone. Only the time when a refused call fits may need the log.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from quota.rules.retry import Full, retry_at
 from quota.terms.limits import Calendar, Limit
 
 COUNT_AGAIN_MS = 1_000
-"""After which time a call that was refused with "counting" is worth another try."""
+"""When to try a call again that was refused with "counting"."""
 
 
 Refusal = tuple["str | None", Reason, "int | None", str]
-"""The limit or bucket that refused a call, the reason, when to come back, and details."""
+"""The limit or bucket that refused a call, the reason, when to try again, and details."""
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Answers:
     _believed: tuple[Facts, Believed] = field(default=(Facts(), NO_GRANTS), init=False)
 
     def question(self, checklist: Checklist, charges: Sequence[Entry] = ()) -> Question:
-        """What a decision about calls goes by; without charges, a look."""
+        """The question about calls; without charges, it only looks."""
         views = tuple([limit.view for limit in checklist.limits])
         return Question(views, checklist.costs, partial(self.caps, checklist), checklist.closed_by, charges)
 
     def caps(self, checklist: Checklist, facts: Facts, now_ms: int) -> tuple[int, ...]:
-        """What each limit may hold at a time. A shadow limit holds whatever comes."""
+        """The most that each limit may hold at a time. A shadow limit has no bound."""
         grants = self.believed_at(facts, now_ms)
         if checklist.grants is not grants:
             checklist = self.checklists.with_grants(checklist, grants)
@@ -56,7 +56,7 @@ class Answers:
         return tuple([NO_CAP if x.shadow else units for x, units in zip(checklist.limits, caps, strict=True)])
 
     def believed_now(self) -> Believed:
-        """The grants that are believed now, as far as this process has read the facts."""
+        """The grants that count now, by the facts that this process has read."""
         return self.believed_at(self.project.reading.facts, self.project.now_ms())
 
     def believed_at(self, facts: Facts, now_ms: int) -> Believed:
@@ -94,7 +94,7 @@ class Answers:
         )
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
-        """Each limit as a decision saw it."""
+        """The state of each limit at a decision."""
         caps, grants = outcome.caps, self.believed_at(outcome.facts or Facts(), outcome.now_ms)
         if checklist.shadow and outcome.facts is not None:
             caps = self.checklists.with_grants(checklist, grants).caps_at(outcome.now_ms)
@@ -128,7 +128,7 @@ class Answers:
         return closed.bucket, "exhausted", self._room_from(opens_ms, checklist, outcome), closed.evidence
 
     def _room_from(self, opens_ms: int, checklist: Checklist, outcome: Outcome) -> int:
-        """When a call fits whose bucket upstream closed until `opens_ms`: limits of ours may be full for longer."""
+        """When a call fits if upstream closed its bucket until `opens_ms`: our own limits may be full for longer."""
         full = self.full_limits(checklist, outcome, opens_ms)
         if not any(limit.refuses or limit.limit.paced for limit in full):
             return opens_ms
@@ -180,14 +180,15 @@ class Answers:
             ungranted = cap(limit, checklist.leaves[n], cost_units, None)
             if most_units < ungranted:
                 lapses_ms = grants.until_ms_of(limit.view.selector.buckets[0])
-                # Nobody waits until a grant ends that is less than the call, unless its bucket is closed for longer.
+                # If a grant is less than the call, its end is no time to wait for, unless the bucket is closed for
+                # longer.
                 if cost_units <= most_units or lapses_ms <= opens_ms:
                     state = state._replace(lapses_ms=lapses_ms, lapsed_units=ungranted)
             full.append(state)
         return full
 
     def _too_little(self, limit: Limit, outcome: Outcome) -> str:
-        """What upstream grants, where a call that the configuration admits does not fit."""
+        """Upstream's grant, if it is too small for a call that the configuration admits."""
         granted = self.believed_at(outcome.facts or Facts(), outcome.now_ms).units[limit.view.selector.buckets[0]]
         return f"{granted}, of which {limit.headroom_units} stay unspent" if limit.headroom_units else f"{granted}"
 

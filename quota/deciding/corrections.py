@@ -1,8 +1,8 @@
-"""What is appended whatever the limits say: corrections of charges, what others used, what this machine drew.
+"""Appends entries that no limit refuses: corrections of charges, units that others used, draws of this machine.
 
-correct    let a charge count so many units from now on
-add        append entries
-insist     do one of these, also while what a ledger has lost is put back
+correct    sets the units that a charge counts
+add        appends entries
+insist     does either, and waits while lost charges are put back
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 INSIST_S = 2 * LEASE_MS / 1_000
-"""So long a caller waits while a log is put together, also by a process that was killed in the middle."""
+"""How long a caller waits while another process rebuilds a log, even if that process was killed meanwhile."""
 
 MAX_TRIES = 100
-"""How often an entry is appended again, while others correct the same charge."""
+"""How often an append is tried while others correct the same charge."""
 
 
 def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry | None:
-    """Let the first of these charges of `ms` count so many units from now on, and the others none. Never refused,
-    and idempotent. Returns the first with what it counted before; None, and nothing is done, where the log has not
-    all of them. Raises LedgerError."""
+    """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
+    Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
+    LedgerError."""
     charges = _charges(project, ms, keys)
     if len(charges) < len(keys):
-        put_back(project)  # the ledger may just have lost it
+        put_back(project)  # the ledger may have just lost it
         charges = _charges(project, ms, keys)
     if len(charges) < len(keys):
         return None
@@ -59,12 +59,12 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
 
 
 def add(project: Project, entries: Sequence[Entry]) -> Id:
-    """Append entries, whatever the limits say; the id of the first. Raises LedgerError."""
+    """Append entries without comparing limits; returns the id of the first. Raises LedgerError."""
     return _append_until_done(project, lambda: (entries[0], entries)).id
 
 
 def insist(project: Project, work: Callable[[], T]) -> T:
-    """Do what is never refused. Raises LedgerError, also where a log is put together for too long."""
+    """Do work that is never refused. Raises LedgerError, also if rebuilding a log takes too long."""
     ends_s = elapsed_s() + INSIST_S
     while True:
         try:
@@ -75,8 +75,8 @@ def insist(project: Project, work: Callable[[], T]) -> T:
 
 
 def _append_until_done(project: Project, entries_of_now: Callable[[], tuple[Entry, Sequence[Entry]]]) -> Entry:
-    """Append what follows from the log as it is, again where something unread contradicts it. Returns the entry
-    that was named beside it, with the id of the first one that was appended, if that is the same."""
+    """Append the entries that `entries_of_now` makes, and make them again if unread entries contradict them. Returns
+    the entry that it named; if that is the first of the appended entries, with its new id."""
     for _ in range(MAX_TRIES):
         if not project.reading.began:
             project.begin(())
@@ -84,7 +84,7 @@ def _append_until_done(project: Project, entries_of_now: Callable[[], tuple[Entr
         before, entries = entries_of_now()
         if not entries:
             return before
-        written = project.reading.pending.get(entries[0].key)  # by an earlier try, whose answer was lost
+        written = project.reading.pending.get(entries[0].key)  # by an earlier try whose answer was lost
         if written is None:
             reply, _ = project.ask(project.request(project.look_at(mark), entries, ANY))
             written = reply.id or project.reading.pending.get(entries[0].key)
@@ -99,7 +99,7 @@ def _append_until_done(project: Project, entries_of_now: Callable[[], tuple[Entr
 
 
 def _charges(project: Project, ms: int, keys: Sequence[str]) -> dict[str, Entry]:
-    """The charges of these keys: at their time, or, where a repair has dated them anew, wherever they stand."""
+    """The charges with these keys, first looked for at `ms`, then everywhere: a repair may have dated them anew."""
     charges: dict[str, Entry] = {}
     for after, through in ((just_before(ms), (ms, END[1])), (START, END)):
         for entries in in_pieces(project.log.read, project.name, after, through):

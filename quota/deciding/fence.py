@@ -1,11 +1,11 @@
-"""Keeps everybody from appending to a log for as long as an owner puts another in its place: a move, or a repair.
+"""Keeps everybody from appending to a log while its owner, a move or a repair, replaces it.
 
-A fence is a lease. Its owner renews it, and gives back what stood before should anything come between. If the owner is
-killed, the lease ends by itself.
+A fence is a lease. Its owner renews it, and restores the old epoch if the work fails. If the owner is killed, the lease
+ends by itself.
 
     Fence            the fence around one log
     given_back       gives the log back if the work fails
-    FenceLostError   somebody else was quicker
+    FenceLostError   another process was quicker
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, SEAL, Beginning, Lo
 from quota.rules.entry import Entry, Id
 
 WAIT_S = 5.0
-"""How long an owner waits for the fence of somebody else."""
+"""How long an owner waits for another owner's fence."""
 
 LOOK_AGAIN_S = 0.02
 
@@ -32,7 +32,7 @@ RENEW_S = LEASE_MS / 4_000
 
 
 class FenceLostError(LedgerError):
-    """Somebody else has changed the log meanwhile. Nothing was lost."""
+    """Another process has changed the log meanwhile. Nothing was lost."""
 
 
 def of(log: Log, project: str) -> str:
@@ -42,8 +42,8 @@ def of(log: Log, project: str) -> str:
 class Fence:
     """The fence of a move or a repair around one log.
 
-    `stood` is the epoch that the log had before, and `epoch` the fence as it stands; "" where there is none of ours.
-    `lifts` is the seal that may be lifted: the log moves back to where it came from.
+    `stood` is the epoch that the log had before. `epoch` is our current fence, or "". `lifts` is the seal that this
+    fence may lift, because the log moves back to where it came from.
     """
 
     def __init__(self, log: Log, project: str, token: str, lifts: str = "") -> None:
@@ -52,13 +52,13 @@ class Fence:
         self._lock = RLock()
 
     def take(self) -> None:
-        """Fence the log. Waits for the fence of somebody else."""
+        """Fence the log. Waits for another owner's fence."""
         ends_s = elapsed_s() + WAIT_S
         while True:
             beginning = self.log.begin(self.project)
             epoch = beginning.epoch
             if is_fence(epoch) and self.token in epoch:
-                raise MoveRefused(f"{of(self.log, self.project)} is that of the other url, too: nothing was changed")
+                raise MoveRefused(f"{of(self.log, self.project)} is behind both urls: nothing was changed")
             if not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms):
                 if self._take(beginning):
                     return
@@ -87,11 +87,11 @@ class Fence:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew the fence while something long is done. Nobody else has had the log, as long as that goes on."""
+        """Renew the fence during long work. While it is renewed, nobody else has the log."""
         ended = Event()
 
         def renew() -> None:
-            with suppress(LedgerError):  # the next change says so
+            with suppress(LedgerError):  # the next change raises it
                 while not ended.wait(RENEW_S):
                     with self._lock:
                         done, stands = self.log.fence(self.project, self.epoch, self.token)
@@ -108,11 +108,11 @@ class Fence:
             thread.join()
 
     def replace(self, entries: Sequence[Entry], trimmed: Id) -> None:
-        """Put these entries in the place of the log, which stays behind the fence."""
+        """Replace the log by these entries. It stays behind the fence."""
         tip = self.log.begin(self.project).tip
         if not self.log.replace(self.project, self.epoch, tip, entries, "", trimmed=trimmed):
             raise self._overtaken()
-        self.stood = BROKEN  # what stood before is no more
+        self.stood = BROKEN  # the old log is gone
 
     def seal(self, url: str) -> None:
         if not self.log.seal(self.project, self.epoch, url):
@@ -120,12 +120,12 @@ class Fence:
         self.epoch = ""
 
     def open(self) -> None:
-        """Let everybody append to what was put in place."""
+        """Let everybody append to the new log."""
         self.change({EPOCH: os.urandom(8).hex()})
         self.epoch = ""
 
     def give_back(self) -> None:
-        """Let what the log had before stand again. Where that was a fence, too, the lease of ours ends by itself."""
+        """Restore the epoch that the log had before. If that was a fence too, our lease just ends."""
         if is_seal(self.stood) and self.epoch:
             self.log.seal(self.project, self.epoch, self.stood.removeprefix(SEAL))
         elif self.epoch and not is_fence(self.stood):
@@ -134,13 +134,13 @@ class Fence:
     def _overtaken(self) -> FenceLostError:
         return FenceLostError(
             f"another `quota ledger move`, or a repair, is at work on {of(self.log, self.project)}; run this again "
-            "when that has ended"
+            "when it has ended"
         )
 
 
 @contextmanager
 def given_back(*fences: Fence) -> Iterator[None]:
-    """Give back what was fenced, should anything come between."""
+    """Give the logs back if the block raises."""
     try:
         yield
     except BaseException:

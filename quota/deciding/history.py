@@ -1,9 +1,9 @@
-"""What was charged, for people: the log and the past beside it, folded. Nothing is decided by it.
+"""Past charges, for people: the log and the past, folded. No decision uses them.
 
-entries            the entries behind a place
-charges            the charges of a time, each with what it counts now
-sums               all that was ever charged, by method and job
-whole_since_ms     since when nothing is missing
+entries            all entries after an id
+charges            the charges of a time, each with its current units
+sums               the sums of all charges ever, by method and job
+whole_since_ms     the time since when nothing is missing
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from quota.terms.limits import DAY_MS
 def charges(
     project: Project, since_ms: int = 0, until_ms: int = END[0], progress: Callable[[int], None] | None = None
 ) -> list[Spent]:
-    """The charges with since_ms <= ms <= until_ms, in order, with all corrections until now. `progress` gets how many
-    entries were read. What this machine drew and still owes comes with them. Raises LedgerError."""
+    """The charges with since_ms <= ms <= until_ms, in order, with all corrections until now. First hands over what this
+    machine drew. `progress` gets the number of entries read. Raises LedgerError."""
     project.repay()
     behind = entries(project, just_before(since_ms), progress)
     return [charge for charge in spent(behind) if charge.id[0] <= until_ms]
 
 
 def entries(project: Project, after: Id = START, progress: Callable[[int], None] | None = None) -> Iterator[Entry]:
-    """All entries behind one, in order: of the past up to where the log was trimmed, then of the log. What is trimmed
-    meanwhile comes once."""
+    """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
+    once."""
     count, log, name = 0, project.log, project.name
     trimmed = project.reading.trimmed
     while True:
@@ -40,7 +40,7 @@ def entries(project: Project, after: Id = START, progress: Callable[[int], None]
         if not is_past:
             trimmed = log.begin(name).trimmed
             if after < trimmed:
-                continue  # what was to be read next is in the past
+                continue  # the next entries are in the past now
         yield from piece
         count += len(piece)
         if progress is not None and piece:
@@ -54,9 +54,9 @@ def entries(project: Project, after: Id = START, progress: Callable[[int], None]
 
 
 def sums(project: Project) -> Sequence[ChargedSum]:
-    """All that was ever charged, by method and job. What nobody has summed yet is added, and kept in the state, so that
-    the next reader need not read it again, and nothing falls when entries leave the past. Where nobody asks for as long
-    as the past is kept, what has left it is missing. Raises LedgerError."""
+    """The sums of all charges ever, by method and job. Adds the entries since the last call, and keeps the sums in the
+    state, so the next reader need not read these entries again, and no sum falls when entries leave the past. If nobody
+    calls this for longer than the past is kept, the entries that left it are missing. Raises LedgerError."""
     project.repay()
     stands = project.log.change(project.name, {SUMS: None}, {})
     stored = stands.state.get(SUMS)
@@ -64,16 +64,18 @@ def sums(project: Project) -> Sequence[ChargedSum]:
     head = summed.head
     for entry in entries(project, head):
         summed.take(entry)
-    if summed.head == head and head[0] > stands.clock_ms:  # a wrong clock had dated it ahead: it may be mended now
+    if (
+        summed.head == head and head[0] > stands.clock_ms
+    ):  # a wrong clock had dated it ahead; a repair may have corrected that
         summed.head = min(head, project.log.begin(project.name).tip)
     if summed.head != head:
-        with suppress(LedgerError):  # who may only read keeps nothing
+        with suppress(LedgerError):  # a user who may only read keeps nothing
             project.log.change(project.name, {SUMS: stored}, {SUMS: summed.text()})
     return summed.rows()
 
 
 def whole_since_ms(project: Project) -> int:
-    """Since when nothing is missing in the history; 0: it has all. Raises LedgerError."""
+    """The time since when the history is complete; 0: it has everything. Raises LedgerError."""
     log, name = project.log, project.name
     beginning = log.begin(name)
     if beginning.trimmed == START:
@@ -81,7 +83,7 @@ def whole_since_ms(project: Project) -> int:
     oldest = log.past(name, START, beginning.trimmed, 1)
     if not oldest:
         return beginning.trimmed[0]
-    # What reaches back as far as the past is kept, or fills it, has lost what was older.
+    # If the past is as old or as long as it may be, older entries were dropped.
     oldest_ms = oldest[0].id[0]
     is_cut = oldest_ms <= beginning.clock_ms - PAST_MS + DAY_MS or log.past_length(name) >= MAX_PAST
     return oldest_ms if is_cut else 0

@@ -1,14 +1,14 @@
-"""What a ledger has lost, and this machine has seen, is put back: with its own times, under its own keys.
+"""Puts back charges that a ledger has lost and this machine has read, with their own times and keys.
 
-A log lost something if it was emptied, if an old copy was put in its place, or if a replica that lagged took over. Who
-notices keeps everybody from appending (a fence), takes the union of the log and of what this machine's processes saw
-(`quota.rules.union`), and puts it in place under a new epoch. So every other machine notices, compares in its turn, and
-adds what it alone has. While that is done others wait WAIT_S at most; then they are refused with "counting".
+A log loses entries if somebody empties it or restores an old copy, or if a lagging replica takes over. The first
+process that notices fences the log, builds the union of the log and this machine's journal (`quota.rules.union`), and
+replaces the log under a new epoch. So every other machine notices too, compares, and adds the entries that only it has.
+Meanwhile others wait WAIT_S at most, then they are refused with "counting".
 
     put_back              compares the log with this machine's journal, and puts back what the log lacks
-    StillCountingError    somebody else is at it, or a total has far to read
-    losses                what was put back lately: a field of the state, for people
-    merged                each loss once, whoever put back parts of it
+    StillCountingError    another process is doing that, or a total has many entries to read
+    losses                the latest losses, for people: a field of the state
+    merged                joins the parts of a loss that several machines put back
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from quota.journal.journal import Journal
 
 WAIT_S = 0.3
-"""How long a caller waits while somebody else puts a log together."""
+"""How long a caller waits while another process rebuilds a log."""
 
 LOOK_AGAIN_S = 0.005
 
 WRITE_AT_ONCE = 1_000
-"""How many entries that others made are noted in the journal at once."""
+"""The most entries of others that the journal notes at once."""
 
 
 LOSSES = "losses"
@@ -51,8 +51,8 @@ MAX_KEPT = 10
 
 
 class Loss(NamedTuple):
-    """Charges that a ledger had lost and that a machine put back, and what they count. Each machine puts back what it
-    alone has seen: `since_ms` is when the first of them did."""
+    """Charges that a ledger lost and a machine put back, and their units. Each machine puts back what only it has read:
+    `since_ms` is when the first machine did."""
 
     at_ms: int
     machine: str
@@ -62,12 +62,12 @@ class Loss(NamedTuple):
 
 
 class StillCountingError(Exception):
-    """The log is being put together from what machines have seen of it, or a total has far to read."""
+    """Another process is rebuilding the log from journals, or a total has many entries to read."""
 
 
 def put_back(project: Project) -> None:
-    """Compare the log with what this machine has seen, and put back what it lacks. The project then reads the log that
-    came of it. Raises StillCountingError while somebody else is at it, and LedgerError."""
+    """Compare the log with this machine's journal, and put back what it lacks. The project then reads the new log.
+    Raises StillCountingError while another process does that, and LedgerError."""
     ends_s, journal = elapsed_s() + WAIT_S, project.journal
     if journal is None:
         _unfenced(project, ends_s)
@@ -75,7 +75,7 @@ def put_back(project: Project) -> None:
         return
     try:
         lock = journal.locked()
-    except LedgerError:  # another process of this machine is at it
+    except LedgerError:  # another process of this machine does it
         raise StillCountingError from None
     with lock:
         while not _put_back_here(project, journal, ends_s):
@@ -84,8 +84,7 @@ def put_back(project: Project) -> None:
 
 
 def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
-    """One try of `put_back`, while no other process of this machine is at it; False where the log was changed
-    meanwhile."""
+    """One try of `put_back`, under the lock of this machine; False if the log was changed meanwhile."""
     beginning = _unfenced(project, ends_s)
     if _must_compare(project, journal, beginning):
         return _compare(project, journal, beginning)
@@ -94,7 +93,7 @@ def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
 
 
 def _unfenced(project: Project, ends_s: float) -> Beginning:
-    """The log's beginning, once no fence of somebody else stands."""
+    """The log's beginning, once no other owner's fence stands."""
     while True:
         beginning = project.log.begin(project.name, (), (FACTS, API))
         check_api(project.log.label, project.name, project.api, beginning.state)
@@ -108,13 +107,13 @@ def _unfenced(project: Project, ends_s: float) -> Beginning:
 
 
 def _must_compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
-    """Whether the log may lack what this machine has seen: nobody here has compared them since."""
+    """Whether the log may lack entries of this machine's journal."""
     return is_fence(beginning.epoch) or bool(project.reading.pending) or is_behind(project, journal, beginning)
 
 
 def is_behind(project: Project, journal: Journal, beginning: Beginning) -> bool:
-    """Whether something was noted that nobody has compared with this log, or the log lacks the newest entry that this
-    machine has seen of it. Others may have appended since."""
+    """Whether the journal has records that nobody has compared with this log, or the log lacks the newest entry that
+    this machine has read of it. Others may have appended since."""
     if journal.uncompared(beginning.epoch):
         return True
     newest = journal.newest(beginning.epoch)
@@ -126,7 +125,7 @@ def is_behind(project: Project, journal: Journal, beginning: Beginning) -> bool:
 
 
 def _begin_anew(project: Project) -> None:
-    """Let the project read the log from its beginning, as a process that starts does."""
+    """Let the project begin to read the log again, as a new process does."""
 
     def forget() -> None:
         project.reading.began = False
@@ -135,7 +134,7 @@ def _begin_anew(project: Project) -> None:
 
 
 def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
-    """Compare, and put back what is missing; False where somebody else changed the log meanwhile."""
+    """Compare, and put back what is missing; False if another process changed the log meanwhile."""
     log, name = project.log, project.name
     fence = beginning.epoch if is_fence(beginning.epoch) else ""
     have = _read(project, beginning.trimmed, beginning.tip)
@@ -146,7 +145,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     stand = Facts.read(beginning.state.get(FACTS, ""))
     facts = facts_rules.union(stand, Facts.read(journal.facts()).happened(beginning.clock_ms))
     epoch, tip = beginning.epoch, beginning.tip
-    # Where no key is missing, but an id is, the same entries stand in other places: a new epoch says so to everybody.
+    # If an id is missing but no key, the same entries have other ids: a new epoch makes everybody read them again.
     newest = journal.newest(epoch)
     is_missing = newest > beginning.trimmed and all(entry.id != newest for entry in have)
     if lost or fence or is_missing:
@@ -164,7 +163,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         if lost:
             charges = [entry for entry in lost if entry.kind == "charge"]
             units = [entry.units for entry in charges]
-            say = "charges that this machine saw were lost by the ledger, and are put back"
+            say = "the ledger lost charges, and this machine put them back"
             warn("ledger_behind", say, ledger=log.label, project=name, charges=len(units), units=sum(units))
             if units:
                 at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
@@ -201,7 +200,7 @@ def _read(project: Project, after: Id, through: Id) -> list[Entry]:
 
 
 def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -> None:
-    """Note in the journal what was read of others, and which entry is the newest of this log."""
+    """Note in the journal the entries of others, and the newest entry of this log."""
     news = [entry for entry in have if entry.key not in seen]
     for at in range(0, len(news), WRITE_AT_ONCE):
         journal.write(epoch, news[at : at + WRITE_AT_ONCE])
@@ -209,16 +208,16 @@ def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -
         journal.write(epoch, have[-1:])
 
 
-# -- what is told of it ------------------------------------------------------------------------------------------------
+# -- the record of losses ----------------------------------------------------------------------------------------------
 
 
 def losses(project: Project) -> Sequence[Loss]:
-    """What was put back lately, the oldest first. Raises LedgerError."""
+    """The latest losses, the oldest first. Raises LedgerError."""
     return change(project.log, project.name, (LOSSES,), lambda _, fields: Change(_read_losses(fields)))
 
 
 def merged(losses: Sequence[Loss]) -> list[Loss]:
-    """Each loss once, with all that machines put back of it, dated by the first of them."""
+    """Each loss once, with all charges that machines put back, dated by the first machine."""
     parts: dict[int, list[Loss]] = {}
     for loss in losses:
         parts.setdefault(loss.since_ms, []).append(loss)
@@ -235,8 +234,8 @@ def merged(losses: Sequence[Loss]) -> list[Loss]:
 
 
 def _tell(project: Project, loss: Loss, newest_ms: int) -> None:
-    """Note a loss, whose newest charge is of `newest_ms`. It may fail without harm. Where all charges are older than
-    the last loss that is noted, they are a part of that: a ledger that was emptied again has no note."""
+    """Note a loss whose newest charge is of `newest_ms`. It may fail without harm. If all its charges are older than the
+    last noted loss, they are a part of that loss: a second emptying would have removed the note."""
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[None]:
         before = _read_losses(fields)
@@ -250,7 +249,7 @@ def _tell(project: Project, loss: Loss, newest_ms: int) -> None:
 
 
 def _read_losses(fields: Mapping[str, str]) -> list[Loss]:
-    """Never raises: what nobody can read is begun anew."""
+    """Never raises: a field that cannot be read counts as empty."""
     try:
         return [
             Loss(

@@ -1,16 +1,16 @@
-"""Moves the logs of projects to another ledger, with all that counts: `quota ledger move`.
+"""Moves the logs of projects to another ledger: `quota ledger move`.
 
-    1   both logs are fenced: nobody appends, and whoever asks waits for a moment
-    2   the new one gets the past, the state and the union of both logs (`quota.rules.union`), and stays fenced
-    3   the old one is sealed: it names the new one for 400 days, and never opens again by itself
-    4   the new one opens, under an epoch of its own, so every machine compares it with what it has seen
+    1   the mover fences both logs: nobody appends, and callers wait for a moment
+    2   the new ledger gets the past, the state and the union of both logs (`quota.rules.union`), still fenced
+    3   the mover seals the old log: the seal names the new ledger for 400 days, and does not end before by itself
+    4   the new log opens under its own epoch, so every machine compares it with its journal
 
-Each fence is a lease that the mover renews. A mover that is stopped before step 3 has done nothing: the leases end, and
-both logs go on as they were. After step 3 all of it is in the new log, which opens with the next call. Running the same
-command again completes either. What is copied twice is there once, because entries are known by their keys.
+Each fence is a lease that the mover renews. If the mover is stopped before step 3, nothing has changed: the leases end,
+and both logs go on as they were. After step 3 the new log has everything, and opens with the next call. In either case,
+the same command completes the move. Entries that are copied twice are there once, because their keys identify them.
 
-    plan_move    what is to be done for each project; changes nothing
-    carry_out    does it
+    plan_move    lists what to do for each project; changes nothing
+    carry_out    does one step of it
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ FIELDS_AT_ONCE = 20
 """The most fields of a state that are copied at once. A place has up to 70 kB."""
 
 PAST_AT_ONCE = 50_000
-"""The most entries that are added to a past at once. One that is in use may be put together anew each time."""
+"""The most entries that are added to a past at once. A past in use may be rebuilt each time."""
 
 MAX_TRIES = 3
-"""How often a move begins again because somebody else was quicker."""
+"""How often a move begins again because another process was quicker."""
 
 Progress = Callable[[str, int], None]
-"""Told of the project, and how many entries were read of it."""
+"""Gets the project, and the number of its entries that were read."""
 
 Kind = Literal["nothing", "move", "go on", "moved already"]
 
 
 class Step(NamedTuple):
-    """What is to be done for one project."""
+    """The task for one project."""
 
     project: str
     kind: Kind
 
 
 class Moved(NamedTuple):
-    """What became of one project, and how many charges the old ledger has of it."""
+    """The result for one project, and the number of its charges in the old ledger."""
 
     project: str
     kind: Kind
     charges: int
 
 
-# -- what is to be done ------------------------------------------------------------------------------------------------
+# -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 def plan_move(old: Log, new: Log, projects: Sequence[str]) -> list[Step]:
-    """What a move of these projects has to do. Changes nothing. Raises MoveRefused where it cannot be done."""
+    """The steps of a move of these projects. Changes nothing. Raises MoveRefused if the move cannot be done."""
     if old.label == new.label:
         raise MoveRefused(f"{old.label} is both the old ledger and the new one")
     steps = [Step(project, _kind(old, new, project)) for project in projects]
@@ -87,7 +87,7 @@ def _kind(old: Log, new: Log, project: str) -> Kind:
     if is_seal(ours):
         if ours != SEAL + new.label:
             raise MoveRefused(f"{of(old, project)} has moved to {ours[1:]} already: nothing was changed")
-        is_unfinished = not theirs or is_fence(theirs)  # or it has lost what was moved to it
+        is_unfinished = not theirs or is_fence(theirs)  # or the new ledger lost the moved entries
         return "go on" if is_unfinished and _holds_anything(old, project) else "moved already"
     if is_seal(theirs) and theirs != SEAL + old.label:
         raise MoveRefused(f"{of(new, project)} has moved to {theirs[1:]}; name another ledger: nothing was changed")
@@ -109,10 +109,10 @@ def _one_ledger(old: Log, new: Log, project: str) -> MoveRefused:
 
 
 def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Moved:
-    """Do one step of a plan. What another process does meanwhile of the same move need not be done again.
+    """Do one step of a plan, unless another process does it meanwhile.
 
-    Raises LedgerError where a ledger does not answer, FenceLostError where somebody else is at work on one of the
-    logs, and MoveRefused where that one has moved elsewhere.
+    Raises LedgerError if a ledger does not answer, FenceLostError if another process works on one of the logs, and
+    MoveRefused if that process has moved it elsewhere.
     """
     project, kind = step
     for tries_left in reversed(range(MAX_TRIES)):
@@ -130,7 +130,7 @@ def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Moved:
 
 
 def _close(old: Log, new: Log, project: str) -> None:
-    """Seal the log of a project that holds nothing: a machine that still has the old url must not begin one there."""
+    """Seal the empty log of a project, so that no machine with the old url begins a log there."""
     source = Fence(old, project, os.urandom(8).hex())
     with given_back(source):
         source.take()
@@ -142,7 +142,7 @@ def _close(old: Log, new: Log, project: str) -> None:
 def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> None:
     token, was_sealed = os.urandom(8).hex(), kind == "go on"
     source, target = Fence(old, project, token), Fence(new, project, token, lifts=SEAL + old.label)
-    # Of two movers, there and back, the one with the first fence goes on. A sealed log needs none.
+    # Of two moves in opposite directions, the first to fence goes on. A sealed log needs no fence.
     fenced = [target] if was_sealed else sorted((source, target), key=lambda side: side.log.label)
     past = _copy_past(old, new, project, START, progress)  # no decision reads it, so it may grow meanwhile
     with given_back(*fenced):
@@ -162,7 +162,7 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
 
 
 def _copy_past(old: Log, new: Log, project: str, after: Id, progress: Progress) -> Id:
-    """Copy what has left the log behind an entry; returns the newest."""
+    """Copy the entries of the past after an id; returns the newest id."""
     while entries := _entries(old.past, project, after, progress, PAST_AT_ONCE):
         new.add_past(project, [entry for entry in entries if entry.kind != "unreadable"])
         after = entries[-1].id
@@ -170,12 +170,12 @@ def _copy_past(old: Log, new: Log, project: str, after: Id, progress: Progress) 
 
 
 def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[Entry], Id]:
-    """The union of both logs, and up to where all has left it. What one of them still has, the union has: somebody may
-    have a window that is as long."""
+    """The union of both logs, and the id up to which it is trimmed. The union has every entry that either log still
+    has, because a window of some configuration may be as long."""
     edge = min(_edge(old, project), _edge(new, project))
     trimmed = START if edge == END else edge
     have, seen = [
-        # By key: what the log still has may be in the past, too.
+        # By key, because an entry of the log may be in the past too.
         {
             entry.key: entry for read in (log.past, log.read) for entry in _entries(read, project, trimmed, progress)
         }.values()
@@ -185,7 +185,7 @@ def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[
 
 
 def _edge(log: Log, project: str) -> Id:
-    """Behind which entry a log has all; END where it never had any."""
+    """The id after which a log is complete; END if it never had entries."""
     beginning = log.begin(project)
     if beginning.trimmed != START:
         return beginning.trimmed
@@ -194,7 +194,7 @@ def _edge(log: Log, project: str) -> Id:
 
 
 def _charges(log: Log, project: str) -> int:
-    """How many charges a ledger has of a project, with those that have left its log."""
+    """How many charges of a project a ledger has, in its log and its past."""
     keys = {
         entry.key
         for read in (log.past, log.read)
@@ -207,7 +207,7 @@ def _charges(log: Log, project: str) -> int:
 def _entries(
     read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, progress: Progress, most: int = 2**53
 ) -> list[Entry]:
-    """At most so many entries behind one, read in pieces."""
+    """At most `most` entries after an id, read in pieces."""
     entries: list[Entry] = []
     while len(entries) < most:
         wanted = min(MAX_READ, most - len(entries))
@@ -224,7 +224,7 @@ def _entries(
 
 
 def _copy_state(old: Log, target: Fence) -> None:
-    """Copy facts, claims, places and refusals, and unite them with those that the target has."""
+    """Copy facts, claims, places and refusals, and unite them with the target's."""
     names, project = old.names(target.project), target.project
     for at in range(0, len(names), FIELDS_AT_ONCE):
         piece = dict.fromkeys(names[at : at + FIELDS_AT_ONCE])
@@ -233,8 +233,8 @@ def _copy_state(old: Log, target: Fence) -> None:
 
 
 def _together(name: str, ours: str, theirs: str) -> str:
-    """What becomes of a field that both states have. The target's may be an earlier copy of the old one's, so nothing
-    is added up: of two counts the larger holds."""
+    """The union of a field that both states have. The target's may be an earlier copy of ours, so this adds nothing up:
+    of two counts it takes the larger."""
     try:
         if name == FACTS:
             return facts.union(Facts.read(ours), Facts.read(theirs)).text()
@@ -251,12 +251,12 @@ def _together(name: str, ours: str, theirs: str) -> str:
             all_keys = [*dict.fromkeys([*their_keys, *keys])][-MAX_KEYS:]
             return json.dumps([max(kept, their_kept), sorted({*hours, *their_hours}), all_keys], separators=(",", ":"))
     except (ValueError, TypeError):
-        pass  # nobody can read one of them
+        pass  # one of them cannot be read
     return ours
 
 
 def _larger_rows(ours: str, theirs: str) -> str:
-    """Rows of names and a number."""
+    """The union of rows of names and a number, with the larger numbers."""
     rows: dict[tuple[str, ...], int] = {}
     for *names, calls in [*json.loads(theirs), *json.loads(ours)]:
         rows[tuple(names)] = max(calls, rows.get(tuple(names), 0))

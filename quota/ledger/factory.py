@@ -1,6 +1,6 @@
-"""Which ledger a configuration means. There is a row for each kind: what a URL of theirs is, how a log is opened there.
+"""Finds the ledger of a configuration, and opens it. BACKENDS has a row for each kind: its URLs, and how to open a log.
 
-Another kind needs a row in BACKENDS. Only the driver of a ledger that is opened is imported.
+A new kind needs a row in BACKENDS. Opening a ledger imports its driver, and no other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Clock = Callable[[], int]
 class Backend(NamedTuple):
     """One kind of ledger.
 
-    `file` makes the path of a file out of a URL, empty for one in memory; None where a server is. `has_acl`: `quota
-    doctor --acl` knows which rights its users need.
+    `file` returns the path of the file that a URL names, empty for a ledger in memory; it is None for a server.
+    `has_acl`: `quota doctor --acl` can print the rights that its users need.
     """
 
     schemes: tuple[str, ...]
@@ -69,7 +69,7 @@ ALIASES = {
     "valkey+cluster": "redis+cluster",
     "valkeys+cluster": "rediss+cluster",
 }
-"""What other drivers call the same."""
+"""Names that other drivers use for the same schemes."""
 
 
 def ledger_schemes() -> tuple[str, ...]:
@@ -77,13 +77,14 @@ def ledger_schemes() -> tuple[str, ...]:
 
 
 def canonical(url: str) -> str:
-    """The URL with the scheme that we use for it: two spellings of one ledger are one label."""
+    """The URL with the scheme that we use for it, so that two spellings of one ledger give one label."""
     scheme, slashes, rest = url.partition("://")
     return f"{ALIASES.get(scheme, scheme)}{slashes}{rest}"
 
 
 def backend_of(url: str, what: str = "ledger url") -> Backend:
-    """The kind that a URL, `what`, names. Raises ConfigError where there is none, or no such file."""
+    """The kind of ledger that a URL names. Raises ConfigError for an unknown scheme or option; it calls the URL
+    `what`."""
     scheme = canonical(url).partition(":")[0]
     for backend in BACKENDS:
         if scheme in backend.schemes:
@@ -94,7 +95,7 @@ def backend_of(url: str, what: str = "ledger url") -> Backend:
 
 
 def file_of(url: str) -> str | None:
-    """The path of the file that a URL names, empty for one in memory; None for a server's."""
+    """The path of the file that a URL names, empty for a ledger in memory; None for a server."""
     scheme = url.partition(":")[0]
     return next((kind.file(url) for kind in BACKENDS if scheme in kind.schemes and kind.file is not None), None)
 
@@ -102,17 +103,18 @@ def file_of(url: str) -> str | None:
 def open_ledger(url: str, *, clock: Clock | None = None) -> Log:
     """The ledger at a URL: `sqlite:///path`, `memory:`, or one of REDIS_SCHEMES or ALIASES.
 
-    Nothing is contacted before the first use. `clock` (ms since 1970) replaces the ledger's own clock, for tests and
+    It contacts nothing before the first use. `clock` (ms since 1970) replaces the ledger's own clock, for tests and
     simulation only. Raises ConfigError for any other scheme.
     """
     return backend_of(url).open(canonical(url), clock)
 
 
 class Identity(NamedTuple):
-    """`ledger` is the name that the owner gave it, else the path of the configuration: see `quota.settings.load`.
+    """A ledger, whatever its URL: its journal and its unpaid draws on a machine are filed under this.
 
-    `endpoint` is empty for the API's own address. What a machine saw of a ledger, and what it owes, belong to an
-    identity. Identities of one project, endpoint and api are one upstream project, and share an allowance.
+    `ledger` is the configured name, else the path of the configuration: see `quota.settings.load`. `endpoint` is empty
+    for the API's own address. Identities with the same project, endpoint and api mean one upstream project, and share
+    an allowance.
     """
 
     ledger: str

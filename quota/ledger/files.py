@@ -1,7 +1,7 @@
-"""SQLite files: which one a URL names, what the errors of one say, and who else could change it. The ledger, the
-allowance beside it, a store and an inbound storage are such files.
+"""SQLite files: the path in a URL, the messages of errors, and who else could change the file. The ledger, the
+allowance, a store and an inbound storage are such files.
 
-The URL is `sqlite:///relative/path` or `sqlite:////absolute/path`; `sqlite://` is one in memory.
+The URL is `sqlite:///relative/path` or `sqlite:////absolute/path`; `sqlite://` is a database in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def path_of(url: str) -> str:
-    """The path; empty in memory."""
+    """The path of a URL; empty for a database in memory."""
     return url.removeprefix("sqlite://").removeprefix("/")
 
 
@@ -28,7 +28,7 @@ def label_of(path: str) -> str:
 
 
 def absolute(url: str, folder: Path) -> str:
-    """The URL with its path made absolute. Raises ConfigError for what names no file."""
+    """The URL with an absolute path. Raises ConfigError if it names no file."""
     rest = url.removeprefix("sqlite://")
     a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
     if rest in ("", "/", "/:memory:"):
@@ -43,7 +43,7 @@ def absolute(url: str, folder: Path) -> str:
 
 
 def absolute_path(text: str, folder: Path) -> str:
-    """A path as it is written, from that folder on. Raises ConfigError."""
+    """The absolute path of a text that is relative to a folder. Raises ConfigError."""
     if not text.isprintable():
         raise ConfigError("a path has no control characters")
     try:
@@ -53,7 +53,7 @@ def absolute_path(text: str, folder: Path) -> str:
 
 
 def check_options(url: str, what: str) -> None:
-    """Raises ConfigError for a URL with an option: it would be part of the file's name."""
+    """Raises ConfigError for a URL with an option, because SQLite would take it for a part of the file's name."""
     place, mark, option = url.partition("?")
     name, equals, _ = option.partition("=")
     if mark and equals and name.isidentifier():
@@ -63,9 +63,9 @@ def check_options(url: str, what: str) -> None:
 def file_wording(
     path: str, what: str, *, version: int, lost_then: str, waited_s: float, remedy: str = "move it away"
 ) -> Wording:
-    """The errors of the file `what` at `path`. `lost_then` says what becomes of its content if it is moved away, and
-    `waited_s` how long a transaction waits for others."""
-    from quota.common.sqlite_file import Wording  # late: a ledger in Redis needs no SQLite
+    """The error messages for the file `what` at `path`. `lost_then` says what is lost if somebody moves it away;
+    `waited_s` is how long a transaction waits for others."""
+    from quota.common.sqlite_file import Wording  # imported late: a ledger in Redis needs no SQLite
 
     file = f"{what} sqlite:///{path}" if path else f"{what} in memory"
     return Wording(
@@ -88,7 +88,7 @@ def file_wording(
 
 
 def refuse_others(path: str, what: str) -> None:
-    """Raises ConfigError for a file that others could change. So it is not opened, and no allowance takes its place."""
+    """Raises ConfigError for a file that others could change: then nothing opens it, and no allowance replaces it."""
     why = doubt_of_database(path) if path else ""
     if why.endswith(NO_FILE):
         raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move that one away")

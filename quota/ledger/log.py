@@ -1,22 +1,22 @@
 """The contract of every log, and the values that cross it.
 
-A project's charges are one append-only log. Whoever asks reads the log, counts in memory what the limits count, and
-decides. The log does one thing atomically: **append these entries, unless something that their author has not read
-might change what it decided.** The field calls this an append condition.
+A project's charges are one append-only log. A process reads the log, adds up in memory what the limits count, and
+decides. The log does one thing atomically: **append these entries, unless an entry that their author has not read
+might change the decision.** The field calls this an append condition.
 
     Log        what memory, SQLite and Redis do alike
-    Append     entries, with how far their author has read and what others may have taken meanwhile
-    Reply      what became of them, and what the author has not read
+    Append     entries, how far their author has read, and how much others may have taken meanwhile
+    Reply      whether they were appended, and the entries that the author has not read
 
-Beside the log lie its corrections by charge, and a state of named texts: the `epoch`, how far the log was `trimmed`,
-what was computed of the log (`view:NAME`, a cache), and what changes seldom (facts, claims, places). The epoch names
-this log. A log that was emptied has none; one that was put in the place of another has a new one.
+Each log has its corrections by charge, and a state of named texts: the `epoch`, how far the log was `trimmed`, kept
+totals (`view:NAME`, a cache), and what seldom changes (facts, claims, places). The epoch names this log. An emptied log
+has no epoch; a log that replaced another has a new epoch.
 
-An epoch that begins with `~` is a fence: `~TOKEN:END_MS`. Nobody appends until the fence is replaced, or END_MS is over
-by the ledger's clock. An epoch that begins with `!` is a seal: `!URL`. The log has moved there, and nobody appends.
+An epoch that begins with `~` is a fence: `~TOKEN:END_MS`. Nobody appends until the fence is replaced, or the ledger's
+clock passes END_MS. An epoch that begins with `!` is a seal: `!URL`. The log has moved there, and nobody appends.
 
-Every method raises LedgerError if the storage cannot answer (UnusableLedger if it never will), and nothing else. Safe
-to use from several threads, from a signal handler that interrupts one of them, and after a fork.
+Every method raises LedgerError if the storage cannot answer (UnusableLedger if it never will), and nothing else. All
+are safe to use from several threads, from a signal handler that interrupts a thread, and after a fork.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
 
 MAX_UNSEEN = 500
-"""The most entries that an answer carries."""
+"""The most entries in one answer."""
 
 MAX_READ = 5_000
 """The most entries that are read at once."""
@@ -47,55 +47,56 @@ EPOCH = "epoch"
 """The field of the state that names the log."""
 
 VIEW = "view:"
-"""Before the name of a view: the field of the state that keeps what was computed of the log."""
+"""Begins the names of the fields of the state that keep totals."""
 
 BROKEN = f"{FENCE}:0"
-"""The epoch of a log that has lost its entries, or its state, alone. It reads as a fence that is over: nobody appends
-until somebody has put the log together anew."""
+"""The epoch of a log that lost either its entries or its state. It reads as a fence that is over: nobody appends until
+somebody has rebuilt the log."""
 
 LEASE_MS = 2_000
-"""How long a fence holds before its owner renews it. One that ends later than this after now is over: its clock was
-wrong."""
+"""How long a fence holds, unless its owner renews it. A fence that ends later than now plus this is over: a wrong clock
+set it."""
 
 BUILDING_MS = 60_000
-"""How long a log that is built beside, and never put in place, is kept."""
+"""How long the ledger keeps a log that was built to replace another, but never did."""
 
 ANY = 2**53
-"""As the room of an Append: whatever others took, and whatever facts changed, the author has decided. Only an unread
-correction of the same charge stops a correction."""
+"""The room of an Append that nothing stops: no charge of others and no changed fact. Only an unread correction of the
+same charge stops a correction."""
 
 SLACK_MS = 25 * HOUR_MS
-"""The log keeps the longest window ever named and this: a long day, should a clock go back."""
+"""The log keeps entries for the longest window ever named plus this: a long day, in case a clock goes back."""
 
 PAST_MS = 35 * DAY_MS
 MAX_PAST = 500_000
-"""What is trimmed goes to the past, which keeps so much. Of what is older the last entry stays: there was more."""
+"""Trimmed entries go to the past, which keeps so many, for so long. The newest of the older entries stays, as a sign
+that there were more."""
 
 KEPT_MS = 400 * DAY_MS
 """How long a seal is kept."""
 
 
 class Room(NamedTuple):
-    """What others may take of one limit meanwhile: units, or calls where its selector counts calls."""
+    """How much of one limit others may take meanwhile: units, or calls if its selector counts calls."""
 
     selector: Selector
     units: int
 
 
 class Append(NamedTuple):
-    """What an author asks of a log. Without entries it only reads.
+    """A request to a log. Without entries it only reads.
 
-    `epoch` and `seen` say what it has read: that log, up to that entry ("" and START: an empty one). `must` is the
-    newest entry of this epoch that its machine knows of, if that is behind `seen`. `now_ms` is the time by which it
-    decided, and `latest_ms` the latest clock that it accepts. `seq` (40 random bits) is where the numbers of a new
-    millisecond begin. An empty log gets the epoch `new_epoch`.
+    The author has read the log `epoch` up to the entry `seen` ("" and START: an empty log). `must` is the newest entry
+    of this epoch that its machine has read, if that is later than `seen`. The author decided by the time `now_ms`, and
+    accepts no clock later than `latest_ms`. In a new millisecond, sequence numbers begin at `seq` (40 random bits). An
+    empty log gets the epoch `new_epoch`.
 
-    `room` are the units that others may have taken without changing the decision: each charge takes at least 1, a
-    correction what it adds, and units of others all (`weight`). An unread marker, or an entry that is unreadable,
-    leaves no room but ANY. With `rooms` each limit has a room of its own, and only what it counts takes that: so what
-    others charge elsewhere keeps nobody waiting.
+    `room` is how many units others may have taken without changing the decision: each charge takes at least 1, a
+    correction takes what it adds, and `others` take all their units (`weight`). Behind an unread marker or an
+    unreadable entry, only ANY is room enough. With `rooms` each limit has its own room, and only entries that the limit
+    counts take from it. So the charges of others to other limits delay nobody.
 
-    `clock_ms` stands for the ledger's clock, in simulations. `keep_ms` is how long the longest window of the author is.
+    In simulations, `clock_ms` replaces the ledger's clock. `keep_ms` is the longest window of the author.
     """
 
     epoch: str
@@ -116,17 +117,18 @@ Word = Literal["APPENDED", "READ", "AGAIN", "CLOCK", "BEHIND"]
 
 
 class Reply(NamedTuple):
-    """What became of an Append.
+    """The answer to an Append.
 
-    APPENDED   the entries are in the log, the first with the `id`; or, from an earlier try, they were among `unseen`
-    READ       there were none to append
-    AGAIN      others have changed what the author decided by; nothing was appended
+    APPENDED   the entries are in the log, the first with the `id`. An earlier try may have appended them: then they
+               are among `unseen`
+    READ       the request had no entries to append
+    AGAIN      unread entries might change the decision; nothing was appended
     CLOCK      the ledger's clock is before `now_ms`, or later than `latest_ms`; nothing was appended
-    BEHIND     this is another log than the author has read, or one that lacks `seen` or `must`, or has trimmed what
-               stood behind `seen`; or a fence or a seal stands (`epoch` says which). Nothing was appended or read
+    BEHIND     the author has read another log; or this log lacks `seen` or `must`, or has trimmed entries after `seen`;
+               or a fence or a seal stands (in `epoch`). Nothing was appended or read
 
-    `clock_ms` is the ledger's clock. `unseen` is what lies behind `seen`, in order, without what was appended now: at
-    most MAX_UNSEEN entries, and `whole` says whether that is all.
+    `clock_ms` is the ledger's clock. `unseen` has the entries after `seen`, in order, without those appended now: at
+    most MAX_UNSEEN entries. `whole`: these are all.
     """
 
     word: Word
@@ -138,11 +140,11 @@ class Reply(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """What a process begins with: one moment of a log.
+    """What a process reads first: one moment of a log.
 
-    `tip` is the newest entry's id. What lies at or before `trimmed` has left the log. `state` has those of the named
-    fields that there are. Where all named views are kept in this epoch, `entries` are those behind the earliest `head`
-    of them, at most MAX_UNSEEN, and `whole` says whether that is all up to the tip.
+    `tip` is the newest entry's id. Entries at or before `trimmed` have left the log. `state` has the named fields that
+    exist. If this epoch keeps all named views, `entries` are the entries after their earliest `head`, at most
+    MAX_UNSEEN; `whole`: these are all up to the tip.
     """
 
     clock_ms: int
@@ -155,15 +157,15 @@ class Beginning(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """What a charge counts since its newest correction, whose id this is."""
+    """The newest correction of a charge: the units that the charge counts now, and the correction's id."""
 
     units: int
     id: Id
 
 
 class Changed(NamedTuple):
-    """What became of a change of the state: whether it was `done`, the ledger's clock, the epoch, and those of the
-    fields that there are now. A change is not done where one of the fields was not as its author expected."""
+    """The answer to a change of the state: whether it was `done`, the ledger's clock, the epoch, and the fields that
+    exist now. A change is not done if any field was not as its author expected."""
 
     done: bool
     clock_ms: int
@@ -176,35 +178,35 @@ class Log(Protocol):
     """The logs of all projects of one ledger."""
 
     label: str
-    """Where it is, for people: a url without its secrets."""
+    """Its place, for people: a url without secrets."""
 
     shared: bool
     """Whether other machines can use it too."""
 
     def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
-        """One moment of the log: its tip, the fields of the state, the kept views (as fields `view:NAME`), and what
-        lies behind these. One round trip."""
+        """Read one moment of the log: its tip, the fields of the state, the kept views (as fields `view:NAME`), and the
+        entries after these. One round trip."""
 
     def append(self, project: str, request: Append) -> Reply:
         """Append entries under their author's condition, in one atomic step and one round trip.
 
         The ids of the entries follow each other. The time of the first is the ledger's clock, or that of the newest
-        entry if that is later. A correction is noted by the key of its charge. Nothing is sent twice: where an answer
-        is lost, LedgerError says so, and the author asks again.
+        entry if that is later. A correction is noted by the key of its charge. The log sends nothing twice: if an
+        answer is lost it raises LedgerError, and the author asks again.
         """
 
     def exclusive(self, project: str) -> AbstractContextManager[bool]:
-        """Keep others from appending, inside this block, for authors that others were too quick for. False where a
-        ledger cannot do that."""
+        """Keep others from appending inside this block, for an author whom others overtook several times. Gives False
+        if the ledger cannot do that."""
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
-        """At most `count` entries with after < id <= through, in order. A fence or a seal keeps nobody from reading."""
+        """At most `count` entries with after < id <= through, in order. A fence or a seal does not prevent reading."""
 
     def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
-        """The newest correction of each of these charges that has one."""
+        """The newest corrections of these charges, by key. Uncorrected charges are missing."""
 
     def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
-        """Keep what was computed of the log, if its epoch is still this. The keys live on."""
+        """Keep these totals of the log, if it still has this epoch. Also extends the lifetime of the keys."""
 
     def change(
         self,
@@ -214,21 +216,20 @@ class Log(Protocol):
         marker: Entry | None = None,
         clock_ms: int | None = None,
     ) -> Changed:
-        """Change fields of the state where those that are expected are so (None: there is none; None: it goes), in one
-        atomic step with a `marker` in the log, so that no decision can overlook it. With nothing that becomes, it only
-        reads the expected ones.
+        """Change fields of the state to `becomes` (None: remove the field), if all fields are as `expected` (None: no
+        such field). The same atomic step appends the `marker` to the log, so that no decision can overlook the change.
+        With an empty `becomes` it only reads the expected fields.
 
-        Not done under a fence or a seal, whose epoch the answer has, unless that very epoch is expected as the field
-        EPOCH. So who has fenced a log changes what lies behind the fence, renews it, or ends it; and only who names a
-        seal lifts it."""
+        A fence or a seal prevents the change, and the answer has its epoch, unless the author expects exactly this
+        epoch as the field EPOCH. So the owner of a fence can change what it protects, renew it, or end it; and only an
+        author who names a seal lifts it."""
 
     def names(self, project: str) -> Sequence[str]:
-        """The names of all fields that callers keep in the state, in order: without views, and without what the log
-        keeps there of itself."""
+        """The names of all fields that callers keep in the state, in order: without views and the log's own fields."""
 
     def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
         """Keep everybody from appending: the epoch becomes `~TOKEN:END_MS`, if it is `epoch`, this token's own fence,
-        or a fence that is over. Whether it was done, and the epoch that holds now. A seal stays."""
+        or a fence that is over. A seal stays. Returns whether it was done, and the current epoch."""
 
     def replace(
         self,
@@ -240,32 +241,32 @@ class Log(Protocol):
         views: Mapping[str, str] | None = None,
         trimmed: Id | None = None,
     ) -> bool:
-        """Put another log in the place of the one behind this fence, in one step, if its owner still has it and the
-        newest entry is still `tip`. Its epoch is `epoch` (""; the fence stays), its corrections are those in it, and
-        `views` are all that is kept; facts, claims and places
-        stay. It is built beside first; what was built is checked by its length."""
+        """Replace the log behind this fence in one step, if the fence still stands and the newest entry is still `tip`.
+        The new log has these `entries` and their corrections, the epoch `epoch` ("": the fence stays), and only these
+        `views`. Facts, claims and places stay. The ledger builds the new log beside the old one, and checks its length
+        before it replaces."""
 
     def seal(self, project: str, fence: str, url: str) -> bool:
-        """Close the log behind this fence for good: it has moved to `url`. Lives for KEPT_MS."""
+        """Close the log behind this fence: it has moved to `url`. The ledger keeps the seal for KEPT_MS."""
 
     def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
-        """Move up to `count` entries dated before `before_ms` from the log to the past, oldest first; how many. The
-        corrections of charges that leave go with them: an entry of the past has the units that it counted last."""
+        """Move up to `count` entries dated before `before_ms` from the log to the past, oldest first; returns how many.
+        Their corrections go with them: a charge in the past has the units that it counted last."""
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
-        """As `read`, of what has left the log. No decision reads it."""
+        """As `read`, for entries that have left the log. No decision reads them."""
 
     def past_length(self, project: str) -> int:
-        """How many entries the past has: at least MAX_PAST where it was shortened to that."""
+        """How many entries the past has. It was shortened if it has MAX_PAST or more."""
 
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
-        """Add entries to the past, which are older than those of the log. Those that are there stay once."""
+        """Add entries to the past that are older than the log. It ignores entries that it already has."""
 
     def projects(self) -> Sequence[str]:
         """The projects that have a log here, in order."""
 
     def examine(self, project: str) -> Sequence[Finding]:
-        """What an operator should know of where a project's log lies. Changes nothing."""
+        """Findings for operators about the place of a project's log. Changes nothing."""
 
     def now_ms(self) -> int:
         """The ledger's clock."""
@@ -277,7 +278,7 @@ class Log(Protocol):
 def in_pieces(
     read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, through: Id = END
 ) -> Iterator[Sequence[Entry]]:
-    """What `Log.read` or `Log.past` has between two entries, as much at once as can be read."""
+    """What `Log.read` or `Log.past` has between two entries, in the largest pieces that can be read."""
     while piece := read(project, after, through, MAX_READ):
         yield piece
         if len(piece) < MAX_READ:
@@ -305,13 +306,13 @@ def fence_is_over(epoch: str, clock_ms: int) -> bool:
 
 
 def is_of(fence: str, stands: str) -> bool:
-    """Whether what stands is this fence, which its owner may have renewed."""
+    """Whether the standing epoch is this fence. Its owner may have renewed it."""
     return is_fence(fence) and stands.rpartition(":")[0] == fence.rpartition(":")[0]
 
 
 def fenced(stands: str, epoch: str, token: str, clock_ms: int, lease_ms: int) -> str | None:
-    """The epoch of a log that is fenced, where `stands` may be replaced by a fence of this token; else None. See
-    `Log.fence`; `lua/fence.lua` says the same."""
+    """The epoch of the fence that replaces `stands`; None if this token must not replace it. See `Log.fence`;
+    `lua/fence.lua` decides the same."""
     if is_fence(stands):
         may_fence = stands.startswith(f"{FENCE}{token}:") or fence_is_over(stands, clock_ms)
     else:
@@ -322,8 +323,8 @@ def fenced(stands: str, epoch: str, token: str, clock_ms: int, lease_ms: int) ->
 def word_of(
     request: Append, epoch: str, clock_ms: int, unseen: Sequence[Entry], *, whole: bool
 ) -> tuple[Word, Id | None]:
-    """What becomes of a request to a log that has what its author has read, and the id where an earlier try of it is
-    `unseen`. `lua/append.lua` says the same."""
+    """The answer to a request whose author has read this log, and the id if an earlier try of it is among `unseen`.
+    `lua/append.lua` decides the same."""
     entries = request.entries
     if not entries:
         return "READ", None
@@ -332,7 +333,7 @@ def word_of(
         return "APPENDED", earlier
     if not request.now_ms <= clock_ms <= request.latest_ms:
         return "CLOCK", None
-    begun = request.epoch != epoch and bool(unseen)  # somebody else has begun the log
+    begun = request.epoch != epoch and bool(unseen)  # another process began the log
     corrected = {entry.of for entry in entries if entry.kind == "correction"}
     if begun or not whole or any(entry.kind == "correction" and entry.of in corrected for entry in unseen):
         return "AGAIN", None
@@ -349,12 +350,12 @@ def word_of(
 
 
 def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
-    """The id of the next entry: ids never go back, whatever the clock does."""
+    """The id of the next entry. Ids never go back, even if the clock does."""
     return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1)
 
 
 def head_of(kept: str, epoch: str) -> Id | None:
-    """Up to where a kept view has read the log of this epoch; None where it is of another. See
+    """The last entry that a kept view of this epoch has counted; None if the view is of another epoch. See
     `quota.rules.total.RunningTotal.kept`."""
     try:
         of_epoch, _, _, head, _ = kept.split(" ", 4)
@@ -364,14 +365,13 @@ def head_of(kept: str, epoch: str) -> Id | None:
 
 
 def earliest_head(views: Iterable[str | None], epoch: str) -> Id | None:
-    """Up to where all of these kept views have read the log of this epoch; None where one of them has not, or there
-    is none."""
+    """The last entry that all of these kept views have counted; None if any is of another epoch, or there is none."""
     heads = [head_of(kept or "", epoch) for kept in views]
     return None if None in heads else min((head for head in heads if head is not None), default=None)
 
 
 def weight(entry: Entry, selector: Selector | None = None) -> int:
-    """What an unread entry takes of an author's room: of one limit's, by what its selector counts. See Append."""
+    """How much an unread entry takes of an author's room; with a selector, of one limit's room. See Append."""
     kind, units, before_units = entry.kind, entry.units, entry.before_units
     if selector is not None:
         counts = selector.counts_bucket(entry.bucket)

@@ -1,10 +1,10 @@
 -- The embedded ledger: the logs of all projects of one machine. One file serves many processes (WAL).
--- quota/ledger/log.py says what a log does; here is where it lies. PRAGMA user_version is the version of this format.
+-- quota/ledger/log.py has the contract of a log; these are its tables. PRAGMA user_version is the format's version.
 --
--- Times are milliseconds since 1970. An id is (ms, seq): a time, then a number within that millisecond. A `line` is an
--- entry as quota/rules/entry.py packs it, without its id. A line that nobody can read counts nothing, and fails nobody.
+-- Times are milliseconds since 1970. An id is (ms, seq): a time, and a number within that millisecond. A `line` is an
+-- entry as quota/rules/entry.py packs it, without its id. An unreadable line counts nothing and causes no error.
 
--- What was charged, in order: the longest window ever named, and a long day.
+-- The entries, in order, for the longest window ever named and a long day.
 CREATE TABLE log (
     project TEXT    NOT NULL,
     ms      INTEGER NOT NULL,
@@ -13,7 +13,7 @@ CREATE TABLE log (
     PRIMARY KEY (project, ms, seq)
 ) WITHOUT ROWID;
 
--- The newest correction of each charge of the log, by the charge's key: what the charge counts, and the correction's id.
+-- The newest correction of each charge of the log, by the charge's key: the charge's units, and the correction's id.
 CREATE TABLE corrected (
     project TEXT    NOT NULL,
     key     TEXT    NOT NULL,
@@ -25,10 +25,10 @@ CREATE TABLE corrected (
 
 -- Named texts.
 --
---   epoch        names the log. ~TOKEN:END_MS is a fence, !URL a seal. A log without one, and an epoch whose log is
---                missing, are what is left of a log: nobody appends until it is put together anew
---   trimmed      MS-SEQ: what lies at or before it has left the log. Only with it a log that has an epoch may be empty
---   view:NAME    what was computed of the log of an epoch: a cache
+--   epoch        names the log. ~TOKEN:END_MS is a fence, !URL a seal. A log without an epoch, or an epoch without a log,
+--                has lost its other half: nobody appends until somebody has rebuilt it
+--   trimmed      MS-SEQ: entries at or before it have left the log. Without it, an empty log must not have an epoch
+--   view:NAME    totals of the log of an epoch: a cache
 --   any other    facts, claims, places and refusals: quota/ledger/state.py
 CREATE TABLE state (
     project TEXT NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE state (
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 
--- What has left the log, for reports. A charge has the units that it counted last.
+-- The entries that have left the log, for reports. A charge has the units that it counted last.
 CREATE TABLE past (
     project TEXT    NOT NULL,
     ms      INTEGER NOT NULL,

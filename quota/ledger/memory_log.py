@@ -1,10 +1,9 @@
 """The log in memory, for simulations, tests and programs that end with their budget. The contract is
-`quota.ledger.log.Log`; this is the shortest way to read what it says.
+`quota.ledger.log.Log`, and this is the shortest code that fulfils it.
 
-A moment of a log never changes. Who changes the log makes the moment that follows, and puts it behind the one that it
-has read, if nobody else was quicker; otherwise it begins again. That is one step of the interpreter
-(`dict.setdefault`), so no thread waits for another, a signal handler may interrupt anything, and a fork copies a whole
-log.
+A moment of a log never changes. A change makes the next moment, and links it to the moment that it read, unless another
+change was quicker; then it begins again. The link is one step of the interpreter (`dict.setdefault`), so no thread
+waits for another, a signal handler may interrupt anything, and a fork copies a whole log.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_NEWER = 256
-"""How many entries are copied with each that is added, at most."""
+"""The most entries that are copied with each new entry."""
 
 _LAST = 2**60
-"""In the place of units, behind every entry of an id."""
+"""Stands in the place of units, and sorts after every entry with the same id."""
 
 
 class _Moment(NamedTuple):
-    """One moment of a log. Its entries are the `older` ones, then the `newer` ones, which are few. `corrected` are the
-    charges that older entries correct. `next` holds the moment that follows, under "", once there is one."""
+    """One moment of a log. Its entries are the `older` entries, then a few `newer` entries. `corrected` has the
+    corrections among the older entries, by charge. `next` has the next moment under "", once there is one."""
 
     next: dict[str, _Moment]
     epoch: str = ""
@@ -73,14 +72,14 @@ class _Moment(NamedTuple):
         return last[0].id if last else START
 
     def behind(self, after: Id, count: int) -> tuple[Entry, ...]:
-        """At most `count` entries behind this one."""
+        """At most `count` entries after this id."""
         entries = _behind(self.older, after, count)
         if len(entries) < count:
             entries += _behind(self.newer, after, count - len(entries))
         return entries
 
     def has(self, entry_id: Id) -> bool:
-        """Whether an entry is there, or has left the log in its time."""
+        """Whether the log has an entry, or has trimmed it."""
         return entry_id <= self.trimmed or any(entry.id == entry_id for entry in self.behind(_before(entry_id), 1))
 
     def correction(self, key: str) -> Correction | None:
@@ -91,36 +90,36 @@ class _Moment(NamedTuple):
         return self.corrected.get(key)
 
     def becomes(self, **fields: object) -> _Moment:
-        """The moment that follows, with these fields."""
+        """The next moment, with these fields."""
         return self._replace(next={}, **fields)  # type: ignore[arg-type]  # of any type
 
     def with_entries(self, entries: Sequence[Entry], first: Id, epoch: str) -> _Moment:
-        """The moment in which these were added."""
+        """The next moment, with these entries added."""
         ms, seq = first
         newer = self.newer + tuple([entry._replace(id=(ms, seq + n)) for n, entry in enumerate(entries)])
         added = self.becomes(newer=newer, epoch=self.epoch or epoch)
         return added if len(newer) <= MAX_NEWER else added.aged()
 
     def aged(self) -> _Moment:
-        """The same, with older entries only."""
+        """The same moment, with older entries only."""
         corrected = {**self.corrected, **_corrections(self.newer)}
         return self.becomes(older=self.older + self.newer, newer=(), corrected=corrected)
 
     def with_state(self, fields: Mapping[str, str | None]) -> _Moment:
-        """The moment in which these fields have changed; None: they have gone."""
+        """The next moment, with these fields changed; None removes a field."""
         state = {**self.state, EPOCH: self.epoch or None, **fields}
         epoch = state.pop(EPOCH) or ""
         return self.becomes(epoch=epoch, state={name: text for name, text in state.items() if text is not None})
 
     def named(self, names: Sequence[str]) -> dict[str, str]:
-        """Those of these fields that there are."""
+        """The fields with these names that exist."""
         state = {**self.state, EPOCH: self.epoch} if self.epoch else self.state
         return {name: state[name] for name in names if name in state}
 
 
 class MemoryLog(OfOneProcess):
-    """The logs of all projects of this process. A forked child goes on with a copy. `clock` is the ledger's, in ms
-    since 1970. What has left a log is kept for `past_ms`."""
+    """The logs of all projects of this process. A forked child goes on with a copy. `clock` is the ledger's clock, in
+    ms since 1970. The past is kept for `past_ms`."""
 
     label = "memory:"
     shared = False
@@ -139,7 +138,7 @@ class MemoryLog(OfOneProcess):
         return moment
 
     def _change(self, project: str, rule: Callable[[_Moment], tuple[T, _Moment | None]]) -> T:
-        """Let a rule say what follows a moment, and the answer to the caller."""
+        """Change a log by a rule, which takes a moment and returns the answer and the next moment."""
         while True:
             moment = self._now(project)
             answer, becomes = rule(moment)
@@ -179,7 +178,7 @@ class MemoryLog(OfOneProcess):
 
     @contextmanager
     def exclusive(self, project: str) -> Iterator[bool]:
-        """Nobody waits here: of those who append at once, one has always done it."""
+        """Not needed here: of several appends at once, one always succeeds."""
         yield False
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
@@ -283,7 +282,7 @@ class MemoryLog(OfOneProcess):
                 correction = corrected.pop(entry.key, None) if entry.kind == "charge" else None
                 past.append(entry if correction is None else entry._replace(units=correction.units))
                 if entry.kind == "correction" and entry.of in corrected and corrected[entry.of].id == entry.id:
-                    del corrected[entry.of]  # it came after its charge had left
+                    del corrected[entry.of]  # the charge had left before its correction came
             return len(leaving), moment.becomes(
                 older=moment.older[len(leaving) :],
                 corrected=corrected,
@@ -306,7 +305,7 @@ class MemoryLog(OfOneProcess):
         return self._change(project, rule)
 
     def _past(self, moment: _Moment, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-        """The past of a moment, with these entries, and no more than is kept of it."""
+        """The past of a moment with these entries added, shortened to what is kept."""
         if not entries:
             return moment.past
         older, since = _split(moment.past, _before(min(entries).id))
@@ -328,11 +327,11 @@ class MemoryLog(OfOneProcess):
         return self._clock()
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 def _split(entries: tuple[Entry, ...], after: Id) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """The entries up to this one, and those behind it."""
+    """The entries up to this id, and the entries after it."""
     first = bisect_right(entries, (after, _LAST))
     return entries[:first], entries[first:]
 

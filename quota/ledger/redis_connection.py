@@ -1,16 +1,16 @@
-"""Connections to Redis. redis-py makes them, and talks on them; here is what a call may take, and what a failure on one
-means for a charge.
+"""Connections to Redis. redis-py makes them and talks on them. This module bounds how long a call takes, and tells what
+a failure means for a charge.
 
     Connections    to one server, or to the primary that sentinels name
-    Cluster        to the nodes of a cluster: the library knows which of them has a key
+    Cluster        to the nodes of a cluster: the library finds the node that has a key
 
-A call has a connection to itself until it has read its reply to the end. After anything else (a timeout, half a reply,
-an interrupt) the connection is closed and never used again, so no call can take another call's reply for its own.
-Nothing is sent twice: the library's own retries are off. A call has an end (`elapsed_s`): its connection and its reply
-share the time until then. A reply whose every piece comes in time may take longer.
+A call uses a connection alone until it has read its whole reply. After a timeout, half a reply or an interrupt, the
+connection is closed and never used again, so no call can take another call's reply for its own. Nothing is sent twice:
+the library's own retries are off. Connecting and replying share the time until the call's end (`elapsed_s`). A reply
+that comes in pieces may take longer, if each piece comes in time.
 
-Of a command every word is text or bytes, never a number: hiredis turns a number into text without a check whether that
-failed, and the interpreter crashes if a signal handler raises just there.
+Every word of a command is text or bytes, never a number: hiredis turns a number into text without checking for errors,
+and the interpreter crashes if a signal handler raises at that moment.
 """
 
 from __future__ import annotations
@@ -44,37 +44,38 @@ from quota.ledger.redis_tls import behind_plain, behind_secured
 from quota.ledger.redis_url import Target
 
 Words = list[bytes]
-"""A command as it is sent, in pieces."""
+"""A packed command, in pieces."""
 
 SPARE_S = 0.25
-"""What a call may take beyond the time of two answers: with answers that may take 0.35 s, it ends within a second."""
+"""A call may take this long beyond the time of two answers. If an answer may take 0.35 s, a call ends within a
+second."""
 
 LEAST_S = 0.001
-"""A socket that may wait 0 s does not wait at all, and is another kind of socket."""
+"""The shortest wait: with 0 s a socket would become non-blocking."""
 
 DISCOVERY_S = 0.3
-"""How long all sentinels together, or all nodes that are asked for the slots, may take: each has an even share of it,
-because several may be dead before one answers."""
+"""How long all sentinels together may take, or all nodes that are asked for the slots. Each has an even share, because
+several may be dead before one answers."""
 
 MAX_REDIRECTIONS = 8
-"""The most times that a command goes from node to node. Then the nodes do not agree, and the call is refused."""
+"""The most redirections of a command. After that the nodes do not agree, and the call is refused."""
 
 PAUSE_S = 0.05
-"""Between two tries while some of a project's keys have moved and others have not."""
+"""The pause between two tries, while some of a project's keys have moved and others have not."""
 
 _NO_RETRIES = Retry(NoBackoff(), 0)
 
 
 def left_s(most_s: float, ends_s: float) -> float:
-    """How long something may take that has this time at most, and an end (`elapsed_s`)."""
+    """How long something may take: at most `most_s`, and not beyond its end (`elapsed_s`)."""
     return max(min(most_s, ends_s - elapsed_s()), LEAST_S)
 
 
 class Connections:
     """The connections to a server. Safe to use from several threads, from a signal handler, and after a fork.
 
-    There are as many as calls under way at once. `make` makes one, not connected yet; `timeout_s` is how long an answer
-    may take. `explain` finds out what is behind a failure to connect.
+    There are as many connections as simultaneous calls. `make` makes a connection, not connected yet; an answer may
+    take `timeout_s`. `explain` finds the cause of a failure to connect.
     """
 
     def __init__(
@@ -87,23 +88,24 @@ class Connections:
         self._make = make
         self.timeout_s = timeout_s
         self.wall_s = 2 * timeout_s + SPARE_S
-        """A call that is told no other end has this long."""
+        """How long a call may take if the caller sets no end."""
         self._connect_timeout_s = connect_timeout_s
         self._explain = explain
-        self._idle: list[redis.Connection] = []  # threads share it without a lock: append and pop are atomic
-        self._era = object()  # another one after each `close`
-        # Of a circle that nobody closed, Python may end the sockets first. Who asks while the process ends needs them.
+        self._idle: list[redis.Connection] = []  # threads share it without a lock, because append and pop are atomic
+        self._era = object()  # each `close` makes a new era
+        # If nobody closed a reference cycle, Python may close the sockets first; calls at the end of a process need
+        # them.
         finalize(self, _disconnect, self._idle).atexit = False
         start_over_in_child(self)
 
     pack = staticmethod(redis.Connection().pack_command)
-    """A command as it is sent."""
+    """Packs a command."""
 
     def execute_command(self, *command: str | bytes, ends_s: float | None = None, within_s: float | None = None) -> Any:
         """The server's reply, unchanged. Raises Failed.
 
-        `ends_s` is when the call has to end (`elapsed_s`). With `within_s` the reply may take no longer, and no new
-        connection is made for it.
+        The call must end at `ends_s` (`elapsed_s`). With `within_s` the reply must come within that time, over an open
+        connection.
         """
         return self.ask(self.pack(*command), ends_s, within_s)
 
@@ -116,8 +118,9 @@ class Connections:
         key: str = "",
         asking: bool = False,
     ) -> Any:
-        """The same for a command that is packed already. `key` is for a cluster; `asking`: a node that is just taking
-        over its slot does it."""
+        """As `execute_command`, for a packed command. `key` is for a cluster; `asking`: sends it to a node that is just
+        taking over the slot.
+        """
         if asking:
             words = [*self.pack("ASKING"), *words]
         ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
@@ -142,7 +145,7 @@ class Connections:
             failure = self.failure_of(error, is_new=is_new)
         except RedisError as error:
             line.disconnect()
-            self.close()  # the others may be dead too, and the retry has no time to find out
+            self.close()  # the other connections may be dead too, and the retry has no time to find out
             raise self.failure_of(error, is_new=is_new) from error
         except BaseException:
             line.disconnect()
@@ -155,7 +158,7 @@ class Connections:
         return reply
 
     def _quiet(self) -> redis.Connection | None:
-        """An idle connection that can be used; None if there is none."""
+        """A usable idle connection; None if there is none."""
         while self._idle:
             try:
                 line = self._idle.pop()
@@ -166,7 +169,7 @@ class Connections:
         return None
 
     def scan(self, pattern: str) -> Iterator[str]:
-        """The keys that match."""
+        """The matching keys."""
         cursor = "0"
         while True:
             cursor, keys = self.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
@@ -176,7 +179,7 @@ class Connections:
 
     def _connected(self, ends_s: float) -> redis.Connection:
         line = self._make()
-        half_s = (ends_s - elapsed_s()) / 2  # first it connects, then it introduces itself
+        half_s = (ends_s - elapsed_s()) / 2  # it connects, then it authenticates
         line.socket_connect_timeout = left_s(min(self._connect_timeout_s, half_s), ends_s)
         try:
             line.connect()
@@ -186,26 +189,26 @@ class Connections:
             if isinstance(failure, Lost):
                 failure.left = False
             raise failure from error
-        except (LookupError, TypeError, ValueError) as error:  # a sentinel's answer that the library cannot read
+        except (LookupError, TypeError, ValueError) as error:  # the library cannot read a sentinel's answer
             line.disconnect()
-            raise NotRedis("what it says cannot be read") from error
+            raise NotRedis("its answer cannot be read") from error
         except BaseException:
             line.disconnect()
             raise
         return line
 
     def failure_of(self, error: RedisError, *, is_new: bool) -> Failed:
-        """What an error of the library means here."""
+        """The failure that an error of the library means."""
         failure = _failure_of(error)
         return self._explain(failure, error) if is_new and isinstance(failure, Lost) else failure
 
     def close(self) -> None:
-        """Close all connections; those in use are closed when their call ends. The next call connects again."""
+        """Close all connections; a connection in use closes when its call ends. The next call connects again."""
         self._era = object()
         _disconnect(self._idle)
 
     def start_over_in_child(self) -> None:
-        """A forked child must not talk on its parent's connections. Closing them here leaves the parent's alone."""
+        """A forked child must not use its parent's connections. Closing its copies leaves the parent's open."""
         self.close()
 
 
@@ -218,11 +221,11 @@ def _disconnect(idle: list[redis.Connection]) -> None:
 
 
 def _is_quiet(line: redis.Connection) -> bool:
-    """Whether an idle connection can be used. One that has something to read was closed by the server, or holds what
-    nobody asked for: it is closed.
+    """Whether an idle connection can be used. If it has anything to read, the server closed it or sent an unexpected
+    reply; then this closes it.
 
-    hiredis and the system are asked first. The library learns from an exception that there is nothing to read; with
-    that alone a decision takes an eighth longer.
+    hiredis and the system are asked first, because the library uses an exception to learn that there is nothing to
+    read. With that alone a decision takes an eighth longer.
     """
     hiredis_reader, sock = getattr(line._parser, "_reader", None), line._sock
     if hiredis_reader is not None and sock is not None and not hiredis_reader.has_data() and not has_hung_up(sock):
@@ -238,14 +241,14 @@ def _is_quiet(line: redis.Connection) -> bool:
 
 def _failure_of(error: RedisError) -> Failed:
     cause = error.__context__
-    if isinstance(cause, TimeoutError) and str(cause) == "Timeout reading from socket":  # the library's parser's
+    if isinstance(cause, TimeoutError) and str(cause) == "Timeout reading from socket":  # by the library's parser
         cause = cause.__context__
     if isinstance(cause, OSError) and cause.errno is None and not str(cause).endswith("timed out"):
-        raise cause  # the TimeoutError of a signal handler is an OSError, and none of the connection's
+        raise cause  # a signal handler's TimeoutError is an OSError too, but not the connection's
     message, code = str(error), getattr(error, "status_code", None)
     if isinstance(error, InvalidResponse):
         return NotRedis(message)
-    if code is not None:  # the server's own error: the library has cut the word off with which it began
+    if code is not None:  # the server's own error, without its first word: the library has cut that off
         return error_of(f"{code} {message}")
     if isinstance(error, ResponseError):
         return error_of(message)
@@ -253,7 +256,7 @@ def _failure_of(error: RedisError) -> Failed:
 
 
 def client_of(target: Target) -> Connections | Cluster:
-    """The client of what a url names. Contacts nothing."""
+    """The client for a url. Contacts nothing."""
     return Cluster(target) if target.kind == "cluster" else connections_to(target)
 
 
@@ -261,8 +264,8 @@ def client_of(target: Target) -> Connections | Cluster:
 
 
 class _UnixConnection(redis.UnixDomainSocketConnection):
-    """The library asks for the port of what took too long to connect, and hides the error behind one of its own where
-    there is none. So it would a signal handler's TimeoutError."""
+    """If connecting takes too long, the library reads the port for its message. Without this attribute, its
+    AttributeError would hide the timeout, and a signal handler's TimeoutError too."""
 
     port = None
 
@@ -282,7 +285,7 @@ def connections_to(target: Target) -> Connections:
         kind = redis.SSLConnection if target.is_secure else redis.Connection
         pool = redis.ConnectionPool(kind, host=host, port=port, **options)
 
-    make: Callable[[], redis.Connection] = pool.make_connection  # type: ignore[assignment]  # no cache is between
+    make: Callable[[], redis.Connection] = pool.make_connection  # type: ignore[assignment]  # it has no cache
 
     def explain(failure: Failed, error: RedisError) -> Failed:
         if isinstance(error, MasterNotFoundError):
@@ -300,13 +303,13 @@ def connections_to(target: Target) -> Connections:
 
 
 def _shares(servers: int) -> dict[str, float]:
-    """How long each of several servers may take."""
+    """The timeouts of each of several servers."""
     each_s = DISCOVERY_S / servers
     return {"socket_timeout": each_s, "socket_connect_timeout": each_s}
 
 
 def _without_primary(target: Target) -> Failed:
-    """Why the sentinels name no primary: the library asks one after the other, and says nothing of what they said."""
+    """Why the sentinels name no primary. The library asks them in turn, but does not report their answers."""
     failure: Failed = NoAnswer("no sentinel answers", left=False)
     ends_s = elapsed_s() + DISCOVERY_S
     for host, port in target.nodes:
@@ -341,9 +344,9 @@ def _without_primary(target: Target) -> Failed:
 class Cluster:
     """Connects at the first command, to any of the nodes that the url names. Safe to use as Connections are.
 
-    The library knows which node has which slots. That is asked anew once a node is lost, or says that a slot has moved
-    (MOVED) or moves just now (ASK): then it has done nothing, and who it points to is asked. A command whose answer was
-    lost is not sent again here.
+    The library keeps the map of slots and nodes. It reads the map again if a node is lost, or says that a slot has
+    moved (MOVED) or is moving (ASK). In both cases that node has done nothing, so the command goes to the node that it
+    names. A command whose answer was lost is not sent again.
     """
 
     def __init__(self, target: Target) -> None:
@@ -356,15 +359,15 @@ class Cluster:
     pack = Connections.pack
 
     def execute_command(self, *command: str | bytes, ends_s: float | None = None, within_s: float | None = None) -> Any:
-        """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has none: then it is the
-        clock that is furthest behind, of the nodes that answer."""
+        """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key: its reply is the
+        earliest clock of the nodes that answer."""
         if command[0] == "TIME":
             return self._earliest(elapsed_s() + self.wall_s if ends_s is None else ends_s)
         key = command[3] if command[0] in ("EVAL", "EVALSHA") else command[1]
         return self.ask(self.pack(*command), ends_s, within_s, key=key)
 
     def ask(self, words: Words, ends_s: float | None = None, within_s: float | None = None, *, key: str | bytes) -> Any:
-        """The same for a command that is packed already."""
+        """As `execute_command`, for a packed command."""
         if ends_s is None:
             ends_s = elapsed_s() + (self.wall_s if within_s is None else within_s)
         slot = key_slot(key.encode() if isinstance(key, str) else key)
@@ -373,7 +376,7 @@ class Cluster:
             try:
                 return connections.ask(words, ends_s, asking=asking)
             except Lost:
-                self._nodes = None  # whoever has its slots now is asked for with the next call
+                self._nodes = None  # the next call reads the map again
                 raise
             except ErrorReply as error:
                 if error.code == "TRYAGAIN" and elapsed_s() + PAUSE_S + self.timeout_s < ends_s:
@@ -388,7 +391,7 @@ class Cluster:
         raise ErrorReply("its nodes do not agree who has this slot", "TRYAGAIN")
 
     def scan(self, pattern: str) -> Iterator[str]:
-        """The keys that match, of all nodes."""
+        """The matching keys of all nodes."""
         for connections in self._primaries():
             yield from connections.scan(pattern)
 
@@ -400,18 +403,18 @@ class Cluster:
     def _known_nodes(self) -> NodesManager:
         nodes = self._nodes
         if nodes is None:
-            # After the nodes that the url names, those that were met: the first may be gone for good.
+            # First the nodes in the url, then all nodes met since: the former may be gone for good.
             seeds = [ClusterNode(*place) for place in dict.fromkeys([*self._target.nodes, *self._connections])]
             options = {**self._target.options, "ssl": self._target.is_secure, **_shares(len(seeds))}
             del options["db"]
             try:
                 nodes = self._nodes = NodesManager(seeds, **options)
             except (RedisClusterException, LookupError, TypeError, ValueError) as error:
-                # The library says nothing of why: the first of them says it again.
+                # The library does not report the reason: ask the first node for it.
                 self._at(*self._target.nodes[0]).execute_command("CLUSTER", "SLOTS")
                 raise Lost(str(error), left=False) from error
             places = {(str(node.host), int(node.port)) for node in nodes.nodes_cache.values()}
-            for place in self._connections.keys() - places:  # else every node that ever was would be asked
+            for place in self._connections.keys() - places:  # otherwise it would ask every node that ever existed
                 self._connections.pop(place).close()
         return nodes
 
@@ -424,7 +427,7 @@ class Cluster:
         return self._at(str(node.host), int(node.port))
 
     def _pointed_to(self, error: ErrorReply, slot: int) -> Connections:
-        """Where `MOVED SLOT HOST:PORT`, or ASK, points to."""
+        """The node in `MOVED SLOT HOST:PORT`, or in ASK."""
         try:
             owner = (MovedError if error.code == "MOVED" else AskError)(str(error).partition(" ")[2])
         except (ValueError, IndexError):

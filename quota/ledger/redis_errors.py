@@ -1,9 +1,9 @@
-"""What goes wrong with a Redis server, and what that means: one line for an operator each.
+"""Faults of a Redis server, each explained to an operator in one line.
 
-Failed          everything below
-Lost            there is no answer: the connection could not be made, or ended, or was silent for too long
-NotRedis        what answers does not speak Redis' protocol
-Misconfigured   the server cannot be used in the way that was configured
+Failed          every failure below
+Lost            no answer: the connection could not be made, ended, or was silent for too long
+NotRedis        the peer does not speak Redis' protocol
+Misconfigured   the configuration does not fit the server
 ErrorReply      the server answered with an error
 """
 
@@ -13,11 +13,11 @@ import re
 
 
 class Failed(Exception):  # noqa: N818  # says what happened
-    """No reply of a server can be used."""
+    """There is no usable reply."""
 
 
 class Lost(Failed):
-    """Nobody knows whether the server did what it was asked to; if nothing of it `left` this process, it did not."""
+    """The server may or may not have run the command. If nothing `left` this process, it has not."""
 
     def __init__(self, message: str, *, left: bool = True) -> None:
         super().__init__(message)
@@ -33,11 +33,11 @@ class NotRedis(Failed):
 
 
 class Misconfigured(Failed):
-    """Somebody has to change something. The text says what is wrong, and what to do."""
+    """An operator must change something. The message has the fault and the remedy."""
 
 
 class ErrorReply(Failed):
-    """The server's own error. `code` is the word with which it begins, where that is one in capitals."""
+    """The server's own error. `code` is its first word, if that is in capitals."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class ErrorReply(Failed):
 
     @property
     def asks_for_password(self) -> bool:
-        """Whether the server did not take the user or the password, or wants one."""
+        """Whether the server refused the user or the password, or wants a password."""
         return self.code in ("NOAUTH", "WRONGPASS") or _PASSWORD.search(str(self)) is not None
 
 
@@ -55,7 +55,7 @@ _CODE = re.compile("([A-Z]{2,20}) ")
 
 
 def error_of(message: str) -> Failed:
-    """The error reply that a server sent as this text."""
+    """The failure that a server's error text means."""
     match = _CODE.match(message)
     code = "" if match is None else match[1]
     if code == "ERR":
@@ -64,12 +64,12 @@ def error_of(message: str) -> Failed:
 
 
 def is_denied(message: str) -> bool:
-    """Whether an error says that this user lacks a right: servers of different versions word it differently."""
+    """Whether an error says that the user lacks a right. Versions of the server word it differently."""
     return _DENIED.search(message) is not None
 
 
 MAY_NOT_RUN = "this user may not run"
-"""So our scripts name all that is missing."""
+"""The words with which our scripts name all missing rights."""
 
 _DENIED = re.compile(f"^NOPERM|user executing the script can't|[Nn]o permission|{MAY_NOT_RUN}")
 _DENIED_KEYS = re.compile("at least one of the keys|access (?:one of the keys|a key)")
@@ -77,8 +77,8 @@ _DENIED_COMMANDS = re.compile(rf"{MAY_NOT_RUN} ([A-Z, ]+)|permissions? to run th
 
 
 def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
-    """What went wrong at `where`, a name and a url's label, and what to do, without words that could quote the url.
-    `user` is who has asked."""
+    """The fault and the remedy, in one line that does not quote the url. `where` is a name and a url's label; `user` is
+    the user who asked."""
     message = (str(error).splitlines() or [""])[0][:200]
     secure = "s" if " rediss" in where else ""
     if isinstance(error, Misconfigured):
@@ -89,7 +89,7 @@ def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
     if "Authentication required" in message or "authenticated" in message:
         return f'{where} wants a password; add password = "env:NAME" or "file:PATH"'
     if isinstance(error, NotRedis):
-        return f"{where} is something else than Redis; check the url"
+        return f"{where} is not Redis; check the url"
     if isinstance(error, Lost) and "number of clients" in message:
         return f"{where} has too many clients; raise its maxclients"
     if "cluster support disabled" in message:
@@ -151,4 +151,4 @@ _REPLIES = {
     ),
     "(?i)unknown command": " is older than Redis 6.2; upgrade it",
 }
-"""What replies mean, by a pattern in the word with which they begin and their text. The first that fits holds."""
+"""Explanations of replies, by a pattern in their first word and text. The first match counts."""

@@ -2,8 +2,8 @@
 `quota.ledger.log.Log`.
 
 Each method is a script of `lua/`, or a command that reads: one atomic step, one round trip. The head of
-`lua/append.lua` describes the keys. The server may evict a key although it should not. A log that lacks one
-stands behind a fence that is over (`~:0`), so whoever asks next puts it together anew.
+`lua/append.lua` describes the keys. If a wrongly configured server evicts a key, the log appears to be behind a fence
+that is over (`~:0`), so the next process that asks rebuilds it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ TIMEOUT_S = 0.35
 """How long one connect or one answer may take."""
 
 READ_AGAIN_WITHIN_S = 0.5
-"""What only reads, and lost its answer within this time, is asked again: a connection that was idle may have ended."""
+"""A request that only reads is sent again if its answer is lost within this time: an idle connection may have ended."""
 
 BUILD_AT_ONCE = 500
-"""The most entries of a log that is built beside that one script adds: the server answers nobody else meanwhile."""
+"""The most entries that one script adds to a log being built. Meanwhile the server answers nobody else."""
 
 TRIM_AT_ONCE = 250
 """The most entries that one script moves to the past, or adds to it."""
@@ -65,25 +65,25 @@ ASK_AT_ONCE = 1_000
 """The most corrections that are read at once."""
 
 MAX_MERGES = 10
-"""How often the past is put together anew because others have added to it."""
+"""How often the past is rebuilt because others have added to it."""
 
 UNREADABLE = (ValueError, TypeError, LookupError)
-"""What a reply raises that no script of ours makes."""
+"""What reading a reply raises if no script of ours made it."""
 
 _LASTING_WORDS = re.compile("WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index")
-"""Of the errors that the server itself reports, those that another try does not change."""
+"""The server's own errors that another try does not change."""
 
 _OF_A_PROJECT = re.compile("[A-Za-z0-9._:-]{1,64}")
 _LOG_KEY = re.compile(r"quota:\{(.*)\}:ledger:log")
 
 
 _INCLUDE = "-- @include "
-"""Begins a line of a script in whose place stands a file of `lua/parts/`."""
+"""Begins a line of a script that a file of `lua/parts/` replaces."""
 
 
 @cache
 def script(name: str) -> tuple[str, str]:
-    """The whole text of `lua/NAME.lua` and the SHA-1 that Redis knows it by."""
+    """The whole text of `lua/NAME.lua`, and its SHA-1 for EVALSHA."""
     lines = read_text("quota.lua", f"{name}.lua").splitlines(keepends=True)
     text = "".join(
         read_text("quota.lua", line.removeprefix(_INCLUDE).rstrip()) if line.startswith(_INCLUDE) else line
@@ -109,8 +109,8 @@ def keys_of(project: str) -> Keys:
 
 
 class RedisLog(OfOneProcess):
-    """The logs of a server, of the primary that sentinels name, or of a cluster. Contacts nothing until it is asked.
-    `clock` stands for the server's, in tests and simulations."""
+    """The logs of a server, of the primary that sentinels name, or of a cluster. Contacts nothing until it is asked. In
+    tests and simulations, `clock` replaces the server's clock."""
 
     shared = True
 
@@ -273,7 +273,7 @@ class RedisLog(OfOneProcess):
             self._merge_past(project, older)
 
     def _merge_past(self, project: str, older: Sequence[Entry]) -> None:
-        """Add entries that stand before others of the past. A stream grows only at its end, so it is built anew."""
+        """Add entries that are older than some of the past. A stream grows only at its end, so this rebuilds it."""
         past = keys_of(project).past
         for _ in range(MAX_MERGES):
             entries = self._range(past, START, END, 2 * MAX_PAST)
@@ -285,7 +285,7 @@ class RedisLog(OfOneProcess):
             args = [self._clock_text(), str(len(entries)), str(len(merged))]
             if self._run("replace_past", [past, *built], args):
                 return
-        raise LedgerError(f"ledger {self.label}: others add to the past without end; run again in a moment")
+        raise LedgerError(f"ledger {self.label}: others added to the past each time; run again in a moment")
 
     # -- the server --------------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class RedisLog(OfOneProcess):
             raise self._error(error) from error
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.ledger.redis_needs import findings  # late: `quota doctor` alone asks
+        from quota.ledger.redis_needs import findings  # imported late: only `quota doctor` asks
 
         keys = keys_of(project)
         info, lifetimes, missing, refused = self._read(tuple, self._run("examine", keys, []))
@@ -317,13 +317,13 @@ class RedisLog(OfOneProcess):
             client.close()
 
     def start_over_in_child(self) -> None:
-        """A thread that the child lacks may hold the lock. The connections see to themselves."""
+        """A thread that the child lacks may hold the lock. The connections start over by themselves."""
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
 
     # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
     def _clock_text(self, clock_ms: int | None = None) -> str:
-        """The time that the scripts go by: "0" for the server's own."""
+        """The clock for the scripts; "0" means the server's own clock."""
         if clock_ms is None:
             clock_ms = 0 if self._clock is None else self._clock()
         return str(clock_ms)
@@ -340,8 +340,8 @@ class RedisLog(OfOneProcess):
         return self._answer(lambda client: client.execute_command(*command), reads=True)
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[str], *, reads: bool = False) -> Any:
-        """The reply of a script. A server that does not know it gets the whole of it. Nothing else is sent twice,
-        unless it only `reads`."""
+        """The reply of a script. If the server does not know the script, it gets the whole text. No other request is
+        sent twice, unless it only `reads`."""
         text, sha = script(name)
         words = (str(len(keys)), *keys, *args)
 
@@ -379,7 +379,8 @@ class RedisLog(OfOneProcess):
         return entries
 
     def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
-        """A reply as values. Raises LedgerError for what this package never writes: other programs may write here."""
+        """A reply as values. Raises LedgerError for values that this package never writes: other programs may write
+        here."""
         try:
             return reader(reply)
         except UNREADABLE as error:

@@ -1,7 +1,7 @@
-"""What a Redis server must be for a ledger, and what its user must be allowed to do.
+"""What a ledger needs of a Redis server and of its user.
 
 rights, acl_line    the rights of a user, in the words of an ACL
-findings            what `lua/examine.lua` says of a server and of a project's keys
+findings            findings about a server and a project's keys, from the reply of `lua/examine.lua`
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ COMMANDS = (
     *("xadd", "xlen", "xrange", "xrevrange", "xtrim"),
     "info",
 )
-"""Those of the ledger's scripts, which try them all, and of `quota` itself. Without `info` nothing is refused: it
-shows whether the server may drop our keys."""
+"""The commands of the ledger's scripts, which try them all, and of `quota` itself. Only `info` is optional: it shows
+whether the server may drop our keys."""
 
 OF_A_CLUSTER = ("cluster|slots", "asking")
-"""What a client asks to find out which node has a key, and says to one that gets the key just now."""
+"""A client uses them to find the node that has a key, and to ask a node that is just getting the key."""
 
 OF_A_SENTINEL = ("sentinel|masters",)
-"""What a client asks sentinels, as a user of theirs."""
+"""The commands that a client sends to sentinels, as their user."""
 
 PASSWORD = "PASSWORD"  # noqa: S105  # the operator puts their own there
-"""Stands for the password in a line."""
+"""The placeholder of the password in an ACL line."""
 
 
 def pattern_of(project: str) -> str:
@@ -40,7 +40,7 @@ def pattern_of(project: str) -> str:
 
 
 def rights(keys: Sequence[str], commands: Sequence[str]) -> list[str]:
-    """These and no others, in the words of an ACL."""
+    """The rights to these keys and commands alone, in the words of an ACL."""
     return [*(f"~{key}" for key in keys), "-@all", *(f"+{command}" for command in commands)]
 
 
@@ -52,7 +52,7 @@ def acl_line(user: str, keys: Sequence[str], commands: Sequence[str]) -> str:
 # -- the server --------------------------------------------------------------------------------------------------------
 
 OLDEST = (6, 2)
-"""The oldest Redis whose commands the scripts know."""
+"""The oldest Redis that has the commands of the scripts."""
 
 NO_LIFETIME = -1
 
@@ -60,13 +60,14 @@ NO_LIFETIME = -1
 def findings(
     info: str, lifetimes: Sequence[int], missing: Sequence[str], keys: Sequence[str], refused: str
 ) -> Iterator[Finding]:
-    """The findings about a server that answered, from the reply of `lua/examine.lua`. `refused` is in our words."""
+    """The findings about a server, from the reply of `lua/examine.lua`. `refused` is its refusal of a write,
+    explained."""
     facts = dict(re.findall(r"^(\w+):([^\r\n]*)\r?$", info, re.MULTILINE))
     yield _rights(missing)
     if refused:
         yield finding_of("error", "server writes", refused, "no call is admitted until it can be written to")
     if not facts:
-        yield warning("server", "what it is and how it keeps its data could not be seen", "let this user run INFO")
+        yield warning("server", "its version and persistence cannot be read", "let this user run INFO")
     else:
         yield _version(facts)
         yield _persistence(facts)
@@ -101,7 +102,7 @@ def _persistence(facts: dict[str, str]) -> Finding:
         return Finding("error", where, "the server cannot save its data", "see the server's log")
     return warning(
         where,
-        "no append-only file: a restart loses what was charged since the last snapshot, or everything",
+        "no append-only file: a restart loses all charges since the last snapshot, or everything",
         "set appendonly yes",
     )
 
@@ -120,7 +121,7 @@ def _eviction(policy: str) -> Finding:
     if policy == "noeviction":
         return Finding("ok", where, policy)
     if policy == "?":
-        message = "its maxmemory-policy could not be seen"
+        message = "its maxmemory-policy cannot be read"
         return Finding("warning", where, message, "let this user run INFO, or make sure that it is noeviction")
     message = f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again"
     return Finding("error" if policy.startswith("allkeys") else "warning", where, message, "set it to noeviction")

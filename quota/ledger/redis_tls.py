@@ -1,10 +1,10 @@
-"""TLS: one line for each fault of an encrypted connection that somebody can mend.
+"""TLS: one line for each fault of an encrypted connection that an operator can fix.
 
-    check_files       the certificates and the key that a url names, before anybody connects
-    behind_secured    what is behind a failure on a connection with TLS
-    behind_plain      what is behind one without: the server may speak TLS
+    check_files       checks the certificates and the key of a url, before anything connects
+    behind_secured    finds the cause of a failure on a connection with TLS
+    behind_plain      finds the cause of a failure without TLS: the server may speak TLS
 
-redis-py reads the files for each connection, so one that is renewed in place is used by the next.
+redis-py reads the files for each connection, so the next connection uses a file that was renewed in place.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     import redis
 
 WAIT_S = 0.1
-"""How long a server may take to show what is behind an error: the decision that failed waits for it."""
+"""How long a server may take to show the cause of an error. The failed decision waits for it."""
 
 _OF_CERTIFICATES = {
     **dict.fromkeys((62, 64), "is not for {host}; use a name that it is for, or renew it"),
     **dict.fromkeys((2, 18, 19, 20, 21, 27), 'is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'),
     10: "has expired; renew it, or correct this machine's clock",
 }
-"""What OpenSSL's codes say of the server's certificate (X509_V_ERR_...)."""
+"""Explanations of OpenSSL's codes for the server's certificate (X509_V_ERR_...)."""
 
 _NO_TLS = "it speaks no TLS; {remedy}"
 _OF_HANDSHAKES = {
@@ -50,11 +50,11 @@ _OF_HANDSHAKES = {
         "it speaks no version of TLS that this machine allows; let it speak TLS 1.2 or 1.3",
     ),
 }
-"""What OpenSSL's reasons say of anything else, by words in them, over its versions. The first that fits holds."""
+"""Explanations of OpenSSL's other reasons, by words that all its versions use. The first match counts."""
 
 
 def check_files(options: Mapping[str, Any]) -> None:
-    """Raises Misconfigured for a file of these options that cannot be used."""
+    """Raises Misconfigured if a file of these options cannot be used."""
     for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if options[option]:
             _check_readable(option, options[option])
@@ -83,10 +83,10 @@ def _holds_certificate(path: str) -> bool:
 
 
 def _check_key(certfile: str, keyfile: str | None, password: str) -> None:
-    """Raises Misconfigured for a certificate and a key that cannot be used together."""
+    """Raises Misconfigured if a certificate and a key cannot be used together."""
     is_encrypted = False
 
-    def password_of_key() -> str:  # without it, OpenSSL would ask whoever sits at the terminal
+    def password_of_key() -> str:  # without it, OpenSSL would ask on the terminal
         nonlocal is_encrypted
         is_encrypted = True
         return password
@@ -106,7 +106,7 @@ def _check_key(certfile: str, keyfile: str | None, password: str) -> None:
         raise Misconfigured(line) from error
 
 
-# -- what is behind a failure ------------------------------------------------------------------------------------------
+# -- the causes of failures ------------------------------------------------------------------------------------------
 
 
 def behind_secured(
@@ -117,11 +117,12 @@ def behind_secured(
     options: Mapping[str, Any],
     remedy: str,
 ) -> Misconfigured | None:
-    """What is behind a failure on a connection with TLS; None for what may be anything. A server may end the connection
-    while we ask, because of our certificate: on another one, of `make`, where it is asked nothing, it says so."""
+    """The cause of a failure on a connection with TLS; None if unclear. A server that refuses our certificate may close
+    the connection while we send a command. On a second connection (`make`), on which we send nothing, it reports
+    why."""
     try:
         check_files(options)
-    except Misconfigured as gone:  # it was there when the url was read
+    except Misconfigured as gone:  # the file was there when the url was read
         return gone
     fault = _fault_in(error, host, remedy)
     if fault is None and _answers_plainly(host, port):
@@ -140,7 +141,7 @@ def behind_secured(
 
 
 def _fault_in(error: BaseException, host: str, remedy: str) -> Misconfigured | None:
-    """What OpenSSL says is wrong; None for what may be anything."""
+    """The fault that OpenSSL reports; None if unclear."""
     cause = error.__context__
     if isinstance(cause, ssl.SSLCertVerificationError):
         why = _OF_CERTIFICATES.get(cause.verify_code, f"cannot be trusted: {one_line(cause.verify_message)}")
@@ -152,7 +153,7 @@ def _fault_in(error: BaseException, host: str, remedy: str) -> Misconfigured | N
 
 
 def behind_plain(host: str, port: int, remedy: str) -> Misconfigured | None:
-    """The same for a connection without TLS."""
+    """The cause of a failure on a connection without TLS; None if unclear."""
     try:
         speaks_tls = bool(ssl.get_server_certificate((host, port), timeout=WAIT_S))
     except ssl.SSLError as error:
@@ -163,7 +164,7 @@ def behind_plain(host: str, port: int, remedy: str) -> Misconfigured | None:
 
 
 def _answers_plainly(host: str, port: int) -> bool:
-    """Whether a server that is silent about our handshake, as Redis is, or ends the connection, answers without one."""
+    """Whether the server answers without TLS. Redis itself is silent after a handshake, or closes the connection."""
     try:
         with socket.create_connection((host, port), WAIT_S) as bare:
             bare.sendall(b"*1\r\n$4\r\nPING\r\n")

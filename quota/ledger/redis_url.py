@@ -1,9 +1,9 @@
-"""What a url of Redis names: where the server is, how it is spoken to, and a label for people.
+"""The parts of a Redis url: the server, the options of the connection, and a label for people.
 
-    checked_target    checks a url, and takes it apart
-    label_of       the url without its secrets, with the database that it means
-    user_of        as whom it logs in
-    database_of    in which database
+    checked_target    checks a url, and splits it
+    label_of          the url without its secrets, with its database
+    user_of           the user who logs in
+    database_of       the number of the database
 
 The schemes are `redis`, `unix`, `redis+sentinel`, `redis+cluster`, and with TLS `rediss`, `rediss+sentinel` and
 `rediss+cluster`.
@@ -27,7 +27,7 @@ _NEEDLESS = (
     *("health_check_interval", "max_connections", "retry_on_timeout", "retry_on_error"),
     *("encoding", "encoding_errors", "decode_responses"),
 )
-"""What redis-py may be told, and a connection of ours has no need of."""
+"""Options of redis-py that our connections ignore."""
 _OPTIONS = ("db", "username", "password", "client_name", "protocol", "socket_keepalive", *_TIMEOUTS)
 _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 _OF_SENTINELS = ("sentinel_username", "sentinel_password", "sentinel_ssl")
@@ -37,7 +37,7 @@ _LONGEST_S = 1e6
 
 
 def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger url") -> Target:
-    """What a url names. Raises ConfigError, with `what` and `label` for the url, for one that cannot be used."""
+    """The target of a url. Raises ConfigError, which calls the url `what` and `label`, if it cannot be used."""
     if not is_ambiguous(url) and not all(map(_is_database, _databases(url))):
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
@@ -45,7 +45,7 @@ def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger u
     except Misconfigured as error:
         raise ConfigError(f"{what} {label}: {error}") from None
     except (ValueError, TypeError):
-        # The parser's message quotes what it took for a port or an option, and that may be a piece of a password.
+        # The parser's message quotes a port or an option, which may be a piece of a password.
         raise ConfigError(
             f"{what} {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
             "USER:PASSWORD@ before HOST and with %XX for its special characters"
@@ -53,9 +53,9 @@ def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger u
 
 
 class Target(NamedTuple):
-    """A url, taken apart. `kind` is what the scheme says of the server: "", "unix", "sentinel" or "cluster". `options`
-    are redis-py's for a connection to the server, `sentinel_options` for one to a sentinel. The remedies are what to do
-    where one of them speaks TLS and the url says that it does not, or the reverse."""
+    """The parts of a url. `kind` comes from the scheme: "", "unix", "sentinel" or "cluster". `options` are redis-py's
+    for a connection to the server, `sentinel_options` for a connection to a sentinel. The remedies tell what to write
+    if the server, or a sentinel, speaks TLS and the url has it without TLS, or the reverse."""
 
     kind: str
     is_secure: bool
@@ -70,16 +70,16 @@ class Target(NamedTuple):
     sentinel_remedy: str
 
     def __repr__(self) -> str:
-        """Without the password: it must not be seen where somebody shows the values of variables."""
+        """Without the password, because debuggers and tracebacks show the values of variables."""
         return f"<Target {self.path or self.nodes}>"
 
     @property
     def service(self) -> str:
-        """What the sentinels call the server."""
+        """The sentinels' name for the server."""
         return self.path.partition("/")[0]
 
     def at(self, host: str, port: int, *, is_sentinel: bool = False) -> Target:
-        """One node of a cluster, or one of the sentinels, for itself."""
+        """The target of a single node of a cluster, or of a single sentinel."""
         node = self._replace(kind="", nodes=((host, port),))
         if not is_sentinel:
             return node
@@ -89,7 +89,7 @@ class Target(NamedTuple):
 
 
 def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tuple[str, str]:
-    """What to write where a server, or a sentinel, speaks TLS and the url says that it does not, or the reverse."""
+    """What to write if the server, or a sentinel, speaks TLS and the url has it without TLS, or the reverse."""
     remedy = f"write redis{'' if is_secure else 's'}{'+' if kind else ''}{kind}://"
     if kind != "sentinel":
         return remedy, ""
@@ -100,10 +100,10 @@ def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tupl
 
 
 def target_of(url: str, timeout_s: float) -> Target:
-    """Raises ValueError, TypeError or Misconfigured for a url that cannot be used."""
+    """The target of a url. Raises ValueError, TypeError or Misconfigured if it cannot be used."""
     scheme, slashes, rest = url.partition("://")
     if not slashes or is_ambiguous(url):
-        raise ValueError("nobody can say which of its parts is the host")
+        raise ValueError("it is unclear which part is the host")
     base, _, kind = scheme.partition("+")
     kind, is_secure = "unix" if base == "unix" else kind, base == "rediss"
     if kind in ("sentinel", "cluster"):
@@ -184,7 +184,7 @@ def target_of(url: str, timeout_s: float) -> Target:
 
 
 def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
-    """The options of a url. Raises Misconfigured for one that nobody reads."""
+    """The options of a url. Raises Misconfigured for an unknown option."""
     elsewhere = {"": ("host", "port"), "unix": ("path",)}.get(kind, ())
     several = parse_qs(query, keep_blank_values=True)
     given = {name: values[0] for name, values in several.items()}
@@ -210,7 +210,7 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
 
 
 def _only_once(name: str, again: bool) -> None:
-    """Raises Misconfigured for a part of a url that stands in it again: only one of them would be read."""
+    """Raises Misconfigured if a part of a url is there twice: redis-py would read only one of them."""
     if again:
         raise Misconfigured(f"it has two of {name}; keep one of them")
 
@@ -222,7 +222,7 @@ def _port(text: str) -> int:
 
 
 def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
-    """How long an answer, and a connect, may take."""
+    """How long an answer may take, and how long connecting may take."""
     numbers = (given.get(name, "0") for name in ("health_check_interval", "max_connections"))
     if given.get("protocol", "2") not in ("2", "3") or not all(number.isdecimal() for number in numbers):
         raise ValueError("an option is none")
@@ -233,7 +233,7 @@ def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
 
 
 def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
-    """redis-py's options for TLS. Raises Misconfigured for a file that cannot be used."""
+    """redis-py's options for TLS. Raises Misconfigured if a file cannot be used."""
     if given.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
         raise Misconfigured("ssl_cert_reqs is required (by default) or none")
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
@@ -242,7 +242,7 @@ def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
         "ssl_ca_certs": given.get("ssl_ca_certs"),
         "ssl_certfile": given.get("ssl_certfile"),
         "ssl_keyfile": given.get("ssl_keyfile"),
-        "ssl_password": given.get("ssl_password", ""),  # without one, OpenSSL would ask whoever sits at the terminal
+        "ssl_password": given.get("ssl_password", ""),  # without it, OpenSSL would ask on the terminal
         "ssl_cert_reqs": "none" if given.get("ssl_cert_reqs") == "none" else "required",
         "ssl_check_hostname": given.get("ssl_check_hostname", "1").upper() not in FALSE,
     }
@@ -277,7 +277,7 @@ def _is_database(text: str) -> bool:
 
 
 def label_of(url: str) -> str:
-    """The url with the database it means, without its secrets and its other options."""
+    """The url with its database, without its secrets and its other options."""
     shown, db = _without_secrets(url), _databases(url)[1]
     scheme, _, place = shown.partition("://")
     if not db or place == "..." or not _is_database(db):
@@ -289,24 +289,24 @@ def label_of(url: str) -> str:
 
 
 def user_of(url: str) -> str:
-    """As whom a url logs in. Where its one word before the @ is a password by mistake, this is that word."""
+    """The user in a url. If the only word before the @ is a password by mistake, returns that word."""
     place, _, query = url.partition("://")[2].partition("?")
     named = unquote(place.rpartition("@")[0].partition(":")[0])
     return named or parse_qs(query).get("username", ["default"])[0]
 
 
 def sentinels_user_of(url: str) -> str:
-    """As whom a url logs in to its sentinels; "" where it names nobody."""
+    """The user for the sentinels in a url; "" if there is none."""
     return parse_qs(url.partition("?")[2]).get("sentinel_username", [""])[0]
 
 
 def _without_secrets(url: str) -> str:
     """The url up to its host and path: no user, no password, no options.
 
-    Where a password holds unescaped separators nobody can say where it ends: then the whole place is left out.
+    If a password has unescaped separators, its end is unclear: then it leaves out the whole place.
     """
     scheme, slashes, rest = url.partition("://")
-    if not slashes:  # nobody can say what its parts are
+    if not slashes:  # its parts are unclear
         return f"{url.partition(':')[0]}:..."
     userinfo, at, place = rest.rpartition("@")
     if at and re.search(r"[/?#]", userinfo):

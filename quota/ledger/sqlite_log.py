@@ -1,8 +1,8 @@
 """The embedded ledger: one SQLite file, shared by the processes of one machine. The contract is `quota.ledger.log.Log`.
 
-An append is one `BEGIN IMMEDIATE` transaction: it reads what its author has not seen, asks `word_of`, and adds to the
-end. Whoever asks computes what limits count, so an append costs the same whatever the limits, the units and the history
-are.
+An append is one `BEGIN IMMEDIATE` transaction: it reads the entries that its author has not read, asks `word_of`, and
+appends. The author has already added up what the limits count, so an append costs the same for any limits, units and
+history.
 
     LogFile      an SQLite file in which a thread may keep its transaction open over several pieces of work
     SqliteLog    the log in it
@@ -84,10 +84,10 @@ _PUT = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
 
 
 class LogFile(SqliteFile):
-    """An SQLite file whose transactions are one by one, but those in a block of `held`.
+    """An SQLite file in which each piece of work is a transaction of its own, except in a block of `held`.
 
-    `_held` is the connection whose transaction is open for the next piece of work, and `_is_working` says whether such
-    a piece is under way: what asks meanwhile is a signal handler.
+    `_held` is the connection whose transaction is open for the next piece of work. `_is_working`: such a piece is under
+    way, so any other call comes from a signal handler.
     """
 
     def __post_init__(self) -> None:
@@ -97,15 +97,15 @@ class LogFile(SqliteFile):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep others from writing while this thread reads, and until it has written: what was written is committed
-        before `transact` returns. The rest of the block holds nobody back."""
+        """Keep others from writing until this thread has written. `transact` commits before it returns, so the rest of
+        the block delays nobody."""
         with self._lock:
             try:
                 super().transact(lambda db: db.execute("BEGIN IMMEDIATE"), write=None)
                 self._held = self._db
                 yield
             finally:
-                # Not in a function of its own: a signal handler may raise as that begins.
+                # Not in its own function: a signal handler may raise as the function begins.
                 if self._db is not None:
                     self._db.rollback()  # does nothing outside a transaction
                 self._held = None
@@ -113,10 +113,9 @@ class LogFile(SqliteFile):
     def transact(
         self, work: Callable[[sqlite3.Connection], T], *, write: bool | None, within_s: float | None = None
     ) -> T:
-        """As `SqliteFile.transact`, in the transaction that is held, if there is one.
+        """As `SqliteFile.transact`, in the held transaction if there is one.
 
-        Where anything comes between, a signal handler for example, that transaction ends, and the work begins again in
-        one of its own.
+        If a signal handler or an error ends that transaction, the work begins again in a new transaction.
         """
         with self._lock:
             if self._held is not None and not self._is_working:
@@ -130,7 +129,7 @@ class LogFile(SqliteFile):
                             self._held = None
                         return answer
                 except (sqlite3.Error, DamagedError, TypeError):
-                    # A handler has closed that connection; or `super` says what is wrong.
+                    # A handler closed the connection; or `super` raises what is wrong.
                     self._release()
                 except BaseException:
                     self._release()
@@ -140,15 +139,15 @@ class LogFile(SqliteFile):
             return super().transact(work, write=write, within_s=within_s)
 
     def _release(self) -> None:
-        """End the transaction that is held, with nothing written."""
+        """Roll back the held transaction."""
         if self._held is not None and self._held is self._db:
             self._held.rollback()
         self._held = None
 
 
 class SqliteLog(OfOneProcess):
-    """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory. `clock` is the
-    ledger's, in ms since 1970."""
+    """The log at `sqlite:///relative/path` or `sqlite:////absolute/path`, or in memory (`sqlite://`). `clock` is the
+    ledger's clock, in ms since 1970."""
 
     shared = False
 
@@ -222,7 +221,7 @@ class SqliteLog(OfOneProcess):
 
     @contextmanager
     def exclusive(self, project: str) -> Iterator[bool]:
-        """Until this thread has appended: that is committed before `append` returns. Others may always read."""
+        """Lasts until this thread has appended: `append` commits before it returns. Others may always read."""
         with self._file.held():
             yield True
 
@@ -307,7 +306,7 @@ class SqliteLog(OfOneProcess):
         views: Mapping[str, str] | None = None,
         trimmed: Id | None = None,
     ) -> bool:
-        # Made before the transaction, so that nobody waits for it.
+        # Prepared before the transaction, so that nobody waits for it.
         rows = [(project, *entry.id, packed(entry)) for entry in entries]
         corrections = [(project, x.of, x.units, *x.id) for x in entries if x.kind == "correction"]
 
@@ -320,7 +319,7 @@ class SqliteLog(OfOneProcess):
             db.execute("DELETE FROM state WHERE project = ? AND substr(name, 1, ?) = ?", (project, len(VIEW), VIEW))
             db.executemany(_ADD, rows)
             db.executemany(_CORRECT, corrections)
-            # An empty log is one, too: what says so is that something may have been trimmed.
+            # With TRIMMED, an empty log is whole; without it, it would be BROKEN.
             has_left = trimmed_until_now if trimmed is None else trimmed
             _put(db, project, {EPOCH: epoch or stands, TRIMMED: id_text(has_left)})
             _put(db, project, {VIEW + name: text for name, text in (views or {}).items()})
@@ -394,19 +393,19 @@ class SqliteLog(OfOneProcess):
 
 
 def _entries(rows: sqlite3.Cursor) -> list[Entry]:
-    """The entries of rows. A line that somebody else wrote may be no text."""
+    """The entries of rows. Another program may have written a line that is no text."""
     return [unpacked(_id(ms, seq), str(line)) for ms, seq, line in rows.fetchall()]
 
 
 def _id(ms: object, seq: object) -> Id:
-    """The id of a row. Raises DamagedError for what no clock says."""
+    """The id of a row. Raises DamagedError for numbers that no clock gives."""
     if type(ms) is not int or type(seq) is not int or not (0 <= ms < 2**53 and 0 <= seq < 2**53):
         raise DamagedError(f"{ms!r:.50} {seq!r:.50}")
     return ms, seq
 
 
 def _standing(db: sqlite3.Connection, project: str) -> tuple[str, Id]:
-    """The epoch of a log, and how far it was trimmed. BROKEN where a part of it is missing."""
+    """The epoch of a log (BROKEN if its entries or its state are missing), and how far it was trimmed."""
     fields = _fields(db, project, (EPOCH, TRIMMED))
     epoch = fields.get(EPOCH, "")
     try:
@@ -427,7 +426,7 @@ def _tip(db: sqlite3.Connection, project: str) -> Id:
 
 
 def _has(db: sqlite3.Connection, project: str, entry_id: Id, unseen: Sequence[Entry]) -> bool:
-    """Whether an entry is there, or has left the log in its time."""
+    """Whether the log has an entry, or has trimmed it."""
     return (
         entry_id == START
         or any(entry.id == entry_id for entry in unseen)
@@ -437,7 +436,7 @@ def _has(db: sqlite3.Connection, project: str, entry_id: Id, unseen: Sequence[En
 
 
 def _add(db: sqlite3.Connection, project: str, entries: Sequence[Entry], first: Id, epoch: str, new_epoch: str) -> str:
-    """Add entries, the first under this id. Returns the epoch of the log: an empty one gets the new one."""
+    """Append entries, the first with the id `first`. Returns the epoch: `new_epoch` if the log was empty."""
     ms, seq = first
     for n, entry in enumerate(entries):
         db.execute(_ADD, (project, ms, seq + n, packed(entry)))
@@ -450,8 +449,8 @@ def _add(db: sqlite3.Connection, project: str, entries: Sequence[Entry], first: 
 
 
 def _as_last_counted(db: sqlite3.Connection, project: str, entry: Entry) -> Entry:
-    """An entry that leaves the log, with the units that it counted last. Its correction goes with it; one that came
-    after its charge had left is noted until it leaves itself."""
+    """An entry that leaves the log, with the units that it counted last. Its correction goes with it. If the correction
+    came after the charge had left, it stays noted until it leaves too."""
     key = entry.of if entry.kind == "correction" else entry.key
     row = db.execute(_CORRECTION, (project, key)).fetchone()
     if row is None or (entry.kind == "correction" and row[1:] != entry.id):
@@ -461,13 +460,13 @@ def _as_last_counted(db: sqlite3.Connection, project: str, entry: Entry) -> Entr
 
 
 def _fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> dict[str, str]:
-    """Those of these fields that there are."""
+    """The fields with these names that exist."""
     rows = {name: db.execute(_GET, (project, name)).fetchone() for name in names}
     return {name: str(row[0]) for name, row in rows.items() if row is not None}
 
 
 def _put(db: sqlite3.Connection, project: str, fields: Mapping[str, str | None]) -> None:
-    """Change fields; None: they go."""
+    """Change fields; None removes a field."""
     for name, text in fields.items():
         if text is None:
             db.execute("DELETE FROM state WHERE project = ? AND name = ?", (project, name))

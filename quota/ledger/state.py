@@ -1,14 +1,14 @@
-"""What changes seldom in a project's state: facts, claims, places, refusals. Each by a pure rule, on every log.
+"""Facts, claims, places and refusals in a project's state. A pure rule decides each change, for every log.
 
-    change      read fields, ask a rule what becomes of them, and write that if nobody was quicker; else again
-    State       the changes that there are, of one project
-    Change      what a rule says: the answer to the caller, and what becomes of the fields
+    change      reads fields, asks a rule for the new fields, and writes them; begins again if others were quicker
+    State       all changes, of one project
+    Change      what a rule returns: the answer to the caller, and the new fields
 
 The rules are in `quota.rules`: `facts`, `claims`, `refusals`.
 
-**Lost answers.** Where the answer to a change is lost, the rule is asked once more about what stands then. A claim that
-is made twice is one claim. The facts and the refusals remember the keys of their newest changes, so neither is changed
-twice, whatever others have changed in between.
+**Lost answers.** If the answer to a change is lost, the rule decides once more, about the fields of that moment. A
+claim that is made twice is one claim. The facts and the refusals remember the keys of their newest changes, so no
+change happens twice, even if others made changes in between.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from quota.rules.refusals import REFUSALS, REFUSED_SUMS, RefusalCount, Refusals,
 T = TypeVar("T")
 
 CHANGE_WITHIN_S = 3.0
-"""A change is tried again for so long while others are quicker."""
+"""How long a change tries again while others are quicker."""
 
 MAX_CHANGES = 1_000
-"""And so often."""
+"""The most tries of a change."""
 
 FENCED_WITHIN_S = 0.3
-"""How long a change waits for a fence: others put right there what the ledger has lost, or move it."""
+"""How long a change waits for a fence, behind which others put back lost charges or move the log."""
 
 FENCED_PAUSE_S = 0.02
 
 
 class Change(NamedTuple, Generic[T]):
-    """What a rule says: the answer to the caller, and what becomes of the fields (None: they go)."""
+    """What a rule returns: the answer to the caller, and the new fields (None removes a field)."""
 
     answer: T
     becomes: Mapping[str, str | None] = {}
 
 
 Rule = Callable[[int, Mapping[str, str]], Change[T]]
-"""Says what follows, at a time of the ledger's clock, for a state that has these fields."""
+"""Takes the ledger's clock and the fields of the state, and returns the change."""
 
 
 def change(
@@ -75,11 +75,11 @@ def change(
     marker_key: str | None = None,
     clock_ms: int | None = None,
 ) -> T:
-    """Change the state of a project by a rule, which gets those of the named fields that there are.
+    """Change the state of a project by a rule, which gets the named fields that exist.
 
-    With `marker_key` a marker of that key is appended to the log in the same step. Where nothing changes, nothing is
-    written. `clock_ms` stands for the ledger's clock, in simulations. Raises LedgerError where the ledger cannot
-    answer, where others are quicker without end, and where a fence stands; UnusableLedger where the log has moved.
+    With `marker_key` the same step appends a marker with this key to the log. If nothing changes, it writes nothing. In
+    simulations, `clock_ms` replaces the ledger's clock. Raises LedgerError if the ledger cannot answer, if others are
+    always quicker, or if a fence stands; UnusableLedger if the log has moved.
     """
     marker = None if marker_key is None else Entry(START, 0, "", "", "", "", marker_key, "marker")
     began_s, is_lost = elapsed_s(), False
@@ -107,11 +107,11 @@ def change(
             return answer
         if is_fence(stands.epoch):
             if elapsed_s() - began_s > FENCED_WITHIN_S:
-                raise LedgerError(f"ledger {log.label}: others put right what it has lost; run again in a moment")
+                raise LedgerError(f"ledger {log.label}: another process puts back what it lost; run again in a moment")
             time.sleep(FENCED_PAUSE_S)
         elif elapsed_s() - began_s > CHANGE_WITHIN_S:
             break
-    raise LedgerError(f"ledger {log.label}: others change the same without end; run again in a moment")
+    raise LedgerError(f"ledger {log.label}: other processes were quicker each time; run again in a moment")
 
 
 def _read(log: Log, project: str, names: Sequence[str], clock_ms: int | None) -> Changed:
@@ -119,17 +119,17 @@ def _read(log: Log, project: str, names: Sequence[str], clock_ms: int | None) ->
 
 
 def moved(label: str, epoch: str) -> UnusableLedger:
-    """The error about a log that has moved, as its seal says."""
+    """The error about a log that has moved to the url in its seal."""
     place = one_line(epoch.removeprefix(SEAL))
     return UnusableLedger(f"ledger {label} has moved to {place}: put that url into [ledger]")
 
 
 API = "api"
-"""The field of the state that says which API the charges of a project are of."""
+"""The field of the state that names the API of a project's charges."""
 
 
 def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> None:
-    """Raises UnusableLedger where a project is that of another API: bucket names repeat, and upstream counts each API
+    """Raises UnusableLedger if a project belongs to another API: bucket names repeat, and upstream counts each API
     by itself."""
     if api and state.get(API, api) != api:
         raise UnusableLedger(
@@ -140,8 +140,8 @@ def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> N
 
 @dataclass(frozen=True)
 class State:
-    """The state of one project. `new_key` makes the key of a marker, or of an addition. `clock` stands for the ledger's
-    clock, in simulations."""
+    """The state of one project. `new_key` makes the key of a marker, or of an addition. In simulations, `clock`
+    replaces the ledger's clock."""
 
     log: Log
     project: str
@@ -151,12 +151,12 @@ class State:
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
-        """The facts as they stand, also of a log that is fenced or has moved."""
+        """The current facts, also of a log that is fenced or has moved."""
         return Facts.read(_read(self.log, self.project, (FACTS,), None).state.get(FACTS, ""))
 
     def exhaust(self, exhaustion: Exhaustion) -> Exhaustion:
-        """Close a bucket. Returns what stands: an earlier exhaustion, or the one that somebody has lifted since what
-        upstream said."""
+        """Close a bucket. Returns the exhaustion that stands then: this one, an earlier one, or one that somebody has
+        lifted since upstream's answer."""
         exhaustion = facts_rules.checked_exhaustion(exhaustion)
 
         def rule(facts: Facts, now_ms: int) -> tuple[Exhaustion, Facts]:
@@ -166,7 +166,7 @@ class State:
         return self._change_facts(rule)
 
     def reopen(self, bucket: str, because: str = "") -> bool:
-        """Lift what closes a bucket. False if nothing does."""
+        """Open a closed bucket. False if it is open."""
 
         def rule(facts: Facts, now_ms: int) -> tuple[bool, Facts]:
             becomes = facts_rules.reopen(facts, bucket, because, now_ms)
@@ -175,12 +175,12 @@ class State:
         return self._change_facts(rule)
 
     def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        """Replace what upstream grants, and, unless None, what it has counted."""
-        facts_rules.grant(Facts(), grants, compared, 0)  # what cannot be stored is not asked for
+        """Replace upstream's grants, and its counts unless `compared` is None."""
+        facts_rules.grant(Facts(), grants, compared, 0)  # raises UsageError before the ledger is asked
         self._change_facts(lambda facts, now_ms: (None, facts_rules.grant(facts, grants, compared, now_ms)))
 
     def unite(self, other: Facts) -> Facts:
-        """Bring back what another history of the facts has. Returns the facts that stand."""
+        """Add what another history of the facts has. Returns the united facts."""
 
         def rule(facts: Facts, _: int) -> tuple[Facts, Facts]:
             becomes = facts_rules.union(facts, other)
@@ -189,8 +189,8 @@ class State:
         return self._change_facts(rule)
 
     def _change_facts(self, rule: Callable[[Facts, int], tuple[T, Facts]]) -> T:
-        """Change the facts, with a marker. Of a change that was made and whose answer was lost, the answer is that of
-        the first try, whatever others have changed since."""
+        """Change the facts, with a marker. If the first try was made but its answer was lost, returns the answer of
+        that try, even if others have changed the facts since."""
         key, answers = self.new_key(), list[T]()
 
         def keyed(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
@@ -208,11 +208,11 @@ class State:
     # -- claims and places -------------------------------------------------------------------------------------------
 
     def claim(self, claim: Claim, *, take_over: bool = False) -> Claimed:
-        """Claim regions, and a tick; again, to renew them."""
+        """Claim regions and a tick. Claim them again to renew the claim."""
         return self._change_claims(claim, lambda record, checked: record.claim(checked, take_over=take_over))
 
     def holders(self, name: str) -> list[Holder]:
-        """Whose the regions of a job are now."""
+        """The current holders of the regions of a job."""
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[list[Holder]]:
             record = Record(fields.get(claim_field(name), ""), now_ms)
@@ -221,11 +221,11 @@ class State:
         return self._change((claim_field(name),), rule)
 
     def end_claim(self, claim: Claim, ending: Ending) -> None:
-        """A run has ended."""
+        """Note that a run has ended."""
         self._change_claims(claim, lambda record, checked: record.end(checked, ending))
 
     def places(self, name: str, regions: Sequence[str]) -> Mapping[str, str]:
-        """Where a job stands in those of these regions of which that was kept."""
+        """The places of a job that are kept, by region."""
         if len(regions) > MAX_REGIONS:
             raise UsageError(f"{many(len(regions), 'region')}: the places of at most {MAX_REGIONS:,} are read at once")
         regions_of = {place_field(name, region): region for region in regions}
@@ -237,8 +237,8 @@ class State:
         return self._change(tuple(regions_of), rule)
 
     def keep_places(self, claim: Claim, name: str, places: Mapping[str, str]) -> Claimed:
-        """Renew a claim, and keep where the job stands in those regions that are still its own. The answer has the
-        others `elsewhere`."""
+        """Renew a claim, and keep the job's places in the regions that it still has. The answer has the other regions
+        in `elsewhere`."""
         if unclaimed := [region for region in places if region not in claim.regions]:
             raise UsageError(f"region {unclaimed[0]!r:.100}: a place is kept only of a region that is claimed")
         checked = {region: (place_field(name, region), checked_place(place)) for region, place in places.items()}
@@ -255,7 +255,7 @@ class State:
         ask: Callable[[Record, Claim], T],
         also: Callable[[T], Mapping[str, str]] = lambda _: {},
     ) -> T:
-        """Change the record of a job's claims, and what follows `also` from the answer."""
+        """Change the record of a job's claims, and the fields that `also` derives from the answer."""
         claim = checked_claim(claim)
         field = claim_field(claim.name)
 
@@ -269,8 +269,8 @@ class State:
     # -- refusals ----------------------------------------------------------------------------------------------------
 
     def add_refusals(self, counts: Sequence[RefusalCount], newest: Sequence[str] = (), key: str | None = None) -> None:
-        """Add refused calls: at most MAX_COUNTS counts, and the newest as a whole, the oldest first. Who asks again
-        after a LedgerError gives the same `key` again."""
+        """Add refused calls: at most MAX_COUNTS counts, and the newest refusals in full, the oldest first. After a
+        LedgerError, try again with the same `key`."""
         key = self.new_key() if key is None else key
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[None]:
@@ -279,13 +279,13 @@ class State:
         self._change(refusals_rules.names_to_add(counts), rule)
 
     def refusals(self, since_ms: int = 0) -> Refusals:
-        """What was refused in the hours that end later than this, also of a log that is fenced or has moved."""
+        """The refusals of all hours that end after `since_ms`, also of a log that is fenced or has moved."""
         stored = _read(self.log, self.project, (REFUSALS,), None).state.get(REFUSALS, "")
         names = refusals_rules.names_to_read(stored, since_ms)
         return refusals_rules.read(_read(self.log, self.project, names, None).state)
 
     def refused_sums(self) -> Sequence[RefusedSum]:
-        """All calls that were ever refused, also of a log that is fenced or has moved."""
+        """The sums of all refused calls ever, also of a log that is fenced or has moved."""
         return refusals_rules.read(_read(self.log, self.project, (REFUSED_SUMS,), None).state).sums
 
     def _change(self, names: Sequence[str], rule: Rule[T], marker_key: str | None = None) -> T:

@@ -556,7 +556,8 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
                 f"leave {limit.limit_units - least} or less",
             )
     method = BUILT_IN_FETCHES.get(job.fetch)
-    dearest = book.price(method).units if method in book.methods else 0  # another check names an unknown method
+    # Another check names an unknown method.
+    dearest = book.price(method).units if method is not None and method in book.methods else 0
     if job.max_units is not None and dearest > job.max_units:
         yield Finding(
             "error",

@@ -288,7 +288,7 @@ _INBOUND_LIMIT = {
 }
 INBOUND_RULE = Keys(
     {
-        "path": Text("Which paths: /search, /users/{id}, /files/**. Default: all."),
+        "path": Text("Which paths: /search, /users/{id}, /files/*. Default: all."),
         "methods": Texts("Which methods, such as GET. Default: all."),
         **_INBOUND_LIMIT,
         "limits": Rows("Several limits at once.", Keys(_INBOUND_LIMIT, Some((("window", "limit"),), _MISSING))),

@@ -118,7 +118,9 @@ def test_a_change_that_always_comes_too_late_is_one_line(
         change(log, "p", (), to(a=f"{asked}"))
         return Change("done", {"a": "mine"})
 
-    with pytest.raises(LedgerError, match=r"^ledger .*: others change the same without end; run again in a moment$"):
+    with pytest.raises(
+        LedgerError, match=r"^ledger .*: other processes were quicker each time; run again in a moment$"
+    ):
         change(log, "p", ("a",), rule)
     assert asked == times
     assert read(log, "a") == {"a": f"{times}"}
@@ -175,7 +177,9 @@ def test_a_change_waits_a_little_for_a_fence_and_says_why_it_was_not_made(
     monkeypatch.setattr(state_module, "FENCED_WITHIN_S", 0.2)
     fence(log)
     began_s = time.monotonic()
-    with pytest.raises(LedgerError, match=r"^ledger .*: others put right what it has lost; run again in a moment$"):
+    with pytest.raises(
+        LedgerError, match=r"^ledger .*: another process puts back what it lost; run again in a moment$"
+    ):
         change(log, "p", ("a",), to(a="after"))
     assert time.monotonic() - began_s >= state_module.FENCED_WITHIN_S
     assert read(log, "a") == {"a": "before"}

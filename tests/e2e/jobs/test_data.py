@@ -686,7 +686,9 @@ def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> 
     assert found("--region", "FR") == set()
     header, *_ = site.quota("search", "nothing", "--format", "csv").stdout.splitlines()
     assert header == "video_id,title,channel_title,published_at,view_count,rankings"
-    [row] = csv.DictReader(io.StringIO(site.quota("search", "cat", "--format", "csv", "--region", "US", "--since", "7d").stdout))
+    [row] = csv.DictReader(
+        io.StringIO(site.quota("search", "cat", "--format", "csv", "--region", "US", "--since", "7d").stdout)
+    )
     assert [(one["region"], one["rank"]) for one in json.loads(row["rankings"])] == [("US", 1)]
     assert "--json is --format json" in one_line(site.quota("search", "cat", "--format", "csv", "--json"), 2)
     assert "--since 'week' is not a duration" in one_line(site.quota("search", "cat", "--since", "week"), 2)

@@ -1069,18 +1069,34 @@ def test_check_says_what_a_run_says_of_a_first_call_that_fits_no_limit(bench: Be
     assert (checked.returncode, f"error: jobs.t.fetch: {why}" in checked.stderr) == (78, True)
 
 
-@pytest.mark.parametrize("what", ["fetch", "sink", "import"])
+@pytest.mark.parametrize("what", ["fetch", "sink", "import", "exit"])
 def test_an_exception_of_a_users_function_names_its_file_and_line(bench: Bench, what: str) -> None:
     body = "    return Page(videos=[{'id': 'v'}])" if what == "sink" else "    return {}['items']"
     fetch = bench.write_fetch(f"def fetch(client, region, cursor):\n{body}\ndef put(page, job, region):\n    [][1]\n")
     file = bench.folder / f"{fetch.partition(':')[0]}.py"
     if what == "import":
         file.write_text("import os\n\n{}['x']\n")
+    if what == "exit":
+        file.write_text("import sys\ndef fetch(client, region, cursor):\n    sys.exit(3)\n")
     more = f'sink = "{file.stem}:put"' if what == "sink" else ""
     bench.configure(fetch=fetch, regions=["US"], more=more)
     done = bench.quota("run", "t")
     assert done.returncode == (78 if what == "import" else 1)
     assert f"({file}, line {5 if what == 'sink' else 3})" in done.stderr
+
+
+def test_an_exception_in_a_folder_below_a_users_function_names_its_file(bench: Bench) -> None:
+    fetch = bench.write_fetch("from helpers import page\ndef fetch(client, region, cursor):\n    return page()\n")
+    for folder in ("helpers", "helpers/site-packages"):
+        (bench.folder / folder).mkdir()
+    (bench.folder / "helpers/site-packages/library.py").write_text("def page(): return {}['items']\n")
+    file = bench.folder / "helpers/__init__.py"
+    file.write_text(
+        f"import sys\nsys.path.append({str(bench.folder / 'helpers/site-packages')!r})\nimport library\n"
+        "def page():\n    return library.page()\n"
+    )
+    bench.configure(fetch=fetch, regions=["US"])
+    assert f"KeyError: 'items' ({file}, line 5)" in bench.quota("run", "t").stderr
 
 
 def test_runs_of_a_job_for_different_regions_wait_for_each_other(bench: Bench) -> None:

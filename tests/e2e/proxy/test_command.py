@@ -118,7 +118,10 @@ def test_a_signal_ends_it_and_what_it_refused_is_a_line(house: House, quota: Quo
     house.write(limit=1)
     silent = threading.Event()
     house.upstream.answer = lambda _: [answer(b"{}")] if silent.wait(100) else []
-    with run(quota, "--listen", "127.0.0.1:0") as served, socket.create_connection(("127.0.0.1", served.port)) as waiting:
+    with (
+        run(quota, "--listen", "127.0.0.1:0") as served,
+        socket.create_connection(("127.0.0.1", served.port)) as waiting,
+    ):
         waiting.sendall(b"GET /main/things?q=private HTTP/1.1\r\nHost: localhost\r\n\r\n")
         house.port = served.port
         while not house.upstream.reached:

@@ -58,6 +58,22 @@ def test_who_stops_early_is_told_nothing_unless_upstream_said_that_it_is_done() 
     assert units_said(event(7), b"data: [DONE]\n\n", event(9)) == 7
 
 
+@pytest.mark.parametrize(
+    ("fields", "last", "units"),
+    [
+        ({}, b"", 5),  # HTTP/2
+        ({"connection": "close", "transfer-encoding": "chunked"}, b"", 5),
+        ({"connection": "Close"}, b"", None),
+        ({"connection": "close"}, b"data: [DONE]\n\n", 5),
+    ],
+)
+def test_a_stream_whose_end_nobody_can_tell_from_a_cut_says_nothing(
+    fields: dict[str, str], last: bytes, units: int | None
+) -> None:
+    reader = Usage(partial(units_in, TOTAL), TOTAL.total, {"content-type": "text/event-stream", **fields})
+    assert (reader.feed(event(5) + last) or reader.end()) == units
+
+
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
 def test_the_pieces_may_fall_anywhere(ends: bytes) -> None:
     dice = random.Random(3)

@@ -359,7 +359,9 @@ def test_what_may_be_a_piece_of_a_password_is_not_named(url: str) -> None:
 def test_the_url_of_a_store_may_stand_elsewhere_too(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORE", "sqlite:///videos.db")
     (tmp_path / "store-url").write_text("sqlite:///videos.db\n")
-    assert load_settings(write(tmp_path, f'url = "{url}"', table="store")).store.url == f"sqlite:///{tmp_path}/videos.db"
+    assert (
+        load_settings(write(tmp_path, f'url = "{url}"', table="store")).store.url == f"sqlite:///{tmp_path}/videos.db"
+    )
 
 
 @pytest.mark.parametrize("url", ["env:NOT_SET", "env:EMPTY", "file:nothing", "env:URL"])

@@ -626,7 +626,7 @@ shadow = {shadow}
 def test_what_others_reach_wants_a_rule_or_a_word(tmp_path: Path, rules: str, missing: str) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + rules)
-    said = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)  # noqa: S104
+    said = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)
     assert f"no rule limits {missing}: write [inbound.NAME] in quota.toml, or set --unlimited" in said
 
 
@@ -650,7 +650,7 @@ def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
 def test_a_word_lets_all_in(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
-    with Served(quota.start("serve", "--listen", "0.0.0.0:0", "--unlimited")) as served:  # noqa: S104
+    with Served(quota.start("serve", "--listen", "0.0.0.0:0", "--unlimited")) as served:
         assert (
             httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}, timeout=100).status_code
             == 200
