@@ -234,8 +234,8 @@ def merged(losses: Sequence[Loss]) -> list[Loss]:
 
 
 def _tell(project: Project, loss: Loss, newest_ms: int) -> None:
-    """Note a loss whose newest charge is of `newest_ms`. It may fail without harm. If all its charges are older than the
-    last noted loss, they are a part of that loss: a second emptying would have removed the note."""
+    """Note a loss whose newest charge is of `newest_ms`. It may fail without harm. If all charges of the loss are older
+    than the last noted loss, they are a part of that one: a second emptying would have removed the note."""
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[None]:
         before = _read_losses(fields)
