@@ -160,7 +160,7 @@ def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: st
 @click.option(
     "--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day, to each key."
 )
-@click.option("--lag", metavar="DURATION", help="Cloud Monitoring shows calls so much later.")
+@click.option("--lag", metavar="DURATION", help="Cloud Monitoring shows calls this much later.")
 @click.option("--delay", metavar="DURATION", help="Delay each answer, for example by 200ms.")
 @click.option("--errors", metavar="PERCENT", help="Answer this share of calls with 503, for example 5%.")
 def emulate(

@@ -100,7 +100,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. An error exits with 78.
 
     It also opens the ledger. A ledger that does not answer is a warning; a ledger that no command can use is an error.
-    A journal of the allowance that cannot be used is a warning. The last lines list the addresses of `quota proxy`.
+    An unusable allowance journal is a warning. The last lines list the addresses of `quota proxy`.
     `quota doctor` examines the ledger and this machine.
 
     \b

@@ -216,13 +216,13 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 
 @ledger.command()
 @dry_run_option
-@click.option("--yes", is_flag=True, help="Do it without asking. Without a terminal it needs this.")
+@click.option("--yes", is_flag=True, help="Do it without asking. Required without a terminal.")
 @format_option
 @config_option
 def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Correct charges that a wrong clock dated into the future.
 
-    First set the clock right. A charge of the future counts until its date and one window longer, and every later
+    First set the clock right. A future-dated charge counts until one window after its date, and every later
     charge gets a later date. A repair gives these charges the present time, so they count for one window from now.
 
     It shows the charges and asks; other programs wait while it works. If a repair is interrupted, run it again. Exit

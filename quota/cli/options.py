@@ -69,9 +69,7 @@ config_option = click.option(
 )
 """Without it, a command takes the --config before its name."""
 
-credential_option = click.option(
-    "--credential", metavar="C", help="Charge this credential; needed if there are several."
-)
+credential_option = click.option("--credential", metavar="C", help="Whose budget; needed if there are several.")
 book_credential_option = click.option("--credential", metavar="C", help="The cost book of this credential.")
 only_credential_option = click.option("--credential", metavar="C", help="Only this credential's project.")
 only_job_option = click.option("--job", metavar="J", help="Only this job.")
@@ -203,8 +201,8 @@ def since_ms_of(option: str, since: str | None) -> int:
 def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:
     """The options of one call: METHOD, --units, --credential, --job, --region."""
     for option in (
-        click.option("--region", metavar="R", default="", help="Charge for this region."),
-        click.option("--job", metavar="J", default="", help="Charge for this job, within its limits and its `leave`."),
+        click.option("--region", metavar="R", default="", help="The region of the call."),
+        click.option("--job", metavar="J", default="", help="The job of the call; its limits and its `leave` count."),
         credential_option,
         click.option("--units", type=int, metavar="N", help="Cost in units, instead of the price in the cost book."),
         click.argument("method", metavar=method, required=required),
