@@ -141,7 +141,6 @@ class _How(NamedTuple):
 
 def _tick(session: Session, job: str, how: _How) -> int:
     """Run a job once, print how it ended, and do what its configuration asks for then. Returns the exit status."""
-    from quota.jobs.job import line_of
     from quota.jobs.runner import failed_report, run_job
 
     ping = _ping(session, job)
@@ -164,8 +163,7 @@ def _tick(session: Session, job: str, how: _How) -> int:
         if isinstance(error, Exception):
             raise
         # Our own signals raise nothing here.
-        why = report.why + line_of(error, session.settings.jobs[job].fetch)
-        raise QuotaError(f"{job}: fetch ended with {why}; let it return a page, or raise an error") from None
+        raise QuotaError(f"{job}: fetch ended with {report.why}; let it return a page, or raise an error") from None
     status = report.exit_status
     if how.fail_on_refusal and report.refused and not status:
         status = Refused.exit_status

@@ -23,12 +23,12 @@ from quota.session import Session
 from quota.settings.model import JobSettings
 
 UNNAMED = "unknown"
-"""What a call is named here that the fetch function does not name."""
+"""The name of a call here, if the fetch function does not name it."""
 
 
 class Ahead(NamedTuple):
-    """What a run would do: the regions that it covers, in their order, and at most these calls and units, by method.
-    The first `fitting_calls` of them fit now; `refusal` is the decision about the next one, None if all fit."""
+    """What a run would do: the regions that it covers, in their order, and the most calls and units, by method. The
+    first `fitting_calls` fit now; `refusal` is the decision about the next call, None if all fit."""
 
     job: str
     regions: Sequence[Checkpoint]
@@ -55,7 +55,7 @@ class Ahead(NamedTuple):
         }
 
     def lines(self) -> Iterator[str]:
-        """The same for people."""
+        """The lines for people."""
         names = [place.region + (f" from page {place.pages + 1}" if place.pages else "") for place in self.regions]
         if names != [""]:
             yield f"{self.job}: would cover {', '.join(names)}"
@@ -104,7 +104,7 @@ def look_ahead(copy: Session, name: str, regions: Sequence[str] = ()) -> Ahead:
 
 
 def _places(session: Session, job: JobSettings, regions: Sequence[str]) -> list[Checkpoint]:
-    """Where the run begins in each region that it covers, in their order: as `Store.start_round` has it."""
+    """The places where the run begins, in the order of its regions: the same as in `Store.start_round`."""
     settings = session.settings.store
     with Store.existing(settings) if is_made(settings.url) else nullcontext() as store:
         here = {place.region: place for place in checkpoints_of(session, job, store)}
@@ -116,14 +116,15 @@ def _places(session: Session, job: JobSettings, regions: Sequence[str]) -> list[
 
 
 def _cost(budget: Budget, method: str) -> int:
-    """The units of one call: if the fetch function names none, the book's default for reading. Raises UnknownMethod."""
+    """The units of one call; the book's default for reading if the fetch function names no method. Raises
+    UnknownMethod."""
     return budget.book.default_get.units if method == UNNAMED else budget.book.price(method).units
 
 
 def _charge(
     methods: Sequence[str], costs: Mapping[str, int], budget: Budget, job: JobSettings
 ) -> tuple[int, Decision | None]:
-    """How many of these calls fit, one after the other, and the decision that refuses the next one."""
+    """How many of these calls fit, one after the other, and the decision that refuses the next call."""
     of_run = None if job.max_units is None else RunLimit(job.max_units)
     done, size = 0, MAX_CHARGES // budget.book.most_parts
     while done < len(methods):
@@ -137,7 +138,7 @@ def _charge(
         named = [method if method in budget.book.methods else (method, costs[method]) for method in asked]
         try:
             decision = budget.charge_many(named, job=job.name)[0]
-        except CostExceedsLimit:  # all of them together
+        except CostExceedsLimit:  # all calls together
             if len(asked) == 1:
                 raise
         else:

@@ -1,11 +1,11 @@
-"""Will the configured schedule fit into the budget? `make_plan` simulates it; `render_plan` draws the answer.
+"""Whether the configured schedule fits the budget. `make_plan` simulates it; `render_plan` draws the answer.
 
     Plan        the answer: the use of each limit hour by hour, the refusals, and changes that would make it fit
     LimitPlan   one limit: how much of it the schedule needs, and its days
-    JobPlan     one job: its ticks, and the first one that is refused
+    JobPlan     one job: its ticks, and its first refused tick
 
-A schedule fits if no tick is refused. Jobs that are meant to live on what others leave can be excepted, and what is
-spent or closed today is not held against it.
+A schedule fits if no tick is refused. The caller may except jobs that live on what others leave. Refusals that come
+only from current spending or a closed bucket do not count against it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DayPlan(NamedTuple):
 
 class LimitPlan(NamedTuple):
     """One limit. `needs_units` is the most that the ticks of any 24 hours, or of a calendar limit's days, would use if
-    nothing were refused, and `enforced_units` the number at the beginning: less than the limit's own where upstream
+    nothing were refused. `enforced_units` is the number at the beginning, which is lower than configured if upstream
     grants less."""
 
     project: str
@@ -86,8 +86,8 @@ class JobPlan(NamedTuple):
 
 class Plan(NamedTuple):
     """The answer. Each of the `changes` alone makes the schedule fit; see `quota.jobs.plan.suggestions`. `spent` is
-    what would be charged, in slots of 15 minutes. `held_up_ms` is when a schedule that fits is refused last, by what is
-    spent or closed already; None if it is not."""
+    what would be charged, in slots of 15 minutes. `held_up_ms` is the time of the last refusal of a schedule that fits,
+    because of current spending or a closed bucket; None if it has none."""
 
     start_ms: int
     until_ms: int
@@ -148,9 +148,9 @@ def make_plan(
     """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar.
 
     With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
-    schedule fits even if jobs named in `may_be_refused` are refused, or others only because of what `state` holds.
-    Raises UsageError for a job that does not exist or too many days. Also raises ConfigError and UsageError where a run
-    of one of the jobs would.
+    schedule fits even if jobs named in `may_be_refused` are refused, or other jobs only because of the `state`. Raises
+    UsageError for a job that does not exist or too many days. Also raises ConfigError and UsageError if a run of one of
+    the jobs would.
     """
     if not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
@@ -176,7 +176,7 @@ def make_plan(
         return outcome, all(refusal.job in may_be_refused for refusal in outcome.refusals)
 
     outcome, fits = simulated(until_ms, state)
-    alone = outcome  # what the schedule would do if nothing were spent yet
+    alone = outcome  # the outcome if nothing were spent yet
     if not fits and state != EMPTY:
         alone, fits = simulated(_through_each_window(settings, start_ms, until_ms), state.lasting(until_ms))
     unwanted = [refusal.at_ms for refusal in outcome.refusals if refusal.job not in may_be_refused]
@@ -201,7 +201,7 @@ def make_plan(
 
 
 def _through_each_window(settings: Settings, start_ms: int, until_ms: int) -> int:
-    """The end of a time that holds a whole window of each limit, and all until `until_ms`."""
+    """The first time, `until_ms` or later, by which a whole window of each limit has passed since `start_ms`."""
     ends_ms = [until_ms]
     for window in {limit.view.window for credential in settings.credentials.values() for limit in credential.limits}:
         if isinstance(window, Calendar):
@@ -212,7 +212,7 @@ def _through_each_window(settings: Settings, start_ms: int, until_ms: int) -> in
 
 
 def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
-    """The zone in which the days of a limit begin: that of its window, otherwise that of upstream."""
+    """The zone in which the days of a limit begin: the zone of its window, otherwise upstream's."""
     book = credential.book
     windows = [book.main_bucket.window]
     if limit is not None:
@@ -221,7 +221,7 @@ def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
 
 
 def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> Iterator[str]:
-    """Assumptions of the answer that a reader might not expect."""
+    """Assumptions of the plan that a reader might not expect."""
     by_hand = [job.name for job in settings.jobs.values() if job.schedule is None]
     if by_hand:
         yield f"not in the plan, because they have no schedule: {_some(by_hand)}"
@@ -242,7 +242,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _job_plans(settings: Settings, outcome: Simulated) -> Iterable[JobPlan]:
-    refused: dict[str, list[Refusal]] = {}  # one pass over them: there may be a thousand jobs
+    refused: dict[str, list[Refusal]] = {}  # a single pass, because there may be a thousand jobs
     for refusal in outcome.refusals:
         refused.setdefault(refusal.job, []).append(refusal)
     for job in settings.jobs.values():
@@ -281,7 +281,7 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
 
 
 def _room(project: str, limit: Limit, state: State, start_ms: int, at_ms: int) -> int:
-    """What a limit holds at a time of the plan, beside what only upstream has counted."""
+    """What a limit holds at a time of the plan, less the units that only upstream has counted."""
     others = [entry for entry in state.entries.get(project, ()) if entry.kind == "others"]
     room = held_to(limit, state.facts_of(project).grants, at_ms)
     return room - (total_of(limit.view, others, start_ms).used_after(at_ms) or 0)
@@ -308,7 +308,7 @@ def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, in
 
 
 def _needs(limit: Limit, slots: Mapping[int, int]) -> int:
-    """The most of any 24 hours, or of the days of a calendar limit."""
+    """The most units of any 24 hours, or of a calendar limit's days."""
     window, of_a_day = limit.view.window, DAY_MS // SLOT_MS
     if isinstance(window, Calendar):
         calendar, days = Calendar("day", window.zone), Counter[int]()
@@ -346,7 +346,7 @@ def _days(
         start_ms = end_ms
 
 
-# -- how it looks ------------------------------------------------------------------------------------------------------
+# -- the drawing -------------------------------------------------------------------------------------------------------
 
 _NOTHING_DUE = "nothing is due in this time, so nothing would be refused"
 _NOTHING_SCHEDULED = 'nothing is scheduled: no job has a schedule, such as "*/30 * * * *"'
@@ -364,7 +364,7 @@ def render_plan(plan: Plan) -> RenderableType:
     if not total:
         verdict = line(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")
     elif plan.held_up_ms is not None:
-        now = f"what is spent or closed now refuses {refused:,} of {many(total, 'tick')}"
+        now = f"current spending or a closed bucket refuses {refused:,} of {many(total, 'tick')}"
         verdict = line(f"fits; {now}, the last at {moment(plan.held_up_ms)}", style="bold yellow")
     elif plan.fits:
         verdict = line(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")

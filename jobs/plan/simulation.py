@@ -1,16 +1,16 @@
 """The configured schedule, run ahead of time: the real budget over a ledger in memory, with a clock that jumps.
 
     Step            one call of a pass, as the budget sees it
-    pass_steps      the calls that one pass of one region makes: the model of each fetch function
-    State           where the simulation begins: with a live ledger and store, or with nothing
-    simulate        run ticks in their order and report what was spent, wanted and refused
+    pass_steps      the calls of one pass over one region: the model of each fetch function
+    State           the beginning of the simulation: a live ledger and store, or nothing
+    simulate        runs ticks in their order, and reports what was spent, wanted and refused
 
 A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in the order of `by_rotation`, its
 first refusal ends it, and the rest stays pending, with its cursor, for the next tick. A tick takes no time, and
 upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
 
-The budget decides each call, as it decides real ones: as many together as fit. One that was refused is not asked about
-again before the time that it was told.
+The budget decides the calls as it decides real calls, as many together as fit. After a refusal, the simulation does not
+ask about such a call again before the time in the refusal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     completes_page: bool
 
 
-# -- what a pass costs -------------------------------------------------------------------------------------------------
+# -- the cost of a pass ------------------------------------------------------------------------------------------------
 
 
 def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
@@ -79,7 +79,7 @@ def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
 
 
 def prices_between(book: CostBook, method: str, start_ms: int, until_ms: int) -> Iterator[Price]:
-    """The prices of a call from `start_ms` to `until_ms`: the book's default for a method that it does not have."""
+    """The prices of a call from `start_ms` to `until_ms`; the book's default if it does not have the method."""
     if method not in book.methods:
         yield book.default_get
         return
@@ -88,17 +88,17 @@ def prices_between(book: CostBook, method: str, start_ms: int, until_ms: int) ->
         yield price
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------
+# -- the result --------------------------------------------------------------------------------------------------------
 
 
 SLOT_MS = 15 * MINUTE_MS
-"""Spending is summed over slots of this length: in every time zone, days and hours begin with a slot."""
+"""Spending is summed over slots of this length, because days and hours begin with a slot in every time zone."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """Units and calls of one method of one job, by slot since 1970: those charged, or those wanted if nothing were
-    refused."""
+    """Charged units and calls of one method of one job, by slot since 1970; or, if nothing were refused, the wanted
+    units and calls."""
 
     project: str
     bucket: str
@@ -115,7 +115,7 @@ class Spent:
 class Refusal(NamedTuple):
     """A tick that met a refusal. It left `regions` regions; `started` is False if its first call was refused.
 
-    `limit` is the one that refused when the budget was last asked for such a call.
+    `limit` refused when the budget was last asked about such a call.
     """
 
     at_ms: int
@@ -148,8 +148,8 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a simulation begins: the ledger's entries and facts of each project, and the checkpoints of each job.
-    `bought` is what pages brought in the last 7 days."""
+    """The beginning of a simulation: the ledger's entries and facts of each project, and the checkpoints of each job.
+    `bought` has the results of pages in the last 7 days."""
 
     entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
     facts: Mapping[str, Facts] = field(default_factory=dict)
@@ -160,7 +160,8 @@ class State:
         return self.facts.get(project, Facts())
 
     def lasting(self, until_ms: int) -> State:
-        """What no reset before this time changes: what upstream grants each project, and the buckets closed longer."""
+        """The part that no reset before this time changes: upstream's grants, and buckets that are closed for
+        longer."""
         return State(
             facts={
                 project: Facts(tuple(x for x in facts.exhaustions if x.until_ms > until_ms), facts.grants)
@@ -173,7 +174,7 @@ EMPTY = State()
 
 
 def read_state(session: Session) -> State:
-    """The live state of a session's ledger and store. Changes neither, but that what the ledger lost is put back first.
+    """The live state of a session's ledger and store. Changes neither, except that it first puts back lost charges.
     Raises LedgerError and StoreError."""
     from quota.jobs.places import checkpoints_of
     from quota.jobs.store.file import is_made
@@ -182,7 +183,7 @@ def read_state(session: Session) -> State:
     settings, now_ms = session.settings, session.ledger.now_ms()
     entries, facts = {}, {}
     for credential in settings.credentials.values():
-        session.budget(credential.name).usage()  # what the ledger has lost is put back
+        session.budget(credential.name).usage()  # puts back lost charges
         project = session.project(credential.name)
         entries[project.name] = list(entries_of(project, just_before(now_ms - project.longest_ms)))
         facts[project.name] = project.state.facts()
@@ -210,15 +211,14 @@ def simulate(
     """Run ticks, given in their order, from `start_ms` to `until_ms`.
 
     At each refusal `stop_at_refusal` gets the job's name; if it returns True, the simulation ends there. `fetches` are
-    fetch functions by job, if they are already loaded. Raises ConfigError for one that does not load, and UsageError
-    for a call whose cost no limit can ever hold, as the run itself would.
+    fetch functions by job, if they are already loaded. As the run itself, raises ConfigError if a function does not
+    load, and UsageError for a call that can never fit.
     """
     return _Simulation(settings, start_ms, until_ms, state, fetches).run(ticks, stop_at_refusal)
 
 
 class _Region:
-    """Where one job stands in one region: a `RegionState` that is cheap to change. `cursor` is the
-    index of a step."""
+    """The place of one job in one region: a checkpoint that is cheap to change. `cursor` is the index of a step."""
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
 
@@ -232,9 +232,9 @@ class _Region:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A kind of call, by the prices of one time.
+    """A kind of call, with the prices of one time.
 
-    `unknown` has what it costs where the book does not know the method. `knows` is all that the budget refuses it by.
+    `unknown` has its charges if the book does not have the method. `knows` has everything that a refusal depends on.
     `spent` and `wanted` have a sum for each of the buckets in `parts`. A pass over one region makes it `times` times.
     """
 
@@ -248,17 +248,18 @@ class _Call:
 
     @property
     def units(self) -> int:
-        """What it costs, for a run: in its first bucket."""
+        """Its cost for `max_units`: its units in the first bucket."""
         return self.parts[0].units if self.parts else 0
 
 
 class _Job:
     """One job's constants and its regions.
 
-    At most `at_once` calls are decided together: those of a paced limit, whose pace holds no first call, one by one.
+    The budget decides at most `at_once` calls together. If a limit is paced, it decides them one by one, because the
+    pace always has room for a first call.
 
-    `calls` are the calls of a pass over one region, `kinds` the different ones among them, by the prices of the time
-    for which `price` was called last.
+    `calls` are the calls of a pass over one region, and `kinds` the different calls among them, with the prices of the
+    last call of `price`.
     """
 
     __slots__ = (
@@ -288,12 +289,12 @@ class _Job:
         self.calls: list[_Call] = []
         self.kinds: list[_Call] = []
         self.priced_until_ms = 0
-        # The budget refuses jobs alike that it cannot tell apart, so the refusal of one is that of all.
+        # If the budget cannot tell two jobs apart, a refusal of one is a refusal of the other.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
         self.knows = (budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
 
     def price(self, at_ms: int) -> None:
-        """Go by the prices at `at_ms`, which is never earlier than the last time."""
+        """Use the prices at `at_ms`, which is never earlier than in the last call."""
         if at_ms < self.priced_until_ms:
             return
         book, until_ms = self.budget.book, NEVER
@@ -361,7 +362,7 @@ class _Simulation:
 
     def _replay(self, settings: Settings, state: State) -> MemoryLog:
         """A ledger in memory with the live log of each project, each entry at its own time, and the facts."""
-        log = MemoryLog(clock=lambda: self.now_ms, past_ms=0)  # nobody looks back
+        log = MemoryLog(clock=lambda: self.now_ms, past_ms=0)  # nothing reads the past
         for project in {credential.project for credential in settings.credentials.values()}:
             _, fence = log.fence(project, "", "replay")
             log.replace(project, fence, START, state.entries.get(project, ()), fence)
@@ -408,7 +409,7 @@ class _Simulation:
         started, todo = False, by_rotation(todo)
         of_run = None if job.max_units is None else RunLimit(job.max_units)
         coming = [call for region in todo for call in job.calls[region.cursor or 0 :]]
-        admitted = 0  # of those that come next
+        admitted = 0  # how many of the next calls
         for done, region in enumerate(todo):
             for index in range(region.cursor or 0, len(job.calls)):
                 if not admitted:
@@ -426,9 +427,9 @@ class _Simulation:
         return None
 
     def _admit(self, job: _Job, coming: Sequence[_Call], of_run: RunLimit | None) -> tuple[int, str | None]:
-        """How many of the calls that come next are admitted now, at least; 0: none, and which limit refuses them.
+        """How many of the next calls are admitted now, at least; and, if none is, the limit that refuses.
 
-        Without pace the budget admits several calls of one moment together if it admits one after the other.
+        Without pace, the budget admits several calls together if it would admit them one after the other.
         """
         asked: list[_Call] = []
         refused_by: str | None = None

@@ -1,6 +1,6 @@
-"""The smallest changes of one setting that would make a schedule fit, each verified by a simulation.
+"""The smallest changes of one setting that would make a schedule fit. A simulation verifies each.
 
-It tries the jobs that use most of the limits that refuse: a longer interval, fewer pages, fewer regions, a smaller
+The search tries the jobs that use most of the refusing limits: a longer interval, fewer pages, fewer regions, a smaller
 `leave`. If no change of a single job is enough, it tries the same change on all jobs of the credential.
 """
 
@@ -21,7 +21,7 @@ from quota.settings.schedules import Cron, Every, parse_schedule
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration, of_jobs
 
 MAX_JOBS = 5
-"""The most jobs to try one by one: those that use most."""
+"""The most jobs to try one by one: the jobs that use most."""
 
 MAX_SIMULATIONS = 250
 """More than MAX_JOBS need. Each ends with its first refusal."""
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 class Change(NamedTuple):
-    """One setting of one job, or of all jobs of `credential` if `job` is None, spelled as in the configuration; or how
-    many `ticks` remain of how many, where their schedules differ."""
+    """One setting of one job, or of all jobs of `credential` if `job` is None, spelled as in the configuration. If the
+    schedules of these jobs differ, the setting is `ticks`: how many remain of how many."""
 
     job: str | None
     credential: str
@@ -82,7 +82,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.refused = {r.job for r in self.outcome.refusals if r.job not in self.may_be_refused}
 
-    # -- which changes there are -------------------------------------------------------------------------------------
+    # -- the changes -------------------------------------------------------------------------------------------------
 
     def single(self) -> list[Change]:
         changes = []
@@ -123,7 +123,7 @@ class _Search:
         return changes
 
     def _suspects(self) -> list[JobSettings]:
-        """Jobs that use a limit which refused a tick of theirs or of others; those that use most come first."""
+        """The jobs that use a refusing limit; the jobs that use most come first."""
         settings = self.settings
         full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in self.outcome.refusals}
         wants: Counter[str] = Counter()
@@ -163,7 +163,8 @@ class _Search:
         return []
 
     def _dearest(self, job: JobSettings, limit: Limit) -> int:
-        """The most that a limit counts for one call of a job during the plan: it must always hold that."""
+        """The most that a limit counts for one call of a job during the plan. The limit must always have room for
+        it."""
         book, selector = self.settings.credentials[job.credential].book, limit.view.selector
         steps = pass_steps(job, self.fetches[job.name])
         return max(
@@ -172,7 +173,7 @@ class _Search:
             for price in prices_between(book, method, self.outcome.start_ms, self.outcome.until_ms)
         )
 
-    # -- whether one fits --------------------------------------------------------------------------------------------
+    # -- trying a change ---------------------------------------------------------------------------------------------
 
     def _smallest(self, job: JobSettings, setting: str, changed: Sequence[JobSettings]) -> Change | None:
         smallest = first_that_fits(changed, lambda candidate: self._fits([candidate]))
@@ -266,7 +267,7 @@ def _slowed(job: JobSettings, percent: int) -> JobSettings:
 
 
 def _steps(units: int) -> list[int]:
-    """Even steps up to `units`, at most about a thousand, the last one included."""
+    """Even steps up to and including `units`, at most about a thousand."""
     step = max(1, units // 1_000)
     return [*range(step, units, step), units] if units else []
 

@@ -64,9 +64,7 @@ def sums(project: Project) -> Sequence[ChargedSum]:
     head = summed.head
     for entry in entries(project, head):
         summed.take(entry)
-    if (
-        summed.head == head and head[0] > stands.clock_ms
-    ):  # a wrong clock had dated it ahead; a repair may have corrected that
+    if summed.head == head and head[0] > stands.clock_ms:  # a wrong clock dated it ahead; a repair may have fixed it
         summed.head = min(head, project.log.begin(project.name).tip)
     if summed.head != head:
         with suppress(LedgerError):  # a user who may only read keeps nothing

@@ -1,7 +1,7 @@
-"""What people are shown of a budget: nothing is charged.
+"""The state of a budget, for people. Nothing is charged.
 
-Outlook     the state of a budget: each limit, and whether any call may leave at all
-look        makes it
+Outlook     the state of each limit, and whether any call may leave
+look        reads it
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from quota.rules.retry import room_at
 from quota.terms.costs import CostBook
 
 MAX_COUNTING = 50
-"""The most times that a look asks a ledger that is still counting."""
+"""How often `counted` asks while totals have entries to read."""
 
 
 class Outlook(NamedTuple):
-    """The state of a budget at `at_ms` by the ledger's clock: each limit, and whether any call may leave at all.
+    """The state of a budget at `at_ms` by the ledger's clock: each limit, and whether any call may leave.
 
-    `room_ms`, in the order of the limits, is the time when the cheapest call that the limit counts fits again; None
-    where it fits now. `closed` is upstream's own exhaustion of the main bucket. `full` is the refusal of that bucket's
-    cheapest call by the limits that count all its calls. Both may be set: `next_ms` is the time when neither holds any
-    more; None when neither is set, or when one is permanent. `dearest` is the decision for the dearest of the methods
-    asked about.
+    `room_ms` has for each limit the time when the cheapest call that it counts fits again; None if it fits now.
+    `closed` is upstream's exhaustion of the main bucket. `full` is the refusal of that bucket's cheapest call by the
+    limits that count all its calls. At `next_ms` neither applies any more; it is None if neither is set, or one is
+    permanent. `dearest` is the decision for the dearest of the given methods.
     """
 
     at_ms: int
@@ -65,7 +64,7 @@ def look(answers: Answers, project: Project, book: CostBook, checklists: Checkli
 
 
 def counted(project: Project, question: Question) -> Outcome:
-    """The outcome of a look: people wait for one that has a long log to count first. Raises LedgerError."""
+    """The outcome of a look. It waits while a long log is counted, because people ask. Raises LedgerError."""
     for _ in range(MAX_COUNTING):
         outcome = project.decide(question, commit=False)
         if outcome.reason == "clock":
@@ -73,11 +72,11 @@ def counted(project: Project, question: Question) -> Outcome:
             raise LedgerError(f"ledger {project.log.label}: {clocks}; {SET_THE_CLOCK}")
         if outcome.reason != "counting":
             return outcome
-    raise LedgerError(f"ledger {project.log.label}: {COUNTING}; run again, it goes on from there")
+    raise LedgerError(f"ledger {project.log.label}: {COUNTING}; run again to continue")
 
 
 def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision | None:
-    """The refusal of a call by the limits that count every call of its bucket; None where these admit it."""
+    """The refusal of a call by the limits that count every call of its bucket; None if they admit it."""
     bucket = checklist.parts[0].bucket
     counting_all = [
         n for n, limit in enumerate(checklist.limits) if not limit.narrow and limit.view.selector.counts_bucket(bucket)
@@ -104,8 +103,8 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
 def _dearest(
     answers: Answers, project: Project, book: CostBook, checklists: Checklists, methods: Sequence[str]
 ) -> Decision | None:
-    """What the dearest of these methods would be told, measured by the share of its bucket that one call takes; None
-    where the book knows none of them, or where that call can never be admitted."""
+    """The decision for the dearest of these methods, by the share of its bucket that a call takes. None if the book
+    has none of the methods, or the call can never be admitted."""
     book = book.at(project.wall())
     shares = {
         method: max(part.units / book.buckets[part.bucket].quota_units for part in book.price(method).parts)

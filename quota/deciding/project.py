@@ -1,16 +1,17 @@
-"""One project's log, as the threads of this process share it. Here is what waits and fails; the rules are in
+"""One project's log, which the threads of this process share. This module waits and handles failures; the rules are in
 `quota.rules`.
 
-    Project     reads the log, decides by what it has read, and has the ledger append
+    Project     reads the log, decides, and has the ledger append
 
 A decision takes these steps (`Project.decide`):
 
-1. **Read**: the totals of the limits are read up to what this process has seen of the log, and drop what has left.
+1. **Read**: the totals of the limits count all entries that this process has read, and drop those that left the window.
 2. **Compare**: a call fits if every limit has room for it, and no bucket that it needs is closed.
-3. **Append**: the ledger appends the charge unless something unread might change that. One round trip.
-4. **Refuse**: only where nothing unread might change that either. One round trip, too: the last that was read.
+3. **Append**: the ledger appends the charge, unless an unread entry might change the decision. One round trip.
+4. **Refuse**: only after a reading that left nothing unread. One round trip, too.
 
-Where the ledger has lost what this machine saw, `quota.deciding.losses` puts it back, and the decision begins again.
+If the ledger has lost entries that this machine has read, `quota.deciding.losses` puts them back, and the decision
+begins again.
 """
 
 from __future__ import annotations
@@ -43,54 +44,54 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, View, cutoff
 T = TypeVar("T")
 
 LONGEST = "longest_ms"
-"""The field of the state that has the longest window ever named: so long an entry stays in the log."""
+"""The field of the state with the longest window ever named. An entry stays in the log for so long."""
 
 COUNT_WITHIN_S = 0.7
-"""How long a decision reads for totals that have far to go. Then it answers "counting"; the next one goes on there."""
+"""How long a decision reads for its totals. Then it answers "counting", and the next decision continues."""
 
 LEAVING_WITHIN_S = 1.0
 SHORTER = 8
-"""How long a refusal asks a ledger that does not answer for ever shorter pieces of what leaves next."""
+"""How long a refusal asks a slow ledger for the next entries to leave; each new piece is shorter by this factor."""
 
 ROOMS_AFTER = 2
-"""After so many tries for which others were too quick, a decision names what each of its limits counts."""
+"""After so many tries that others overtook, a decision names what each of its limits counts."""
 
 MAX_CLOCK_TRIES = 3
-"""How often a decision is made again because the ledger's clock went back."""
+"""How often a decision begins again because the ledger's clock went back."""
 
 MAX_LOSSES = 5
-"""How often one decision puts back what a ledger has lost."""
+"""How often one decision puts back lost entries."""
 
 LATEST_MS = HOUR_MS
 """How far the ledger's clock may be ahead of this machine's."""
 
 AGAIN_S = 1.0
-"""How often a process looks whether this machine owes the ledger what it drew, and reads what it only counted."""
+"""How often a process checks for draws that this machine owes, and reads entries that it only counted."""
 
 END_WITHIN_S = 0.05
-"""How long it goes on with that at its end."""
+"""How long a process goes on reading them at its end."""
 
 KEEP_AFTER = 250
-"""After so many entries, what was computed of them is kept for processes that start."""
+"""After so many entries, a process keeps its totals for new processes."""
 
 TRIM_AFTER_MS = MINUTE_MS
-"""How often a process moves what has left every window to the past, at most."""
+"""The least time between two trims by a process: a trim moves entries that have left every window to the past."""
 
 _MAX_SEQ = 2**40 - 1
-"""A new millisecond begins with a number out of a key's random bits, so entries of two histories seldom meet."""
+"""The sequence in a new millisecond begins at random bits of a key, so entries of two histories seldom get one id."""
 
 
 class OvertakenError(Exception):
-    """Others have changed again and again what a decision went by, and its log can keep them from it for a moment."""
+    """Others have overtaken a decision several times, and the log can exclude them for a moment."""
 
 
 class Project(OfOneProcess):
-    """The log of a project, with what this process has read of it. Safe to share between threads, which do not hold
-    each other up while one waits for the ledger.
+    """The log of a project, with what this process has read of it. Safe to share between threads: while one waits for
+    the ledger, the others go on.
 
-    `clock` stands for the ledger's clock and the caller's, in ms since 1970; `wall` for the caller's alone.
-    `longest_ms` is the longest window of the configuration. `jitter_ms` is added to the end of an exhaustion. `api` is
-    the only API whose charges the log may have; "": any.
+    `clock` replaces the ledger's clock and the caller's, in ms since 1970; `wall` only the caller's. `longest_ms` is
+    the longest window of the configuration. `jitter_ms` is added to the end of an exhaustion. `api` is the only API
+    whose charges the log may have; "": any.
     """
 
     def __init__(
@@ -114,20 +115,20 @@ class Project(OfOneProcess):
         self.state = State(log, name, self.keys.next, clock)
         self.reading = Reading()
         self.drawn: list[tuple[int, int]] = []
-        """What this process has drawn in an outage, each time with what remained of the allowance, in units."""
+        """The draws of this process in an outage: for each its units, and the remaining units of the allowance."""
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
         self._owes_again_s = self._read_back_s = 0.0
         self.named_ms = 0
-        """The longest window that is named in the ledger; 0 while the API is not."""
+        """The longest window that the ledger has; 0 until it has the API too."""
         self._unread: tuple[Id, Id] | None = None
-        """What of the log this machine has counted through kept totals, and has not read: behind which entry, and up to
-        which."""
+        """The range of the log that this machine has counted through kept totals but not read: after the first id, up
+        to the second."""
         self.start_over_in_child()
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
-        """A forked child may have been copied in the middle of a decision of another thread."""
+        """The fork may have come in the middle of another thread's decision."""
         self._lock = RLock()
         self._busy = False
         self._torn = True
@@ -141,9 +142,9 @@ class Project(OfOneProcess):
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, question: Question, *, commit: bool) -> Outcome:
-        """Decide about calls that leave together; with `commit` those that fit are charged when this returns.
+        """Decide about calls that leave together. With `commit`, admitted calls are charged when this returns.
 
-        Raises LedgerError where the ledger does not answer. The calls may have been charged then.
+        Raises LedgerError if the ledger does not answer. It may have charged the calls even then.
         """
         try:
             self._repay()
@@ -167,8 +168,7 @@ class Project(OfOneProcess):
         return outcome
 
     def repay(self) -> None:
-        """Hand over what this machine drew, as who reaches the ledger first does. Raises nothing: where
-        it fails, the draws are still owed."""
+        """Hand over this machine's draws. Never raises: if it fails, the machine still owes them."""
         with suppress(LedgerError, StillCountingError):
             self._repay()
 
@@ -183,12 +183,12 @@ class Project(OfOneProcess):
         while True:
             look = self.in_turn(partial(self._look, question))
             if not isinstance(look, Look):
-                look()  # what must be read first
+                look()  # reads what is missing
                 if elapsed_s() > ends_s:
                     raise StillCountingError
                 continue
             first = self.reading.pending.get(charges[0].key) if charges else None
-            if first is not None:  # an earlier try, whose answer was lost, has appended them: they were read since
+            if first is not None:  # an earlier try appended them; its answer was lost
                 used = tuple(look.used_units)
                 return Outcome("ok", look.now_ms, look.now_ms, used, look.caps, None, first, look.facts)
             # Here a call is refused, and nowhere else: a limit has no room for it, or upstream has closed its bucket.
@@ -215,7 +215,7 @@ class Project(OfOneProcess):
                 continue
             first = reply.id or (self.reading.pending.get(charges[0].key) if charges else None)
             if first is not None:
-                if used_units is None:  # another thread has found a loss meanwhile
+                if used_units is None:  # another thread noticed a loss meanwhile
                     used_units = tuple([used + cost for used, cost in zip(look.used_units, costs, strict=True)])
                 return Outcome("ok", look.now_ms, look.now_ms, used_units, look.caps, None, first, look.facts)
             if reply.clock_ms > self.wall() + LATEST_MS or (reply.word == "CLOCK" and clock_tries >= MAX_CLOCK_TRIES):
@@ -225,7 +225,7 @@ class Project(OfOneProcess):
             fresh = reply.whole and reply.word != "CLOCK"
 
     def _look(self, question: Question) -> Look | Callable[[], None]:
-        """What a decision sees now, or what it has to read first."""
+        """The numbers that a decision compares now, or the function that reads what is missing."""
         reading, views = self.reading, question.views
         if not reading.began:
             return partial(self.begin, views)
@@ -269,15 +269,15 @@ class Project(OfOneProcess):
         )
 
     def look_at(self, mark: Mark) -> Look:
-        """For a request that compares nothing."""
+        """A look for a request that compares nothing."""
         return Look(mark, 0, [], (), None, self.reading.facts)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, request: Append, views: Sequence[View] = ()) -> tuple[Reply, tuple[int, ...] | None]:
-        """Ask the log, and take what its answer shows; returns also what these views count then, None where they are
-        not read up to there. Where the answer of an append is lost, it is asked again with the same key: the log has it
-        already, or never will have it twice. Raises LedgerError."""
+        """Send a request to the log, and take the entries of its answer. Also returns the units of these views then;
+        None if they have not counted all these entries. If the answer to an append is lost, this asks again with the
+        same key, so the log never has the charge twice. Raises LedgerError."""
         try:
             reply = self.log.append(self.name, request)
         except UnusableLedger:
@@ -306,15 +306,15 @@ class Project(OfOneProcess):
             entries = [*unseen, *own]
         new = reading.take(Mark(request.epoch, request.seen), epoch, entries)
         if request.epoch != reading.epoch and epoch != reading.epoch:
-            new = list(entries)  # of another log than this process reads now: the journal is compared with that
+            new = list(entries)  # they belong to another log than this process reads; the journal is compared with it
         if new or own:
             self._note(epoch, new, own)
         totals = reading.totals
         return tuple([totals[view].used_units for view in views]) if all(map(totals.__contains__, views)) else None
 
     def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
-        """Note in the journal what was read of others, and this process's `own`, also where an answer that was lost
-        would have shown it. Other processes of this machine have noted theirs."""
+        """Note in the journal the entries of others and this process's `own`, also those whose answer was lost. Other
+        processes of this machine note their own."""
         if self.journal is not None:
             is_ours, pending = self.keys.is_of_this_machine, self.reading.pending
             seen = [*(entry for entry in entries if not is_ours(entry.key) or entry.key in pending), *own]
@@ -322,7 +322,7 @@ class Project(OfOneProcess):
                 self.journal.write(epoch, seen)
 
     def read_on(self) -> None:
-        """Read all that is new in the log. Raises LedgerError, and StillCountingError while it is put together."""
+        """Read all new entries of the log. Raises LedgerError, and StillCountingError while the log is rebuilt."""
         losses = 0
         while True:
             if not self.reading.began:
@@ -340,8 +340,8 @@ class Project(OfOneProcess):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def begin(self, views: Sequence[View]) -> None:
-        """Begin at the log as it is now, with what was kept of these views. What this machine has seen and the log
-        lacks is put back first."""
+        """Begin to read the log, with the kept totals of these views. If the log lacks entries of this machine's
+        journal, put them back first."""
         names = [view.name for view in views]
         beginning = self.log.begin(self.name, names, (FACTS, LONGEST, API))
         epoch, journal = beginning.epoch, self.journal
@@ -372,7 +372,7 @@ class Project(OfOneProcess):
         self.named_ms = _whole(beginning.state.get(LONGEST)) if not self.api or API in beginning.state else 0
 
     def _name(self) -> None:
-        """See to it that the log is kept for the longest window that anybody has, and is of one API."""
+        """Name the longest window and the API in the ledger, so that the log keeps enough entries, of one API."""
         stands = self.log.change(self.name, {LONGEST: None, API: None}, {})
         check_api(self.log.label, self.name, self.api, stands.state)
         stored, api = stands.state.get(LONGEST), stands.state.get(API)
@@ -381,11 +381,11 @@ class Project(OfOneProcess):
         if not becomes.items() <= stands.state.items():
             stands = self.log.change(self.name, {LONGEST: stored, API: api}, becomes)
             if not stands.done and not is_fence(stands.epoch) and not is_seal(stands.epoch):
-                return  # another process was quicker: look at what it has named
+                return  # another process was quicker; read what it named
         self.named_ms = named_ms
 
     def _open(self, views: Sequence[View]) -> None:
-        """Begin the totals of further views."""
+        """Begin the totals of more views."""
         beginning = self.log.begin(self.name, [view.name for view in views], ())
         if beginning.epoch != self.reading.epoch:
             put_back(self)
@@ -403,7 +403,7 @@ class Project(OfOneProcess):
             self.reading.open(view, kept, self.now_ms(), beginning.tip, entries)
 
     def _read_behind(self, total: RunningTotal) -> None:
-        """Read a piece of what a total has yet to read."""
+        """Read a piece of the entries that a total has not counted yet."""
         wanted = Wanted(total.head, self.reading.seen, MAX_READ, corrected=False)
         epoch = self.reading.epoch
         entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
@@ -411,10 +411,10 @@ class Project(OfOneProcess):
         self._note(epoch, entries)
 
     def _read_leaving(self, total: RunningTotal, wanted: Wanted) -> None:
-        """Read what leaves next, with what it counts by all corrections up to the total's head. In turn: nothing may be
-        corrected meanwhile."""
+        """Read the next entries to leave, with all their corrections up to the total's head. In turn, because nothing
+        may be corrected meanwhile."""
         entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
-        if self.log.begin(self.name).trimmed > wanted.after:  # it has left the log unread
+        if self.log.begin(self.name).trimmed > wanted.after:  # they have left the log unread
             total.start_at(self.now_ms())
             return
         corrections = self.log.corrections(self.name, [entry.key for entry in entries if entry.kind == "charge"])
@@ -425,11 +425,11 @@ class Project(OfOneProcess):
             self._hear(request, reply, ())
             if reply.unseen:
                 return
-            # Else what is noted is of no entry, or nobody may read on now: reading again would change nothing.
+            # Otherwise the correction has no entry, or a fence prevents reading on: another try would change nothing.
         total.take_leaving(wanted, entries, {key: correction.units for key, correction in corrections.items()})
 
     def _read_facts(self) -> None:
-        """Read the facts that a marker says have changed."""
+        """Read the facts after a marker: they have changed."""
         markers, seen = self.reading.markers, self.reading.seen
         changed = self.log.change(self.name, {FACTS: None}, {})
         text = changed.state.get(FACTS, "")
@@ -441,7 +441,8 @@ class Project(OfOneProcess):
             self.journal.write_facts(epoch, text, seen)
 
     def _read_back(self) -> None:
-        """Read a piece of what was only counted, so that it can be put back after a loss. It may fail without harm."""
+        """Read a piece of the entries that were only counted, so that this machine can put them back. Failing does no
+        harm."""
         journal, unread, epoch = self.journal, self._unread, self.reading.epoch
         if journal is None or unread is None:
             return
@@ -450,18 +451,18 @@ class Project(OfOneProcess):
             self._note(epoch, entries)
             done = len(entries) < MAX_UNSEEN
             self._unread = None if done else (entries[-1].id, unread[1])
-            if epoch == self.reading.epoch:  # what came since was noted as it was read
+            if epoch == self.reading.epoch:  # later entries were noted when they were read
                 journal.note_whole(epoch, unread[0], self.reading.seen if done else entries[-1].id)
 
     def ahead_ms(self, now_ms: int) -> int:
-        """The time of the newest entry, if that is so far ahead that a clock was wrong, else 0. That is logged once,
-        until it is mended."""
+        """The time of the newest entry if a wrong clock dated it ahead, else 0. Logs that once, until it is
+        repaired."""
         newest_ms = self.reading.seen[0]
         is_ahead = newest_ms > now_ms + SLACK_MS
         if is_ahead and not self._is_ahead:
             warn(
                 "ledger_ahead",
-                "a clock was wrong, and what it dated ahead counts for that much longer; if the clocks are right now, "
+                "a wrong clock dated charges into the future, where they count longer; once the clocks are right, "
                 f"run `{REPAIR}`",
                 project=self.name,
                 ledger=self.log.label,
@@ -471,19 +472,19 @@ class Project(OfOneProcess):
         self._is_ahead = is_ahead
         return newest_ms if is_ahead else 0
 
-    # -- what leaves -------------------------------------------------------------------------------------------------
+    # -- leaving entries ---------------------------------------------------------------------------------------------
 
     def frees_at_ms(self, view: View, units: int) -> int | None:
-        """When so many of a view's used units will have left its window; None where so many are not used."""
+        """When so many of a view's used units will have left its window; None if fewer are used."""
         return self._of_leaving(view, lambda total: total.frees_at_ms(units))
 
     def used_after(self, view: View, at_ms: int) -> int:
-        """The units of a view that will still be used at a time, if nothing more is charged."""
+        """The units of a view that are still used at a later time, if nothing more is charged."""
         return self._of_leaving(view, lambda total: total.used_after(at_ms)) or 0
 
     def _of_leaving(self, view: View, number: Callable[[RunningTotal], int | None]) -> int | None:
-        """A number of what will leave, for which the log may have to be read. A busy server may be too slow for a long
-        piece: then shorter ones are asked for, which it may answer."""
+        """A number about leaving entries, which may need the log. If a busy server is too slow for a long piece, this
+        asks for shorter pieces."""
         most, ends_s = MAX_READ, elapsed_s() + LEAVING_WITHIN_S
 
         def step() -> tuple[bool, int | None]:
@@ -505,7 +506,7 @@ class Project(OfOneProcess):
             nonlocal most
             try:
                 return step()
-            except LedgerError as error:  # nothing was taken of it: the reading is whole
+            except LedgerError as error:  # it took no entry, so the reading is whole
                 if isinstance(error, UnusableLedger) or most < SHORTER or elapsed_s() > ends_s:
                     raise
                 most //= SHORTER
@@ -517,7 +518,7 @@ class Project(OfOneProcess):
                 return answer
 
     def others(self, view: View) -> list[Others]:
-        """What a view counts that only upstream has counted. Of one name only the largest counts."""
+        """The units in a view that only upstream has counted. Of one name, only the largest counts."""
 
         def rows() -> list[Others]:
             total = self.reading.totals.get(view)
@@ -527,24 +528,24 @@ class Project(OfOneProcess):
         return self.in_turn(rows)
 
     def upstream_units(self, view: View) -> int:
-        """The units that a view counts, and that only upstream has counted."""
+        """The sum of the units in a view that only upstream has counted."""
         largest: dict[str, int] = {}
         for of in self.others(view):
             largest[of.name] = max(of.units, largest.get(of.name, 0))
         return sum(largest.values())
 
     def others_leave_ms(self, view: View) -> list[int]:
-        """When units leave that only upstream has counted in a view, in order."""
+        """When the units of a view that only upstream has counted leave, in order."""
         return sorted(of.until_ms for of in self.others(view))
 
     def others_units(self, view: View, name: str) -> int:
-        """The units that a view counts under one name of what was heard."""
+        """The units in a view that upstream has counted under one name."""
         return max((of.units for of in self.others(view) if of.name == name), default=0)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def keep(self) -> bool:
-        """Keep what was computed of the log, for processes that start. It may fail without harm: False."""
+        """Keep the totals for new processes. Failing does no harm: returns False."""
         try:
             mark, views = self.in_turn(lambda: (self.reading.epoch, self.reading.kept_views()))
             self.reading.unkept = 0
@@ -553,9 +554,10 @@ class Project(OfOneProcess):
             return False
 
     def _trim(self) -> None:
-        """Move what has left every window to the past, now and then. It may fail without harm.
+        """Move entries that have left every window to the past, now and then. Failing does no harm.
 
-        No more leaves than by a day after the newest entry of before: a clock that is far ahead must not empty the log.
+        It trims by a time at most a day after the newest entry of the last trim: a clock that is far ahead must not
+        empty the log.
         """
         now_ms = self.now_ms()
         if not 0 <= now_ms - self._trimmed_at_ms < TRIM_AFTER_MS:
@@ -569,8 +571,7 @@ class Project(OfOneProcess):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, ends_s: float = inf) -> None:
-        """Keep what was computed, if there is time until `ends_s`, and let every later decision raise
-        SessionClosedError: its ledger is closed."""
+        """Keep the totals, if there is time until `ends_s`. Every later decision raises SessionClosedError."""
         say_used(self)
         if self.reading.unkept and elapsed_s() < ends_s and self.keep():
             self._trim()
@@ -587,12 +588,12 @@ class Project(OfOneProcess):
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Do work on the reading, one thread at a time. What a signal interrupts is read anew. Raises UsageError in a
-        signal handler that interrupts such work."""
+        """Do work on the reading, one thread at a time. If an exception interrupts the work, the log is read again.
+        Raises UsageError in a signal handler that interrupts such work."""
         with self._lock:
             if self._busy:
                 raise UsageError(
-                    "a signal handler cannot ask in the middle of a decision: let it note that, and ask after"
+                    "a signal handler cannot ask in the middle of a decision; let it set a flag, and ask afterwards"
                 )
             try:
                 self._busy = True
@@ -608,7 +609,7 @@ class Project(OfOneProcess):
 
 
 class _Closed:
-    """Stands for the ledger of a closed session."""
+    """Replaces the ledger of a closed session."""
 
     def __getattr__(self, name: str) -> Any:
         raise SessionClosedError
@@ -622,5 +623,5 @@ def _whole(stored: str | None) -> int:
 
 
 def elapsed_ms() -> int:
-    """For the time between two answers: never more than has passed."""
+    """A clock for the time between two answers. It rounds down, so it never shows more than has passed."""
     return int(elapsed_s() * 1_000)

@@ -1,8 +1,8 @@
-"""What a decision is asked, what it sees, and what it answers. Pure.
+"""The values of a decision: question, numbers and outcome. Pure.
 
-Question    what a decision goes by: the limits, what the calls add to them, the charges
-Look        what a decision sees at one moment
-Outcome     the answer, with the numbers of one moment
+Question    the limits, the costs of the calls in each, and the charges
+Look        the numbers that a decision compares, of one moment
+Outcome     the answer, with these numbers
 Others      units that only upstream has counted
 """
 
@@ -20,11 +20,11 @@ from quota.terms.limits import View
 
 
 class Question(NamedTuple):
-    """What a decision goes by.
+    """The question of a decision.
 
-    `views` are those of the limits that count the calls, `costs` what the calls add to each, and `caps` says what each
-    may hold at a time, by the facts. `closed_by` are the buckets whose exhaustion closes the calls. `charges` have no
-    ids yet; their keys are unique to this attempt. A peek has none.
+    `views` are the views of the limits that count the calls; `costs` has what the calls add to each, and `caps` returns
+    the most that each may hold, by the facts and the time. `closed_by` has the buckets whose exhaustion closes the
+    calls. `charges` have no ids yet; their keys are unique to this attempt. A peek has no charges.
     """
 
     views: Sequence[View]
@@ -35,12 +35,12 @@ class Question(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was decided at `now_ms`, by which windows end.
+    """The outcome of a decision. Its windows end at `now_ms`.
 
-    `reason` is "ok", "limit" (a limit has no room), "exhausted" (`closing` says which bucket upstream has closed),
-    "clock" (the ledger's clock, `clock_ms`, and this machine's disagree) or "counting" (a total has far to read;
-    nothing was compared). `used_units` are those of each view, with the charges that were made, and `caps` what each
-    may hold. `first` is the id of the first charge; those of the others follow it.
+    `reason` is "ok", "limit" (a limit has no room), "exhausted" (upstream has closed a bucket: `closing`), "clock" (the
+    ledger's clock, `clock_ms`, and this machine's disagree) or "counting" (a total has many entries to read; nothing
+    was compared). `used_units` has the units of each view, with the new charges, and `caps` the most that each may
+    hold. `first` is the id of the first charge; the other ids follow it.
     """
 
     reason: str
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 class Others(NamedTuple):
-    """Units that only upstream has counted: under which name they were heard of, and until when they count."""
+    """Units that only upstream has counted: the name of their source, and the time until which they count."""
 
     name: str
     units: int
@@ -66,7 +66,7 @@ class Others(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a decision sees at one moment."""
+    """The numbers that a decision compares, of one moment."""
 
     mark: Mark
     now_ms: int
@@ -76,11 +76,11 @@ class Look(NamedTuple):
     facts: Facts
 
     def room(self, costs: Sequence[int]) -> int:
-        """How many units others may take meanwhile without changing what follows; below 0: the calls do not fit."""
+        """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
         each = zip(self.caps, self.used_units, costs, strict=True)
         return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)
 
     def rooms(self, views: Sequence[View], costs: Sequence[int]) -> list[Room]:
-        """The same of each limit by itself."""
+        """The room of each limit."""
         each = zip(views, self.caps, self.used_units, costs, strict=True)
         return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each if cost and cap < NO_CAP]

@@ -1,10 +1,10 @@
-"""What a process tells the ledger beside its decisions: the calls that were refused.
+"""Reports refused calls to the ledger.
 
-That may not delay a decision, and is not worth a round trip of its own. So refusals are kept here, and handed over with
-the first answer that is 10 s younger, and at the end of the process.
+The reports must not delay a decision, and are not worth a round trip each. So a process collects them, and hands them
+over after the first answer that comes 10 s later, and at its end.
 
-There is no thread: a library that starts one makes every later fork of its user dangerous. A process that asks nothing
-for long hands over what it has with its next question.
+There is no thread, because a library that starts a thread makes every later fork dangerous. A process that asks nothing
+for long hands its reports over with its next question.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from quota.terms.arguments import machine_name
 from quota.terms.limits import HOUR_MS
 
 ATTEND_EVERY_S = 10.0
-"""How often a process hands over what it kept."""
+"""How often a process hands its reports over."""
 
 ALL_END_WITHIN_S = 1.0
-"""How long all projects of a process together take for that at its end."""
+"""How long all projects of a process together may take to do that at its end."""
 
 MAX_KINDS = 1_000
-"""The most kinds of refusals of which a process keeps the counts."""
+"""The most kinds of refusals that a process counts."""
 
 
 class Recorder:
-    """What one process has to tell about one project. Safe to share between threads and after a fork."""
+    """The reports of one process about one project. Safe to share between threads and after a fork."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -43,21 +43,21 @@ class Recorder:
         self.start_over_in_child()
 
     def start_over_in_child(self) -> None:
-        """What its parent was refused, the parent tells."""
-        self._lock = threading.Lock()  # never waited for: the thread that has it does the work of the others
+        """The parent reports its own refusals."""
+        self._lock = threading.Lock()  # no thread waits for it: its holder does the work of the others
         self._counts: dict[tuple[int, str, str, str], int] = {}
         self._newest: list[tuple[Decision, str, str, str, int]] = []
         self._due_s = elapsed_s() + ATTEND_EVERY_S
         self._answers = False
 
     def refused(self, decision: Decision, job: str, region: str, run: str, calls: int = 1) -> None:
-        """A call was refused, or several together. Nothing is sent yet."""
+        """Note a refused call, or several together. Sends nothing yet."""
         hour_ms = decision.decided_at_ms // HOUR_MS * HOUR_MS
         self._count((hour_ms, decision.refused_by or "", job, decision.reason), calls)
         self._newest = [*self._newest, (decision, job, region, run, calls)][-MAX_REFUSALS:]
 
     def shadowed(self, limit: str, job: str, at_ms: int, calls: int) -> None:
-        """A shadow limit would have refused calls that left. Nothing is sent yet."""
+        """Note that a shadow limit would have refused calls that left. Sends nothing yet."""
         self._count((at_ms // HOUR_MS * HOUR_MS, limit, job, SHADOW), calls)
 
     def _count(self, kind: tuple[int, str, str, str], calls: int) -> None:
@@ -70,24 +70,24 @@ class Recorder:
             counts[kind] = counts.get(kind, 0) + calls
 
     def answered(self) -> None:
-        """The ledger has answered: what is old enough is handed over."""
+        """The ledger has answered: hand the reports over if they are due."""
         self._answers = True
         if self._counts and elapsed_s() >= self._due_s:
             self._due_s = elapsed_s() + ATTEND_EVERY_S
             self._hand_over()
 
     def unanswered(self) -> None:
-        """The ledger has just not answered: it is not asked before it does."""
+        """The ledger has not answered: send nothing until it answers a decision."""
         self._answers = False
 
     def close(self) -> None:
-        """Hand over what is left, if the ledger answers. It may be called twice."""
+        """Hand over the rest, if the ledger answers. May be called twice."""
         if self._answers and self._counts:
             self._hand_over()
         self._answers = False
 
     def _hand_over(self) -> None:
-        """Send counts and refusals. They are forgotten first: nothing is sent twice by two threads."""
+        """Send counts and refusals. It forgets them first, so that two threads never send the same."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -102,7 +102,7 @@ class Recorder:
                 self._state.add_refusals(rows[first : first + MAX_COUNTS], texts)
                 texts = []
         except LedgerError as error:
-            import logging  # late: few processes come here
+            import logging  # imported late: few processes need it
 
             self._answers = False
             with suppress(Exception):
@@ -115,8 +115,8 @@ _recorders: WeakSet[Recorder] = WeakSet()
 
 
 def close_all(recorders: Iterable[Recorder]) -> float:
-    """Close them, all within ALL_END_WITHIN_S; returns when that is over. What is not handed over by then is lost, as
-    where the ledger does not answer: counts for people, which no decision reads."""
+    """Close all recorders within ALL_END_WITHIN_S; returns the end of that time. Reports that are left are lost, as if
+    the ledger did not answer: only people read them, no decision does."""
     ends_s = elapsed_s() + ALL_END_WITHIN_S
     for recorder in recorders:
         if elapsed_s() < ends_s:

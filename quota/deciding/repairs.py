@@ -1,9 +1,9 @@
-"""After a clock that was wrong: dates from now on what is dated ahead of the ledger's clock.
+"""Corrects entries that a wrong clock dated ahead of the ledger's clock: it dates them now.
 
-    ahead    what a repair would change
+    ahead    counts what a repair would change
     repair   does it, while others wait for a moment
 
-The charges keep their keys and their order, so what machines have seen of them is not taken for other charges.
+The charges keep their keys and their order, so no machine takes them for other charges.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from quota.rules.spent import SUMS, Sums, spent
 from quota.rules.union import union
 
 SAME_CLOCK_MS = 5_000
-"""Clocks that differ by more are not both right."""
+"""If two clocks differ by more, one of them is wrong."""
 
 CLAIMS_AT_ONCE = 100
-"""The claims of so many jobs are read at once."""
+"""The most jobs whose claims are read at once."""
 
 
 class Ahead(NamedTuple):
-    """What a project has that is dated ahead of its ledger's clock, `now_ms`: `charges` that count `units` in all,
-    exhaustions, and the claims of jobs. The newest entry of the whole log is of `newest_ms` (0: there is none)."""
+    """What a project has that is dated ahead of its ledger's clock, `now_ms`: `charges` of `units` together,
+    exhaustions, and claims of jobs. `newest_ms` is the time of the newest entry of the whole log (0: it is empty)."""
 
     now_ms: int
     newest_ms: int
@@ -49,7 +49,7 @@ class Ahead(NamedTuple):
 
 
 def ahead(log: Log, project: str) -> Ahead:
-    """What a repair would change now. Raises LedgerError."""
+    """Count what a repair would change now. Raises LedgerError."""
     beginning = log.begin(project, (), (FACTS,))
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
     charges = spent(_entries(log.read, project, (now_ms, END[1])))
@@ -64,12 +64,12 @@ def ahead(log: Log, project: str) -> Ahead:
 
 
 def repair(log: Log, project: str, host_ms: int) -> None:
-    """Date what is dated ahead by the ledger's clock, and take exhaustions of the future away.
+    """Date entries of the future by the ledger's clock, and remove exhaustions of the future.
 
-    What was moved to the past by a clock that was ahead, and some window may still count, is brought back.
+    If a clock that was ahead moved entries to the past that some window may still count, this brings them back.
 
-    Raises RepairRefused, and changes nothing, where the machine's clock, `host_ms`, and the ledger's differ by more
-    than SAME_CLOCK_MS. Raises LedgerError where the ledger does not answer; run again, it goes on.
+    Raises RepairRefused, and changes nothing, if the machine's clock, `host_ms`, and the ledger's differ by more than
+    SAME_CLOCK_MS. Raises LedgerError if the ledger does not answer; the next call continues.
     """
     check_clocks(log.now_ms(), host_ms)
     if not ahead(log, project).needs_repair:
@@ -84,7 +84,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             now_ms, state = beginning.clock_ms, beginning.state
             trimmed = min(beginning.trimmed, just_before(now_ms - int(state.get(LONGEST, 0)) - SLACK_MS))
             everything = [*_entries(log.past, project, trimmed), *_entries(log.read, project, trimmed)]
-            before = [*{entry.key: entry for entry in everything}.values()]  # what is in both once
+            before = [*{entry.key: entry for entry in everything}.values()]  # each key once
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
             if FACTS in state:
@@ -98,7 +98,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
 
 
 def check_clocks(ledger_ms: int, host_ms: int) -> None:
-    """Raises RepairRefused where the two differ by more than SAME_CLOCK_MS."""
+    """Raises RepairRefused if the two differ by more than SAME_CLOCK_MS."""
     if abs(ledger_ms - host_ms) > SAME_CLOCK_MS:
         raise RepairRefused(
             f"this machine's clock reads {moment(host_ms)}, the ledger's {moment(ledger_ms)}; {SET_THE_CLOCK}"
@@ -106,8 +106,8 @@ def check_clocks(ledger_ms: int, host_ms: int) -> None:
 
 
 def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | None]:
-    """Those claims that last longer than they would if they were made now, as they are then. Each time they are read
-    they would be dated anew."""
+    """The claims that last longer than if they were made now, as they would be if made now. Without a repair, each
+    reading would date them anew."""
     names = [name for name in log.names(project) if name.startswith(CLAIM)]
     becomes: dict[str, str | None] = {}
     for at in range(0, len(names), CLAIMS_AT_ONCE):
@@ -125,7 +125,7 @@ def _until_ms(stored: str) -> int:
 
 
 def _period_from(entry: Entry, now_ms: int) -> Entry:
-    """The entry; where only upstream has counted it, in a period of the future, that begins now."""
+    """The entry. If it is of others and its period begins in the future, the period begins now."""
     since_ms, until_ms = entry.at
     if entry.kind != "others" or since_ms <= now_ms:
         return entry
@@ -133,12 +133,12 @@ def _period_from(entry: Entry, now_ms: int) -> Entry:
 
 
 def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> Sums:
-    """The sums, with the place that the entry up to which they go has now."""
+    """The sums, with the new id of the last entry that they include."""
     places = {entry.key: entry.id for entry in after}
     summed = [places[entry.key] for entry in before if entry.id <= sums.head and entry.key in places]
     return Sums(max(summed), sums.rows()) if summed else sums
 
 
 def _entries(read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id) -> list[Entry]:
-    """All that is behind an entry."""
+    """All entries after an id."""
     return [entry for piece in in_pieces(read, project, after) for entry in piece]

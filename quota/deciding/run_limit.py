@@ -1,4 +1,4 @@
-"""What one run may spend: `max_units` of a job. The ledger knows nothing of it; the next run has the number anew."""
+"""Bounds what one run may spend: `max_units` of a job. The ledger does not know it, and each run begins at 0."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quota.errors import CostExceedsLimit
 from quota.terms.arguments import MAX_NUMBER, whole
 
 MAX_UNITS = "max_units"
-"""What a refusal calls this limit."""
+"""The name of this limit in a refusal."""
 
 
 class RunLimit:
-    """The units that one run may spend, and those that it has spent. Safe to share between threads."""
+    """The units that one run may spend, and has spent. Safe to share between threads."""
 
     def __init__(self, max_units: int) -> None:
         self.max_units = whole(max_units, "units: max_units", 1, MAX_NUMBER)
@@ -22,7 +22,7 @@ class RunLimit:
         self._lock = Lock()
 
     def take(self, units: int) -> bool:
-        """Whether these units fit. They then count as spent. Raises CostExceedsLimit where they fit in no run."""
+        """Whether these units fit; if so, they count as spent. Raises CostExceedsLimit if they fit in no run."""
         if units > self.max_units:
             raise CostExceedsLimit(
                 f"a call costs {many(units, 'unit')} and max_units of the job is {self.max_units:,}: it can never fit; "
@@ -34,7 +34,7 @@ class RunLimit:
         return fits
 
     def give_back(self, units: int) -> None:
-        """Units that were taken and not charged, or not used. Below 0: more was used than taken."""
+        """Give back units that were taken but not charged or not used. Below 0: the call used more than was taken."""
         with self._lock:
             self.spent_units -= units
 

@@ -1,11 +1,11 @@
-"""What a call really cost, where that is known only after it; and a charge around a block or a function, for clients
-that have no hook for charging: `Budget.spend`.
+"""Settles a call whose cost is known only afterwards; and charges around a block or a function, for clients without a
+hook for charging: `Budget.spend`.
 
-Settlement   settles a call, once, by the cost that somebody names
-LetThrough   the decision about a call that can be settled
+Settlement   settles a call once, by its true cost
+LetThrough   the decision about an admitted call that can be settled
 Spend        charges on every entry
-SpentCall    what entering yields: the decision, which can be settled
-spendable    what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too
+SpentCall    the decision that entering yields; it can be settled
+spendable    tells the kind of a function to decorate, also for `AsyncBudget.spend`
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from quota.terms.limits import DAY_MS
 
 
 class Settlement:
-    """Settles a call, once: of several buckets, in the first one. If it cost more than was charged, it counts in full,
-    and a line in the log says so: one a day for each method."""
+    """Settles a call once; if it charged several buckets, in the first bucket. If the call cost more than was charged,
+    it counts in full, and the log has a line for it, at most one a day for each method."""
 
     def __init__(self, settle: Callable[[str, int], Entry], decision: Decision) -> None:
         self._settle = settle
@@ -49,20 +49,20 @@ class Settlement:
 
 
 class LetThrough(Decision):
-    """The decision about a call that was let through, and can be settled."""
+    """The decision about an admitted call that can be settled."""
 
     _settlement: Settlement
 
     def __reduce__(self) -> tuple[type[Decision], tuple[object, ...]]:
-        """A copy for another process is the decision alone."""
+        """A copy for another process is a plain decision."""
         return Decision, tuple(self)
 
 
 MAX_WARNED = 1_000
-"""The most methods for which a process remembers that it said so."""
+"""The most methods for which a process remembers its last warning."""
 
 _warned: dict[tuple[str, str], int] = {}
-"""The day on which a process last said that a method of a project cost more than was reserved."""
+"""The day of the last warning about a method of a project that cost more than was reserved."""
 
 
 def _warn_of_more(decision: Decision, reserved_units: int, used_units: int) -> None:
@@ -84,11 +84,11 @@ ASYNC_KINDS = ("coroutine", "async generator")
 
 
 class Spend(ContextDecorator):
-    """Charges on every entry, and raises Refused before the body runs. The charge stays whatever the body does, unless
-    it settles the call that entering yields. With `reserves`, what a block charges is an upper bound.
+    """Charges on every entry, and raises Refused before the body runs. The charge stays unless the body settles the
+    call that entering yields, or refunds it. With `reserves`, a block charges an upper bound.
 
-    As a decorator it accepts a function that runs when it is called; raises UsageError for anything else. Nobody can
-    settle its calls, so none of them reserves.
+    As a decorator it accepts a function that runs when it is called; raises UsageError for anything else. The calls of
+    a decorated function cannot be settled, so they do not reserve.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Spend(ContextDecorator):
         kind, name = spendable(func)
         if kind in ASYNC_KINDS:
             raise UsageError(
-                f"{name} is async, and to charge for it here would block its event loop; use a budget of "
+                f"{name} is async, so charging for it here would block its event loop; use a budget of "
                 "`async with quota.open_async() as q:`"
             )
         if kind == "generator":
             raise UsageError(
-                f"{name} runs later than it is called, and would be charged for without being run; write "
+                f"{name} runs later than it is called, and would be charged even if it never runs; write "
                 "`with budget.spend(...):` inside it"
             )
         return super().__call__(func)
@@ -129,22 +129,22 @@ class Spend(ContextDecorator):
 
 
 class SpentCall(LetThrough):
-    """The decision about a call that was let through. `settle` says what it really cost."""
+    """The decision about an admitted call. `settle` sets its true cost."""
 
     def settle(self, used_units: int) -> None:
-        """Let the charge count `used_units`, 0 or more, whether that is less than was charged or more. Once: the same
-        number may be repeated, another one raises UsageError. Raises LedgerError; then it may be tried again."""
+        """Set the charge to `used_units`, 0 or more. Once only: repeating the same number does nothing, another number
+        raises UsageError. After a LedgerError you may try again."""
         self._settlement.settle(used_units)
 
 
 def spendable(func: Any) -> tuple[str, str]:
-    """What a call of a function makes, a "coroutine", a "generator", an "async generator" or "" for its result; and the
-    function's name. Raises UsageError for what no spend can decorate."""
+    """What a call of a function makes ("coroutine", "generator", "async generator", or "" for its result), and the
+    function's name. Raises UsageError if spend cannot decorate it."""
     name = str(getattr(func, "__qualname__", type(func).__name__))[:80]
     if isinstance(func, (staticmethod, classmethod)):
         raise UsageError(f"{name}: write the spend below @{type(func).__name__}, next to the function")
     if isinstance(func, type) or not callable(func):
-        raise UsageError(f"spend decorates functions, and {name} is none")
-    from quota.common.functions import made_by  # late: who decorates nothing needs no `inspect`
+        raise UsageError(f"spend decorates functions, and {name} is not a function")
+    from quota.common.functions import made_by  # imported late: only decorators need `inspect`
 
     return made_by(func), name

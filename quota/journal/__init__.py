@@ -1,14 +1,15 @@
-"""What a machine has read and made of a ledger's log, kept in its state folder. Lost is what is missing by key.
+"""A machine's own copy, in its state folder, of the entries that it read and made in a ledger's log. An entry is lost
+if its key is missing from the log.
 
-    journal     the journal of one identity: its entries, how far they were compared, facts
-    files       its files: lines that say whether they are whole, marks, and a file a day, of which the newest grows
-    draws       what was drawn while the ledger did not answer, of all identities of one upstream project
-    lock        what only one process of the machine does at a time
+    journal     the journal of one identity: entries, how far they were compared, facts
+    files       its files: lines with checksums, marks, and a file for each day, of which the newest grows
+    draws       draws on the allowance, of all identities of one upstream project
+    lock        a lock between the processes of the machine
 
     journals/PROJECT-UPSTREAM/draws           quota.journal.draws
-    journals/PROJECT-UPSTREAM/HASH/2026-11-28 the entries of an identity, by the day of the newest of them
-    journals/PROJECT-UPSTREAM/HASH/marks      how far they were compared, and from where to where they are whole
+    journals/PROJECT-UPSTREAM/HASH/2026-11-28 entries of an identity, by the day of the newest entry in the file
+    journals/PROJECT-UPSTREAM/HASH/marks      how far the entries were compared, and the range that is complete
     journals/PROJECT-UPSTREAM/HASH/facts      the newest facts
 
-A journal decides nothing, and its loss costs no more than what the ledger loses at the same time.
+No decision reads a journal. If it is lost, nothing is missing unless the ledger loses entries at the same time.
 """

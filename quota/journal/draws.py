@@ -1,26 +1,26 @@
-"""The allowance: what a machine may spend while the ledger does not answer. Bounded, durable, and handed over later.
+"""The allowance: bounded and durable draws while the ledger does not answer, which the ledger gets later.
 
-    draw         calls are admitted while what was drawn in the longest window stays within the allowance
-    owed         what the ledger does not have yet, or counts otherwise than it stands here
-    handed_over  the ledger has it now. That does not renew the allowance
-    settle       what a call cost after all, before or after it was handed over
+    draw         admits calls while the draws of the longest window stay within the allowance
+    owed         the draws that the ledger lacks, or counts with other units
+    handed_over  notes that the ledger has the draws. That does not renew the allowance
+    settle       sets the true cost of a call, before or after its hand-over
 
 For example with an allowance of 50 and a longest window of 24 h:
 
     10:00   the ledger stops. 30 calls of 1 unit are drawn; 20 units remain
-    10:30   the ledger answers, and is handed the 30, which it dates 10:30
-    16:00   the ledger stops again. 20 calls are drawn, and the next one is refused
-    10:00   on the next day the first draw has left the window
+    10:30   the ledger answers, and gets the 30 draws, which it dates 10:30
+    16:00   the ledger stops again. 20 calls are drawn, and the next call is refused
+    10:00   on the next day, the first draws have left the window
 
-One file is for all processes of the machine and all identities of one upstream project, so that two configurations do
-not draw the allowance twice. A draw is on the disk before its call leaves; where that cannot be, nothing is drawn. Who
-puts an old copy of the file back may hand over again what the ledger has: it knows it by its key.
+All processes of the machine and all identities of one upstream project share one file, so that two configurations do
+not draw the allowance twice. A draw is on the disk before its call leaves; if the disk fails, nothing is drawn. After
+somebody restores an old copy of the file, draws may be handed over again: the ledger recognizes them by their keys.
 
-A line of the file is one of these, with length and checksum:
+Each line of the file has a length and a checksum, and is one of these:
 
-    d  IDENTITY  EPOCH  SEEN  MS-SEQ  ENTRY...    a draw. When it was first asked for, this was read of that log
-    s  KEY  UNITS                                 it counts so many units
-    h  KEY  EPOCH  ID  UNITS                      the log of this epoch has it there, and counts so many
+    d  IDENTITY  EPOCH  SEEN  MS-SEQ  ENTRY...    a draw. Its first try had read the log of EPOCH up to SEEN
+    s  KEY  UNITS                                 the draw counts UNITS
+    h  KEY  EPOCH  ID  UNITS                      the log of EPOCH has the draw at ID, with UNITS
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ from quota.ledger.log import SLACK_MS
 from quota.rules.entry import Entry, Id, id_text, packed, read_id, unpacked
 
 WAIT_S = 2.0
-"""How long a draw waits for the others: each of them waits for the disk."""
+"""How long a draw waits for other draws, each of which waits for the disk."""
 
 LOOK_AGAIN_S = 0.1
-"""How long a process takes it that nothing is owed: others may have drawn."""
+"""How long a process assumes that nothing is owed. Others may have drawn meanwhile."""
 
 MAX_BYTES = 2**26
-"""More than any allowance takes."""
+"""More than any allowance needs."""
 
 SPARE_LINES = 200
-"""So many lines more than it needs a file may have before it is written anew."""
+"""A file may have so many needless lines before it is rewritten."""
 
 
 class Draw(NamedTuple):
-    """A draw as it stands. The time in the id of its `entry` is when it was drawn, and its `units` are what it counts
-    now.
+    """A draw. The id of its `entry` has the time of the draw, and its `units` are the current units.
 
-    `epoch` and `seen` are what its call's first try had read: from there on a log is searched for its key. What was
-    handed over is in the log of `handed_epoch` with the `handed_id`, and counts `handed_units` there.
+    The first try of its call had read the log of `epoch` up to `seen`: from there on, a hand-over looks for its key.
+    After the hand-over, the log of `handed_epoch` has it as `handed_id`, with `handed_units`.
     """
 
     identity: str
@@ -72,14 +71,14 @@ class Draw(NamedTuple):
 
     @property
     def is_owed(self) -> bool:
-        """Whether the ledger lacks it, or its last correction."""
+        """Whether the ledger lacks the draw, or its last correction."""
         return self.handed_id is None or self.handed_units != self.entry.units
 
 
 class Draws:
-    """What was drawn for one upstream project, as one identity sees it. `folder` is None where nothing can be drawn.
+    """The draws of one upstream project, for one identity. Without a `folder` nothing can be drawn.
 
-    The first draw makes the file. Safe for threads, forks and signal handlers: nothing stays open.
+    The first draw makes the file. Safe for threads, forks and signal handlers, because no file stays open.
     """
 
     def __init__(self, folder: str | None, identity: Identity, *, keep_ms: int) -> None:
@@ -102,12 +101,12 @@ class Draws:
         window_ms: int,
         allowance_units: int,
     ) -> bool:
-        """Draw all of these, or none where they do not fit; what was drawn already is not drawn again.
+        """Draw all of these entries, or none if they do not fit. Ignores entries that are drawn already.
 
-        Raises LedgerError where it cannot be put on the disk: then nothing was drawn.
+        Raises LedgerError if the disk fails: then nothing was drawn.
         """
         if not self._path:
-            raise LedgerError(f"{self._what}: there is no file to note it in, so nothing is drawn")
+            raise LedgerError(f"{self._what}: it has no file, so nothing is drawn")
         with self._alone(), self._errors():
             draws, lines = self._draws()
             news = [entry._replace(id=(now_ms, 0)) for entry in entries if entry.key not in draws]
@@ -119,18 +118,18 @@ class Draws:
             return True
 
     def drawn(self, now_ms: int, window_ms: int) -> list[Draw]:
-        """What all processes and identities drew in this window, handed over or not. What is dated ahead, by a clock
-        that went back since, counts too. Raises LedgerError."""
+        """The draws of all processes and identities in this window, handed over or not. Draws of the future count too:
+        a clock may have gone back. Raises LedgerError."""
         with self._errors():
             return [draw for draw in self._draws()[0].values() if draw.entry.id[0] > now_ms - window_ms]
 
     def drawn_units(self, now_ms: int, window_ms: int) -> int:
-        """The same in units."""
+        """The units of `drawn`."""
         return sum(draw.entry.units for draw in self.drawn(now_ms, window_ms))
 
     def owed(self) -> list[Draw]:
-        """What the ledger of this identity is to be handed, or told, oldest first. None where it cannot be read: that
-        is said once, and the debt stays."""
+        """The draws that this identity owes its ledger, or whose corrections it owes, oldest first. If the file cannot
+        be read, returns none and logs that once; the debt stays."""
         now_s = time.monotonic()
         if now_s < self._nothing_until_s:
             return []
@@ -146,9 +145,9 @@ class Draws:
         return owed
 
     def handed_over(self, epoch: str, handed: Sequence[tuple[Draw, Id]]) -> bool:
-        """The log of this epoch has these draws, as they are here, under these ids. One that was corrected meanwhile is
-        still `owed`: the ledger is to be told. False where that cannot be noted, which is said once: they are handed
-        over again, and the log has them already."""
+        """Note that the log of this epoch has these draws, with these ids and units. A draw that was corrected
+        meanwhile is still `owed`. If the disk fails, logs that once and returns False: then the draws are handed over
+        again, and the log recognizes them."""
         try:
             with self._alone(), self._errors():
                 self._append([_handed_line(draw.entry.key, epoch, at, draw.entry.units) for draw, at in handed])
@@ -163,10 +162,10 @@ class Draws:
             warn("allowance_unreadable", error, project=self._identity.project)
 
     def settle(self, units: Mapping[str, int]) -> Draw | None:
-        """Set what draws count, by their keys: all of them; the first as it was before. None, and nothing is set, where
-        one of them is not here, only in the ledger.
+        """Set the units of draws, by their keys; returns the first draw as it was. Returns None, and sets nothing, if
+        any of them is only in the ledger.
 
-        What was handed over is owed anew, as a correction. Raises LedgerError.
+        Draws that were handed over are owed again, as corrections. Raises LedgerError.
         """
         if not self._path:
             return None
@@ -181,18 +180,18 @@ class Draws:
             return draws[next(iter(units))]
 
     def start_over(self) -> None:
-        """In a forked child: its parent's lock is not its own."""
+        """In a forked child: release the copy of the parent's lock."""
         self._lock.start_over()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """What the system says, as a LedgerError."""
+        """Turn the system's errors into LedgerError."""
         try:
             yield
         except OSError as error:
             if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                 raise
-            raise LedgerError(f"{self._what}: {error.strerror}, so nothing is drawn; mend that") from error
+            raise LedgerError(f"{self._what}: {error.strerror}, so nothing is drawn; fix that") from error
 
     def _alone(self) -> AbstractContextManager[object]:
         with self._errors():
@@ -200,8 +199,8 @@ class Draws:
             return self._lock.taken(WAIT_S)
 
     def _draws(self) -> tuple[dict[str, Draw], int]:
-        """All draws by their keys, oldest first, and how many lines the file has."""
-        if not self._path or not os.access(self._path, os.F_OK):  # `stat` would raise, and mostly there is none
+        """All draws by their keys, oldest first, and the number of lines of the file."""
+        if not self._path or not os.access(self._path, os.F_OK):  # most machines have no such file
             return {}, 0
         try:
             status = os.stat(self._path)
@@ -220,7 +219,7 @@ class Draws:
         return draws, len(lines)
 
     def _append(self, lines: Sequence[str]) -> None:
-        """Put lines on the disk, all or none."""
+        """Write all lines to the disk, or none."""
         if not lines:
             return
         try:
@@ -239,8 +238,8 @@ class Draws:
             os.close(fd)
 
     def _forget_old(self, draws: dict[str, Draw], lines: int, now_ms: int, keep_ms: int) -> None:
-        """Write the file anew without what nobody needs any more. What is owed stays, however old it looks. What a
-        wrong clock has dated ahead would count for too long: it is dated now."""
+        """Rewrite the file without old draws. Owed draws stay, however old they look. Draws that a wrong clock dated
+        into the future would count too long, so they are dated now."""
         kept = {}
         for key, draw in draws.items():
             if draw.is_owed or draw.entry.id[0] > now_ms - keep_ms - SLACK_MS:
@@ -258,7 +257,7 @@ class Draws:
         self._sync_folders()
 
     def _sync_folders(self) -> None:
-        """Put the name of the file on the disk, and those of the folders on its way from the state folder."""
+        """Sync the folder of the file and the two folders above it, so that its name is on the disk."""
         folder = self._folder
         for _ in range(3):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -270,7 +269,7 @@ class Draws:
 
 
 def _write_all(fd: int, lines: Sequence[str]) -> None:
-    """Each line begins with a newline, so that a torn one spoils no other."""
+    """Write lines. Each begins with a newline, so that a torn line spoils no other."""
     data = b"".join(b"\n" + framed(line.replace("\n", " ").encode(errors=SPELLING)) for line in lines) + b"\n"
     while data:
         data = data[os.write(fd, data) :]
@@ -293,7 +292,7 @@ def _handed_line(key: str, epoch: str, at: Id, units: int) -> str:
 
 
 def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
-    """The draws as they stand after these lines. Those that are torn or damaged are passed over."""
+    """The draws after these lines. Ignores torn and damaged lines."""
     draws: dict[str, Draw] = {}
     for body in filter(None, map(unframed, lines)):
         with suppress(ValueError, KeyError):

@@ -1,19 +1,19 @@
-"""The files of a journal: their lines, the marks beside them, and one file a day, of which only the newest grows.
+"""The files of a journal: lines, marks, and a file for each day, of which only the newest grows.
 
-    record_line, read_record    one line, which says whether it is whole
-    Marks                       how far a journal was compared with its log, and from where to where it is whole
+    record_line, read_record    one line
+    Marks                       how far a journal was compared with its log, and the range that is complete
     DayFiles                    the files with the entries
 
-A line has a length and a checksum: what was torn or damaged is told from what is whole.
+Each line has a length and a checksum, so a torn or damaged line is noticed.
 
     EPOCH  MS-SEQ  ENTRY...  LENGTH-CHECKSUM       an entry, as `quota.rules.entry.packed` writes it
-    EPOCH  MS-SEQ  LENGTH-CHECKSUM                 a note: the newest entry of this epoch, which stands further back
+    EPOCH  MS-SEQ  LENGTH-CHECKSUM                 a note: the id of this epoch's newest entry, which is further back
 
-A file has the day (in UTC, by the ledger's clock) of the newest entry in it, so it can be deleted as soon as that day
-is old. Lines are appended with one `write` that begins with a newline: what a killed process leaves torn spoils no line
-behind it. No lock is held, and nobody waits for the disk.
+A file is named after the day (in UTC, by the ledger's clock) of the newest entry in it, so it can be deleted once that
+day is old. A process appends lines with one `write` that begins with a newline, so a torn line of a killed process
+spoils no later line. It holds no lock, and does not wait for the disk.
 
-A file that dates of more than a day ahead was begun by a wrong clock: it is read, but grows no more.
+If a file's day is more than a day ahead, a wrong clock began it: it is read, but grows no more.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from quota.terms.limits import DAY_MS
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 SPELLING = "surrogatepass"
-"""Every text of Python's has bytes, and these bytes give that text."""
+"""With this, every text in Python becomes bytes and back."""
 
 
 class Record(NamedTuple):
-    """What a line says. `text` is the packed entry, "" of a note."""
+    """The content of a line. `text` is the packed entry, "" for a note."""
 
     epoch: str
     id: Id
@@ -49,18 +49,18 @@ class Record(NamedTuple):
 
 
 def framed(body: bytes) -> bytes:
-    """What is stored, with its length and checksum."""
+    """The body with its length and checksum."""
     return b"%b\t%d-%d" % (body, len(body), crc32(body))
 
 
 def unframed(stored: bytes) -> bytes | None:
-    """What was stored; None if that is not what was written."""
+    """The body of a stored line; None if the line is torn or damaged."""
     body, _, frame = stored.rpartition(b"\t")
     return body if frame == b"%d-%d" % (len(body), crc32(body)) else None
 
 
 def record_line(epoch: str, entry_id: Id, text: str = "") -> bytes:
-    """The line of a record. What another program put into a name and would end the line is a space."""
+    """The line of a record. A newline, which another program may have put into a name, becomes a space."""
     fields = f"{epoch}\t{entry_id[0]}-{entry_id[1]}\t{text}" if text else f"{epoch}\t{entry_id[0]}-{entry_id[1]}"
     if "\n" in fields:
         fields = fields.replace("\n", " ")
@@ -68,7 +68,7 @@ def record_line(epoch: str, entry_id: Id, text: str = "") -> bytes:
 
 
 def read_record(line: bytes) -> Record | None:
-    """The record of a line; None of one that is empty, torn or damaged."""
+    """The record of a line; None if the line is empty, torn or damaged."""
     body = unframed(line)
     if not body:
         return None
@@ -84,12 +84,12 @@ def read_record(line: bytes) -> Record | None:
 MAX_MARKS_BYTES = 2**20
 
 Position = Mapping[str, int]
-"""How far: a byte of each file, and of what is in memory (""), how many entries there ever were."""
+"""A position in a journal: a byte of each file, and under "" the number of entries that were ever in memory."""
 
 
 class Marks(NamedTuple):
-    """All records up to `compared` are in the log of `epoch`. Of the log of `whole_epoch`, all that lies behind
-    `whole_from` and up to `whole_to` is in the journal."""
+    """All records up to `compared` are in the log of `epoch`. The journal has all entries of the log of `whole_epoch`
+    after `whole_from` and up to `whole_to`."""
 
     epoch: str = ""
     compared: Position = MappingProxyType({})
@@ -99,13 +99,13 @@ class Marks(NamedTuple):
 
 
 def marks_text(marks: Marks) -> str:
-    """Marks as a file has them."""
+    """The text of marks, for a file."""
     lines = [marks.epoch, f"{marks.whole_epoch}\t{id_text(marks.whole_from)}\t{id_text(marks.whole_to)}"]
     return "\n".join([*lines, *(f"{name}\t{at}" for name, at in marks.compared.items() if name)])
 
 
 def read_marks(text: str) -> Marks:
-    """The marks of a file; none of one that cannot be read: then all is compared again."""
+    """The marks in a text. If it cannot be read, returns empty marks: then everything is compared again."""
     try:
         epoch, whole, *files = text.split("\n")
         whole_epoch, whole_from, whole_to = whole.split("\t")
@@ -116,7 +116,7 @@ def read_marks(text: str) -> Marks:
 
 
 def replace_text(path: str, text: str) -> None:
-    """Put a text in the place of a file, in one step. Only who holds the lock beside it does that. Raises OSError."""
+    """Replace a file by a text in one step. The caller must hold the lock beside it. Raises OSError."""
     make_folder(os.path.dirname(path))
     fd = open_alone(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -129,7 +129,7 @@ def replace_text(path: str, text: str) -> None:
 
 
 def read_text(path: str) -> str:
-    """The text of a file; "" where there is none, or a damaged one. Raises OSError."""
+    """The text of a file; "" if there is no file, or a damaged one. Raises OSError."""
     try:
         fd = open_alone(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -146,17 +146,18 @@ def read_text(path: str) -> str:
 # -- days --------------------------------------------------------------------------------------------------------------
 
 CHUNK_BYTES = 2**18
-"""So much of a file is in memory at once, and no line is longer."""
+"""The most of a file that is in memory at once, and the longest line."""
 
 LOOK_AGAIN_S = 1.0
-"""How often a process looks whether its folder was put aside."""
+"""How often a process checks whether somebody has moved its folder away."""
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class Opened:
-    """A descriptor, and which file it is of: a program that closes all descriptors, as daemons do, gets the numbers of
-    ours for files of its own. Closed when nobody needs it any more, such as whom a signal handler has interrupted."""
+    """A descriptor and the identity of its file. A program that closes all descriptors, as daemons do, may open its own
+    files under the same numbers. Closes the file when nobody refers to it any more, also after a signal handler has
+    interrupted its user."""
 
     fd = -1
     _file = (0, 0)
@@ -167,7 +168,7 @@ class Opened:
         self._file = (status.st_dev, status.st_ino)
 
     def stat(self) -> os.stat_result | None:
-        """None if the file was deleted, or the descriptor is another one's by now."""
+        """The file's status; None if the file was deleted, or the descriptor now belongs to another file."""
         try:
             status = os.fstat(self.fd)
         except OSError as error:
@@ -177,7 +178,7 @@ class Opened:
         return status if (status.st_dev, status.st_ino) == self._file and status.st_nlink else None
 
     def is_at(self, end: int) -> bool:
-        """Whether the descriptor stands where this process left it: as good as `stat`, in a third of the time."""
+        """Whether the descriptor is still at this position: as good as `stat`, in a third of the time."""
         try:
             return os.lseek(self.fd, 0, os.SEEK_CUR) == end
         except OSError as error:
@@ -195,16 +196,16 @@ class Opened:
 
 
 class DayFiles:
-    """The files of one journal, as this process has them open. Not safe for threads. What fails raises OSError."""
+    """The files of one journal that this process has open. Not safe for threads. Every failure raises OSError."""
 
     def __init__(self, folder: str, clock: Callable[[], int]) -> None:
         self.folder = folder
         self.names: list[str] = []
         """All files, oldest first."""
         self.name = ""
-        """The one that grows; "" for none."""
+        """The file that grows; "" if there is none."""
         self.looks = 0
-        """How often something in the folder had changed."""
+        """How many changes of the folder this process has seen."""
         self._clock = clock
         self._ends_ms = 0
         self._changed_ns = -1
@@ -213,10 +214,10 @@ class DayFiles:
         self._open_file: Opened | None = None
         self._writes = False
         self._end = 0
-        """Where the descriptor stands: behind what it wrote last."""
+        """The position of the descriptor: the end of its last write."""
 
     def growing(self) -> tuple[Opened | None, int]:
-        """The file that grows, and how long it is, in bytes. Sees files that other processes have begun."""
+        """The file that grows, and its length in bytes. Notices files that other processes began."""
         self._look()
         file = self._open_file
         status = None if file is None else file.stat()
@@ -227,8 +228,8 @@ class DayFiles:
         return (None, 0) if status is None else (file, status.st_size)
 
     def append(self, lines: bytes, newest_ms: int) -> tuple[Opened, int]:
-        """Append lines between two newlines, the newest of which is of this time. The file, and where they end
-        in it."""
+        """Append lines between two newlines. `newest_ms` is the time of the newest line. Returns the file, and the end
+        of the lines in it."""
         if newest_ms >= self._ends_ms:
             self._begin(newest_ms)
         file = self._open_file
@@ -241,7 +242,7 @@ class DayFiles:
         return file, end
 
     def lines(self, name: str, start: int, end: int) -> Iterator[list[bytes]]:
-        """The lines of a file between two bytes, some at once; none where it is gone."""
+        """The lines of a file between two bytes, in pieces; none if the file is gone."""
         try:
             fd = open_alone(self.path(name), os.O_RDONLY)
         except FileNotFoundError:
@@ -259,7 +260,7 @@ class DayFiles:
             os.close(fd)
 
     def ends(self) -> dict[str, int]:
-        """Where the last whole line of each file ends."""
+        """The end of the last whole line of each file."""
         self._look()
         ends = {}
         for name in self.names:
@@ -277,7 +278,7 @@ class DayFiles:
         return ends
 
     def delete_before(self, ms: int) -> None:
-        """Delete the files whose days had ended by then."""
+        """Delete the files whose days had ended by this time."""
         for name in self.names:
             if name != self.name and _end_ms(name) <= ms:
                 with suppress(FileNotFoundError):  # another process was quicker
@@ -287,12 +288,12 @@ class DayFiles:
         return f"{self.folder}{os.sep}{name}"
 
     def close(self) -> None:
-        """Close what is open. It is opened again where it is used again."""
+        """Close all files. The next use opens them again."""
         self._open_file = self._open_folder = None
         self._changed_ns = -1
 
     def _begin(self, newest_ms: int) -> None:
-        """Go over to the file of this day, if it is later than the newest, and not too far ahead."""
+        """Begin the file of this day, if the day is later than that of the newest file, and not too far ahead."""
         self._look(at_once=True)
         name = _day(min(newest_ms, self._clock() + DAY_MS))
         if name > self.name:
@@ -301,7 +302,7 @@ class DayFiles:
             self._open(makes=True)
 
     def _open(self, *, makes: bool) -> Opened:
-        """Open the file that grows. Where it cannot be written it can be read."""
+        """Open the file that grows; only for reading if it cannot be written."""
         path, writes = self.path(self.name), True
         try:
             fd = open_alone(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes else 0))
@@ -316,7 +317,7 @@ class DayFiles:
         return file
 
     def _look(self, *, at_once: bool = False) -> None:
-        """Read the folder, if something in it has changed."""
+        """Read the folder, if it has changed."""
         now_s = time.monotonic()
         at_once = at_once or now_s >= self._look_again_s
         folder = None if self._open_folder is None else self._open_folder.stat()
@@ -333,7 +334,7 @@ class DayFiles:
             self.looks += 1
 
     def _find_folder(self, before: os.stat_result | None) -> os.stat_result | None:
-        """The folder that has our name now; None if there is none."""
+        """The folder that is now at our path; None if there is none."""
         try:
             now = os.stat(self.folder)
             if before is not None and os.path.samestat(before, now):
@@ -357,12 +358,12 @@ class DayFiles:
 
 
 def _day(ms: int) -> str:
-    """`2026-11-28`. Names sort as their days do."""
+    """The name of a file, such as `2026-11-28`. Names sort by day."""
     return f"{utc(ms):%Y-%m-%d}"
 
 
 def _end_ms(name: str) -> int:
-    """When the day of a file is over. A name that is no day is never over."""
+    """The end of a file's day; never, if the name is no day."""
     try:
         return int(datetime.fromisoformat(name).replace(tzinfo=UTC).timestamp()) * 1000 + DAY_MS
     except ValueError:

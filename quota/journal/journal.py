@@ -1,18 +1,18 @@
-"""A journal: what the processes of one machine have made and read of one ledger's log, entry by entry.
+"""A journal: the entries that the processes of one machine have made and read in one ledger's log.
 
-    write, newest         each entry, before `charge` returns; and the newest one, which a log must have
-    records, uncompared,  what a union takes, and whether somebody has to look for what a log lacks
+    write, newest         notes each entry before `charge` returns; and the newest entry, which the log must have
+    records, uncompared,  the entries for a union, and whether they must be compared with the log
     compared
-    whole, note_whole     from where to where nothing of a log is missing here
+    whole, note_whole     the range of the log that is complete here
     facts, write_facts    the newest facts
-    draws                 what was drawn while the ledger did not answer: no log has it yet, and no union takes it
-    left_behind           projects that a configuration charged, and names no more
+    draws                 draws on the allowance: no log has them yet, and no union takes them
+    left_behind           projects that a configuration charged but no longer names
 
-A ledger that was emptied, restored, or replaced by a replica that lagged lacks what stands here. An entry is written
-before anybody relies on it. It survives the process, though not always a loss of power: that is for the draws alone.
+If a ledger is emptied, restored, or replaced by a lagging replica, it lacks entries of the journal. An entry is written
+before anybody relies on it. It survives the end of the process, but not always a power failure; only draws do.
 
-Where the disk is full or the folder cannot be written, the newest entries are kept in memory, and the process says so
-once. They are written when that works again.
+If the disk is full or the folder cannot be written, the process keeps the newest entries in memory and logs that once.
+It writes them when the disk works again.
 """
 
 from __future__ import annotations
@@ -51,39 +51,40 @@ from quota.ledger.log import SLACK_MS
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
 
 FOLDER = "journals"
-"""Part of the state folder. It has one folder for each project and endpoint, with one for each identity."""
+"""The folder in the state folder. It has a folder for each project and endpoint, with a folder for each identity."""
 
 WAIT_S = 0.3
-"""How long somebody waits for another process that compares or hands over."""
+"""How long a process waits for another process that compares or hands over."""
 
 MAX_IN_MEMORY = 100_000
-"""So many entries are kept while no file takes them: the newest."""
+"""The most entries in memory while no file can be written: the newest."""
 
 MAX_RECENT = 20_000
-"""A process writes no key again that is among so many that it wrote last."""
+"""A process remembers its last keys, up to so many, and does not write them again."""
 
 TAIL_BYTES = 2**14
-"""So much is read of what others have written since. The line behind a long batch says what the newest entry is."""
+"""How much of a new file a process reads at its end. The note after a long batch has the newest entry."""
 
 FEW_LINES = 20
-"""A longer batch takes more of the tail than what several processes write at a time."""
+"""The longest batch that leaves room in the tail for the lines of other processes."""
 
 SEARCH_BYTES = 2**20
-"""So far back a process looks for the newest entry of an epoch that is not the last one."""
+"""How far back a process looks for the newest entry of an epoch that is not the last."""
 
 NOTE_BYTES = 2**16
-"""After so much of one epoch the marks follow, so that nobody reads it again to see that it is of one epoch."""
+"""After reading so much of one epoch, a process moves the marks, so that no process reads it again."""
 
 RETRY_S = 1.0
-"""How long nothing is written after it failed."""
+"""How long a process writes nothing after a failure."""
 
 _MAX_EPOCHS = 100
 
 
 class Journal(OfOneProcess):
-    """The journal of one identity. Threads may share one; a signal handler may use it; a forked child opens it anew.
+    """The journal of one identity. Threads may share it, and a signal handler may use it; a forked child opens it
+    again.
 
-    `folder` is the machine's state folder, and `keep_ms` the longest window: what is older than that and SLACK_MS is
+    `folder` is the machine's state folder, and `keep_ms` the longest window: entries older than that plus SLACK_MS are
     deleted. The first entry makes the files.
     """
 
@@ -106,7 +107,7 @@ class Journal(OfOneProcess):
         self._newest: dict[str, Id] = {}
         self._confirmed: set[str] = set()
         self._noted: set[str] = set()
-        """The epochs of what was noted since it was last known that all of it is compared; "": it may be any."""
+        """The epochs of the entries noted since the last full comparison; "" stands for any epoch."""
         self._followed: tuple[Opened | None, int, int] = (None, 0, 0)
         self._clean: tuple[object, ...] = ()
         self._clean_ends: Position = {}
@@ -119,24 +120,24 @@ class Journal(OfOneProcess):
 
     @classmethod
     def in_memory(cls, identity: Identity, *, keep_ms: int = 0) -> Journal:
-        """A journal without files, for a ledger that ends with its process. Nothing is drawn there."""
+        """A journal without files, for a ledger that ends with its process. It has no draws."""
         return cls(None, identity, keep_ms=keep_ms)
 
     @property
     def exists(self) -> bool:
-        """Whether anything of the project was ever noted on this machine."""
+        """Whether this machine has ever noted anything of the project."""
         return bool(self._upstream) and os.path.isdir(self._upstream)
 
     @property
     def trouble(self) -> str:
-        """Why entries are kept in memory, in one line; "" if they are written."""
+        """Why entries stay in memory, in one line; "" if they are written."""
         return self._trouble
 
     # Entries
 
     def write(self, epoch: str, entries: Sequence[Entry]) -> None:
-        """Note entries of the log of this epoch. Those that this process has lately noted are left out. Whoever writes
-        has asked for the `newest` before."""
+        """Note entries of the log of this epoch, without entries that this process has noted lately. The caller must
+        have asked for the `newest` before."""
         with self._lock:
             if epoch != self._recent_epoch:
                 self._recent_epoch, self._recent = epoch, {}
@@ -155,7 +156,7 @@ class Journal(OfOneProcess):
                 recent[entry.key] = None
 
     def newest(self, epoch: str) -> Id:
-        """The newest entry of this epoch that any process of this machine has noted; START for none."""
+        """The newest entry of this epoch that any process of this machine has noted; START if there is none."""
         with self._lock:
             if self._files is not None:
                 try:
@@ -167,7 +168,7 @@ class Journal(OfOneProcess):
             return self._newest.get(epoch, START)
 
     def position(self) -> dict[str, int]:
-        """How far the journal goes: to be asked for before `records`, and noted by `compared`."""
+        """The end of the journal. Ask for it before `records`, and pass it to `compared`."""
         with self._lock:
             ends = {}
             if self._files is not None:
@@ -178,10 +179,10 @@ class Journal(OfOneProcess):
             return {**ends, "": self._remembered}
 
     def records(self, since: Position | None = None) -> Iterator[tuple[str, Entry]]:
-        """What was noted behind a position, each with its epoch, in the order in which it was noted. An entry may come
-        several times. What is damaged, or older than the journal keeps, is left out.
+        """The entries after a position, with their epochs, in the order in which they were noted. An entry may come
+        several times. Damaged lines, and entries older than the journal keeps, are left out.
 
-        What was drawn and not handed over is not among it.
+        Draws that are not handed over are not among them.
         """
         since = since or {}
         self.newest("")  # for the age
@@ -202,7 +203,7 @@ class Journal(OfOneProcess):
     # Comparing
 
     def uncompared(self, epoch: str) -> bool:
-        """Whether something was noted of another epoch that was not compared with the log of this epoch yet."""
+        """Whether the journal has entries of other epochs that were not compared with the log of this epoch."""
         with self._lock:
             try:
                 is_clean, ends, read_bytes = self._look_for_others(epoch)
@@ -214,8 +215,8 @@ class Journal(OfOneProcess):
         return not is_clean
 
     def is_late(self, epoch: str) -> bool:
-        """Whether, when the `newest` was asked for, something had come that was not compared with the log of this
-        epoch: of a process or a thread that was slow, and still had an answer of the log before it."""
+        """Whether, at the last `newest`, the journal had entries that were not compared with the log of this epoch: a
+        slow process or thread may have noted an answer of the log before."""
         with self._lock:
             if self._noted <= {epoch}:
                 return False
@@ -225,19 +226,20 @@ class Journal(OfOneProcess):
             return False
 
     def compared(self, epoch: str, through: Position) -> None:
-        """Note that the log of this epoch has all that was noted up to `through`."""
+        """Note that the log of this epoch has all entries of the journal up to `through`."""
         self._change_marks(lambda marks: marks._replace(epoch=epoch, compared=dict(through)))
         with self._lock:
-            if self.position() == through:  # also where the marks cannot be written
+            if self.position() == through:  # even if the marks cannot be written
                 self._noted.clear()
 
     def whole(self, epoch: str) -> tuple[Id, Id] | None:
-        """Behind which entry, and up to which, all of the log of this epoch is noted here."""
+        """The range (after, through) of the log of this epoch that is complete here; None if unknown."""
         marks = self._read_marks()
         return (marks.whole_from, marks.whole_to) if marks.whole_epoch == epoch and marks.whole_epoch else None
 
     def note_whole(self, epoch: str, after: Id, through: Id) -> None:
-        """Note that all with after < id <= through was noted here. Of two parts with a gap between, the later holds."""
+        """Note that all entries with after < id <= through are here. Of two ranges with a gap between, keeps the
+        later."""
 
         def changed(marks: Marks) -> Marks:
             first, last = after, through
@@ -251,10 +253,11 @@ class Journal(OfOneProcess):
         self._change_marks(changed)
 
     def locked(self, wait_s: float = WAIT_S) -> AbstractContextManager[object]:
-        """Alone on this machine inside the block: for comparing, and for handing over. Its thread may lock again.
+        """Exclude other processes of this machine inside the block, to compare or to hand over. Its thread may lock
+        again.
 
-        Raises LedgerError if another is not done by then. Where nobody can lock, as in a folder that cannot be written,
-        each goes on by itself: what a union must not lose is guarded by the log's own fence.
+        Raises LedgerError if another process holds the lock for longer. If nobody can lock, as in a folder that cannot
+        be written, each goes on alone: the log's own fence protects a union.
         """
         if self._file_lock is None:
             return nullcontext()
@@ -267,12 +270,12 @@ class Journal(OfOneProcess):
     # Facts
 
     def facts(self) -> str:
-        """The newest facts; "" for none."""
+        """The newest facts; "" if there are none."""
         return self._read_facts()[2]
 
     def write_facts(self, epoch: str, text: str, seen: Id = START) -> None:
-        """Note the facts that were read when the log of this epoch was read up to `seen`: older ones of the same epoch
-        do not replace newer ones."""
+        """Note the facts of a moment when the log of this epoch was read up to `seen`. Older facts of the same epoch do
+        not replace newer facts."""
         if self._read_facts() == (epoch, seen, text):
             return
         with suppress(LedgerError), self.locked(), self._lock:
@@ -288,12 +291,12 @@ class Journal(OfOneProcess):
                     self._fail(error)
 
     def close(self) -> None:
-        """Release the files. May be called twice; they are opened again where the journal is used again."""
+        """Release the files. May be called twice; the next use opens them again."""
         with self._lock:
             self._let_go()
 
     def start_over_in_child(self) -> None:
-        """The parent's descriptors have one place in their file with the child's, and its locks may be held."""
+        """The child's descriptors share their positions with the parent's, and the parent may hold the locks."""
         self._lock = threading.RLock()
         self.draws.start_over()
         if self._file_lock is not None:
@@ -308,7 +311,7 @@ class Journal(OfOneProcess):
             self._files.close()
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
-        """Write to the file, or else to memory."""
+        """Write to the file, or, if that fails, to memory."""
         files = self._files
         if files is None or (self._trouble and time.monotonic() < self._retry_s):
             self._remember(epoch, news)
@@ -318,7 +321,9 @@ class Journal(OfOneProcess):
                 self._write_remembered(files)
             named = files.name
             lines = [record_line(epoch, entry.id, packed(entry)) for entry in news]
-            if len(lines) > FEW_LINES:  # a new process will read no further back than these: they end with the newest
+            if (
+                len(lines) > FEW_LINES
+            ):  # a new process reads no further back than this batch, so it ends with the newest
                 self._follow(files)
             self._append(files, lines, newest)
             if len(lines) > FEW_LINES:
@@ -335,13 +340,13 @@ class Journal(OfOneProcess):
         data = b"\n%b\n" % b"\n".join(lines)
         file, end = files.append(data, newest[0])
         start = end - len(data)
-        if self._followed == (file, start, start):  # else somebody else has written, too
+        if self._followed == (file, start, start):  # otherwise another process has written too
             self._followed = (file, end, end)
         if self._trouble:
             self._trouble = ""
 
     def _write_remembered(self, files: DayFiles) -> None:
-        """Write what no file took, now that one may."""
+        """Write the entries that are in memory."""
         waiting = list(self._memory)
         lines = [record_line(epoch, entry.id, packed(entry)) for epoch, entry in waiting]
         self._append(files, lines, max(entry.id for _, entry in waiting))
@@ -352,7 +357,7 @@ class Journal(OfOneProcess):
         self._remembered += len(news)
 
     def _delete_old(self, files: DayFiles, newest_ms: int) -> None:
-        """By the earlier of two clocks, so that none of them alone makes a journal forget."""
+        """Delete old files, by the earlier of two clocks, so that no single clock makes a journal forget."""
         with suppress(OSError):
             files.delete_before(min(newest_ms, self._clock()) - self._keep_ms - SLACK_MS)
 
@@ -367,7 +372,7 @@ class Journal(OfOneProcess):
                 del self._newest[next(iter(self._newest))]
 
     def _follow(self, files: DayFiles) -> None:
-        """Read what others have written since. Of a file that is new to this process, only its end."""
+        """Read the new lines of other processes. If the file is new to this process, reads only its end."""
         file, size = files.growing()
         before, at, looked = self._followed
         if file is None or (file is before and size == looked):
@@ -387,7 +392,7 @@ class Journal(OfOneProcess):
         self._followed = (file, at + len(whole) + len(newline), size)
 
     def _search_back(self, files: DayFiles, epoch: str) -> None:
-        """Look for an epoch further back, but not for ever: what was noted under another one is compared anyway."""
+        """Look for an epoch further back, but not for ever: entries of other epochs are compared anyway."""
         left = SEARCH_BYTES
         for name, end in reversed(files.ends().items()):
             start = max(0, end - left)
@@ -402,7 +407,7 @@ class Journal(OfOneProcess):
         self._confirmed.add(epoch)
 
     def _look_for_others(self, epoch: str) -> tuple[bool, Position, int]:
-        """Whether all that is not compared is of this epoch, up to where, and how many bytes had to be read for it."""
+        """Whether all uncompared entries are of this epoch, up to where, and how many bytes had to be read for that."""
         files = self._files
         state = (epoch, self._remembered, *((*files.growing(), files.looks) if files is not None else ()))
         if state == self._clean:
@@ -442,7 +447,8 @@ class Journal(OfOneProcess):
             return self._marks
 
     def _change_marks(self, changed: Callable[[Marks], Marks], wait_s: float = WAIT_S) -> None:
-        """Where somebody else is at it for long, nothing is noted: it is compared again, or read again."""
+        """Change the marks. If another process holds the lock for long, changes nothing: the work is then done
+        again."""
         with suppress(LedgerError), self.locked(wait_s), self._lock:
             self._marks_look = -1
             before = self._read_marks()
@@ -466,7 +472,7 @@ class Journal(OfOneProcess):
             return self._facts
 
     def _fail(self, error: OSError) -> None:
-        """Say once why the files cannot be used."""
+        """Log once why the files cannot be used."""
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error
         self._retry_s = time.monotonic() + RETRY_S
@@ -477,17 +483,16 @@ class Journal(OfOneProcess):
 
 
 def upstream_folder(folder: Path, identity: Identity) -> str:
-    """Where in a state folder the journals of one upstream project are."""
+    """The folder with the journals of one upstream project."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
     return os.sep.join((str(folder), FOLDER, f"{spelled}-{identity.upstream_hash[:16]}"))
 
 
 def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int, longest_ms: int) -> list[tuple[str, int]]:
-    """The projects of a state folder that the configurations of these identities charged and that none of them is of,
-    as the names of folders spell them; and until when what this machine noted of each may count: `longest_ms` after it
-    was noted last.
+    """The projects in a state folder that the configurations of these identities charged but no longer name, as the
+    folders spell them; for each the time until which its charges may count, `longest_ms` after the last note.
 
-    A project at another endpoint has the same name, and is none of these.
+    A project that only changed its endpoint has the same name, and is not among them.
     """
     spelled = {os.path.basename(upstream_folder(folder, identity)).rpartition("-")[0] for identity in identities}
     configurations = {identity.ledger for identity in identities}
@@ -507,12 +512,12 @@ def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int, longe
 
 
 def _noted_ms(path: str) -> int:
-    """When something was noted in a journal last; 0 for an empty one."""
+    """The time of the last note in a journal; 0 if it is empty."""
     return max((entry.stat().st_mtime_ns // 1_000_000 for entry in os.scandir(path)), default=0)
 
 
 def _facts_in(stored: str) -> tuple[str, Id, str]:
-    """The epoch, the newest entry that was read, and the facts; of a text that is none of ours, nothing."""
+    """The epoch, the newest entry read, and the facts in a stored text; empty values if it is not ours."""
     try:
         epoch, seen, text = stored.split("\t", 2)
         return epoch, read_id(seen), text
@@ -521,13 +526,13 @@ def _facts_in(stored: str) -> tuple[str, Id, str]:
 
 
 def _start(since: Position, name: str, end: int) -> int:
-    """Where to go on in a file. One that is shorter than it was is another one."""
+    """Where to go on in a file. If it is shorter than before, it is another file: then at its beginning."""
     at = since.get(name, 0)
     return at if at <= end else 0
 
 
 def _has_another(files: DayFiles, name: str, start: int, end: int, epoch: str) -> bool:
-    """Whether an entry of another epoch stands between these bytes."""
+    """Whether an entry of another epoch is between these bytes."""
     beginning = f"{epoch}\t".encode(errors=SPELLING)
     for lines in files.lines(name, start, end):
         for line in lines:

@@ -1,4 +1,4 @@
-"""What only one process of a machine, and one thread of it, does at a time."""
+"""A lock for one process of a machine, and one thread of it, at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LOOK_AGAIN_S = 0.002
 
 
 class _LockFile(io.FileIO):
-    """A file that is locked until it is closed. It is closed in C, where no signal handler runs: at the end of its
-    block, or as soon as nobody has it, where an exception came out before the block began."""
+    """A file that is locked until it is closed. C code closes it, where no signal handler runs: at the end of its
+    block, or, if an exception comes before the block begins, as soon as nobody refers to it."""
 
     holder = 0
 
@@ -27,9 +27,9 @@ class _LockFile(io.FileIO):
 
 
 class FileLock:
-    """A lock of a file beside what it guards, made by the first who locks. The thread that holds it may lock again.
+    """A lock on a file, which the first lock makes. The thread that holds it may lock again.
 
-    It ends with its block or its process. A forked child has none of its parent's (`start_over`).
+    It ends with its block or its process. A forked child does not have its parent's lock (`start_over`).
     """
 
     def __init__(self, path: str, what: str) -> None:
@@ -37,9 +37,9 @@ class FileLock:
         self._files: WeakSet[_LockFile] = WeakSet()
 
     def taken(self, wait_s: float) -> AbstractContextManager[object]:
-        """Take it: it is held until the `with` block of what this returns has ended.
+        """Take the lock, until the `with` block of the returned value ends.
 
-        Raises LedgerError if another holds it for as long as `wait_s`, and OSError where nobody can lock it.
+        Raises LedgerError if another process holds it for `wait_s`, and OSError if nobody can lock it.
         """
         me = threading.get_ident()
         if any(file.holder == me and not file.closed for file in self._files):
@@ -56,7 +56,7 @@ class FileLock:
         return file
 
     def start_over(self) -> None:
-        """In a forked child: let go of the copies that would hold the parent's lock for as long as the child lives."""
+        """In a forked child: close the copies, which would hold the parent's lock as long as the child lives."""
         for file in list(self._files):
             file.close()
 
@@ -69,7 +69,7 @@ class FileLock:
             except BlockingIOError:
                 if time.monotonic() >= end_s:
                     raise LedgerError(
-                        f"{self._what}: another process of this machine holds it for more than {wait_s:g} s; "
+                        f"{self._what}: another process of this machine has held it for more than {wait_s:g} s; "
                         f"try again, or see which: fuser {self._path}"
                     ) from None
             time.sleep(_LOOK_AGAIN_S)

@@ -91,6 +91,8 @@ def refuse_others(path: str, what: str) -> None:
     """Raises ConfigError for a file that others could change: then nothing opens it, and no allowance replaces it."""
     why = doubt_of_database(path) if path else ""
     if why.endswith(NO_FILE):
-        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move that one away")
+        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move this file away")
     if why:
-        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; make both this user's alone (chown, chmod)")
+        raise ConfigError(
+            f"{what} {one_line(path)}: {one_line(why)}; let this user alone own and write both (chown, chmod)"
+        )

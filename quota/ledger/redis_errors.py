@@ -138,10 +138,10 @@ _REPLIES = {
         " has no database of that number; take a lower one, or raise the server's `databases`"
     ),
     "MISCONF ": " cannot save its data and takes no charge until it can; see the server's log",
-    "(^|-)BUSY ": " is busy with another program's script; it goes on after that, or after SCRIPT KILL",
+    "(^|-)BUSY ": " is busy with another program's script; wait for its end, or run SCRIPT KILL",
     "^(TRYAGAIN|CLUSTERDOWN|MASTERDOWN) ": " is moving its data or choosing a primary; run again in a moment",
     "WRONGTYPE ": (
-        " has a key quota:{{...}} of a type that is not ours; delete it, or give the {owner} a database of its own"
+        " has a key quota:{{...}} of a type that is not ours; delete it, or give the {owner} its own database"
     ),
     "unknown command.*SENTINEL|SENTINEL.*unknown command": (
         " is no sentinel; name the sentinels' own addresses, or write redis{secure}:// for a single server"

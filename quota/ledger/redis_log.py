@@ -384,7 +384,7 @@ class RedisLog(OfOneProcess):
         try:
             return reader(reply)
         except UNREADABLE as error:
-            raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
+            raise LedgerError(f"ledger {self.label} holds data that no quota program writes: {reply!r:.200}") from error
 
     def _error(self, error: Failed) -> LedgerError:
         lasts = _LASTING_WORDS.search(str(error)) is not None or isinstance(error, NotRedis | Misconfigured)

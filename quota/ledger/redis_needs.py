@@ -132,6 +132,6 @@ def _lifetimes(lifetimes: Sequence[int], keys: Sequence[str]) -> Iterator[Findin
         if lifetime_ms == NO_LIFETIME:
             yield warning(
                 "server keys",
-                f"{key} has no lifetime: another program took it away",
-                "charge once: that gives it one again",
+                f"{key} has no lifetime: another program removed it",
+                "charge once: that sets it again",
             )

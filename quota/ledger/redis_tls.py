@@ -28,7 +28,7 @@ WAIT_S = 0.1
 """How long a server may take to show the cause of an error. The failed decision waits for it."""
 
 _OF_CERTIFICATES = {
-    **dict.fromkeys((62, 64), "is not for {host}; use a name that it is for, or renew it"),
+    **dict.fromkeys((62, 64), "is not for {host}; use a name from the certificate, or renew it"),
     **dict.fromkeys((2, 18, 19, 20, 21, 27), 'is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'),
     10: "has expired; renew it, or correct this machine's clock",
 }
@@ -98,7 +98,7 @@ def _check_key(certfile: str, keyfile: str | None, password: str) -> None:
         if is_encrypted:
             line = f"the key in {key} is encrypted, and ssl_password is not its password"
         elif getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-            line = f"the key in {key} is not that of the certificate in {one_line(certfile)}; correct ssl_keyfile"
+            line = f"the key in {key} does not belong to the certificate in {one_line(certfile)}; correct ssl_keyfile"
         elif _holds_certificate(certfile):
             line = f"ssl_keyfile: {key} holds no PEM private key"
         else:

@@ -39,7 +39,9 @@ _LONGEST_S = 1e6
 def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger url") -> Target:
     """The target of a url. Raises ConfigError, which calls the url `what` and `label`, if it cannot be used."""
     if not is_ambiguous(url) and not all(map(_is_database, _databases(url))):
-        raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
+        raise ConfigError(
+            f"{what} {label}: its database is not a number; end it in /0, or in ?db=0 after a unix socket"
+        )
     try:
         return target_of(url, timeout_s)
     except Misconfigured as error:

@@ -168,7 +168,7 @@ class SqliteLog(OfOneProcess):
                 path,
                 "ledger",
                 version=SCHEMA_VERSION,
-                lost_then="this machine puts back what it has seen",
+                lost_then="this machine puts back what it has read",
                 waited_s=DEADLINE_S,
                 remedy="move it away, or name another file in the url",
             ),

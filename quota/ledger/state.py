@@ -134,7 +134,7 @@ def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> N
     if api and state.get(API, api) != api:
         raise UnusableLedger(
             f"ledger {label}: project {project!r} has the charges of api {show(state[API])}, and upstream counts "
-            f"{show(api)} apart; give this credential another project"
+            f"{show(api)} separately; give this credential another project"
         )
 
 
@@ -240,7 +240,7 @@ class State:
         """Renew a claim, and keep the job's places in the regions that it still has. The answer has the other regions
         in `elsewhere`."""
         if unclaimed := [region for region in places if region not in claim.regions]:
-            raise UsageError(f"region {unclaimed[0]!r:.100}: a place is kept only of a region that is claimed")
+            raise UsageError(f"region {unclaimed[0]!r:.100}: claim a region before you keep its place")
         checked = {region: (place_field(name, region), checked_place(place)) for region, place in places.items()}
 
         def becomes(claimed: Claimed) -> dict[str, str]:

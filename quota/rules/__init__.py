@@ -1,15 +1,15 @@
-"""The rules of a budget, pure: they read entries and numbers, and return numbers. Nothing here waits, or has a clock.
+"""The rules of a budget, pure: they take entries and numbers, and return numbers. Nothing here waits or has a clock.
 
-    entry      what the log holds: entries, each known by its key
-    total      what one limit counts: a running total over the log
-    reading    what a process has read of one project's log, and the totals over it
-    calls      what a call costs, which limits count it, and what each may hold
-    retry      when a refused call fits
-    union      which entries two histories of one log have together
-    spent      what was charged: each charge with what it counts now, and sums that never fall
-    facts      what changes seldom, and decisions go by: closed buckets, grants
-    claims     whose the regions of a job are
-    refusals   what was refused, for people
+    entry      the entries of a log, which their keys identify
+    total      the running total of one limit over the log
+    reading    the part of a log that a process has read, and the totals over it
+    calls      the price of a call, the limits that count it, and their caps
+    retry      the time when a refused call fits
+    union      the union of two histories of one log
+    spent      charges with their current units, and sums that never fall
+    facts      closed buckets and grants: they seldom change, and every decision reads them
+    claims     the stores that hold the regions of a job
+    refusals   refused calls, for people
 
-Whoever asks decides (`quota.budget`); a ledger only appends (`quota.ledger.log`).
+The process that asks also decides (`quota.budget`); a ledger only appends (`quota.ledger.log`).
 """

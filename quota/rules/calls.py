@@ -1,10 +1,10 @@
-"""What is compared before a call may leave: its price, the limits that count it, and what each may hold. Pure.
+"""What a decision compares before a call may leave: the price, the limits that count the call, and their caps. Pure.
 
-Checklist    for one kind of call: a method, its units where they are not the book's, and a job
+Checklist    of one kind of call: a method, its units if the caller gives them, and a job
 Checklists   makes the checklists of a budget, and keeps them
-charges_of   what calls are charged: a charge for each bucket of each call
+charges_of   the charges of calls: one for each bucket of each call
 cap          the number that a limit enforces for one call. Only this function lowers a limit
-Believed     what upstream says it grants, by which caps are lowered
+Believed     upstream's grants, which lower caps
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ MAX_CHARGE_UNITS = 10**9
 """The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
 
 MAX_KEPT = 1_000
-"""The most checklists that are kept: a caller may give each call other units."""
+"""The most checklists that are kept, because a caller may give each call other units."""
 
 NO_CAP = MAX_NUMBER
-"""What a shadow limit is compared with: it counts, and never refuses. All else goes by the limit's own cap."""
+"""The cap that a decision compares a shadow limit with, so that it never refuses. The answer shows its own cap."""
 
 ALWAYS = (0, NEVER)
-"""The times between which a price holds that never changes."""
+"""The times of a price that never changes."""
 
 Parts = tuple[Part, ...]
 
 Key = tuple[str, "int | None", "Parts | None", str]
-"""A kind of call: its method, its units where the caller gives them, what it is charged where the book does not say,
-and its job."""
+"""A kind of call: its method, its units if the caller gives them, its charges if the book has none, and its job."""
 
 
-# -- what upstream grants ----------------------------------------------------------------------------------------------
+# -- upstream's grants ------------------------------------------------------------------------------------------------
 
 
 class Believed(NamedTuple):
-    """Upstream's grants that are believed at a time, their units by bucket, and from and until when these are all."""
+    """Upstream's grants that count at a time, their units by bucket, and the span of time in which they are all."""
 
     grants: tuple[Grant, ...] = ()
     units: Mapping[str, int] = MappingProxyType({})
@@ -55,7 +54,7 @@ class Believed(NamedTuple):
     until_ms: int = NEVER
 
     def until_ms_of(self, bucket: str) -> int:
-        """Until when the grant of this bucket is believed."""
+        """The time until which the grant of this bucket counts."""
         return next(grant.until_ms for grant in self.grants if grant.bucket == bucket)
 
 
@@ -63,8 +62,7 @@ NO_GRANTS = Believed()
 
 
 def believed(facts: Facts, now_ms: int) -> Believed:
-    """The grants in the facts, without those that are too old to be believed, and those that a clock which stood ahead
-    has dated."""
+    """The grants in the facts that count now: neither outdated, nor dated into the future by a wrong clock."""
     if not facts.grants:
         return NO_GRANTS
     grants = tuple(grant for grant in facts.grants if grant.believed_at(now_ms))
@@ -76,9 +74,9 @@ def believed(facts: Facts, now_ms: int) -> Believed:
 
 
 def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
-    """The number that a limit may enforce where upstream grants these units by bucket: its grant less the limit's
-    headroom, 0 or more. None where the grants say nothing about it: it counts another bucket, several, or calls, or in
-    a longer window than a day, the longest period that upstream's grant may stand for."""
+    """The most that a limit may enforce if upstream grants these units by bucket: the grant less the limit's headroom,
+    0 or more. None if the grants do not apply: the limit counts another bucket, several buckets, or calls, or its
+    window is longer than a day, which is the longest period of an upstream grant."""
     selector = limit.view.selector
     if selector.count == "calls" or len(selector.buckets) != 1 or limit.view.window.longest_ms > _LONG_DAY_MS:
         return None
@@ -92,8 +90,8 @@ _LONG_DAY_MS = 25 * HOUR_MS
 def wanted_grants(
     limits: Sequence[Limit], granted: Mapping[str, int], before: Sequence[Grant], now_ms: int, believed_ms: int
 ) -> tuple[Grant, ...]:
-    """The grants to remember: those that lower a limit. Where upstream says nothing of a bucket, what it said before
-    stands as long as it is believed; a number that is still the same is not written again for a day."""
+    """The grants to remember: only grants that lower a limit. If upstream does not mention a bucket, its last grant
+    stays as long as it counts. An unchanged number is not written again for a day."""
     stand = {grant.bucket: grant for grant in before if grant.believed_at(now_ms)}
     wanted = {bucket: grant for bucket, grant in stand.items() if bucket not in granted}
     for bucket, units in granted.items():
@@ -108,7 +106,7 @@ def wanted_grants(
 
 
 CONFIRM_MS = DAY_MS
-"""A grant that is still the same is written again when it is this old."""
+"""An unchanged grant is written again when it is this old."""
 
 
 def lowers(limits: Sequence[Limit], bucket: str, units: int) -> bool:
@@ -121,13 +119,12 @@ def lowers(limits: Sequence[Limit], bucket: str, units: int) -> bool:
 def cap(
     limit: Limit, leave_units: int, cost_units: int, now_ms: int | None, granted: Mapping[str, int] | None = None
 ) -> int:
-    """The number enforced for one call: the limit's own, lowered to what upstream grants (see `granted_units`), by the
-    units that the job leaves to others, and by the limit's pace at `now_ms`. With `now_ms` None the pace does not
-    count: the result is the most that it will ever be.
+    """The number enforced for one call: the limit's own number, lowered to upstream's grant (see `granted_units`), by
+    the units that the job leaves to others, and by the limit's pace at `now_ms`. With `now_ms` None the pace does not
+    count, so the result is the most that it will ever be.
 
-    Each job is paced by the total that it may spend, so a job that leaves half to
-    others spends its own half evenly too. Pace delays a call but never forbids it: an unused window always has room for
-    one.
+    The pace of a job depends on the total that it may spend, so a job that leaves half to others spends its own half
+    evenly too. Pace delays a call but never forbids it: an unused window always has room for one call.
     """
     most = granted_units(limit, granted) if granted else None
     units = max(0, (limit.limit_units if most is None else min(limit.limit_units, most)) - leave_units)
@@ -143,13 +140,14 @@ def cap(
 
 @dataclass
 class Checklist:
-    """What the ledger must check for one kind of call: computed once, used for every decision about it."""
+    """What a decision checks for one kind of call. It is computed once, and every decision about such a call uses
+    it."""
 
     method: str
     parts: Parts
-    """What the call is charged; nothing if it is free, or if this is of several calls."""
+    """The charges of the call; none if it is free, or if this checklist is of several calls."""
     units: int
-    """What the call costs in its first bucket; several calls, each in its first."""
+    """The cost of the call in its first bucket; of several calls, the sum of these."""
     closed_by: tuple[str, ...]
     """The buckets and pools whose exhaustion closes the call."""
     limits: tuple[Limit, ...]
@@ -160,13 +158,13 @@ class Checklist:
     shadow: bool
     """Whether one of the limits is a shadow."""
     priced: tuple[int, int]
-    """The times in ms from and until which the call has that price."""
+    """The span of time in which the call has this price, in ms."""
     grants: Believed
-    """What upstream grants, as `caps` go by it."""
+    """The grants that lower `caps`."""
     kinds: tuple[Key, ...] = ()
-    """The calls that it is of, to price them again."""
+    """The kinds of its calls, to price them again."""
     each: tuple[Checklist, ...] = ()
-    """Where it is of several calls that are decided together, the checklist of each."""
+    """If it is of several calls that are decided together, their checklists."""
 
     @property
     def calls(self) -> tuple[Checklist, ...]:
@@ -174,7 +172,7 @@ class Checklist:
         return self.each or (self,)
 
     def caps_at(self, now_ms: int) -> tuple[int, ...]:
-        """Each limit's enforced number at `now_ms`. `caps` holds it without pacing; most calls need no more."""
+        """Each limit's enforced number at `now_ms`. `caps` has them without pace, which most calls do not need."""
         if not self.paced:
             return self.caps
         together = zip(self.limits, self.leaves, self.costs, strict=True)
@@ -182,8 +180,8 @@ class Checklist:
 
 
 class Together(NamedTuple):
-    """What is known of several calls that were decided together, beside the first one's method and the units of all:
-    what they cost in each limit that counted any of them, by name, and a bucket that was closed to one of them."""
+    """Data about several calls that were decided together, besides the first method and all units: their number, what
+    they cost in each limit that counted any of them, by name, and a bucket that was closed to one of them."""
 
     calls: int
     costs: Mapping[str, int]
@@ -191,18 +189,18 @@ class Together(NamedTuple):
 
 
 MAX_LOOKS = 100
-"""The most looks that are remembered."""
+"""The most looks that are kept."""
 
 _looks: dict[tuple[int, int], tuple[CostBook, Checklist]] = {}
-"""By the addresses of book and limits, which live as long: many credentials have the same."""
+"""Checklists by the addresses of book and limits, which they keep alive. Many credentials share them."""
 
 
 class Checklists(dict[Key, Checklist]):
-    """The checklists of a budget, by kind of call; one that is not there yet is made.
+    """The checklists of a budget, by kind of call, each made on first use.
 
-    `leave` holds the units that each job leaves to others, by limit. `shown` are the limits that people look at: of
-    one that each job has for itself, those of the jobs in `leave`. Raises UsageError for a call that can never be
-    admitted, CostExceedsLimit among them.
+    `leave` has the units that each job leaves to others, by limit. `shown` are the limits for people: if each job has
+    its own of a limit, the limits of the jobs in `leave`. Raises UsageError (such as CostExceedsLimit) for a call that
+    can never be admitted.
     """
 
     def __init__(
@@ -228,7 +226,7 @@ class Checklists(dict[Key, Checklist]):
         return made
 
     def make(self, kind: Key) -> Checklist:
-        """A new one, by the price of now."""
+        """A new checklist, by the current price."""
         method, units, parts, job = kind
         check_name("job", job)
         book, priced = self._book, ALWAYS
@@ -240,7 +238,7 @@ class Checklists(dict[Key, Checklist]):
             parts = (first._replace(units=units), *others)
         parts = tuple([part._replace(units=charge_units(part.units)) for part in parts or ()])
         if len(parts) > MAX_PARTS:
-            raise UsageError(f"{method} is charged to {len(parts)} buckets, and a call to {MAX_PARTS} at most")
+            raise UsageError(f"{method} charges {len(parts)} buckets; a call may charge at most {MAX_PARTS}")
         method = book.canonical(method)
         check_name("method", method, least=1)
         limits, costs = [], []
@@ -264,7 +262,7 @@ class Checklists(dict[Key, Checklist]):
         job: str,
         priced: tuple[int, int] = ALWAYS,
     ) -> Checklist:
-        """A checklist of these limits, whatever the book says."""
+        """A checklist of these limits and costs."""
         leave = self._leave.get(job, {})
         leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
         caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
@@ -274,12 +272,12 @@ class Checklists(dict[Key, Checklist]):
         return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, shadow, priced, NO_GRANTS)
 
     def of_a_look(self) -> Checklist:
-        """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
+        """The checklist of the cheapest call of the main bucket. Each limit counts the least that it can count."""
         book, limits = self._book.at(self._clock()), self.shown
         cached = _looks.get((id(book), id(limits)))
         if cached is None:
             main = book.main_bucket.name
-            # `quota check` reports a limit below that as an error; here it is full when used up.
+            # `quota check` reports a smaller limit as an error; here it is full when used up.
             costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
             parts = (Part(main, book.cheapest_units(main)),)
             checklist = Checklists("", book, limits, {}, self._clock).of("", parts, limits, costs, "")
@@ -289,8 +287,7 @@ class Checklists(dict[Key, Checklist]):
         return cached[1]
 
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
-        """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of
-        all."""
+        """One checklist for calls that are decided together: each limit that counts any of them, with their sum."""
         calls, costs = Counter(map(id, checklists)), Counter[str]()
         kinds = {id(checklist): checklist for checklist in checklists}.values()
         for kind in kinds:
@@ -307,7 +304,7 @@ class Checklists(dict[Key, Checklist]):
         return made
 
     def of_now(self, kind: Key) -> Checklist:
-        """The checklist of a kind of call, by the price of now."""
+        """The checklist of a kind of call, by the current price."""
         checklist = self[kind]
         if checklist.priced is ALWAYS or checklist.priced[0] <= self._clock() < checklist.priced[1]:
             return checklist
@@ -315,8 +312,8 @@ class Checklists(dict[Key, Checklist]):
         return self[kind]
 
     def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:
-        """One checklist for calls that were decided together before. A limit that `together` does not tell of counts
-        them as one call of the first method."""
+        """One checklist for calls that were decided together before. A limit that is not in `together` counts them as
+        one call of the first method."""
         first = self.make((method, 1, None, job))
         costs = {limit.name: limit.view.selector.cost(units) for limit in first.limits} | dict(together.costs)
         limits = tuple(limit for limit in self.limits_of(job) if limit.name in costs)
@@ -328,7 +325,7 @@ class Checklists(dict[Key, Checklist]):
         return made
 
     def with_grants(self, checklist: Checklist, grants: Believed) -> Checklist:
-        """The same with the caps that follow from these grants. It is kept in the place of the other one."""
+        """The same checklist with the caps by these grants. It replaces the kept one."""
         together = zip(checklist.limits, checklist.leaves, checklist.costs, strict=True)
         caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
         new = replace(checklist, caps=caps, grants=grants)
@@ -337,7 +334,7 @@ class Checklists(dict[Key, Checklist]):
         return new
 
     def limits_of(self, job: str) -> tuple[Limit, ...]:
-        """The limits that a job's calls can meet, with its own of each limit that every job has."""
+        """The limits that can count a job's calls. If each job has its own of a limit, the job's own."""
         return of_jobs(self._limits, (job,))
 
     def leaves_of(self, job: str) -> Mapping[str, int]:
@@ -366,10 +363,10 @@ def charges_of(
     *,
     reserved: bool = False,
 ) -> tuple[Entry, ...]:
-    """What calls of one job are charged, in their order: a charge for each bucket of each call, none for a free one.
+    """The charges of calls of one job, in their order: one for each bucket of each call, none for a free call.
 
-    The first charge of a call has a key of its own, which ends in RESERVED if the charge is an upper bound: by its
-    price, or with `reserved`. The others have the same key with FURTHER and their number behind it.
+    The first charge of a call has a new key. It ends in RESERVED if the charge is an upper bound, by its price or with
+    `reserved`. The other charges have the same key, followed by FURTHER and their number.
     """
     charges = []
     for call in calls:
@@ -388,5 +385,5 @@ def charge_units(units: object) -> int:
 
 
 def settled_units(units: object) -> int:
-    """What a charge counts from now on, checked. Raises UsageError."""
+    """The new units of a charge, checked. Raises UsageError."""
     return whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)

@@ -1,20 +1,20 @@
-"""Claims: each region of a job belongs to one store at a time, and each tick of a schedule is run once. Pure.
+"""Claims: each region of a job belongs to one store at a time, and each tick of a schedule runs once. Pure.
 
-    Claim      what a run asks for
-    Holder     whose a region is that it did not get
+    Claim      the request of a run
+    Holder     the store that holds a region which the run did not get
     Claimed    the answer
-    Record     what the state holds of one job, and the rules that change it
+    Record     the claims of one job in the state, and the rules that change them
 
-A region is given to a run if no store holds it, if the hold has lapsed, or if the run's own store holds it and its last
-run has ended or is dead: on the same machine, where the run holds the lock, or silent for its lease. A run renews by
-claiming again, and loses what another took over. Times are those of the ledger's clock, and what is dated ahead of it
-is dated now.
+A run gets a region if no store holds it, if the hold has lapsed, or if the run's own store holds it and that store's
+last run has ended or is dead. A run is dead if another run holds its lock on the same machine, or if it was silent for
+its lease. A run renews its claim by claiming again, and loses the regions that another run took over. All times are
+times of the ledger's clock; a time ahead of it counts as now.
 
-Where a job stands in a region, its place, may lie beside its claims, as a text that says nothing to the ledger. It is
-written in the step that renews the claim, and only if no other run has had the region since this one got it. So a run
-that is late puts no job back to where it stood before another went on.
+The state may also keep the place of a job in a region, as a text that the ledger does not read. The step that renews
+the claim writes it, unless another run has had the region since this run got it. So a late run does not set the job
+back.
 
-A field of either begins with the time until which it counts: `UNTIL_MS TEXT`.
+Either field begins with the time until which it counts: `UNTIL_MS TEXT`.
 """
 
 from __future__ import annotations
@@ -28,35 +28,34 @@ from quota.terms.arguments import MAX_NUMBER, text, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 MAX_HOLD_MS = 49 * HOUR_MS
-"""A region stays with its store no longer than this after the store's run was last heard of."""
+"""The longest time that a region stays with its store after the last sign of the store's run."""
 
 MAX_TICK_MS = 8 * DAY_MS
-"""A tick that was run is remembered no longer than this."""
+"""The longest time that a tick is remembered."""
 
 MAX_TICKS = 1_000
-"""The most ticks of a job that are remembered: of more, those that were to be remembered longest. The record is read
-and written with each page."""
+"""The most ticks of a job that are remembered: those with the latest ends. Every page reads and writes the record."""
 
 MAX_REGIONS = 1_000
 """The most regions that are claimed at once."""
 
 MAX_PLACE_BYTES = 70_000
-"""The longest text that says where a job stands in a region. The longest cursor in it has 64 kB."""
+"""The longest place of a job in a region. Its cursor may have 64 kB."""
 
 PLACE_KEPT_MS = 35 * DAY_MS
-"""A place is forgotten so long after it was kept last."""
+"""How long a place is kept after it was last written."""
 
 Ending = Literal["done", "stopped", "failed"]
 
 
 class Claim(NamedTuple):
-    """What one run of a job asks for.
+    """The request of one run of a job.
 
-    `name` is the job's: whatever claims under it shares its regions. `owner` is the store that the run writes to.
-    `machine` names a lock that the run holds: of two runs with the same one, the earlier is dead. `host` is for people.
-    The regions stay with the owner for `hold_ms` after the run was last heard of. A run that is silent for `lease_ms`
-    counts as dead. `tick`, if not empty, names the tick of a schedule that this run is; a tick that was run is
-    remembered for `tick_ms`. A region's name may be empty.
+    All claims with the same `name`, the job's, share its regions. `owner` is the store that the run writes to.
+    `machine` names a lock that the run holds: of two runs with the same lock, the earlier is dead. `host` is for
+    people. The regions stay with the owner for `hold_ms` after the last sign of the run. A run that is silent for
+    `lease_ms` counts as dead. `tick`, if not empty, names the run's tick of a schedule, which is remembered for
+    `tick_ms`. A region's name may be empty.
     """
 
     name: str
@@ -72,11 +71,11 @@ class Claim(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """Whose a region is, and since when nothing was heard of it.
+    """The store that holds a region.
 
-    `host` is where the owner's last run was, heard of at `seen_ms`; `running`: it has not ended. At `until_ms` the
-    region is free, if nothing is heard of the owner before. If the asking run is of that owner too, this is when the
-    other one counts as dead.
+    The owner's last run was on `host`, and gave its last sign at `seen_ms`; `running`: it has not ended. The region is
+    free at `until_ms`, unless the owner gives a sign before. If the asking run has the same owner, `until_ms` is when
+    the other run counts as dead.
     """
 
     owner: str
@@ -87,10 +86,10 @@ class Holder(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """The answer to a claim. `elsewhere` has the regions that the run did not get; the others are its own now.
+    """The answer to a claim. `elsewhere` has the regions that the run did not get; it has the others now.
 
-    `tick` is "" if the run may run its tick, "done" if another has run it, and "running" if another is running it. In
-    the last two cases nothing was claimed. `now_ms` is the ledger's clock.
+    `tick` is "" if the run may run its tick, "done" if another run has done it, and "running" if another run is doing
+    it. In the last two cases nothing was claimed. `now_ms` is the ledger's clock.
     """
 
     now_ms: int
@@ -117,7 +116,7 @@ def checked_claim(claim: Claim) -> Claim:
 
 
 CLAIM, PLACE = "claim:", "place:"
-"""Begin the names of the fields of the state that hold the claims of a job, and where it stands in a region."""
+"""Begin the names of the fields of the state with the claims of a job, and with its place in a region."""
 
 
 def claim_field(name: str) -> str:
@@ -126,12 +125,12 @@ def claim_field(name: str) -> str:
 
 
 def place_field(name: str, region: str) -> str:
-    """The field of the state that holds where a job stands in a region."""
+    """The field of the state with the place of a job in a region."""
     return f"{PLACE}{text(name, 'name')}|{text(region, 'region')}"
 
 
 def checked_place(place: str) -> str:
-    """Raises UsageError for one that is too long."""
+    """The place. Raises UsageError if it is too long."""
     size = len(text(place, "place").encode())
     if size > MAX_PLACE_BYTES:
         raise UsageError(f"a place of {size:,} bytes: a ledger keeps at most {MAX_PLACE_BYTES:,} of a region")
@@ -144,7 +143,7 @@ def stored_place(place: str, now_ms: int) -> str:
 
 
 def read_place(stored: str, now_ms: int) -> str | None:
-    """The place; None if it has lapsed, or is none of ours."""
+    """The place; None if it has lapsed, or the text is not ours."""
     until_ms, _, place = stored.partition(" ")
     return place if until_ms.isascii() and until_ms.isdigit() and int(until_ms[:16]) > now_ms else None
 
@@ -166,15 +165,15 @@ class _Run(NamedTuple):
         return Holder(self.owner, self.host, self.seen_ms, self.until_ms, self.run != "")
 
     def blocks(self, claim: Claim, now_ms: int) -> bool:
-        """Whether this run is another one than the claim's, and may be alive."""
+        """Whether this is another run than the claim's, and may be alive."""
         return self.run not in ("", claim.run) and self.machine != claim.machine and self.alive_until_ms > now_ms
 
 
 class Record:
-    """The claims of one job as the state holds them: `UNTIL_MS JSON`, and nothing of it counts after that time."""
+    """The claims of one job in the state: `UNTIL_MS JSON`. Nothing in it counts after that time."""
 
     def __init__(self, stored: str, now_ms: int) -> None:
-        """Read it, without what has lapsed. What a wrong clock dated ahead of `now_ms` is dated now."""
+        """Read the claims that have not lapsed. A time that a wrong clock dated ahead of `now_ms` counts as now."""
         self.now_ms = now_ms
         try:
             data = json.loads(stored.partition(" ")[2]) if stored else {}
@@ -182,12 +181,12 @@ class Record:
             ticks = dict(data.get("ticks") or {})
             self.ticks = {tick: min(whole(ms, "", 0, MAX_NUMBER), now_ms + MAX_TICK_MS) for tick, ms in ticks.items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError):
-            runs, self.ticks = [], {}  # not ours: the next claim writes it anew
+            runs, self.ticks = [], {}  # not ours: the next claim rewrites it
         self.runs = [run for run in runs if run.until_ms > now_ms]
         self.ticks = {tick: until_ms for tick, until_ms in self.ticks.items() if until_ms > now_ms}
 
     def claim(self, claim: Claim, *, take_over: bool) -> Claimed:
-        """Give the run its tick and those of its regions that are free, lapsed or its store's own."""
+        """Give the run its tick, and its regions that are free, lapsed or its store's own."""
         if claim.tick:
             if claim.tick in self.ticks:
                 return Claimed(self.now_ms, {}, "done")
@@ -206,8 +205,8 @@ class Record:
         return Claimed(self.now_ms, elsewhere)
 
     def renew(self, claim: Claim) -> Claimed:
-        """As `claim`, but only of regions that no other run had since this one got them: what it wants to write about
-        one of the others may be out of date."""
+        """As `claim`, but only for regions that no other run has had since this run got them: its place in other
+        regions may be out of date."""
         elsewhere = {}
         for region in claim.regions:
             has = [run for run in self.runs if region in run.regions]
@@ -245,8 +244,8 @@ class Record:
         ]
 
     def end(self, claim: Claim, ending: Ending) -> None:
-        """The run has ended: its regions stay with its store. Not after "failed": then they are free. Its tick was run,
-        unless it was stopped."""
+        """Note that the run has ended. Its regions stay with its store, unless it "failed": then they are free. Its
+        tick counts as done, unless it was "stopped"."""
         kept = []
         for run in self.runs:
             if (run.owner, run.run) != (claim.owner, claim.run):
@@ -260,14 +259,14 @@ class Record:
             self.ticks = {tick: self.ticks[tick] for tick in by_end[-MAX_TICKS:]}
 
     def stored(self) -> str | None:
-        """What the ledger stores; None if nothing is left."""
+        """The text that the ledger stores; None if nothing is left."""
         until_ms = max([*(run.until_ms for run in self.runs), *self.ticks.values()], default=None)
         data = {"runs": [run._asdict() for run in self.runs], "ticks": self.ticks}
         return None if until_ms is None else f"{until_ms} {json.dumps(data, ensure_ascii=False)}"
 
 
 def _run(row: Any, now_ms: int) -> _Run:
-    """A line of the record, each time at most as far from now as it was from its own `seen_ms`."""
+    """A run of the record. If `seen_ms` is ahead of now, all its times are moved back by as much."""
     owner, run, machine, host, tick = (text(row[name], name) for name in ("owner", "run", "machine", "host", "tick"))
     seen_ms, alive_until_ms, until_ms = (
         whole(row[name], name, 0, MAX_NUMBER) for name in ("seen_ms", "alive_until_ms", "until_ms")

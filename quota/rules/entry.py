@@ -1,10 +1,10 @@
-"""What the log of a project holds: entries in order, each known by its key.
+"""The entries of a project's log, in order. A key identifies each entry.
 
     Entry     one entry: a charge, a correction, units that others used, or a marker
-    packed    an entry as one line of text, as every log and journal stores it; `unpacked` reads it
-    Keys      makes the key of each attempt: by it, an entry is known wherever it stands
+    packed    an entry as one line of text, which every log and journal stores; `unpacked` reads it
+    Keys      makes the key of each attempt, which identifies its entry in every log
 
-The fields of a line stand between tabs, which no name may hold:
+Tabs separate the fields of a line, so no name may have a tab:
 
     100 KEY search search.list backfill DE                            a charge
     c40 KEY search search.list backfill DE  OF MS-SEQ 100             a correction: that charge counts 40, before 100
@@ -15,8 +15,8 @@ A key is a text:
 
     RUN MACHINE RANDOM    8, 4 and 11 characters, then `~` for a reservation, then `+1` to `+9` for further charges
 
-RUN names the run, and begins every key of a process. MACHINE is the same for all processes of a machine. RANDOM are 64
-bits, drawn for each attempt, so a process that was copied while it ran repeats no key.
+RUN names the run, and begins every key of a process. MACHINE is the same for all processes of a machine. RANDOM has 64
+bits, drawn for each attempt, so a copy of a running process repeats no key.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import Literal, NamedTuple
 from quota.common.fork import start_over_in_child
 
 Id = tuple[int, int]
-"""Where an entry stands in the log: its time in ms since 1970, then its number within that millisecond. Where two
-histories are united, an entry may get another place. Its key stays."""
+"""The id of an entry: its time in ms since 1970, then its number within that millisecond. A union of two histories may
+change an id. The key stays."""
 
 START: Id = (0, 0)
 """Before all entries."""
 
 END: Id = (2**53, 2**53)
-"""Behind all entries."""
+"""After all entries."""
 
 CALLS = "calls"
 
@@ -53,17 +53,17 @@ _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 class Entry(NamedTuple):
     """One entry of the log.
 
-    `key` is unique to the attempt that made the entry. `units` is what it counts: of a correction, what its charge
-    counts from now on; of `others`, what they used.
+    `key` is unique to the attempt that made the entry. `units` are its units; in a correction, the new units of its
+    charge; in `others`, the units that others used.
 
-    A correction has all fields of its charge, `of` is the key of that charge, `at` its id, and `before_units` what it
-    counted until now.
+    A correction has all fields of its charge. `of` is the key of that charge, `at` its id, and `before_units` its units
+    until now.
 
-    Of `others`, `of` names what was heard, and `at` is the period of it: since when, until when, in ms. Of one name the
-    largest counts, until its period ends. `method` is how long upstream's window is, in ms, or empty: only limits with
-    such a window count it, and with `region` CALLS those that count calls, too.
+    In `others`, `of` names the source, and `at` has the beginning and the end of its period, in ms. Of one name, the
+    largest entry counts, until its period ends. `method` is the length of upstream's window, in ms, or empty: only
+    limits with such a window count the entry. With `region` CALLS, limits that count calls count it too.
 
-    An entry that nobody can read (`unreadable`) counts nothing.
+    An `unreadable` entry counts nothing.
     """
 
     id: Id
@@ -92,7 +92,7 @@ def packed(entry: Entry) -> str:
 
 
 def unpacked(entry_id: Id, line: str) -> Entry:
-    """The entry that a line stores. Never raises: one that cannot be read is `unreadable`."""
+    """The entry of a line. Never raises: if it cannot be read, the entry is `unreadable`."""
     fields = line.split("\t")
     try:
         if len(fields) == 6 and line[:1].isdigit():
@@ -109,7 +109,7 @@ def unpacked(entry_id: Id, line: str) -> Entry:
 
 
 def _digits(text: str) -> int:
-    """Units are never below 0 nor beyond 2^53, whoever wrote the line. Raises ValueError."""
+    """The units in a text: from 0 to below 2^53, whoever wrote the line. Raises ValueError."""
     if not text.isdecimal() or len(text) > _MAX_DIGITS:
         raise ValueError(text)
     return int(text)
@@ -121,31 +121,30 @@ def id_text(entry_id: Id) -> str:
 
 
 def read_id(text: str) -> Id:
-    """The id that a text says. Raises ValueError."""
+    """The id in a text. Raises ValueError."""
     ms, _, seq = text.partition("-")
     return int(ms), int(seq)
 
 
 def just_before(ms: int) -> Id:
-    """Before all that an entry of this millisecond can be."""
+    """An id before every entry of this millisecond."""
     return (ms - 1, 2**53) if ms > 0 else START
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 RESERVED = "~"
-"""Ends the key of a charge that is an upper bound, until the true cost is known. It tells those who read the log; no
-decision goes by it."""
+"""Ends the key of a charge that is an upper bound, until the true cost is known. Reports use it; no decision does."""
 
 FURTHER = "+"
-"""Before the number of a further charge of one call, where a call is charged to several buckets."""
+"""Comes before the number of each further charge of a call that charges several buckets."""
 
 RUN_CHARS = 8
 MACHINE_CHARS = 4
 
 
 class Keys:
-    """Makes the keys of a process. A forked child gets a run of its own."""
+    """Makes the keys of a process. A forked child gets its own run."""
 
     def __init__(self, run: str | None = None, folder: Path | None = None) -> None:
         self.machine = machine_mark(folder)
@@ -167,8 +166,8 @@ class Keys:
 
 
 def machine_mark(folder: Path | None) -> str:
-    """What tells this machine's keys from those of others: its host, its start, and where its state folder lies. A copy
-    of the folder has another mark."""
+    """The mark of this machine in its keys: it depends on the host, its start, and the place of the state folder. A
+    copy of the folder has another mark."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -184,12 +183,12 @@ def machine_mark(folder: Path | None) -> str:
 
 
 def is_reservation(key: str) -> bool:
-    """Whether a charge is one: of a call of several charges, the first."""
+    """Whether a key is of a reservation. If the call has several charges, only the first key is."""
     return key.endswith(RESERVED)
 
 
 def is_first(key: str) -> bool:
-    """Whether a charge is the first of its call, or the only one."""
+    """Whether a key is of the first, or only, charge of its call."""
     return not (key[-2:-1] == FURTHER and key[-1] in "123456789")
 
 

@@ -1,19 +1,18 @@
-"""The facts of a project: what changes seldom, and what every decision goes by. Pure.
+"""The facts of a project: they seldom change, and every decision reads them. Pure.
 
     Exhaustion   upstream said "no more": a bucket is closed, or was reopened
-    Grant        what upstream grants of a bucket, where the configuration says more
-    Compared     what upstream counted when `quota reconcile` last asked
-    Facts        all of them, as one field of the project's state
+    Grant        upstream's grant of a bucket, if the configuration has more
+    Compared     upstream's count in the last `quota reconcile`
+    Facts        all facts, as one field of the project's state
 
-    exhaust, reopen, grant      what becomes of the facts
-    union                       what two histories of them have together
-    closing                     the exhaustion that stops a call
+    exhaust, reopen, grant      change the facts
+    union                       unites two histories of the facts
+    closing                     finds the exhaustion that stops a call
 
-An exhaustion closes its bucket until its end. A bucket that is closed stays as it is: a repeat extends nothing. A
-bucket that was reopened at T is closed again only by what upstream said at or after T. So late answers of calls that
-were under way undo nothing that somebody has decided.
+An exhaustion closes its bucket until its end. A repeat does not extend it. If a bucket was reopened at T, only an
+answer of upstream at or after T closes it again. So late answers to earlier calls do not undo a reopening.
 
-Facts are changed together with a marker in the log, so no decision overlooks a change: see `quota.ledger.state`.
+A change of the facts also appends a marker to the log, so no decision overlooks it: see `quota.ledger.state`.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from quota.terms.arguments import text, whole
 from quota.terms.limits import DAY_MS
 
 FACTS = "facts"
-"""The field of the state that holds them."""
+"""The field of the state that holds the facts."""
 
 VERSION = 1
-"""Of the text. Another one is not read."""
+"""The version of the text. A text of another version is not read."""
 
 MAX_EXHAUSTIONS = 100
-"""The most exhaustions that are kept, one for each bucket. Of more, those that close their bucket longest."""
+"""The most exhaustions that are kept, one for each bucket: those that close their buckets longest."""
 
 MAX_GRANTS = 100
 MAX_COMPARED = 100
-"""The most buckets whose comparison is kept: of more, those compared last."""
+"""The most buckets whose comparison is kept: the buckets that were compared last."""
 
 MAX_CHANGES = 20
-"""Of so many changes the facts know that they were made. An author whose answer was lost asks again much sooner."""
+"""How many changes the facts remember. An author whose answer was lost asks again much sooner."""
 
 MAX_TEXT_CHARS = 500
-"""Longer evidence, and longer reasons, are cut. The facts are read by every process that begins."""
+"""Longer evidence and reasons are cut, because every new process reads the facts."""
 
 _LARGEST = 10**15 - 1
 
@@ -54,10 +53,10 @@ _LARGEST = 10**15 - 1
 class Exhaustion(NamedTuple):
     """Upstream said "no more": a dated fact that closes one bucket for everybody until `until_ms`.
 
-    `since_ms` is when the call was charged that upstream answered so. `until_ms` is NEVER if upstream grants the
-    project nothing at all: no reset will reopen that bucket. `reopened_ms` is when somebody lifted it (0: it stands)
-    and `reopened_because` the reason; a lifted exhaustion closes nothing. `is_pause`: one answer is all that speaks of
-    it, without a word of a quota that is used up.
+    `since_ms` is the time of the charge whose call got that answer. `until_ms` is NEVER if upstream grants the project
+    nothing at all: no reset will reopen that bucket. `reopened_ms` is when somebody lifted it (0: it stands) and
+    `reopened_because` the reason; a lifted exhaustion closes nothing. `is_pause`: the only evidence is a single answer
+    that does not mention a used-up quota.
     """
 
     bucket: str
@@ -71,7 +70,7 @@ class Exhaustion(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Upstream grants `quota_units` of a bucket in each of its periods: heard at `since_ms`, believed until
+    """Upstream grants `quota_units` of a bucket in each of its periods. Its answer came at `since_ms`, and counts until
     `until_ms`."""
 
     bucket: str
@@ -80,20 +79,20 @@ class Grant(NamedTuple):
     until_ms: int
 
     def believed_at(self, now_ms: int) -> bool:
-        """Whether it still lowers a limit. Not if it was heard in what is now the future: that clock was wrong."""
+        """Whether it lowers limits now. A grant of the future does not: a wrong clock dated it."""
         since_ms, until_ms = self.believed_ms
         return since_ms <= now_ms < until_ms
 
     @property
     def believed_ms(self) -> tuple[int, int]:
-        """From and until when it is believed."""
+        """The span of time in which it counts."""
         return self.since_ms - DAY_MS, self.until_ms
 
 
 class Compared(NamedTuple):
-    """Upstream's count of a bucket beside ours, as they stood at `at_ms`: since upstream's reset at `since_ms`, and up
-    to its newest point at `through_ms`. `unknown_units` only upstream counted, `drift_units` only we did. It is for
-    people: nothing is decided by it."""
+    """Upstream's count of a bucket beside ours, at `at_ms`: from upstream's reset at `since_ms` to its newest point at
+    `through_ms`. Only upstream counted the `unknown_units`, only we counted the `drift_units`. It is for people: no
+    decision uses it."""
 
     bucket: str
     upstream_units: int
@@ -106,7 +105,7 @@ class Compared(NamedTuple):
 
 
 class DatedKey(NamedTuple):
-    """The key of a change that was made, which its marker in the log has, too, and when."""
+    """The time of a change, and its key, which is also its marker's key in the log."""
 
     at_ms: int
     key: str
@@ -114,7 +113,7 @@ class DatedKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts of a project: at most one exhaustion and one comparison for each bucket, in the order of their names.
+    """All facts of a project: at most one exhaustion and one comparison for each bucket, ordered by bucket.
     `granted_ms` is when the grants were last replaced. `changed_by` has the newest changes, the oldest first."""
 
     exhaustions: tuple[Exhaustion, ...] = ()
@@ -125,7 +124,7 @@ class Facts:
 
     @classmethod
     def read(cls, stored: str) -> Facts:
-        """The facts in a text. Never raises: what cannot be read is left out."""
+        """The facts in a text. Never raises: it leaves out values that it cannot read."""
         try:
             data = json.loads(stored) if stored else {}
         except (ValueError, RecursionError):
@@ -142,7 +141,7 @@ class Facts:
         )
 
     def text(self) -> str:
-        """As the ledger stores them: a JSON text in ASCII. Equal facts have equal texts."""
+        """The text that the ledger stores: JSON in ASCII. Equal facts have equal texts."""
         values = {
             "version": VERSION,
             "exhaustions": self.exhaustions,
@@ -154,12 +153,11 @@ class Facts:
         return json.dumps(values, separators=(",", ":"))
 
     def exhaustion(self, bucket: str) -> Exhaustion | None:
-        """What was recorded last of a bucket, also if it is over, or was lifted."""
+        """The last exhaustion of a bucket, even if it is over or lifted."""
         return next((exhaustion for exhaustion in self.exhaustions if exhaustion.bucket == bucket), None)
 
     def happened(self, now_ms: int) -> Facts:
-        """The facts without what is of the future: a wrong clock dated that, and what was said later would not count,
-        or not for ever."""
+        """The facts without facts of the future: a wrong clock dated them, and they would outlast later answers."""
         return replace(
             self,
             exhaustions=tuple(x for x in self.exhaustions if max(x.since_ms, x.reopened_ms) <= now_ms),
@@ -168,21 +166,21 @@ class Facts:
         )
 
     def has_change(self, key: str) -> bool:
-        """Whether the change of this key was made, as far as that is remembered."""
+        """Whether the change with this key was made, as far as the facts remember."""
         return any(change.key == key for change in self.changed_by)
 
     def with_change(self, key: str, at_ms: int) -> Facts:
-        """The facts that remember this change, too."""
+        """The facts, with this change remembered."""
         return replace(self, changed_by=_changed_by([*self.changed_by, checked_key(DatedKey(at_ms, key))]))
 
 
-# -- what becomes of them ----------------------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------------------------------
 
 
 def exhaust(facts: Facts, exhaustion: Exhaustion, now_ms: int) -> Facts:
-    """Close a bucket, if it is neither closed nor was reopened since what upstream said. Which exhaustion holds now is
-    in `Facts.exhaustion`. A reopening dated ahead of `now_ms`, or of a time that is over, keeps nothing open. Raises
-    UsageError for a value that no fact can have."""
+    """Close a bucket, unless it is closed or somebody reopened it after upstream's answer. `Facts.exhaustion` has the
+    exhaustion that stands then. If the lifted exhaustion is over, or its reopening is dated ahead of `now_ms`, it does
+    not keep the bucket open. Raises UsageError for an invalid value."""
     exhaustion = checked_exhaustion(exhaustion)
     before = facts.exhaustion(exhaustion.bucket)
     if before is not None and before.until_ms > now_ms:
@@ -193,7 +191,7 @@ def exhaust(facts: Facts, exhaustion: Exhaustion, now_ms: int) -> Facts:
 
 
 def reopen(facts: Facts, bucket: str, because: str, now_ms: int) -> Facts:
-    """Lift what closes a bucket, with the reason. The same facts if nothing was recorded that stands."""
+    """Lift the exhaustion of a bucket, with the reason. Returns the same facts if no exhaustion stands."""
     before = facts.exhaustion(bucket)
     if before is None or before.reopened_ms:
         return facts
@@ -202,8 +200,7 @@ def reopen(facts: Facts, bucket: str, because: str, now_ms: int) -> Facts:
 
 
 def grant(facts: Facts, grants: Iterable[Grant], compared: Iterable[Compared] | None, now_ms: int) -> Facts:
-    """Replace the grants, and what upstream counted (None: that stays). Raises UsageError for a value that no fact can
-    have."""
+    """Replace the grants, and the comparisons (None: they stay). Raises UsageError for an invalid value."""
     checked = [checked_grant(granted) for granted in grants]
     if len(checked) > MAX_GRANTS:
         raise UsageError(f"{len(checked):,} grants: a project has at most {MAX_GRANTS}")
@@ -214,8 +211,8 @@ def grant(facts: Facts, grants: Iterable[Grant], compared: Iterable[Compared] | 
 
 
 def union(first: Facts, second: Facts) -> Facts:
-    """What two histories of the facts have together: of each bucket what was said of it last, be it closed or reopened,
-    and of the grants those that were set last. The order of the two does not matter."""
+    """The union of two histories of the facts: of each bucket the last change, closed or reopened, and the grants that
+    were set last. The order of the two does not matter."""
     newest = max(first, second, key=lambda facts: (facts.granted_ms, facts.grants))
     return Facts(
         _exhaustions([*first.exhaustions, *second.exhaustions]),
@@ -227,8 +224,8 @@ def union(first: Facts, second: Facts) -> Facts:
 
 
 def closing(facts: Facts, buckets: Collection[str], now_ms: int, jitter_ms: int) -> Exhaustion | None:
-    """Of the exhaustions that close one of these buckets at a time, the one that lasts longest; of several, that of the
-    first of the buckets. Each lasts `jitter_ms` longer, so that machines do not come back all at once."""
+    """The exhaustion that closes one of these buckets longest; if several end together, the first bucket's. Each lasts
+    `jitter_ms` longer, so that machines do not come back all at once."""
     longest: Exhaustion | None = None
     for bucket in buckets if facts.exhaustions else ():
         exhaustion = facts.exhaustion(bucket)
@@ -262,7 +259,7 @@ def _exhaustions(several: Iterable[Exhaustion]) -> tuple[Exhaustion, ...]:
 
 
 def _latest(exhaustion: Exhaustion) -> tuple[object, ...]:
-    """Orders what was said of a bucket: closed at T is after reopened at T."""
+    """The order of a bucket's exhaustions: closed at T comes after reopened at T."""
     return max(exhaustion.since_ms, exhaustion.reopened_ms), not exhaustion.reopened_ms, exhaustion
 
 
@@ -280,7 +277,7 @@ def _changed_by(several: Iterable[DatedKey]) -> tuple[DatedKey, ...]:
 
 
 def _newest(several: Iterable[B], order: Callable[[B], tuple[object, ...]]) -> Iterable[B]:
-    """Of each bucket the last in this order."""
+    """The last value of each bucket in this order."""
     return {value.bucket: value for value in sorted(several, key=order)}.values()
 
 
@@ -302,7 +299,7 @@ def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
 
 
 def checked_grant(granted: Grant) -> Grant:
-    """The same of a grant."""
+    """The grant with each value of its type and in its bounds. Raises UsageError."""
     checked = Grant(
         bucket=_bucket(granted.bucket),
         quota_units=_units(granted.quota_units),
@@ -310,12 +307,12 @@ def checked_grant(granted: Grant) -> Grant:
         until_ms=_ms(granted.until_ms),
     )
     if checked.since_ms >= checked.until_ms:
-        raise UsageError(f"a grant of {checked.bucket} that is believed until before it was heard")
+        raise UsageError(f"the grant of {checked.bucket} ends before it begins")
     return checked
 
 
 def checked_compared(comparison: Compared) -> Compared:
-    """The same of a comparison."""
+    """The comparison with each value of its type and in its bounds. Raises UsageError."""
     return Compared(
         bucket=_bucket(comparison.bucket),
         upstream_units=_units(comparison.upstream_units),
@@ -329,7 +326,7 @@ def checked_compared(comparison: Compared) -> Compared:
 
 
 def checked_key(change: DatedKey) -> DatedKey:
-    """The same of a change."""
+    """The change with each value of its type and in its bounds. Raises UsageError."""
     key = text(change.key, "key")
     if not 0 < len(key) <= MAX_TEXT_CHARS:
         raise UsageError("a change needs the key of its marker")
@@ -352,7 +349,7 @@ def _units(value: object) -> int:
 
 
 def _read(rows: object, make: Callable[..., T], checked: Callable[[T], T]) -> list[T]:
-    """The values in the rows of a text that can be read."""
+    """The values of the rows. Leaves out rows that cannot be read."""
     values = []
     for row in rows if isinstance(rows, list) else ():
         try:

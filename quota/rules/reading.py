@@ -1,11 +1,11 @@
-"""What a process has read of one project's log, and the totals over it. Pure: `quota.deciding.project` asks the log.
+"""The part of a project's log that a process has read, and the totals over it. Pure: `quota.deciding.project` asks the
+log.
 
-All numbers of a decision are of one reading: of one epoch, up to one entry, at one time. Answers may come in another
-order than they were asked for, because threads share a reading. So an answer is taken only where it goes on from what
-was read, and of each answer only what is new.
+All numbers of a decision come from one reading: of one epoch, up to one entry, at one time. Threads share a reading, so
+answers may come out of order. A reading takes an answer only if it continues what was read, and only its new entries.
 
-The clock is the ledger's, as far as it is known: that of the last answer, and the time that has passed since by a clock
-of this process that never jumps. That is a lower bound, so nothing leaves its window too early.
+The clock is a lower bound of the ledger's clock: the clock of the last answer, plus the time since then by a clock of
+this process that never jumps. So nothing leaves its window too early.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from quota.rules.total import RunningTotal, Wanted
 from quota.terms.limits import View
 
 MAX_TOTALS = 1_000
-"""The most totals of a process: a limit of each job may have any name."""
+"""The most totals of a process: each job may have its own limits."""
 
 WALL_SLACK_MS = 5_000
-"""How far the ledger's clock may be ahead of the caller's without being doubted: windows end by whichever is behind."""
+"""A decision uses the ledger's clock, but at most the caller's clock plus this."""
 
 
 class Mark(NamedTuple):
-    """How far a process has read: which log, and up to which entry."""
+    """How far a process has read: the log, and the last entry."""
 
     epoch: str
     seen: Id
 
 
 class Reading:
-    """See above. `totals` are those of all limits that were asked about, each read up to `seen` or still behind it."""
+    """See above. `totals` has the total of each limit that was asked about, which has counted up to `seen` or less."""
 
     def __init__(self) -> None:
         self.began = False
@@ -43,32 +43,32 @@ class Reading:
         self.totals: dict[View, RunningTotal] = {}
         self.facts: Facts = Facts()
         self.markers = 0
-        """How many markers were read. Each says that the facts have changed."""
+        """How many markers were read. Each means that the facts have changed."""
         self.facts_markers = 0
-        """How many had been read when the facts were."""
+        """How many markers had been read when the facts were read."""
         self.pending: dict[str, Id | None] = {}
-        """The keys of charges that may be in the log although no answer has said so, with their ids once read."""
+        """The keys of charges whose answers were lost, which may be in the log, with their ids once read."""
         self.unkept = 0
-        """How many entries were taken since the totals were kept last."""
+        """How many entries were taken since the totals were last kept."""
         self._clock_ms = 0
         self._clock_at_ms = 0
 
     # -- the clock ---------------------------------------------------------------------------------------------------
 
     def hear_clock(self, clock_ms: int, elapsed_ms: int, *, went_back: bool = False) -> None:
-        """The ledger's clock, as an answer of now says it. It lowers the bound only where it `went_back`."""
+        """Take the ledger's clock from an answer. It lowers the bound only if the clock `went_back`."""
         if went_back or clock_ms > self._clock_ms + elapsed_ms - self._clock_at_ms:
             self._clock_ms, self._clock_at_ms = clock_ms, elapsed_ms + 1  # that millisecond has begun
 
     def now_ms(self, elapsed_ms: int, wall_ms: int) -> int:
-        """The time by which to decide: the lower bound of the ledger's clock, or the caller's and its slack if that is
-        behind."""
+        """The time of a decision: the lower bound of the ledger's clock, or the caller's clock plus its slack if that
+        is earlier."""
         return min(self._clock_ms + elapsed_ms - self._clock_at_ms, wall_ms + WALL_SLACK_MS)
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def begin(self, epoch: str, tip: Id, trimmed: Id, facts: Facts) -> None:
-        """Begin anew, at a log of this epoch that is read up to `tip`. No total holds any more."""
+        """Begin again at a log of this epoch, read up to `tip`. All totals are dropped."""
         self.epoch, self.seen, self.trimmed = epoch, max(tip, trimmed), trimmed
         self.facts, self.facts_markers = facts, self.markers
         self.totals = {}
@@ -76,8 +76,9 @@ class Reading:
         self.began = True
 
     def open(self, view: View, kept: str | None, now_ms: int, tip: Id, entries: Sequence[Entry] | None) -> None:
-        """Begin the total of a view: where what was `kept` of it ends, or behind what has left its window. `entries`
-        are those behind the head of what was kept, up to `tip`; None where they are not all of these."""
+        """Begin the total of a view: from the `kept` total, or with nothing, after the entries that have left its
+        window. `entries` has all entries after the head of the kept total, up to `tip`; it is None if some are
+        missing."""
         total = RunningTotal(view, floor=self.trimmed)
         if kept is None or not total.resume(kept, self.epoch, min(tip, self.seen), self.trimmed, now_ms):
             total.start_at(now_ms)
@@ -93,11 +94,11 @@ class Reading:
     # -- reading on --------------------------------------------------------------------------------------------------
 
     def take(self, asked: Mark, epoch: str, entries: Iterable[Entry]) -> list[Entry]:
-        """Take what an answer showed behind what was `asked`; returns what of it is new. An answer about another log
-        than this process reads now changes nothing."""
+        """Take the entries that an answer had after the `asked` mark; returns the new entries. An answer of another log
+        changes nothing."""
         if asked.epoch != self.epoch or asked.seen > self.seen:
             return []
-        self.epoch = epoch  # an empty log may have begun
+        self.epoch = epoch  # an empty log gets its epoch with the first entry
         seen = self.seen
         new = [entry for entry in entries if entry.id > seen]
         if not new:
@@ -118,7 +119,7 @@ class Reading:
         return new
 
     def take_behind(self, total: RunningTotal, wanted: Wanted, entries: Sequence[Entry]) -> None:
-        """Take what a total that is behind the others has wanted to read."""
+        """Take the entries that a total wanted, which is behind the others."""
         if total.head != wanted.after:
             return  # another thread was quicker
         for entry in entries:
@@ -128,7 +129,7 @@ class Reading:
         self.unkept += len(entries)
 
     def learn_facts(self, facts: Facts, markers: int) -> None:
-        """Take the facts that were read after so many markers."""
+        """Take the facts, which were read after so many markers."""
         self.facts, self.facts_markers = facts, markers
 
     @property
@@ -136,5 +137,5 @@ class Reading:
         return self.facts_markers != self.markers
 
     def kept_views(self) -> dict[str, str]:
-        """What to keep of the totals, by the names of their views."""
+        """The texts to keep of the totals, by the names of their views."""
         return {view.name: total.kept(self.epoch) for view, total in self.totals.items() if total.head != START}

@@ -1,21 +1,23 @@
-"""Refusals: how many calls were refused, hour by hour, and the last of them as a whole. Pure.
+"""Refusals: the number of refused calls in each hour, and the newest refusals in full. Pure.
 
     RefusalCount   refused calls of one job, for one reason, in one hour
     RefusedSum     the same since the beginning
-    Refusals       all of it, as people read it
+    Refusals       all of these, for people
 
-    refusal_text          what a process hands over of a refusal
-    names_to_add, add     what becomes of the state
-    names_to_read, read   what the state holds
+    refusal_text          the text of a refusal that a process hands over
+    names_to_add, add     change the state
+    names_to_read, read   read the state
 
-    refusals       how many were kept as a whole, ever; which hours there are; which additions were made last
-    refusal:N      the newest of them as a whole, N from 0 to 99
-    refused:MS     the counts of the hour that begins then: rows of limit, job, reason, calls
+The fields of the state:
+
+    refusals       how many refusals were ever kept in full; the hours that have counts; the keys of the last additions
+    refusal:N      one of the newest refusals in full, N from 0 to 99
+    refused:MS     the counts of the hour that begins at MS: rows of limit, job, reason, calls
     refused_sums   the counts since the beginning
 
-Whoever adds reads the field `refusals` and changes it, so of several at once each adds to what the others have added.
-An addition has a key. One whose answer was lost is asked for again with the same key, and is not added twice, unless a
-hundred others came between.
+Each addition reads and changes the field `refusals`, so simultaneous additions do not overwrite each other. An addition
+has a key. If its answer is lost, the process adds again with the same key, and it counts once, unless a hundred other
+additions came between.
 
 No decision reads any of this.
 """
@@ -42,23 +44,23 @@ KEPT_MS = 35 * DAY_MS
 """How long hours are kept."""
 
 MAX_ROWS = 200
-"""The most rows of an hour, and of the sums. What comes later counts under OTHER."""
+"""The most rows of an hour, and of the sums. Further rows count under OTHER."""
 
 OTHER = "(other)"
-"""Stands for each name of the row that holds what came after MAX_ROWS."""
+"""Each name in the row for the calls after MAX_ROWS."""
 
 MAX_NAME_BYTES = 256
 """Longer names are cut."""
 
 MAX_REFUSALS = 100
 MAX_REFUSAL_BYTES = 4_000
-"""The most refusals of a project that are kept as a whole, and the most bytes of each."""
+"""The most refusals of a project that are kept in full, and the most bytes of each."""
 
 MAX_COUNTS = 200
 """The most counts that are added at once."""
 
 MAX_KEYS = 100
-"""Of so many additions the state knows that they were made."""
+"""How many additions the state remembers."""
 
 Row = tuple[str, str, str]
 """Limit, job, reason."""
@@ -68,7 +70,7 @@ _OTHERS: Row = (OTHER, OTHER, OTHER)
 
 class RefusalCount(NamedTuple):
     """How many calls of a job were refused for this reason, in the hour that begins at `hour_ms`. `limit` is the limit,
-    or the bucket that upstream closed; empty where neither refused."""
+    or the bucket that upstream closed; empty if neither refused."""
 
     hour_ms: int
     limit: str
@@ -87,7 +89,7 @@ class RefusedSum(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """What the state holds. `newest` are the last refusals as a whole, the oldest first, each a JSON text."""
+    """The refusals in the state. `newest` has the last refusals in full, the oldest first, each a JSON text."""
 
     counts: Sequence[RefusalCount]
     sums: Sequence[RefusedSum]
@@ -103,7 +105,7 @@ class _Head(NamedTuple):
 
     @classmethod
     def read(cls, stored: str) -> _Head:
-        """Never raises: what nobody can read is begun anew."""
+        """The field in a text. Never raises: a text that cannot be read counts as empty."""
         try:
             kept, hours, keys = json.loads(stored)
             return cls(
@@ -115,14 +117,14 @@ class _Head(NamedTuple):
             return cls()
 
 
-# -- what a process hands over -----------------------------------------------------------------------------------------
+# -- the text of a refusal ---------------------------------------------------------------------------------------------
 
 
 def refusal_text(decision: Decision, job: str, region: str, run: str, machine: str, calls: int = 1) -> str:
-    """A refusal as it is kept: the JSON of the decision, with who asked, when, where, and why it was refused. Where it
-    is that of several calls together, `calls` says of how many.
+    """The text of a refusal: the JSON of the decision, with the time, the caller, the machine and the reason. `calls`
+    is the number of calls that were refused together.
 
-    At most MAX_REFUSAL_BYTES: if need be without the limits that did not refuse.
+    If it is longer than MAX_REFUSAL_BYTES, it leaves out the limits that did not refuse.
     """
     data: dict[str, object] = {
         "at": rfc3339(decision.decided_at_ms),
@@ -142,21 +144,21 @@ def refusal_text(decision: Decision, job: str, region: str, run: str, machine: s
     return json.dumps({**data, "limits": refusing, "limits_left_out": len(decision.limits) - len(refusing)})
 
 
-# -- what becomes of the state -----------------------------------------------------------------------------------------
+# -- adding -----------------------------------------------------------------------------------------------------------
 
 
 def names_to_add(counts: Sequence[RefusalCount]) -> tuple[str, ...]:
-    """The fields that `add` needs, and that must not change meanwhile."""
+    """The fields that `add` reads, which must not change meanwhile."""
     return REFUSALS, REFUSED_SUMS, *{_hour_field(count.hour_ms): None for count in _checked_counts(counts)}
 
 
 def add(
     fields: Mapping[str, str], now_ms: int, key: str, counts: Sequence[RefusalCount], newest: Sequence[str]
 ) -> dict[str, str | None]:
-    """What becomes of the fields when these are added. Nothing where that was done before, by this key.
+    """The fields that change when these refusals are added; none if an addition with this key was made before.
 
-    Hours that are over for 35 days go. A count of such an hour, or of one as far ahead, is only in the sums. Raises
-    UsageError for more than MAX_COUNTS, and for a value that cannot be stored.
+    It drops hours that ended 35 days ago. A count of such an hour, or of an hour as far ahead, is only in the sums.
+    Raises UsageError for more than MAX_COUNTS, and for a value that cannot be stored.
     """
     head = _Head.read(fields.get(REFUSALS, ""))
     if key in head.keys:
@@ -182,11 +184,11 @@ def add(
     return becomes
 
 
-# -- what the state holds ----------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def names_to_read(stored: str, since_ms: int = 0) -> tuple[str, ...]:
-    """The fields that `read` needs, by the text of the field `refusals`: the hours that end later than `since_ms`."""
+    """The fields that `read` needs for the hours that end after `since_ms`. `stored` is the field `refusals`."""
     head = _Head.read(stored)
     hours = [_hour_field(hour_ms) for hour_ms in head.hours if hour_ms + HOUR_MS > since_ms]
     texts = [_refusal_field(number) for number in range(min(head.kept, MAX_REFUSALS))]
@@ -194,7 +196,7 @@ def names_to_read(stored: str, since_ms: int = 0) -> tuple[str, ...]:
 
 
 def read(fields: Mapping[str, str]) -> Refusals:
-    """What these fields hold. Never raises: what cannot be read is left out."""
+    """The refusals in these fields. Never raises: it leaves out values that it cannot read."""
     head = _Head.read(fields.get(REFUSALS, ""))
     numbers = range(max(0, head.kept - MAX_REFUSALS), head.kept)
     return Refusals(
@@ -220,7 +222,7 @@ def _refusal_field(number: int) -> str:
 
 
 def _is_kept(hour_ms: int, now_ms: int) -> bool:
-    """Whether an hour is neither over for so long, nor as far ahead of a clock that was wrong."""
+    """Whether an hour is neither too old, nor, by a wrong clock, as far ahead."""
     return now_ms - KEPT_MS < hour_ms + HOUR_MS and hour_ms < now_ms + KEPT_MS
 
 
@@ -231,7 +233,7 @@ def _read_rows(stored: str) -> dict[Row, int]:
             row = text(limit, "limit"), text(job, "job"), text(reason, "reason")
             rows[row] = whole(calls, "calls", 0, MAX_NUMBER)
     except (ValueError, TypeError, RecursionError, UsageError):
-        pass  # not ours: what was read until here stays
+        pass  # not ours: keep the rows read so far
     return rows
 
 

@@ -1,9 +1,9 @@
-"""When will it fit? Pure: what counts now goes in, a moment comes out.
+"""The time when a refused call fits. Pure: the current totals go in, a time comes out.
 
-    Full        one limit as a call met it: what it holds, what is used, what the call adds
-    Leaves      what will have left a view's window, and when
-    room_at     when one limit has room
-    retry_at    when all limits have room, and which of them holds the call back longest
+    Full        the state of one limit at a call: its cap, its used units, and the cost of the call
+    Leaves      tells when units leave a view's window
+    room_at     the time when one limit has room
+    retry_at    the time when all limits have room, and the limit that delays the call longest
 
 L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call for 200 at 14:00 is refused until
 10:00 tomorrow, when two of the five have left. (The oldest charge's expiry, 09:00, would be too early.)
@@ -19,9 +19,9 @@ from quota.terms.limits import Calendar, Limit, View, paced_until
 
 
 class Full(NamedTuple):
-    """One limit as a call met it. `cap_units` is what it holds at most, without its pace; `refuses` whether it had no
-    room. Where upstream's grant lowers the limit, that is believed until `lapses_ms`, and the limit holds
-    `lapsed_units` from then on; else NEVER."""
+    """The state of one limit at a call. `cap_units` is its cap without the pace; `refuses`: it had no room. If
+    upstream's grant lowers the limit, the grant counts until `lapses_ms` (else NEVER), and then the cap is
+    `lapsed_units`."""
 
     limit: Limit
     cap_units: int
@@ -33,7 +33,7 @@ class Full(NamedTuple):
 
 
 class Leaves(Protocol):
-    """What will have left the window of a view, if nothing more is charged. See `quota.deciding.project.Project`."""
+    """When units leave the window of a view, if nothing more is charged. See `quota.deciding.project.Project`."""
 
     def frees_at_ms(self, view: View, units: int) -> int | None: ...
 
@@ -43,13 +43,13 @@ class Leaves(Protocol):
 
 
 def retry_at(limits: Sequence[Full], leaves: Leaves, from_ms: int) -> tuple[int, int]:
-    """(when every limit has room, `from_ms` or later, or NEVER; which of them holds the call back longest). At least
-    one of them refuses or is paced."""
+    """The time when every limit has room (`from_ms` or later, or NEVER), and the index of the limit that delays the
+    call longest. At least one of the limits refuses or is paced."""
     times = [room_at(full, leaves, from_ms) if full.refuses else -1 for full in limits]
     at_ms = max(from_ms, *times)
     longest = times.index(max(times))
-    # Room once there stays, except in a paced limit, which has less after its edge than before it: whether it refuses
-    # now or not, it must have room when the others have.
+    # A limit keeps its room, except a paced limit, which has less after its edge than before. So even a paced limit
+    # that does not refuse now must have room at the time when the others have it.
     paced = [full for full in limits if full.limit.paced]
     before_ms = -1 if paced else at_ms
     while before_ms < at_ms < NEVER:
@@ -58,8 +58,8 @@ def retry_at(limits: Sequence[Full], leaves: Leaves, from_ms: int) -> tuple[int,
 
 
 def room_at(full: Full, leaves: Leaves, from_ms: int) -> int:
-    """The first millisecond, `from_ms` or later, at which a limit has room. NEVER where upstream grants less than the
-    call costs."""
+    """The first millisecond, `from_ms` or later, at which a limit has room. NEVER if upstream grants less than the call
+    costs."""
     if full.lapses_ms != NEVER:
         granted = full._replace(lapses_ms=NEVER)
         at_ms = room_at(granted, leaves, from_ms) if from_ms < full.lapses_ms else NEVER
@@ -77,8 +77,8 @@ def room_at(full: Full, leaves: Leaves, from_ms: int) -> int:
 
 
 def _calendar_room_at(full: Full, window: Calendar, leaves: Leaves, from_ms: int) -> int:
-    """A calendar window frees everything at its edge (unless the clock went back and left charges dated behind that
-    edge: then the edge after it, and so on); before that, its pace may make room."""
+    """When a calendar window has room. It frees everything at its edge; if the clock went back and left charges dated
+    after that edge, at the next edge. Before the edge, its pace may make room."""
     view, at_ms = full.limit.view, from_ms
     while at_ms < LATEST_MS:
         edges = window.edges(at_ms)
@@ -88,10 +88,10 @@ def _calendar_room_at(full: Full, window: Calendar, leaves: Leaves, from_ms: int
             if not full.limit.paced or not used_units:
                 return at_ms
             paced_ms = max(at_ms, paced_until(full.cap_units, edges, used_units + full.cost_units))
-            # Else something leaves before the pace makes room.
+            # Otherwise units leave before the pace makes room.
             if paced_ms < next_ms:
                 return paced_ms
-        else:  # there is no room until something leaves, which may be dated far ahead
+        else:  # there is no room until units leave, which may be dated far ahead
             left_units = leaves.used_after(view, from_ms) - used_units
             next_ms = max(next_ms, leaves.frees_at_ms(view, left_units + 1) or 0)
         at_ms = next_ms

@@ -1,9 +1,9 @@
-"""What was charged, folded out of entries. Pure.
+"""Charges, folded out of entries. Pure.
 
-Spent        a charge as people and reports see it: with what it counts now
-spent        makes them of the log and of the past beside it
-ChargedSum   what a job ever charged for a method: sums that never fall, whatever leaves the log
-Sums         all of them, and up to which entry they are summed: a field of the state
+Spent        a charge with its current units, for people and reports
+spent        makes these from the entries of log and past
+ChargedSum   all that a job ever charged for a method. It never falls when entries leave the log
+Sums         all these sums, and the last entry that they include: a field of the state
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from quota.terms.arguments import MAX_NUMBER, text, whole
 
 
 class Spent(NamedTuple):
-    """One charge. `units` is what it counts now, `charged_units` what it counted when it was made. If it is `settled`,
-    somebody has said what it counts, whether that was another number or the same."""
+    """One charge. `units` are its current units, `charged_units` its first units. `settled`: somebody has set its true
+    cost, which may be the same number."""
 
     id: Id
     units: int
@@ -34,22 +34,22 @@ class Spent(NamedTuple):
 
     @property
     def run(self) -> str:
-        """The run that made it."""
+        """The run that made the charge."""
         return self.key[:RUN_CHARS]
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first charge of its call, or the only one: by these, calls are counted."""
+        """Whether it is the first, or only, charge of its call. Their number is the number of calls."""
         return is_first(self.key)
 
     @property
     def reserved_units(self) -> int:
-        """What it counts as the upper bound of a cost that nobody has told yet; 0 for any other charge."""
+        """The units of a reservation that is not settled; 0 for any other charge."""
         return self.units if is_reservation(self.key) and not self.settled else 0
 
 
 def spent(entries: Iterable[Entry]) -> list[Spent]:
-    """The charges among entries that stand in order, each with all corrections among them."""
+    """The charges among ordered entries, each with all its corrections among them."""
     charges: dict[str, Spent] = {}
     for entry in entries:
         if entry.kind == "charge":
@@ -57,14 +57,14 @@ def spent(entries: Iterable[Entry]) -> list[Spent]:
                 entry.id, entry.units, entry.units, entry.bucket, entry.method, entry.job, entry.region, entry.key
             )
         elif entry.kind == "correction" and (charge := charges.get(entry.of)) is not None:
-            # A charge of the past has the units that it counted last, but its first correction is there, too.
+            # A charge of the past has its last units, but its first correction is there too.
             charged_units = charge.charged_units if charge.settled else entry.before_units
             charges[entry.of] = charge._replace(units=entry.units, charged_units=charged_units, settled=True)
     return [*charges.values()]
 
 
 def others(entries: Iterable[Entry], now_ms: int) -> Iterator[Entry]:
-    """What only upstream has counted, of each name the largest, whose period is not over."""
+    """The entries of others whose period is not over: of each name the largest."""
     largest: dict[str, Entry] = {}
     for entry in entries:
         if entry.kind == "others" and entry.at[1] > now_ms:
@@ -77,12 +77,12 @@ def others(entries: Iterable[Entry], now_ms: int) -> Iterator[Entry]:
 # -- since the beginning -----------------------------------------------------------------------------------------------
 
 SUMS = "charged_sums"
-"""The field of the state that holds them."""
+"""The field of the state that holds the sums."""
 
 
 class ChargedSum(NamedTuple):
-    """All that a job ever charged for a method: charges, one for each call, their units as they were charged, and the
-    units by which corrections changed them, up or down. None of the three ever falls."""
+    """All that a job ever charged for a method: `charges` (one for each call), their first `units`, and the units by
+    which corrections changed them, up or down. None of the three ever falls."""
 
     method: str
     job: str
@@ -92,7 +92,7 @@ class ChargedSum(NamedTuple):
 
 
 class Sums:
-    """The sums of all entries up to `head`. Of more than MAX_ROWS methods and jobs the later ones are summed under
+    """The sums of all entries up to `head`. After MAX_ROWS pairs of method and job, further pairs are summed under
     OTHER."""
 
     def __init__(self, head: Id = START, sums: Iterable[ChargedSum] = ()) -> None:
@@ -101,7 +101,7 @@ class Sums:
 
     @classmethod
     def read(cls, stored: str) -> Sums:
-        """The sums in a text. Never raises: what nobody can read is begun anew."""
+        """The sums in a text. Never raises: a text that cannot be read counts as empty."""
         try:
             head, rows = json.loads(stored)
             return cls(read_id(head), [_checked(*row) for row in rows])
@@ -115,7 +115,7 @@ class Sums:
         return [*self._sums.values()]
 
     def take(self, entry: Entry) -> None:
-        """Add the entry that stands behind the head."""
+        """Add the next entry after the head."""
         self.head = entry.id
         if entry.kind == "charge":
             self._add(entry, calls=int(is_first(entry.key)), units=entry.units)

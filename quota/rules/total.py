@@ -1,18 +1,18 @@
-"""What one limit counts: a running total over the log. Pure: whoever has a log reads for it.
+"""The running total of one limit over the log. Pure: its caller reads the log.
 
-    RunningTotal   the total of a view, how far it has read, and what leaves its window next
-    Leaving        a charge that has yet to leave the window
-    Reading        (quota.rules.reading) what a process has read, with the totals of all its limits
+    RunningTotal   the total of a view, the last entry that it has counted, and the next charges to leave its window
+    Leaving        a charge that is still in the window
+    Reading        (quota.rules.reading) the totals of all limits
 
-A total counts the entries behind `gone` and up to `head`. It reads on at its head (`take`), drops what has left its
-window (`drop`), and says when so many units will have left (`frees_at_ms`). What it needs for that and has not read, it
-names in `wants`.
+A total counts the entries after `gone` and up to `head`. `take` counts the next entry, `drop` drops the entries that
+have left the window, and `frees_at_ms` tells when so many units will have left. If one of these needs more entries, it
+names them as `Wanted`.
 
     window 24 h    gone          leaving ...... leaving_to                head
     log       ..... | ..... 09:00 10:00 11:00 ......| ..................... | ...... not read yet
 
-Of a log of a million charges, a process that starts reads what was kept of the total, a few charges behind its head,
-and those that leave next.
+So a new process does not read a log of a million charges, but the kept total, a few charges after its head, and the
+next charges to leave.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from quota.rules.entry import CALLS, START, Entry, Id, id_text, read_id
 from quota.terms.limits import HOUR_MS, Calendar, View, cutoff, leaves_at
 
 MAX_LEAVING = 2_000
-"""The most charges that a total holds ready to leave. It reads the others when these have left."""
+"""The most leaving charges that a total holds. It reads more when these have left."""
 
 READ_LEAVING = 200
-"""How many entries it reads at once for that."""
+"""How many entries it reads at once to find leaving charges."""
 
 SLACK_MS = 25 * HOUR_MS
 """How far a clock may go back: a long day."""
 
 _LAST = 2**53
-"""Behind all numbers of one millisecond."""
+"""After all sequence numbers of one millisecond."""
 
 
 class Wanted(NamedTuple):
-    """Entries that a total needs: those with after < id <= through, `most` of them. `corrected`: with what each of
-    them counts now."""
+    """Entries that a total needs: at most `most` entries with after < id <= through. `corrected`: with their current
+    units."""
 
     after: Id
     through: Id
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 class Leaving:
-    """A charge that counts, until it leaves the window or is corrected."""
+    """A charge in the window, with the cost that it counts now."""
 
     __slots__ = ("cost", "id", "key")
 
@@ -58,8 +58,8 @@ class Leaving:
 
 
 class RunningTotal:
-    """The running total of one view: see above. `charged` is what charges add to it, and `used_units` the sum with what
-    only upstream has counted."""
+    """The running total of one view: see above. `charged` is the sum of the charges; `used_units` also includes the
+    units that only upstream has counted."""
 
     __slots__ = (
         *("_by_key", "at_ms", "charged", "floor", "gone", "head", "leaving", "leaving_to", "next_ms", "others", "view"),
@@ -68,30 +68,30 @@ class RunningTotal:
     def __init__(self, view: View, floor: Id = START) -> None:
         self.view = view
         self.floor = floor
-        """Up to where the log was trimmed: corrections of what lies there change nothing that was counted."""
+        """The log was trimmed up to here. Corrections of charges up to here change no counted charge."""
         self.at_ms = 0
-        """The time up to which it has dropped what left."""
+        """The time of the last `drop`."""
         self.start(START)
 
     def start(self, gone: Id) -> None:
-        """Begin with nothing, behind what has left the window."""
+        """Begin with nothing, after the entry `gone`, which has left the window."""
         self.charged = 0
         self.gone = self.head = self.leaving_to = gone
         self.leaving: deque[Leaving] = deque()
         self._by_key: dict[str, Leaving] = {}
         self.next_ms = gone[0]
-        """No counted charge that is not in `leaving` is older than this."""
+        """Every counted charge that is not in `leaving` is at least this new."""
         self.others: dict[tuple[str, int], int] = {}
-        """The units that others used, by what was heard and when they leave."""
+        """The units that others used, by the name of their source and the time when they leave."""
 
     def start_at(self, now_ms: int) -> None:
-        """Begin with nothing, behind what has left the window at a time."""
+        """Begin with nothing, after the entries that have left the window at a time."""
         self.start((max(0, cutoff(self.view.window, now_ms)), _LAST))
 
     # -- reading on --------------------------------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> None:
-        """Count the entry that stands behind the head."""
+        """Count the next entry after the head."""
         entry_id, units, bucket, method, job, _, key, kind, of, at, before_units = entry
         selector = self.view.selector
         expects = self.leaving_to == self.head and len(self.leaving) < MAX_LEAVING
@@ -104,7 +104,7 @@ class RunningTotal:
         elif kind == "correction":
             if at > self.gone and at > self.floor and selector.counts(bucket, method, job):
                 cost, leaving = selector.cost(units), self._by_key.get(of)
-                # What it corrects may have left the log, and then its author did not know what it counted last.
+                # The charge may have left the log, and then the author of the correction did not know its last units.
                 self.charged += cost - (selector.cost(before_units) if leaving is None else leaving.cost)
                 if leaving is not None:
                     leaving.cost = cost
@@ -116,7 +116,7 @@ class RunningTotal:
         self.head = entry_id
 
     def _counts_others(self, entry: Entry) -> bool:
-        """Whether it counts every unit of the bucket, in a window as long as upstream's."""
+        """Whether the view counts every unit of the entry's bucket, in a window as long as upstream's."""
         selector, longest_ms = self.view.selector, self.view.window.longest_ms
         if not selector.counts_bucket(entry.bucket) or selector.methods or selector.jobs:
             return False
@@ -127,13 +127,14 @@ class RunningTotal:
         return is_as_long and (selector.count == "units" or entry.region == CALLS)
 
     def _others_leave_ms(self, entry: Entry) -> int:
-        """When its period ends, or the calendar's that the period began in, and no later than a charge of now."""
+        """When an entry of others leaves: at the end of its period, or of the calendar period in which it began, but no
+        later than a charge of the same time."""
         window, (since_ms, until_ms) = self.view.window, entry.at
         leaves_ms = min(until_ms, leaves_at(window, entry.id[0]))
         return min(leaves_ms, leaves_at(window, since_ms)) if isinstance(window, Calendar) and since_ms else leaves_ms
 
     def skip_to(self, head: Id) -> None:
-        """There is nothing more up to here."""
+        """Note that there are no more entries up to here."""
         if head > self.head:
             if self.leaving_to == self.head:
                 self.leaving_to = head
@@ -146,12 +147,13 @@ class RunningTotal:
     # -- what leaves -------------------------------------------------------------------------------------------------
 
     def drop(self, now_ms: int) -> Wanted | None:
-        """Take off what has left the window at a time. None when that is done, or what it needs to read first."""
+        """Drop the entries that have left the window at a time. Returns None when done, or the entries to read
+        first."""
         cutoff_ms = cutoff(self.view.window, now_ms)
         self.at_ms = now_ms
         if self.gone[0] > max(0, cutoff_ms):
-            self.start_at(now_ms)  # the clock went back: what had left may count again
-        if self.others:  # those that are over may count again, too, for as long as a clock may go back
+            self.start_at(now_ms)  # the clock went back: entries that had left may count again
+        if self.others:  # a clock may go back, so ended periods may count again
             self.others = {heard: units for heard, units in self.others.items() if heard[1] > now_ms - SLACK_MS}
         if self.skip_left(cutoff_ms):
             return None
@@ -164,27 +166,27 @@ class RunningTotal:
         if leaving or self.leaving_to >= self.head or self.next_ms > cutoff_ms:
             return None
         if isinstance(self.view.window, Calendar) and self.gone[0] < cutoff_ms:
-            self.start_at(now_ms)  # a period ended: what is in the new one is less than what has left
+            self.start_at(now_ms)  # a period ended: the new period has fewer entries than have left
             return None
         return self.wants_leaving()
 
     def skip_left(self, cutoff_ms: int) -> bool:
-        """Whether all that was read up to the head has left the window. Then it goes on behind what has left."""
+        """Whether all entries up to the head have left the window. Then the total begins after them."""
         if self.head[0] > cutoff_ms:
             return False
         self.start(max(self.head, (cutoff_ms, _LAST)))
         return True
 
     def wants_leaving(self) -> Wanted | None:
-        """What to read to know more of what leaves next; None: it is all known."""
+        """The entries to read for the next charges to leave; None if all are known."""
         if self.leaving_to >= self.head:
             return None
         return Wanted(self.leaving_to, self.head, READ_LEAVING, corrected=True)
 
     def take_leaving(self, wanted: Wanted, entries: Sequence[Entry], units: Mapping[str, int]) -> None:
-        """Note what was wanted of what leaves, each charge with its `units` after corrections up to the head."""
+        """Take the wanted entries: the leaving charges, with their `units` after all corrections up to the head."""
         if wanted.after != self.leaving_to or wanted.through != self.head:
-            return  # somebody else was quicker
+            return  # another thread was quicker
         selector = self.view.selector
         for entry in entries:
             if entry.kind == "charge" and selector.counts(entry.bucket, entry.method, entry.job):
@@ -195,7 +197,7 @@ class RunningTotal:
     # -- numbers -----------------------------------------------------------------------------------------------------
 
     def others_after(self, at_ms: int) -> int:
-        """What others used and still counts at a time: of one name the largest."""
+        """The units of others that still count at a time: of one name the largest."""
         largest: dict[str, int] = {}
         for (name, leaves_ms), units in self.others.items():
             if leaves_ms > at_ms:
@@ -204,13 +206,13 @@ class RunningTotal:
 
     @property
     def used_units(self) -> int:
-        """Never below 0: whoever writes a log may correct what it does not hold."""
+        """The units in the window. Never below 0, though a log may have corrections without their charges."""
         charged = self.charged if self.charged > 0 else 0
         return charged + self.others_after(self.at_ms) if self.others else charged
 
     def frees_at_ms(self, units: int) -> int | None:
         """When so many of the used units (1 or more) will have left a sliding window, if nothing more is charged. None:
-        `wants_leaving` must be read first, or, where that is None, so many are not used."""
+        read `wants_leaving` first; if that is None too, fewer units are used."""
         window = self.view.window
         if not self.others:
             for left in self.leaving:
@@ -224,7 +226,7 @@ class RunningTotal:
         for at_ms, cost in merge(leaving, others):
             units -= cost
             if units <= 0:
-                # What is not known yet may leave before others do.
+                # Unread charges may leave earlier.
                 return at_ms if self.leaving_to >= self.head or self._leaves_before_unknown(at_ms) else None
         return None
 
@@ -232,7 +234,7 @@ class RunningTotal:
         return at_ms <= leaves_at(self.view.window, self.leaving_to[0])
 
     def used_after(self, at_ms: int) -> int | None:
-        """The units that will still be used at a time, if nothing more is charged; None: `wants_leaving` first."""
+        """The units still used at a time, if nothing more is charged; None: read `wants_leaving` first."""
         cutoff_ms = cutoff(self.view.window, at_ms)
         others = self.others_after(at_ms) if self.others else 0
         if self.head[0] <= cutoff_ms:
@@ -249,16 +251,16 @@ class RunningTotal:
     # -- keeping it --------------------------------------------------------------------------------------------------
 
     def kept(self, epoch: str) -> str:
-        """`EPOCH TOTAL GONE HEAD NEXT_MS OTHERS`, for who comes next. GONE: nothing up to here is counted, because it
-        has left the window, or the log before that."""
+        """The text to keep: `EPOCH TOTAL GONE HEAD NEXT_MS OTHERS`. No entry up to GONE is counted, because it has left
+        the window or the log."""
         next_ms = self.leaving[0].id[0] if self.leaving else max(self.next_ms, self.leaving_to[0])
         gone = max(self.gone, min(self.floor, self.head))
         others = ",".join(f"{units}:{leaves_ms}:{name}" for (name, leaves_ms), units in self.others.items()) or "-"
         return f"{epoch} {self.charged} {id_text(gone)} {id_text(self.head)} {next_ms} {others}"
 
     def resume(self, kept: str, epoch: str, tip: Id, trimmed: Id, now_ms: int) -> bool:
-        """Go on where what was kept ends. False where that does not hold: it is of another epoch, ends behind the tip
-        or outside of the window, or the log has lost what has yet to leave it."""
+        """Continue from a kept total. False if it is not valid: it is of another epoch, its head is after the tip or
+        outside the window, or the log lacks charges that must still leave."""
         try:
             of_epoch, total, gone_text, head_text, next_ms, others = kept.split(" ", 5)
             gone, head = read_id(gone_text), read_id(head_text)
@@ -281,8 +283,8 @@ class RunningTotal:
 
 
 def total_of(view: View, entries: Iterable[Entry], now_ms: int, trimmed: Id = START) -> RunningTotal:
-    """The total of a view over all of a log, without anything kept. Entries up to `trimmed` are of the past, and count
-    what they counted last."""
+    """The total of a view over a whole log, without a kept total. Entries up to `trimmed` come from the past, and have
+    their last units."""
     total = RunningTotal(view, floor=trimmed)
     total.start_at(now_ms)
     total.at_ms = now_ms

@@ -1,8 +1,8 @@
-"""Which entries two histories of one log have together. Pure.
+"""The union of two histories of one log. Pure.
 
-Entries are known by their keys. What both have keeps the log's place and units; what only one has keeps its own time.
-Of two entries with one id the later one moves up, so places are unique. Of two branches of corrections of one charge
-the later ids win: each correction begins with what the one before it said. What nobody can read is left out.
+Keys identify entries. An entry of both histories keeps the log's id and units; an entry of one keeps its own time. Of
+two entries with the same id, the later one moves up, so ids are unique. If a charge has two branches of corrections,
+the later ids win: each correction starts from the units of the correction before it. Unreadable entries are left out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from quota.rules.entry import START, Entry, Id
 from quota.terms.limits import HOUR_MS
 
 MAX_AHEAD_MS = HOUR_MS
-"""What lies further ahead of the ledger's clock is dated by that clock: the one that dated it was wrong."""
+"""An entry further ahead of the ledger's clock is dated by that clock, because a wrong clock dated it."""
 
 
 def missing(log: Iterable[Entry], journal: Iterable[Entry], trimmed: Id, oldest_ms: int) -> list[Entry]:
-    """What a journal has and a log lacks, of what the log should still have: each entry once."""
+    """The entries that a journal has and a log should still have but lacks, each once."""
     keys = {entry.key for entry in log}
     lost: list[Entry] = []
     for entry in journal:
@@ -30,13 +30,12 @@ def missing(log: Iterable[Entry], journal: Iterable[Entry], trimmed: Id, oldest_
 def union(
     log: Sequence[Entry], lost: Sequence[Entry], clock_ms: int, trimmed: Id = START, ahead_ms: int = MAX_AHEAD_MS
 ) -> list[Entry]:
-    """The entries of a log, and those that it has lost, in order. A correction whose charge is missing brings it back,
-    unless that has left the log: it was `trimmed`. What lies further ahead of the clock than `ahead_ms` is dated by the
-    clock."""
+    """The entries of a log and its lost entries, in order. A correction without its charge brings the charge back,
+    unless the log has `trimmed` it. An entry further ahead of the clock than `ahead_ms` is dated by the clock."""
     together = [entry for entry in (*log, *lost) if entry.kind != "unreadable"]
     charges = {entry.key for entry in together if entry.kind == "charge"}
     corrections = sorted([entry for entry in together if entry.kind == "correction"], key=lambda entry: entry.id)
-    for entry in corrections:  # a charge counted what the first of them began with
+    for entry in corrections:  # the first correction has the units of the charge
         if entry.of not in charges and entry.at > trimmed:
             charges.add(entry.of)
             together.append(_charge_of(entry))
@@ -62,7 +61,7 @@ def union(
 
 
 def _charge_of(correction: Entry) -> Entry:
-    """The charge that a correction corrects, as far as it says."""
+    """The charge of a correction, from the fields of the correction."""
     return correction._replace(
         id=correction.at,
         units=correction.before_units,

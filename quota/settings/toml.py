@@ -77,7 +77,15 @@ class TomlTable:
         self._keys = Keys({}, others=Kind()) if keys is None else keys
         self._places = places
         self.variables = variables
-        unknown = [key for key, value in data.items() if key not in self._keys and not self._keys.name_others(value)]
+        tables = [] if path else [*_with_unknown(data, self._keys, "")]
+        if len(tables) > 1:
+            named = listed(
+                f"{dotted(at, key)} ({places.get(key) or nearest(key, allowed)})"
+                for at, keys, allowed in tables
+                for key in keys
+            )
+            raise self.error(f"unknown keys: {named}")
+        unknown = _unknown(data, self._keys)
         hints = [places.get(key) or nearest(key, self._keys) for key in unknown]
         if len(unknown) == 1:
             raise self.error(f"unknown key; {hints[0]}", unknown[0])
@@ -457,6 +465,29 @@ class Either(Kind):
 
     def form(self) -> Schema:
         return {"anyOf": [kind.schema() for kind in self.kinds]}
+
+
+def _unknown(data: Mapping[str, Any], keys: Keys) -> list[str]:
+    """The keys of a table that it may not have."""
+    return [key for key, value in data.items() if key not in keys and not keys.name_others(value)]
+
+
+def _with_unknown(data: object, keys: Keys, path: str) -> Iterator[tuple[str, list[str], Keys]]:
+    """Each table with unknown keys, from this table on: its path, these keys, and the keys that it may have."""
+    if not isinstance(data, dict):
+        return
+    if unknown := _unknown(data, keys):
+        yield path, unknown, keys
+    for key, value in data.items():
+        kind, at = keys.get(key), dotted(path, key)
+        if isinstance(kind, Named) and kind.keys is not None and isinstance(value, dict):
+            for name, inner in value.items():
+                yield from _with_unknown(inner, kind.keys, dotted(at, name))
+        elif isinstance(kind, Rows) and kind.keys is not None and isinstance(value, list):
+            for index, inner in enumerate(value):
+                yield from _with_unknown(inner, kind.keys, f"{at}[{index}]")
+        elif isinstance(kind, Table) and kind.keys is not None:
+            yield from _with_unknown(value, kind.keys, at)
 
 
 # -- rules about several keys ------------------------------------------------------------------------------------------

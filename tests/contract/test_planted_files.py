@@ -432,5 +432,5 @@ def test_a_pipe_in_the_place_of_a_database_is_not_made_somebodys_alone(tmp_path:
     os.mkfifo(tmp_path / "file")
     with pytest.raises(ConfigError) as refused:
         refuse_others(str(tmp_path / "file"), "ledger")
-    why = "file is neither a file nor a folder; name another file, or move that one away"
+    why = "file is neither a file nor a folder; name another file, or move this file away"
     assert str(refused.value) == f"ledger {tmp_path / 'file'}: {why}"

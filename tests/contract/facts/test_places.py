@@ -113,7 +113,7 @@ def test_a_place_is_bounded(here: Clocked, size: int) -> None:
 
 def test_a_place_is_only_of_a_region_that_the_claim_names(here: Clocked) -> None:
     here.state.claim(claim_of("a"))
-    with pytest.raises(UsageError, match="region 'FR': a place is kept only of a region that is claimed"):
+    with pytest.raises(UsageError, match="region 'FR': claim a region before you keep its place"):
         keep(here, claim_of("a"), FR="x")
     with pytest.raises(UsageError, match="the places of at most 1,000 are read at once"):
         kept(here, *map(str, range(MAX_REGIONS + 1)))

@@ -118,7 +118,7 @@ FAULTS = [
     ("good", {}, NO_CA),
     ("good", {"ca": "stranger"}, NO_CA),
     ("other_host", {}, NO_CA),
-    ("other_host", {"ca": "ca"}, "its certificate is not for localhost; use a name that it is for, or renew it"),
+    ("other_host", {"ca": "ca"}, "its certificate is not for localhost; use a name from the certificate, or renew it"),
     ("expired", {"ca": "ca"}, "its certificate has expired; renew it, or correct this machine's clock"),
     ("mutual", {"ca": "ca"}, "it wants a client certificate; add ssl_certfile and ssl_keyfile"),
     (
@@ -314,7 +314,7 @@ FILES = [
     ({"ssl_certfile": "client.pem", "ssl_keyfile": "text"}, "ssl_keyfile: {}/text holds no PEM private key"),
     (
         {"ssl_certfile": "client.pem", "ssl_keyfile": "server.key"},
-        "the key in {}/server.key is not that of the certificate in {}/client.pem; correct ssl_keyfile",
+        "the key in {}/server.key does not belong to the certificate in {}/client.pem; correct ssl_keyfile",
     ),
     (
         {"ssl_certfile": "client.pem", "ssl_keyfile": "locked.key"},

@@ -173,7 +173,7 @@ def test_corrections_of_many_charges_are_read_at_once(log: Log) -> None:
 # -- one project is of one API -----------------------------------------------------------------------------------------
 
 OF_ANOTHER = (
-    f"ledger {{}}: project {P!r} has the charges of api 'asana', and upstream counts 'hubspot' apart; give this "
+    f"ledger {{}}: project {P!r} has the charges of api 'asana', and upstream counts 'hubspot' separately; give this "
     "credential another project"
 )
 

@@ -362,7 +362,7 @@ def test_one_ledger_under_two_urls_stays_as_it_is(pair: Pair, holds: str) -> Non
         steps = [Step(P, "nothing")] if holds == "nothing" else plan_move(pair.old, other, [P])
         carry_out(pair.old, other, steps[0], lambda *_: None)
 
-    with pytest.raises(MoveRefused, match="one ledger|behind both urls"):
+    with pytest.raises(MoveRefused, match=r"one ledger|behind both urls"):
         move_there()
     assert (content(pair.old), pair.old.begin(P).epoch) == (before, epoch)
 

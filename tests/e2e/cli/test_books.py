@@ -182,7 +182,7 @@ def test_two_apis_with_one_project_are_kept_apart(quota: Quota) -> None:
     quota.configure('[credentials.main]\napi = "asana"\n')
     assert quota("charge", "read").returncode == 0
     quota.configure('[credentials.main]\napi = "hubspot"\n')
-    message = "project 'main' has the charges of api 'asana', and upstream counts 'hubspot' apart"
+    message = "project 'main' has the charges of api 'asana', and upstream counts 'hubspot' separately"
     for status, *words in ([69, "charge", "read"], [69, "peek", "read"], [69, "status"], [78, "check"], [1, "doctor"]):
         done = quota(*map(str, words))
         assert done.returncode == status, words

@@ -510,8 +510,8 @@ def test_a_key_without_a_lifetime(command: Quota, server: RedisServer) -> None:
     with redis.Redis(port=server.port) as client:
         assert client.persist("quota:{research}:ledger:log") == 1
     finding = found(command, "server keys")
-    assert finding["message"] == "quota:{research}:ledger:log has no lifetime: another program took it away"
-    assert finding["remedy"] == "charge once: that gives it one again"
+    assert finding["message"] == "quota:{research}:ledger:log has no lifetime: another program removed it"
+    assert finding["remedy"] == "charge once: that sets it again"
     assert command("charge", "videos.list").returncode == 0
     assert "server keys" not in command("doctor", KEY="k").stdout
 

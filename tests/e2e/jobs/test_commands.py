@@ -449,7 +449,7 @@ def test_a_damaged_ledger_can_be_moved_away_as_it_says(quota: Quota) -> None:
         file.seek(100)
         file.write(b"x" * 400)
     said = one_line(quota("charge", "videos.list"), 69)
-    assert "is damaged; move it away (this machine puts back what it has seen)" in said
+    assert "is damaged; move it away (this machine puts back what it has read)" in said
     ledger.rename(quota.folder / "away.db")
     assert quota("charge", "videos.list").returncode == 0
     assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 101

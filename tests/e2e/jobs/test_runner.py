@@ -1069,15 +1069,13 @@ def test_check_says_what_a_run_says_of_a_first_call_that_fits_no_limit(bench: Be
     assert (checked.returncode, f"error: jobs.t.fetch: {why}" in checked.stderr) == (78, True)
 
 
-@pytest.mark.parametrize("what", ["fetch", "sink", "import", "exit"])
+@pytest.mark.parametrize("what", ["fetch", "sink", "import"])
 def test_an_exception_of_a_users_function_names_its_file_and_line(bench: Bench, what: str) -> None:
     body = "    return Page(videos=[{'id': 'v'}])" if what == "sink" else "    return {}['items']"
     fetch = bench.write_fetch(f"def fetch(client, region, cursor):\n{body}\ndef put(page, job, region):\n    [][1]\n")
     file = bench.folder / f"{fetch.partition(':')[0]}.py"
     if what == "import":
         file.write_text("import os\n\n{}['x']\n")
-    if what == "exit":
-        file.write_text("import sys\ndef fetch(client, region, cursor):\n    sys.exit(3)\n")
     more = f'sink = "{file.stem}:put"' if what == "sink" else ""
     bench.configure(fetch=fetch, regions=["US"], more=more)
     done = bench.quota("run", "t")

@@ -51,7 +51,7 @@ def test_the_largest_limits_can_be_held() -> None:
 def test_another_scheme_is_no_storage() -> None:
     with pytest.raises(ConfigError, match="inbound storage of kind 'mysql' is not known"):
         open_storage("mysql://db")
-    with pytest.raises(ConfigError, match=r"^inbound storage redis://h:0/x: its database is no number"):
+    with pytest.raises(ConfigError, match=r"^inbound storage redis://h:0/x: its database is not a number"):
         open_storage("redis://secret:password@h:0/x")
 
 

@@ -568,7 +568,7 @@ def test_a_schedule_that_only_todays_spending_stops_fits(folder: Path) -> None:
     assert (plan.fits, plan.changes) == (True, ())
     refused = [refusal.at_ms for refusal in plan.refusals]
     assert refused[-1] < NOON_MS + DAY_MS
-    now = f"fits; what is spent or closed now refuses {len(refused)} of {plan.jobs[0].ticks} ticks, the last at"
+    now = f"fits; current spending or a closed bucket refuses {len(refused)} of {plan.jobs[0].ticks} ticks, the last at"
     assert " ".join(shown(plan)[1:3]).startswith(now)
 
 

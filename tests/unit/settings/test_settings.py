@@ -370,6 +370,12 @@ MISTAKES = [
         "fech = 1\nstaggered =",
         "jobs.trending: unknown keys: 'fech' (did you mean 'fetch'?), 'staggered' (did you mean 'stagger'?)",
     ),
+    # Those of all tables at once.
+    (
+        "[jobs.trending]",
+        "[jobs.trending]\nfech = 1\n[ledgr]",
+        "unknown keys: ledgr (did you mean 'ledger'?), jobs.trending.fech (did you mean 'fetch'?)",
+    ),
     ("stagger =", "staggered =", "jobs.trending.staggered: unknown key; did you mean 'stagger'?"),
     ("allowance = 50", "alowance = 50", "ledger.unavailable.alowance: unknown key; did you mean 'allowance'?"),
     (
