@@ -94,5 +94,6 @@ def refuse_others(path: str, what: str) -> None:
         raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move this file away")
     if why:
         raise ConfigError(
-            f"{what} {one_line(path)}: {one_line(why)}; let this user alone own and write both (chown, chmod)"
+            f"{what} {one_line(path)}: {one_line(why)}; let only this user own and write the file and its folder "
+            "(chown, chmod)"
         )

@@ -303,8 +303,8 @@ def test_a_ledger_of_others_is_a_matter_of_the_configuration_and_no_allowance_ta
         with pytest.raises(quota.ConfigError) as caught:
             cli.main([command, "videos.list", "--config", str(config)], standalone_mode=False)
         assert str(caught.value) == (
-            f"ledger {tmp_path}/ledger.db: ledger.db belongs to nobody, and this is root; make both this user's alone "
-            "(chown, chmod)"
+            f"ledger {tmp_path}/ledger.db: ledger.db belongs to nobody, and this is root; let only this user own and "
+            "write the file and its folder (chown, chmod)"
         )
 
 

@@ -97,6 +97,6 @@ def test_a_project_does_not_move_to_that_of_another_api(command: Quota, there: s
     assert command("charge", "read").returncode == 0
     line = one_line(command("ledger", "move", here, there), 69)
     assert line.endswith(
-        "project 'p' has the charges of api 'asana', and upstream counts 'youtube' separately; give this credential another "
-        "project"
+        "project 'p' has the charges of api 'asana', and upstream counts 'youtube' separately; give this credential "
+        "another project"
     )

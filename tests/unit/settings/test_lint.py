@@ -266,7 +266,8 @@ FINDINGS = [
     (
         "redis://127.0.0.1:6379/0",
         "redis://h/zero",
-        "error: ledger.url: redis://h/zero: its database is not a number; end it in /0, or in ?db=0 after a unix socket",
+        "error: ledger.url: redis://h/zero: its database is not a number; end it in /0, or in ?db=0 after a unix "
+        "socket",
     ),
     (
         'fetch = "trending"',
