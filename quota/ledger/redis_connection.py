@@ -400,7 +400,7 @@ class Cluster:
         for connections in list(self._connections.values()):
             connections.close()
 
-    def _known_nodes(self) -> NodesManager:
+    def _discovered_nodes(self) -> NodesManager:
         nodes = self._nodes
         if nodes is None:
             # First the nodes in the url, then all nodes met since: the former may be gone for good.
@@ -420,7 +420,7 @@ class Cluster:
 
     def _owner(self, slot: int) -> Connections:
         try:
-            node = self._known_nodes().get_node_from_slot(slot)
+            node = self._discovered_nodes().get_node_from_slot(slot)
         except RedisClusterException as error:
             self._nodes = None
             raise ErrorReply("no node has this slot", "CLUSTERDOWN") from error
@@ -436,7 +436,7 @@ class Cluster:
             if not owner.host:
                 self._nodes = None
                 return self._owner(slot)
-            self._known_nodes().move_slot(owner)
+            self._discovered_nodes().move_slot(owner)
         return self._at(str(owner.host), int(owner.port))
 
     def _at(self, host: str, port: int) -> Connections:
@@ -447,7 +447,7 @@ class Cluster:
         return connections
 
     def _primaries(self) -> list[Connections]:
-        nodes = self._known_nodes().get_nodes_by_server_type("primary")
+        nodes = self._discovered_nodes().get_nodes_by_server_type("primary")
         return [self._at(str(node.host), int(node.port)) for node in nodes]
 
     def _earliest(self, ends_s: float) -> list[str]:

@@ -209,7 +209,7 @@ def read_refusals(project: Project) -> Iterator[KeptRefusal]:
             yield _kept(json.loads(text), project.name)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
             raise LedgerError(
-                f"ledger {project.log.label} holds what no quota program writes: {text!r:.200}"
+                f"ledger {project.log.label} holds data that no quota program writes: {text!r:.200}"
             ) from error
 
 

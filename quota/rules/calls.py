@@ -238,7 +238,7 @@ class Checklists(dict[Key, Checklist]):
             parts = (first._replace(units=units), *others)
         parts = tuple([part._replace(units=charge_units(part.units)) for part in parts or ()])
         if len(parts) > MAX_PARTS:
-            raise UsageError(f"{method} charges {len(parts)} buckets; a call may charge at most {MAX_PARTS}")
+            raise UsageError(f"a call of {method} has charges in {many(len(parts), 'bucket')}; the most is {MAX_PARTS}")
         method = book.canonical(method)
         check_name("method", method, least=1)
         limits, costs = [], []

@@ -34,6 +34,9 @@ READ_LEAVING = 200
 SLACK_MS = 25 * HOUR_MS
 """How far a clock may go back: a long day."""
 
+MAX_SUM = 2**53
+"""The most that a kept total may count. Another program wrote a larger number, and the log is read instead."""
+
 _LAST = 2**53
 """After all sequence numbers of one millisecond."""
 
@@ -266,12 +269,14 @@ class RunningTotal:
             gone, head = read_id(gone_text), read_id(head_text)
             heard = [part.split(":", 2) for part in others.split(",")] if others != "-" else []
             others_units = {(name, int(leaves_ms)): int(units) for units, leaves_ms, name in heard}
-            charged, next_at_ms = int(total), int(next_ms)
+            numbers = charged, next_at_ms, *_ = int(total), int(next_ms), *others_units.values()
         except ValueError:
             return False
         cutoff_ms = cutoff(self.view.window, now_ms)
         if (
             of_epoch != epoch
+            or min(numbers) < 0
+            or max(numbers) > MAX_SUM
             or not trimmed <= gone <= head <= tip
             or (gone[0] > max(0, cutoff_ms) and gone != trimmed)
             or head[0] <= cutoff_ms

@@ -724,7 +724,7 @@ def test_a_call_at_the_end_of_a_process_gets_an_error_or_an_answer(
 def test_without_an_asyncio_loop_an_error_says_what_to_do(ledger_url: str, configure: Configure, run: Run) -> None:
     def awaited_elsewhere(awaitable: Awaitable[Any]) -> None:
         with pytest.raises(
-            quota.UsageError, match=r"loops of asyncio or uvloop .* trio, ask a budget of quota.open\(\)"
+            quota.UsageError, match=r"loop of asyncio or uvloop; .* trio, call a budget of quota.open\(\)"
         ):
             awaitable.__await__().send(None)  # type: ignore[attr-defined]
 

@@ -91,7 +91,7 @@ def test_what_python_does_for_each_project_is_bounded(
 ) -> None:
     """Counted in calls of functions, from the files of what was seen to what is shown; rich draws it. Left out is what
     connecting takes, and learning of a cluster's nodes: how often that is done depends on how many threads meet."""
-    once = (Connections._connected.__code__, Cluster._known_nodes.__code__)
+    once = (Connections._connected.__code__, Cluster._discovered_nodes.__code__)
     counted, thread = list[None](), threading.local()
 
     def count(frame: FrameType, event: str, _: object) -> None:

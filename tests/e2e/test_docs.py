@@ -91,6 +91,11 @@ def test_no_page_is_longer_than_somebody_reads() -> None:
     assert {page: lines for page, lines in pages.items() if lines > 200} == {}
 
 
+def test_all_pages_together_are_read_in_an_evening() -> None:
+    pages = [ROOT / "README.md", ROOT / "lua" / "README.md", *DOCS.glob("*.md")]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 29_100
+
+
 def fields_in(*nodes: ast.AST) -> set[str]:
     """The fields of JSON that code writes: keys of its dicts, and what it names to `members`."""
     found: set[str] = set()

@@ -81,12 +81,16 @@ pages = 1
 """
 
 
+CHARTS = "def fetch(client, region, cursor): ..."
+"""The fetch function of the job `charts`, for `charts.py`. It never runs; its regions may have any names."""
+
+
 def furnish(folder: Path, upstream: Emulator) -> Quota:
     """A house in which all states are seen: `main` is nearly full, `partner` closed by upstream."""
     quota_command = Quota(folder)
     quota_command.env["KEY"] = "a-key-for-tests"
     path = quota_command.configure(HOUSE.replace("ENDPOINT", upstream.address))
-    (folder / "charts.py").write_text("def fetch(client, region, cursor): ...")  # only its names of regions are needed
+    (folder / "charts.py").write_text(CHARTS)
     now_ms = host_clock()
     clock_ms = now_ms - 20 * DAY_MS
 

@@ -21,7 +21,7 @@ from quota.cli.program import cli
 from quota.reports.metrics import FAMILIES
 from support.commands import Quota, one_line
 from support.installation import until
-from support.page import HOUSE, SCRIPT, serve
+from support.page import CHARTS, HOUSE, SCRIPT, serve
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def test_with_the_ledger_away_it_shows_the_last_state_and_since_when(tmp_path: P
         house.env["KEY"] = "a-key"
         config = HOUSE.replace("sqlite:///ledger.db", server.url).replace("ENDPOINT", "http://127.0.0.1:9")
         house.configure(config)
+        (tmp_path / "charts.py").write_text(CHARTS)
         assert house("charge", "search.list", "--credential", "main", "--job", "charts").returncode == 0
         with serve(house) as served:
             until(lambda: "1,900 left" in get(served).text)

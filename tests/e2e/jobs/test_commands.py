@@ -463,7 +463,7 @@ def test_a_deleted_ledger_is_noticed_and_put_back(quota: Quota) -> None:
         path.unlink()
     again = quota("charge", "videos.list")
     assert again.returncode == 0
-    assert re.search(r"ledger_behind .*project=main charges=1 units=100: .* put back", again.stderr)
+    assert re.search(r"ledger_behind .*project=main charges=1 units=100: .* put them back", again.stderr)
     limits = quota.json("status")["credentials"][0]["limits"]
     assert [row["used_units"] for row in limits] == [101, 101]
     assert quota.json("spend")["total_units"] == 101

@@ -262,7 +262,7 @@ def test_a_call_has_ten_buckets_at_most() -> None:
     parts = tuple([Part(f"bucket-{n}", 1) for n in range(11)])
     made = checklists(limit(100))
     assert made.make(("items.list", None, parts[:10], "")).parts == parts[:10]
-    with pytest.raises(UsageError, match="charged to 11 buckets, and a call to 10 at most"):
+    with pytest.raises(UsageError, match="charges in 11 buckets; the most is 10"):
         made.make(("items.list", None, parts, ""))
 
 
