@@ -361,7 +361,7 @@ def test_foreign_text_is_shown_escaped(world: World) -> None:
     assert r"\x1b[2J\u202eevil\nquota: done\ud800" in shown.replace("\n", "")
     for wrong in ("{}", "[]", "nothing", '{"at": 1}', text.replace("1900", "-1"), text.replace("Z", ""), "[" * 3_000):
         world.state.add_refusals([], [wrong])
-        with pytest.raises(LedgerError, match="what no quota program writes"):
+        with pytest.raises(LedgerError, match="data that no quota program writes"):
             explain_refusal(world.session)
         world.state.add_refusals([], [text] * 100)
         assert explain_refusal(world.session) is not None
