@@ -394,7 +394,10 @@ def line_of(error: BaseException, name: str) -> str:
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     if not file or name in BUILT_IN_FETCHES:
         return ""
-    folder = Path(file).parent
+    return _line_below(Path(file).parent, error)
+
+
+def _line_below(folder: Path, error: BaseException) -> str:
     frames = [
         frame
         for frame in extract_tb(error.__traceback__)
@@ -450,12 +453,9 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
         where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
         if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-        frames = [f for f in extract_tb(error.__traceback__) if folder and Path(f.filename).is_relative_to(folder)]
-        line = (
-            f" ({frames[-1].filename}, line {frames[-1].lineno})"
-            if frames and not missing and isinstance(error, Exception)
-            else ""
-        )
+        line = ""
+        if folder is not None and not missing and isinstance(error, Exception):
+            line = _line_below(folder, error)
         raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{line}{where}") from error
 
 

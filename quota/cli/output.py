@@ -81,8 +81,8 @@ def new_console(**options: Any) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False, **options)
-    told = os.environ.get("COLUMNS", "")
-    if not (told.isdecimal() and int(told)):
+    columns = os.environ.get("COLUMNS", "")
+    if not (columns.isdecimal() and int(columns)):
         if not console.file.isatty():
             console.width = ANY_WIDTH
         elif not console.width:

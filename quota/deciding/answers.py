@@ -95,8 +95,9 @@ class Answers:
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
         """The state of each limit at a decision."""
-        caps, grants = outcome.caps, self.believed_at(outcome.facts or Facts(), outcome.now_ms)
-        if checklist.shadow and outcome.facts is not None:
+        caps, facts = outcome.caps, outcome.facts
+        grants = NO_GRANTS if facts is None else self.believed_at(facts, outcome.now_ms)
+        if checklist.shadow and facts is not None:
             caps = self.checklists.with_grants(checklist, grants).caps_at(outcome.now_ms)
         states = []
         each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leaves, strict=False)
