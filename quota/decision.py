@@ -182,7 +182,8 @@ class Decision(NamedTuple):
         if self.admitted:
             answer = "admitted" if self.source else "would admit"
             shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
-            return f"{answer} {what}; {self.left()} left{shadows}"
+            of = " of this machine's allowance: the ledger does not answer" if self.allowance else ""
+            return f"{answer} {what}; {self.left()} left{of}{shadows}"
         return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
 
     def left(self) -> str:

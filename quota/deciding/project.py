@@ -233,19 +233,20 @@ class Project(OfOneProcess):
             return self._read_facts
         if self.named_ms < self.longest_ms:
             return self._name
-        now_ms = self.now_ms()
-        used_units = []
-        for view in views:
-            total = reading.totals.get(view)
-            if total is None:
-                return partial(self._open, [view for view in views if view not in reading.totals])
+        totals = [reading.totals[view] for view in views if view in reading.totals]
+        if len(totals) < len(views):
+            return partial(self._open, [view for view in views if view not in reading.totals])
+        now_ms, behind = self.now_ms(), []
+        for total in totals:
             if total.head < reading.seen:
-                total.skip_left(cutoff(view.window, now_ms))
+                total.skip_left(cutoff(total.view.window, now_ms))
             if total.head >= reading.seen and (wanted := total.drop(now_ms)) is not None:
                 return partial(self.in_turn, partial(self._read_leaving, total, wanted))
             if total.head < reading.seen:
-                return partial(self._read_behind, total)
-            used_units.append(total.used_units)
+                behind.append(total.head)
+        if behind:
+            return partial(self._read_behind, min(behind))
+        used_units = [total.used_units for total in totals]
         caps = tuple(question.caps(reading.facts, now_ms))
         closed = closing(reading.facts, question.closed_by, now_ms, self.jitter_ms) if question.closed_by else None
         return Look(Mark(reading.epoch, reading.seen), now_ms, used_units, caps, closed, reading.facts)
@@ -402,12 +403,12 @@ class Project(OfOneProcess):
             kept = beginning.state.get(VIEW + view.name) if beginning.epoch == self.reading.epoch else None
             self.reading.open(view, kept, self.now_ms(), beginning.tip, entries)
 
-    def _read_behind(self, total: RunningTotal) -> None:
-        """Read a piece of the entries that a total has not counted yet."""
-        wanted = Wanted(total.head, self.reading.seen, MAX_READ, corrected=False)
-        epoch = self.reading.epoch
+    def _read_behind(self, head: Id) -> None:
+        """Read a piece of the entries after `head`, which some totals have not counted yet."""
+        reading, epoch = self.reading, self.reading.epoch
+        wanted = Wanted(head, reading.seen, MAX_READ, corrected=False)
         entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
-        self.in_turn(partial(self.reading.take_behind, total, wanted, entries))
+        self.in_turn(partial(reading.take_behind, epoch, wanted, entries))
         self._note(epoch, entries)
 
     def _read_leaving(self, total: RunningTotal, wanted: Wanted) -> None:
@@ -494,7 +495,7 @@ class Project(OfOneProcess):
             if total.head < self.reading.seen:
                 wanted = Wanted(total.head, self.reading.seen, most, corrected=False)
                 entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
-                self.reading.take_behind(total, wanted, entries)
+                self.reading.take_behind(self.reading.epoch, wanted, entries)
                 return False, None
             answer, leaving = number(total), total.wants_leaving()
             if answer is None and leaving is not None:

@@ -2,9 +2,8 @@
 if its key is missing from the log.
 
     journal     the journal of one identity: entries, how far they were compared, facts
-    files       its files: lines with checksums, marks, and a file for each day, of which the newest grows
+    files       its files: lines with checksums, marks, a file for each day, of which the newest grows, and a lock
     draws       draws on the allowance, of all identities of one upstream project
-    lock        a lock between the processes of the machine
 
     journals/PROJECT-UPSTREAM/draws           quota.journal.draws
     journals/PROJECT-UPSTREAM/HASH/2026-11-28 entries of an identity, by the day of the newest entry in the file

@@ -35,8 +35,7 @@ from quota.common.files import open_alone
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.journal.files import SPELLING, framed, unframed
-from quota.journal.lock import FileLock
+from quota.journal.files import SPELLING, FileLock, framed, unframed
 from quota.ledger.factory import Identity
 from quota.ledger.log import SLACK_MS
 from quota.rules.entry import Entry, Id, id_text, packed, read_id, unpacked

@@ -35,6 +35,7 @@ from quota.journal.draws import Draws
 from quota.journal.files import (
     SPELLING,
     DayFiles,
+    FileLock,
     Marks,
     Opened,
     Position,
@@ -45,7 +46,6 @@ from quota.journal.files import (
     record_line,
     replace_text,
 )
-from quota.journal.lock import FileLock
 from quota.ledger.factory import Identity
 from quota.ledger.log import SLACK_MS
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked

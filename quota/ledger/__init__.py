@@ -7,7 +7,6 @@ memory_log         the shortest log; sqlite_log and redis_log are the other two
 files              SQLite files: URLs, errors, and who else could change them
 redis_url          the parts of a Redis url
 redis_connection   connections to a server, its sentinels or a cluster
-redis_tls          faults of TLS
-redis_errors       faults of a server, in one line each
+redis_errors       faults of a server and of TLS, in one line each
 redis_needs        which server, settings and rights the ledger needs
 """

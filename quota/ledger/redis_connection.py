@@ -39,8 +39,17 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import has_hung_up
-from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NoAnswer, NotRedis, error_of
-from quota.ledger.redis_tls import behind_plain, behind_secured
+from quota.ledger.redis_errors import (
+    ErrorReply,
+    Failed,
+    Lost,
+    Misconfigured,
+    NoAnswer,
+    NotRedis,
+    behind_plain,
+    behind_secured,
+    error_of,
+)
 from quota.ledger.redis_url import Target
 
 Words = list[bytes]

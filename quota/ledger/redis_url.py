@@ -19,8 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from quota.common.hosts import is_ambiguous
 from quota.common.text import nearest
 from quota.errors import ConfigError
-from quota.ledger.redis_errors import Misconfigured
-from quota.ledger.redis_tls import check_files
+from quota.ledger.redis_errors import Misconfigured, check_files
 
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 _NEEDLESS = (
@@ -123,6 +122,8 @@ def target_of(url: str, timeout_s: float) -> Target:
         if kind == "unix" and whole.netloc.rpartition("@")[2]:
             raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
     given = _given(query, kind, is_secure=is_secure)
+    if not kind and not parts[0].hostname and "host" not in given:
+        raise Misconfigured(f"it names no host; write {base}://HOST:PORT/DB, for this machine with localhost")
     sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
     if sentinel_ssl not in ("true", "false"):
         raise Misconfigured("sentinel_ssl is true or false (by default as the scheme says)")
@@ -155,7 +156,7 @@ def target_of(url: str, timeout_s: float) -> Target:
         sentinels_are_secure=sentinels_are_secure,
         nodes=[
             (
-                unquote(part.hostname or "") or given.get("host", "localhost"),
+                unquote(part.hostname or "") or given.get("host", ""),
                 _port(given.get("port", str(port)) if part.port is None else str(part.port)),
             )
             for part in parts

@@ -118,14 +118,17 @@ class Reading:
         self.unkept += len(new)
         return new
 
-    def take_behind(self, total: RunningTotal, wanted: Wanted, entries: Sequence[Entry]) -> None:
-        """Take the entries that a total wanted, which is behind the others."""
-        if total.head != wanted.after:
-            return  # another thread was quicker
-        for entry in entries:
-            total.take(entry)
-        if len(entries) < wanted.most:
-            total.skip_to(wanted.through)
+    def take_behind(self, epoch: str, wanted: Wanted, entries: Sequence[Entry]) -> None:
+        """Take the wanted entries of the log of this epoch, for all totals that have not counted them yet."""
+        if epoch != self.epoch:
+            return  # another thread has begun again
+        through = entries[-1].id if len(entries) == wanted.most else wanted.through
+        for total in self.totals.values():
+            if wanted.after <= total.head < through:
+                for entry in entries:
+                    if entry.id > total.head:
+                        total.take(entry)
+                total.skip_to(through)
         self.unkept += len(entries)
 
     def learn_facts(self, facts: Facts, markers: int) -> None:

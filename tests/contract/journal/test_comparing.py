@@ -15,7 +15,7 @@ from quota.errors import LedgerError
 from quota.journal import journal as journal_module
 from quota.rules.entry import START
 from quota.terms.limits import DAY_MS
-from support.threads import in_threads
+from support.processes import in_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,9 @@ def test_marks_follow_so_that_nobody_reads_all_again(tmp_path: Path, monkeypatch
         assert not later.uncompared("e")
 
 
-def test_it_is_not_looked_again_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_not_compared_again_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted = journal(tmp_path)
     noted.write("e", [entry()])
     assert not noted.uncompared("e")

@@ -105,7 +105,7 @@ def test_a_state_folder_that_cannot_be_made_keeps_entries_in_memory(tmp_path: Pa
     goes_on_in_memory(journal(tmp_path / "file"), range(1, 20), "Not a directory")
 
 
-def test_no_more_is_kept_in_memory_than_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_keeps_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_IN_MEMORY", 100)
     noted = Journal.in_memory(journal_module.Identity("", "p"))
     position = noted.position()

@@ -22,13 +22,11 @@ from quota.ledger.redis_connection import Connections, connections_to
 from quota.ledger.redis_errors import ErrorReply, Lost, NoAnswer, NotRedis
 from quota.ledger.redis_url import target_of
 from quota.rules.entry import START, Entry
-from support.claims import claim_of
-from support.processes import in_child
+from support.processes import in_child, in_threads
 from support.proxy import Proxy
 from support.resp import RespServer
 from support.servers import RedisServer
-from support.setup import budget_of, limit, state_at
-from support.threads import in_threads
+from support.setup import budget_of, claim_of, limit, state_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,9 +220,7 @@ def test_calls_interrupted_anywhere_leave_no_answer_behind(
 
 
 @pytest.mark.parametrize("scheme", ["redis", "unix"])
-def test_what_a_handler_raises_while_it_connects_goes_on_as_it_came(
-    monkeypatch: pytest.MonkeyPatch, scheme: str
-) -> None:
+def test_an_exception_of_a_handler_during_connect_passes_through(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     """Also a TimeoutError, which is what the library catches: after each call of something written in C, as a handler
     would."""
     monkeypatch.setattr(sys, "unraisablehook", id)
@@ -291,7 +287,7 @@ def test_a_connection_that_the_server_closed_is_noticed_before_it_is_used(server
         assert on_server(server) == 1
 
 
-def test_what_is_appended_after_a_server_restarted_is_sent_once() -> None:
+def test_an_append_after_a_restart_is_sent_once() -> None:
     """An append whose answer is lost would raise: it is not sent twice."""
     own = RedisServer()
     charge = Entry(START, 1, "units", "videos.list", "", "", "key")

@@ -9,11 +9,10 @@ import pytest
 from redis.crc import key_slot
 
 from quota.errors import StorageAway
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import open_storage
 from quota.ledger.factory import open_ledger
-from support.clusters import Nodes
+from support.clusters import SERVICE, Nodes, Sentinels
 from support.resp import RespServer
-from support.sentinels import SERVICE, Sentinels
 from support.servers import RedisServer, executables
 from support.setup import budget_of, limit
 
@@ -90,7 +89,9 @@ def test_sentinels_with_a_password_of_their_own(sentinels: Sentinels, ask: Ask) 
         ),
     ],
 )
-def test_what_a_sentinel_says(sentinels: Sentinels, ask: Ask, service: str, query: str, user: str, said: str) -> None:
+def test_the_messages_of_a_sentinel(
+    sentinels: Sentinels, ask: Ask, service: str, query: str, user: str, said: str
+) -> None:
     line = ask(at_sentinels(sentinels, service, query, user))
     assert line.endswith(f"/{service}/0: sentinel 127.0.0.1:{sentinels.sentinels[0].port} {said}"), line
 
@@ -103,7 +104,7 @@ def test_what_a_sentinel_says(sentinels: Sentinels, ask: Ask, service: str, quer
         (":wrong@", "refused the password; check username and password"),
     ],
 )
-def test_what_the_primary_says_is_not_said_of_the_sentinels(
+def test_an_error_of_the_primary_does_not_blame_the_sentinels(
     sentinels: Sentinels, ask: Ask, user: str, said: str
 ) -> None:
     line = ask(at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}", user=user))

@@ -14,11 +14,11 @@ import redis
 
 import quota
 from quota.errors import ConfigError, StorageAway
-from quota.inbound.storage import open_storage
-from quota.ledger import redis_tls
+from quota.inbound.rules import open_storage
+from quota.ledger import redis_errors
 from quota.ledger.factory import open_ledger
+from support.clusters import Sentinels
 from support.patience import WALLS
-from support.sentinels import Sentinels
 from support.servers import RedisServer, executables, free_port, has_tls, redis_executable, until
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ SCHEMES = {"rediss": "/0", "rediss+sentinel": "/main/0", "rediss+cluster": ""}
 """With what follows the address."""
 
 WAYS = ("blocking", "awaited", "inbound")
+each_way_and_scheme = pytest.mark.parametrize(
+    ("way", "scheme"),
+    [*((way, "rediss") for way in WAYS), ("blocking", "rediss+sentinel"), ("awaited", "rediss+cluster")],
+)
 
 
 class Servers:
@@ -71,7 +75,7 @@ def servers(certificates: Certificates) -> Iterator[Servers]:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch, state_dir: Path) -> None:
-    monkeypatch.setattr(redis_tls, "WAIT_S", 20.0)
+    monkeypatch.setattr(redis_errors, "TLS_WAIT_S", 20.0)
 
 
 def said_by(way: str, url: str) -> str:
@@ -144,8 +148,7 @@ def options_of(certificates: Certificates, which: dict[str, str]) -> dict[str, s
     return options
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each_way_and_scheme
 @pytest.mark.parametrize(("name", "which", "said"), FAULTS)
 def test_a_fault_is_a_line_of_its_own(
     servers: Servers, way: str, scheme: str, name: str, which: dict[str, str], said: str
@@ -160,8 +163,7 @@ def test_a_fault_is_a_line_of_its_own(
 
 
 @pytest.mark.usefixtures("real_walls")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each_way_and_scheme
 def test_a_server_without_tls(servers: Servers, way: str, scheme: str) -> None:
     line = said_by(way, servers.url(scheme, "plain", ssl_ca_certs=str(servers.certificates.ca)))
     alone = ", or sentinel_ssl = false where only the sentinels differ" if "sentinel" in scheme else ""
@@ -344,18 +346,19 @@ def files(certificates: Certificates, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(("options", "said"), FILES)
 def test_a_file_that_cannot_be_used_is_an_error_in_the_configuration(
-    files: Path, scheme: str, options: dict[str, str], said: str
+    files: Path, options: dict[str, str], said: str
 ) -> None:
-    """Before anything is contacted."""
+    """Before anything is contacted, under every scheme."""
     named = {k: v if k == "ssl_cert_reqs" else os.path.normpath(files / v) for k, v in options.items()}
-    url = f"{scheme}://localhost:1{SCHEMES[scheme]}?" + "&".join(f"{name}={text}" for name, text in named.items())
-    for what, opening in (("ledger url", open_ledger), ("inbound storage", open_storage)):
-        with pytest.raises(ConfigError) as caught:
-            opening(url)
-        assert str(caught.value) == f"{what} {url.partition('?')[0]}: {said.replace('{}', str(files))}"
+    query = "&".join(f"{name}={text}" for name, text in named.items())
+    for scheme, path in SCHEMES.items():
+        url = f"{scheme}://localhost:1{path}"
+        for what, opening in (("ledger url", open_ledger), ("inbound storage", open_storage)):
+            with pytest.raises(ConfigError) as caught:
+                opening(f"{url}?{query}")
+            assert str(caught.value) == f"{what} {url}: {said.replace('{}', str(files))}"
 
 
 def test_an_encrypted_key_is_opened_with_its_password_and_nobody_is_asked_for_it(servers: Servers, files: Path) -> None:

@@ -26,9 +26,8 @@ from quota.rules.entry import END, START, Entry
 from quota.rules.facts import Grant
 from quota.rules.refusals import RefusalCount
 from quota.terms.limits import DAY_MS, HOUR_MS
-from support.claims import claim_of
 from support.servers import RedisServer, executables, immortal
-from support.setup import NOW_MS, budget_of, charges_at, limit, state_at
+from support.setup import NOW_MS, budget_of, charges_at, claim_of, limit, state_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,14 +16,13 @@ from redis.crc import key_slot
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.errors import StorageAway
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import open_storage
 from quota.ledger import redis_needs
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Cluster
 from quota.ledger.redis_url import target_of
-from support.clusters import Nodes
+from support.clusters import Nodes, Sentinels
 from support.inbound import policy
-from support.sentinels import Sentinels
 from support.servers import black_hole, until
 from support.setup import budget_of, limit
 from support.topologies import PATIENT_MS
@@ -165,7 +164,7 @@ def test_nodes_that_fall_silent(nodes: Nodes, charge: Callable[[Budget], Decisio
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_nodes_without_tls_say_so_within_a_decision(nodes: Nodes) -> None:
+def test_nodes_without_tls_are_named_within_a_decision(nodes: Nodes) -> None:
     """On a busy machine the second may be over before it is found out; then the next one says it."""
     with opened(url_of("rediss+cluster", *(node.port for node in nodes.servers))) as budget:
         end = "it speaks no TLS; write redis+cluster://"

@@ -76,6 +76,7 @@ def test_any_process_of_the_machine_hands_over_the_draws(far: Site, line: Proxy)
     machine = far.machine()
     budget = machine.budget(limit(100), allowance=ALLOWANCE)
     with cut(line):
+        assert "left of this machine's allowance: the ledger does not" in budget.peek("videos.list").sentence()
         assert budget.charge("videos.list", units=3).source == "allowance"
     assert machine.budget(limit(100)).usage()[0].used_units == 3
     assert (budget.owed_units(), units_of(machine)) == (0, [3])
@@ -101,9 +102,7 @@ def test_a_draw_whose_first_try_was_lost_with_its_log_counts_once(far: Site, lin
     assert units_of(machine) == [3, 1]
 
 
-def test_a_draw_that_reached_the_ledger_is_found_in_the_log_that_took_the_place_of_the_one_that_was_lost(
-    far: Site, line: Proxy
-) -> None:
+def test_a_draw_that_reached_the_ledger_is_found_in_the_replaced_log(far: Site, line: Proxy) -> None:
     """Others had read it, and have put it back."""
     machine, theirs = far.machine(), far.machine("theirs")
     draw_in_vain(machine, line)
@@ -115,7 +114,7 @@ def test_a_draw_that_reached_the_ledger_is_found_in_the_log_that_took_the_place_
     assert units_of(machine) == [3, 1]
 
 
-def test_a_charge_whose_answer_was_lost_is_put_back_as_any_other(far: Site, line: Proxy) -> None:
+def test_a_charge_without_an_answer_is_put_back(far: Site, line: Proxy) -> None:
     """The second try finds that the first one had arrived."""
     machine = far.machine()
     budget = machine.budget(limit(100))
@@ -126,7 +125,7 @@ def test_a_charge_whose_answer_was_lost_is_put_back_as_any_other(far: Site, line
     assert machine.budget(limit(100)).usage()[0].used_units == 4
 
 
-def test_a_refusal_says_what_of_the_allowance_was_drawn_and_until_when(far: Site, line: Proxy) -> None:
+def test_a_refusal_shows_what_was_drawn_and_when_it_frees(far: Site, line: Proxy) -> None:
     budget = far.machine().budget(limit(100), allowance=ALLOWANCE)
     with cut(line):
         first = budget.charge("videos.list", units=5)
@@ -144,7 +143,7 @@ def test_a_refusal_says_what_of_the_allowance_was_drawn_and_until_when(far: Site
     assert f"20 of 20 units drawn, 0 left until {moment(frees_ms)}" in refused.sentence()
 
 
-def test_a_refusal_of_a_dear_call_says_what_is_left_for_cheap_ones(far: Site, line: Proxy) -> None:
+def test_a_refusal_of_an_expensive_call_shows_what_is_left_for_cheap_calls(far: Site, line: Proxy) -> None:
     budget = far.machine().budget(limit(100), allowance=ALLOWANCE)
     with cut(line):
         sentence = budget.charge("videos.list", units=6).sentence()
@@ -165,7 +164,7 @@ def test_an_allowance_has_room_for_a_call_when_enough_of_it_has_left(far: Site, 
         assert budget.allowance() == AllowanceState(5, 20, 16, draws[0].decided_at_ms + DAY_MS)
 
 
-def test_who_looks_at_the_charges_hands_over_what_was_drawn(far: Site, line: Proxy) -> None:
+def test_reading_the_charges_hands_the_draws_over(far: Site, line: Proxy) -> None:
     machine = far.machine()
     budget = machine.budget(limit(100), allowance=ALLOWANCE)
     with cut(line):

@@ -21,9 +21,7 @@ def test_a_machine_whose_clock_is_ahead_counts_what_the_others_count(site: Site,
 
 
 @pytest.mark.parametrize("behind_ms", [2 * HOUR_MS, 2 * DAY_MS])
-def test_a_machine_whose_clock_is_hours_behind_the_ledgers_is_told_so_and_charges_nothing(
-    site: Site, behind_ms: int
-) -> None:
+def test_a_machine_hours_behind_the_ledger_charges_nothing(site: Site, behind_ms: int) -> None:
     """Or the ledger's is ahead: that of this machine does not say which."""
     machine = site.machine()
     machine.skew_ms = -behind_ms
@@ -31,7 +29,7 @@ def test_a_machine_whose_clock_is_hours_behind_the_ledgers_is_told_so_and_charge
     assert charges_at(machine.ledger) == []
 
 
-def test_for_a_machine_whose_clock_is_minutes_behind_windows_end_later(site: Site) -> None:
+def test_windows_end_later_for_a_machine_minutes_behind(site: Site) -> None:
     ours, theirs = site.machine("ours"), site.machine("theirs")
     theirs.budget(TEN).charge("videos.list", units=10)
     ours.skew_ms = -10 * MINUTE_MS
@@ -43,7 +41,7 @@ def test_for_a_machine_whose_clock_is_minutes_behind_windows_end_later(site: Sit
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["the log stays", "the log is lost"])
-def test_what_left_its_window_by_clocks_that_were_a_day_ahead_counts_again(site: Site, lost: bool) -> None:
+def test_a_charge_counts_again_after_clocks_were_a_day_ahead(site: Site, lost: bool) -> None:
     """What was charged meanwhile counts beside it."""
     machine = site.machine()
     budget = machine.budget(TEN)

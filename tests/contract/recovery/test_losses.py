@@ -55,7 +55,7 @@ class Losses:
             machine.start()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_admitted_call_counts_once_after_any_loss(seed: int, site: Site) -> None:
     """As long as each machine comes back before the window is over."""
     dice = random.Random(seed)
@@ -86,7 +86,7 @@ def test_a_charge_that_is_put_back_keeps_its_time_and_what_it_counts(site: Site)
     assert again.settle(str(first.id), 10).units == 20
 
 
-def test_what_an_old_copy_lacks_is_put_back_though_others_have_charged_since(site: Site) -> None:
+def test_charges_that_an_old_copy_lacks_are_put_back_after_newer_charges(site: Site) -> None:
     ours, theirs = site.machine("ours"), site.machine("theirs")
     ours.budget(SIXTY).charge("videos.list", units=20)
     theirs.budget(SIXTY).usage()
@@ -99,7 +99,7 @@ def test_what_an_old_copy_lacks_is_put_back_though_others_have_charged_since(sit
     assert [charge.units for charge in charges_at(ours.ledger)] == [20, 10, 1, 1]
 
 
-def test_an_entry_that_nobody_can_read_keeps_nothing_from_being_put_back(site: Site) -> None:
+def test_an_unreadable_entry_stops_no_put_back(site: Site) -> None:
     machine = site.machine()
     machine.budget(SIXTY).charge("videos.list", units=20)
     copy = site.place.copy()

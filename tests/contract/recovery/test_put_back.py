@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.budget import project_of
-from quota.deciding import losses
+from quota.deciding import losses, project
 from quota.errors import LedgerError, UnknownCharge
-from quota.ledger.log import LEASE_MS, MAX_READ
-from quota.rules.entry import END, START
+from quota.ledger.log import LEASE_MS, MAX_ENTRIES, MAX_READ, MAX_UNSEEN, Append
+from quota.rules.entry import END, START, Entry
 from quota.terms.limits import DAY_MS
 from support.losses import RedisStorage, Site
+from support.processes import in_threads
 from support.setup import charges_at, limit
-from support.threads import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from quota.budget import Budget
-    from quota.ledger.log import Append, Log, Reply
+    from quota.ledger.log import Log, Reply
+    from quota.rules.entry import Id
     from support.losses import Machine
     from support.servers import RedisServer
 
@@ -37,7 +38,7 @@ def used_units(machine: Machine) -> int:
 
 
 @pytest.mark.parametrize("key", ["log", "state", "corrected"])
-def test_a_key_that_was_evicted_alone_comes_back_with_all_it_had(server: RedisServer, tmp_path: Path, key: str) -> None:
+def test_an_evicted_key_comes_back_whole(server: RedisServer, tmp_path: Path, key: str) -> None:
     storage = RedisStorage(server.url)
     site = Site(storage, tmp_path)
     machine = site.machine()
@@ -54,7 +55,7 @@ def test_a_key_that_was_evicted_alone_comes_back_with_all_it_had(server: RedisSe
     storage.client.close()
 
 
-def test_what_two_machines_put_back_of_one_loss_is_one_loss(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_machines_that_put_back_one_loss_report_one_loss(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each adds what it alone saw. Another loss is another one, also where nothing was charged between."""
 
     def lost() -> list[tuple[str, int]]:
@@ -80,7 +81,7 @@ def test_what_two_machines_put_back_of_one_loss_is_one_loss(site: Site, monkeypa
 
 
 @pytest.mark.parametrize("first", ["who saw more", "who saw less"])
-def test_of_two_branches_of_corrections_the_later_one_wins(site: Site, first: str) -> None:
+def test_the_later_of_two_branches_of_corrections_wins(site: Site, first: str) -> None:
     """One machine corrects a charge, an old copy lacks that, and another machine corrects the charge there."""
     ours, theirs = site.machine("ours"), site.machine("theirs")
     charged = str(ours.budget(HUNDRED).charge("videos.list", units=10).id)
@@ -97,7 +98,7 @@ def test_of_two_branches_of_corrections_the_later_one_wins(site: Site, first: st
     assert [(x.before_units, x.units) for x in corrections] == [(10, 8), (8, 6)]
 
 
-def test_what_upstream_said_comes_back(site: Site) -> None:
+def test_upstreams_facts_come_back(site: Site) -> None:
     """A bucket that was closed stays closed."""
     ours, theirs = site.machine("ours"), site.machine("theirs")
     ours.budget(HUNDRED).exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
@@ -107,7 +108,7 @@ def test_what_upstream_said_comes_back(site: Site) -> None:
     assert site.machine("new").budget(HUNDRED).charge("videos.list").reason == "exhausted"
 
 
-def test_a_machine_that_knows_nothing_may_charge_first_and_then_counts_what_the_others_put_back(site: Site) -> None:
+def test_a_machine_without_notes_counts_what_others_put_back_later(site: Site) -> None:
     ours = site.machine("ours")
     ours.budget(HUNDRED).charge("videos.list", units=90)
     site.empty()
@@ -226,3 +227,117 @@ def test_a_correction_waits_for_a_union_that_was_killed_in_the_middle(
     assert budget.settle(charged, 4).units == 10
     over.join()
     assert used_units(machine) == 4
+
+
+# -- long logs ---------------------------------------------------------------------------------------------------------
+
+
+THOUSANDS = 9
+DAY, DAYS = limit(100_000), limit(100_000, 3 * DAY_MS, name="days")
+
+
+def charge_thousands(site: Site, ledger: Log) -> None:
+    """Others have charged, and kept what they counted."""
+    for n in range(THOUSANDS):
+        made = [Entry(START, 1, "units", "videos.list", "", "", f"{n}-{m}") for m in range(MAX_ENTRIES)]
+        beginning = ledger.begin("p")
+        ask = Append(beginning.epoch, beginning.tip, made, 2**53, new_epoch="e", clock_ms=site.now_ms, keep_ms=DAY_MS)
+        assert ledger.append("p", ask).word == "APPENDED"
+        site.now_ms += 1
+
+
+@pytest.mark.parametrize("decisions", [3, 2 * THOUSANDS])
+def test_a_machine_without_a_journal_reads_entries_that_it_only_counted(
+    site: Site, decisions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece after each decision. What of it was read, a loss takes no more."""
+    monkeypatch.setattr(project, "AGAIN_S", 0.0)
+    others = site.machine("others")
+    charge_thousands(site, others.ledger)
+    assert others.budget(DAY).usage()[0].used_units == 1_000 * THOUSANDS
+    opened = others.budget(DAY)
+    opened.usage()
+    opened._project.keep()
+    budget = site.machine().budget(DAY)
+    for n in range(decisions):
+        assert budget.charge("videos.list").limits[0].used_units == 1_000 * THOUSANDS + n + 1
+    site.empty()
+    assert site.machines[-1].budget(DAY).usage()[0].used_units == min(decisions * MAX_UNSEEN, 9_000) + decisions
+
+
+class Slow:
+    """A ledger that takes its time for each piece of the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.now_s, self.pieces = 0.0, 0
+
+    def read(self, name: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        self.now_s += 0.2
+        self.pieces += 1
+        return self._log.read(name, after, through, min(count, 1_000))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+class Busy:
+    """A ledger that is too slow for long pieces of the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def read(self, name: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        if count > 100:
+            raise LedgerError("ledger: too slow")
+        return self._log.read(name, after, through, count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+def test_a_process_reads_a_busy_log_in_short_pieces(site: Site) -> None:
+    """A refusal says when to come back, also where the log is long and its ledger slow."""
+    machine = site.machine()
+    charge_thousands(site, machine.ledger)
+    full = limit(1_000 * THOUSANDS)
+    opened = machine.budget(full)
+    opened.usage()
+    opened._project.keep()
+    machine.ledger = Busy(machine.ledger)
+    decision = machine.budget(full).charge("videos.list", units=1_500)
+    assert decision.reason == "limit"
+    assert decision.retry_at_ms == site.now_ms - THOUSANDS + 1 + DAY_MS
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["one process", "killed each time"])
+def test_a_longer_limit_is_refused_until_it_has_read_the_log_and_goes_on_where_it_was(
+    site: Site, restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = site.machine()
+    charge_thousands(site, machine.ledger)
+    machine.budget(DAY).charge("videos.list")
+    slow = Slow(machine.ledger)
+    monkeypatch.setattr(project, "elapsed_s", lambda: slow.now_s)
+    monkeypatch.setattr(project, "COUNT_WITHIN_S", 0.7)
+    monkeypatch.setattr(project, "MAX_READ", 1_000)
+    machine.ledger = slow
+    budget, refused = machine.budget(DAYS), 0
+    while (decision := budget.charge("videos.list")).reason == "counting":
+        refused += 1
+        assert decision.retry_at_ms is not None
+        if restarted:
+            budget = machine.budget(DAYS)
+    assert (refused, decision.limits[0].used_units) == (2, 1_000 * THOUSANDS + 2)
+    assert slow.pieces <= THOUSANDS + 2
+
+
+def test_the_limits_of_a_call_read_the_log_together(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = site.machine()
+    charge_thousands(site, machine.ledger)
+    monkeypatch.setattr(project, "MAX_READ", 1_000)
+    slow = Slow(machine.ledger)
+    machine.ledger = slow
+    decision = machine.budget(DAY, DAYS, limit(100_000, 7 * DAY_MS, name="week")).charge("videos.list")
+    assert [state.used_units for state in decision.limits] == [1_000 * THOUSANDS + 1] * 3
+    assert slow.pieces <= THOUSANDS + 2

@@ -11,6 +11,7 @@ import redis
 from quota.ledger.factory import open_ledger
 from support.servers import RedisServer, until
 from support.setup import budget_of, charges_at, limit
+from support.torture import torture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,3 +51,15 @@ def test_a_replica_that_lagged_takes_over_and_lacks_nothing(tmp_path: Path) -> N
         assert [charge.units for charge in charges_at(then)] == [5]
         assert budget_of(then, LIMIT, folder=tmp_path).charge("videos.list").limits[0].used_units == 9
         assert charges_at(then)[:2] == before
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "machines"), [("redis", 3), ("redis", 1), ("sqlite", 3)])
+def test_no_machine_is_granted_units_that_it_had_read(kind: str, machines: int, tmp_path: Path) -> None:
+    outcome = torture("all of it", tmp_path, 4, 1.0, seed=3, on_redis=kind == "redis", machines=machines)
+    assert outcome.strikes
+    assert outcome.granted
+    assert [*outcome.broken] == []
+    assert (outcome.missing, outcome.twice, outcome.moved) == (set(), set(), set())
