@@ -87,7 +87,7 @@ def _close_at_exit() -> None:
 def _instrument(config: str | Path | None, credential: str | None, job: str) -> None:
     import http.client  # noqa: F401  # first: `call_before` may wait for it, and the imports below import it, too
 
-    from quota.clients.instrument.tally import FileTally
+    from quota.clients.instrument.processes import FileTally
     from quota.session import open_session
     from quota.terms.arguments import label_process
 
@@ -181,9 +181,9 @@ def _say_that_a_python_ran(tally: str) -> None:
 
 def name_program(command: Sequence[object]) -> None:
     """Warn of a program that such a Python starts and whose requests nobody charges."""
-    from quota.clients.instrument import unseen
+    from quota.clients.instrument import processes
 
-    unseen.name_program(command)
+    processes.name_program(command)
 
 
 def give_up(error: Exception) -> None:

@@ -86,6 +86,10 @@ class BadAnswer(QuotaError):
     """
 
 
+class SlowAnswer(BadAnswer):
+    """The answer was not complete in time."""
+
+
 class UnknownCharge(QuotaError):
     """No charge has this id, or it left the log: corrections reach back as far as the log does."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from asyncio import CancelledError, timeout
+from asyncio import timeout
 from typing import Any
 from weakref import finalize
 
@@ -41,17 +41,12 @@ async def send(
     gate: AsyncHostGate, handler: aiohttp.ClientHandlerType, request: aiohttp.ClientRequest
 ) -> aiohttp.ClientResponse:
     """Send a request as one attempt through its handler, and charge it at a gate."""
-    asked = await _body_of(request)
-    attempt = await gate.charge(request.method, str(request.url), asked, request.headers)
+    body = await _body_of(request)
+    attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await handler(request)
-    try:
-        with gate.sending():
-            response = await handler(request)
-    except (Exception, CancelledError) as error:
-        if asked.makes_no_requests and _never_left(error):
-            await gate.never_left(attempt)
-        raise
+    async with gate.leaving(attempt, body, _never_left):
+        response = await handler(request)
     try:
         status, headers = response.status, response.headers
         head, whole = await peek(response) if attempt.reads_body(status, headers) else (b"", False)

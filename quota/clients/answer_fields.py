@@ -1,8 +1,9 @@
-"""Reads headers, JSON and times from an answer, in the places that the cost book names.
+"""How much of an answer a client reads, and what its parts say, in the places that the cost book names.
 
-    Answer      an answer; each method answers one question of the book
-    units_in    the figures of a call's usage in a JSON document
-    Usage       finds these figures in a body while the caller reads it
+    AnswerLimits   the limits on an answer, for every client
+    Answer         an answer; each method answers one question of the book
+    units_in       the figures of a call's usage in a JSON document
+    Usage          finds these figures in a body while the caller reads it
 
 A missing, absurd or repeated header counts as absent. `Answer.unread` has the headers that could not be read.
 """
@@ -16,16 +17,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from typing import NamedTuple
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import LATEST_MS
+from quota.errors import BadAnswer
 from quota.terms.api import Field, LevelRule, Match, Pointer, Refill, Used, value_at
+from quota.terms.arguments import seconds, whole
 from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
 Figures = Sequence[int | None]
 """The parts of a call's usage; None for a part that the answer lacks."""
+
+MB = 1_000_000
+MAX_BODY_MB = 1_000
+MAX_ITEMS = 1_000_000
 
 MAX_HEADER_LENGTH = 1_024
 """Longer headers are cut here before they are read."""
@@ -44,6 +52,32 @@ MAX_EVENT_BYTES = 64 * 1024
 
 DONE = b"[DONE]"
 """Many upstreams end a stream with an event that has this data. Readers often stop there."""
+
+
+class AnswerLimits(NamedTuple):
+    """The largest body (also when unpacked), the longest time for an answer, and the longest list in it."""
+
+    max_body_mb: int | None = None
+    max_answer_s: float | None = None
+    max_items: int | None = None
+
+    def validated(self) -> AnswerLimits:
+        """The limits, each a number above 0 or None. Raises UsageError."""
+        mb, answer_s, items = self
+        return AnswerLimits(
+            None if mb is None else whole(mb, "MB: max_body_mb", 1, MAX_BODY_MB),
+            None if answer_s is None else seconds(answer_s, "max_answer_s"),
+            None if items is None else whole(items, "items: max_items", 1, MAX_ITEMS),
+        )
+
+    @property
+    def max_bytes(self) -> int | None:
+        return None if self.max_body_mb is None else self.max_body_mb * MB
+
+    def too_large(self) -> BadAnswer:
+        return BadAnswer(
+            f"upstream's answer is larger than {self.max_body_mb} MB; if this is expected, raise max_body_mb"
+        )
 
 
 class Answer:
@@ -130,14 +164,18 @@ class Answer:
 
     def policies(self) -> list[tuple[str, int, int | None, int | None]]:
         """Each policy in `RateLimit`: its name, what remains, the limit, the reset. The limits are in
-        `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers)."""
+        `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers). In draft 7 a policy has no name, and its limit is
+        in `RateLimit`."""
+        text = self._headers.get("ratelimit", "")
         quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
         policies = []
-        for name, figures in _items(self._headers.get("ratelimit", "")):
-            remaining, limit = _whole(figures.get("r")), _whole(quotas.get(name))
+        for name, figures in _items(text) or _item_of_draft_7(text):
+            remaining, limit = _whole(figures.get("r")), _whole(figures.get("q", quotas.get(name)))
             reset_ms = self._moment_ms(figures.get("t"))
             if remaining is not None:
                 policies.append((name, remaining, limit, reset_ms))
+        if not policies:
+            self._note_unread("ratelimit", text)
         return policies
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -247,6 +285,15 @@ def _items(text: str) -> list[tuple[str, dict[str, str]]]:
     return [(name, dict(re.findall(number, figures))) for name, figures in items]
 
 
+def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
+    """`limit=100, remaining=50, reset=5` as an item without a name."""
+    figures = dict(
+        re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
+    )
+    new_names = {"limit": "q", "remaining": "r", "reset": "t"}
+    return [("", {new_names[name]: number for name, number in figures.items()})] if figures else []
+
+
 # -- a call's usage, while its answer is read --------------------------------------------------------------------------
 
 
@@ -264,7 +311,8 @@ class Usage:
     MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES of an answer that is one JSON document.
 
     A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
-    a body that is shorter than its Content-Length, and for a stream that ends with the connection and without DONE.
+    a body that is shorter than its Content-Length, for a stream that ends with the connection and without DONE, and for
+    a stream that ends within an event.
     """
 
     def __init__(
@@ -302,7 +350,10 @@ class Usage:
         if self._over:
             return None
         if self._events:
-            self._feed_lines(b"\n\n")
+            self._feed_lines(b"\n")  # ends the last line
+            last = b"\n".join(self._data)
+            self._end_is_clear = self._end_is_clear and not (self._size and _is_cut(last))
+            self._feed_lines(b"\n")  # ends the last event
         elif len(self._kept) <= MAX_BODY_BYTES:
             self._hear(bytes(self._kept))
         self._over = True
@@ -344,3 +395,12 @@ class Usage:
         figures = self._read(document)
         before = self._figures or [None] * len(figures)
         self._figures = [old if new is None else new for old, new in zip(before, figures, strict=True)]
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether the data of the last event, which has no end, is no whole document."""
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return True
+    return False

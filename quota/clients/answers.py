@@ -30,11 +30,11 @@ import httplib2
 from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
 
-from quota.clients.answer_limits import AnswerLimits
+from quota.clients.answer_fields import AnswerLimits
 from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
-from quota.errors import BadAnswer
+from quota.errors import BadAnswer, SlowAnswer
 
 BYTES_PER_VALUE = 16
 """A body may hold one value per 16 bytes of its size limit: a value of three bytes takes a hundred once parsed."""
@@ -72,13 +72,13 @@ class Watch(threading.local):
             self._until_s = None
 
     def left_s(self) -> float:
-        """The time left for this thread's request. Raises BadAnswer when no time is left."""
+        """The time left for this thread's request. Raises SlowAnswer when no time is left."""
         if self._waiting is not None:
             self._waiting()
         left_s = math.inf if self._until_s is None else self._until_s - time.monotonic()
         if left_s <= 0:
             allowed = self.limits.max_answer_s
-            raise BadAnswer(
+            raise SlowAnswer(
                 f"upstream's answer was not complete after {allowed:g} s; if this is expected, raise max_answer_s"
             )
         return left_s

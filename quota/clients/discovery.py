@@ -91,10 +91,6 @@ class Routes:
         names = [self._matching(verb, path), *(self._matching(get, reading) for reading in readings_of(path))]
         return [name for name in names if name is not None]
 
-    def method(self, verb: str, path: str) -> str | None:
-        """The first of `methods`; None if there is none."""
-        return next(iter(self.methods(verb, path)), None)
-
     def _matching(self, verb: str, path: str) -> str | None:
         return next((name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from asyncio import CancelledError
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 
@@ -55,17 +56,11 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     return text
 
 
-def places_of(error: BaseException | None) -> list[tuple[str, str]]:
-    """The frames of an error's traceback, the innermost last: each its module, and its function as
-    `module.function`."""
-    frames = () if error is None else traceback.walk_tb(error.__traceback__)
-    named = ((frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame, _ in frames)
-    return [(module, f"{module}.{function}") for module, function in named]
-
-
 def has_passed(error: BaseException | None, *code: str) -> bool:
     """Whether the traceback of an error contains any of these modules, or functions as `module.function`."""
-    return any(place in code for places in places_of(error) for place in places)
+    frames = () if error is None else traceback.walk_tb(error.__traceback__)
+    named = ((frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame, _ in frames)
+    return any(module in code or f"{module}.{function}" in code for module, function in named)
 
 
 # -- two layers, one charge --------------------------------------------------------------------------------------------
@@ -120,8 +115,8 @@ class HostGate:
         """A context manager, entered while a charged attempt is sent."""
         self.meter = Meter(budget, max_units, tally)
         book = budget.book
-        self._upstream = upstream_of(book)
-        if method is None and not self._upstream.knows_methods:
+        self.upstream = upstream_of(book)
+        if method is None and not self.upstream.knows_methods:
             raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")
         names = book.hosts if hosts is None else texts(hosts, "host")
         if not names:
@@ -133,7 +128,7 @@ class HostGate:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         if not self.is_metered(verb, url):
             return None
-        verb = self.verb(verb, headers)
+        verb = verb_of(self.upstream, verb, headers)
         try:
             return self.meter.attempt(self.name(verb, url), verb, body)
         except SessionClosedError:
@@ -141,15 +136,26 @@ class HostGate:
                 raise
             return None
 
-    def is_metered(self, verb: str, url: str) -> bool:
-        return self._hosts.serve(url) and not (self._method is None and self._upstream.continues(verb, url))
+    @contextmanager
+    def leaving(
+        self, attempt: Attempt, body: RequestBody, never_left: Callable[[BaseException], bool]
+    ) -> Iterator[None]:
+        """Entered while an attempt with this body is sent. An error refunds its charge if, by that error, the attempt
+        never left."""
+        try:
+            with self.sending():
+                yield
+        except Exception as error:
+            if body.makes_no_requests and never_left(error):
+                attempt.never_left()
+            raise
 
-    def verb(self, verb: str, headers: Sent) -> str:
-        return verb_of(self._upstream, verb, headers)
+    def is_metered(self, verb: str, url: str) -> bool:
+        return self._hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
 
     def name(self, verb: str, url: str) -> str:
         if self._method is None:
-            return self._upstream.method(verb, url) or f"{verb} **"  # as the route for it would read
+            return self.upstream.method(verb, url) or f"{verb} **"  # as the route for it would read
         return self._method if isinstance(self._method, str) else self._method(verb, url)
 
 
@@ -183,7 +189,7 @@ class AsyncHostGate:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         if not self._gate.is_metered(verb, url):
             return None
-        call = self._call(self._gate.verb(verb, headers), url, body)
+        call = self._call(verb_of(self._gate.upstream, verb, headers), url, body)
         try:
             decisions = await self._budget._decide([call], commit=True)
         except SessionClosedError:
@@ -203,6 +209,19 @@ class AsyncHostGate:
 
     def _call(self, verb: str, url: str, body: RequestBody) -> Call:
         return self._gate.meter.call(self._gate.name(verb, url), verb, body)
+
+    @asynccontextmanager
+    async def leaving(
+        self, attempt: Attempt, body: RequestBody, never_left: Callable[[BaseException], bool]
+    ) -> AsyncIterator[None]:
+        """`HostGate.leaving`, awaited. A cancelled attempt may have left, too."""
+        try:
+            with self.sending():
+                yield
+        except (Exception, CancelledError) as error:
+            if body.makes_no_requests and never_left(error):
+                await self.never_left(attempt)
+            raise
 
     async def never_left(self, attempt: Attempt) -> None:
         await self._corrected(attempt.never_left)

@@ -35,7 +35,7 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.budget import Budget
-from quota.clients.answer_limits import AnswerLimits
+from quota.clients.answer_fields import AnswerLimits
 from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked, no_http
 from quota.clients.discovery import Routes, batched_answers, batched_calls, description, scopes_of
 from quota.clients.metering import Attempt, Meter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from itertools import pairwise
+from contextlib import contextmanager
 from typing import Any, cast
 
 import httpx
@@ -21,7 +21,6 @@ from quota.clients.gate import (
     HostNames,
     MethodOf,
     has_passed,
-    places_of,
     unpacked,
 )
 from quota.clients.metering import Attempt
@@ -71,7 +70,7 @@ def httpx_transport(
             return response
 
         def _attempt(self, request: httpx.Request) -> httpx.Response:
-            return send(gate, below.handle_request, request)
+            return send(gate, below.handle_request, request, plain=type(below) is httpx.HTTPTransport)
 
         def close(self) -> None:
             below.close()
@@ -94,7 +93,8 @@ def httpx_async_transport(
 
     class MeteredTransport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return await async_send(gate, below.handle_async_request, request)
+            plain = type(below) is httpx.AsyncHTTPTransport
+            return await async_send(gate, below.handle_async_request, request, plain)
 
         async def aclose(self) -> None:
             await below.aclose()
@@ -106,19 +106,19 @@ def httpx_async_transport(
 # -- one attempt -------------------------------------------------------------------------------------------------------
 
 
-def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response:
-    """Send a request as one attempt through `below`, and charge it at a gate."""
+def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> httpx.Response:
+    """Send a request as one attempt through `below`, and charge it at a gate. If `below` is a `plain` transport of
+    httpx, an answer without a sent byte comes from a mock, and its charge is refunded."""
     body = _body_of(request)
     attempt = gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return below(request)
-    try:
-        with gate.sending():
-            response = below(request)
-    except Exception as error:
-        if body.makes_no_requests and _never_left(error):
-            attempt.never_left()
-        raise
+    departure = _Departure(request)
+    with gate.leaving(attempt, body, departure.never_began), departure.traced():
+        response = below(request)
+    if plain and not departure.began:
+        attempt.never_left()
+        return response
     status, headers = response.status_code, response.headers
     stream, head, whole = cast("httpx.SyncByteStream", response.stream), b"", False
     try:
@@ -132,19 +132,19 @@ def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response
     return _watched(attempt, response, stream)
 
 
-async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request) -> httpx.Response:
+async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request, plain: bool) -> httpx.Response:
     """`send`, awaited."""
     body = _body_of(request)
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await below(request)
-    try:
-        with gate.sending():
+    departure = _Departure(request)
+    async with gate.leaving(attempt, body, departure.never_began):
+        with departure.traced(awaited=True):
             response = await below(request)
-    except (Exception, CancelledError) as error:
-        if body.makes_no_requests and _never_left(error):
-            await gate.never_left(attempt)
-        raise
+    if plain and not departure.began:
+        await gate.never_left(attempt)
+        return response
     status, headers = response.status_code, response.headers
     stream, head, whole = cast("httpx.AsyncByteStream", response.stream), b"", False
     try:
@@ -156,6 +156,52 @@ async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Requ
         await stream.aclose()
         raise
     return _watched(attempt, response, stream, gate)
+
+
+_HEADS = (
+    "httpcore._async.http11._send_request_headers",
+    "httpcore._sync.http11._send_request_headers",
+    "h2.connection.send_headers",
+)
+"""The code that finds an invalid method or field before any byte leaves. Over HTTP/2 also the code that finds that the
+server ended the connection while a request waited for its turn."""
+
+
+class _Departure:
+    """Whether the departure of a request `began`: httpcore traces each head that it is about to send."""
+
+    def __init__(self, request: httpx.Request) -> None:
+        self.began = False
+        self._request = request
+
+    @contextmanager
+    def traced(self, *, awaited: bool = False) -> Iterator[None]:
+        request, extensions = self._request, self._request.extensions
+        callers = extensions.get("trace")
+
+        def trace(event: str, info: Any) -> Any:
+            if event.endswith("send_request_headers.started"):  # also of CONNECT to a proxy, which is not charged
+                self.began |= info["request"].method == request.method.encode()
+            return None if callers is None else callers(event, info)
+
+        async def trace_awaited(event: str, info: Any) -> None:
+            if (waits := trace(event, info)) is not None:
+                await waits
+
+        request.extensions = {**extensions, "trace": trace_awaited if awaited else trace}
+        try:
+            yield
+        finally:
+            request.extensions = extensions
+
+    def never_began(self, error: BaseException) -> bool:
+        """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection,
+        or for its turn on one: an HTTP/2 server limits the streams at once."""
+        if isinstance(error, httpx.ProtocolError):
+            cause = error.__cause__
+            return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
+        waits = isinstance(error, CancelledError) and has_passed(error, "httpcore._async.connection_pool")
+        return isinstance(error, UNSENT) or (waits and not self.began)
 
 
 class _Peeked(httpx.SyncByteStream):
@@ -247,34 +293,6 @@ class _Watched(httpx.Response):
 def _signed(caller: Caller, request: httpx.Request) -> httpx.Request:
     url, headers = caller.signed(request.method, str(request.url), request.headers)
     return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
-
-
-_HEADS = (
-    "httpcore._async.http11._send_request_headers",
-    "httpcore._sync.http11._send_request_headers",
-    "h2.connection.send_headers",
-)
-"""The code that finds an invalid method or field before any byte leaves. Over HTTP/2 also the code that finds that the
-server ended the connection while a request waited for its turn."""
-
-_SENDERS = ("httpcore._async.http11", "httpcore._async.http2")
-
-
-def _never_left(error: BaseException) -> bool:
-    """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection, or
-    for its turn on one: an HTTP/2 server limits the streams at once."""
-    if isinstance(error, httpx.ProtocolError):
-        cause = error.__cause__
-        return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
-    if not isinstance(error, CancelledError):
-        return isinstance(error, UNSENT)
-    if not has_passed(error, "httpcore._async.connection_pool"):
-        return False
-    turns = [f"{sender}.handle_async_request" for sender in _SENDERS]
-    waits = any(
-        place in turns and below == "httpcore._synchronization" for (_, place), (below, _) in pairwise(places_of(error))
-    )
-    return waits or not has_passed(error, *_SENDERS)
 
 
 def _decoded(response: httpx.Response, raw: bytes) -> bytes:

@@ -25,7 +25,7 @@ from requests.exceptions import RequestException
 from requests.structures import CaseInsensitiveDict
 
 from quota.budget import Budget
-from quota.clients.answer_limits import AnswerLimits
+from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
 from quota.clients.gate import HostGate, HostNames, MethodOf
 from quota.clients.urllib3 import never_left, noted
@@ -112,13 +112,8 @@ class _MeteredPool(NamedTuple):
         attempt = self.gate.charge(request.method or "GET", request.url or "", body, request.headers)
         if attempt is None:
             return self.pool.urlopen(**options)
-        try:
-            with self.gate.sending():
-                raw = self.pool.urlopen(**options)
-        except Exception as error:
-            if body.makes_no_requests and never_left(getattr(error, "reason", error)):
-                attempt.never_left()
-            raise
+        with self.gate.leaving(attempt, body, never_left):
+            raw = self.pool.urlopen(**options)
         try:
             return noted(attempt, raw)
         except BaseException:  # interrupted: nobody else closes the response

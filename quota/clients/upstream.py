@@ -4,7 +4,7 @@
     Reading             what one answer means: an error, buckets that it closes, what remains, what the call cost
     Closing             a bucket that is closed for everybody
     Access              what a proxy needs to pass requests on to an API
-    Upstream            the protocol; a third upstream is a class here and a case in `upstream_of`
+    Google              what is asked of an upstream; a third upstream extends it here, and is a case in `upstream_of`
 
 Reading an answer (`quota.clients.answer_fields`) is pure and never raises. An impossible value, or one about another
 pool, changes nothing. Only what the book calls `free` or `units` ever frees a unit.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, Headers
@@ -83,42 +83,7 @@ class Access(NamedTuple):
     secret_fields: tuple[str, ...] = ()
 
 
-class Upstream(Protocol):
-    @property
-    def knows_methods(self) -> bool:
-        """Whether `method` can name requests."""
-
-    @property
-    def overrides(self) -> bool:
-        """Whether X-HTTP-Method-Override of a POST replaces the verb, as for a GET whose address would be too long."""
-
-    def continues(self, verb: str, url: str) -> bool:
-        """Whether a request continues a call that was charged at its beginning."""
-
-    def method(self, verb: str, url: str) -> str | None:
-        """The API method of a request; None if it is unknown."""
-
-    def fit(self, verb: str, url: str) -> int:
-        """How many characters of the path name that method; -1 if it is unknown."""
-
-    def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Whether `read` needs the body of this answer."""
-
-    def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
-        """What this answer to a call of `method` means. It came at `at_ms`; times in the reading are by the same clock.
-        Never raises: an unreadable part counts as absent."""
-
-    def client(self, session: Any, credential: str, **limits: Any) -> Any:
-        """The metered client of a job. It keeps the job's limits as far as it can."""
-
-    def address(self, client: Any, endpoint: str | None) -> str:
-        """The address that such a client calls, for messages."""
-
-    def access(self, endpoint: str | None) -> Access:
-        """How a proxy passes requests on for a credential with this endpoint. Raises ConfigError."""
-
-
-def upstream_of(book: CostBook) -> Upstream:
+def upstream_of(book: CostBook) -> Google:
     """The upstream of a cost book."""
     return Described(book) if book.described else Google(book)
 
@@ -145,7 +110,7 @@ def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
     return max(methods, key=cost, default=None)
 
 
-def verb_of(upstream: Upstream, verb: str, headers: Sent) -> str:
+def verb_of(upstream: Google, verb: str, headers: Sent) -> str:
     """The verb by which the API reads a request with these header fields. Raises UsageError if it is ambiguous."""
     if verb.upper() != "POST" or not upstream.overrides:
         return verb
@@ -176,18 +141,21 @@ class Google:
 
     @property
     def knows_methods(self) -> bool:
+        """Whether `method` can name requests."""
         return bool(self.book.hosts) and self._routes is not None
 
     @property
     def overrides(self) -> bool:
+        """Whether X-HTTP-Method-Override of a POST replaces the verb, as for a GET whose address would be too long."""
         return True
 
     def continues(self, verb: str, url: str) -> bool:
+        """Whether a request continues a call that was charged at its beginning."""
         parts = urlsplit(url)
         return self._routes is not None and self._routes.is_part(parts.path, parts.query)
 
     def method(self, verb: str, url: str) -> str | None:
-        """Raises UsageError for a batch: it holds several calls."""
+        """The API method of a request; None if it is unknown. Raises UsageError for a batch: it holds several calls."""
         routes, path = self._routes, urlsplit(url).path
         if routes is not None and routes.is_batch(verb.upper(), path):
             raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
@@ -198,6 +166,7 @@ class Google:
         return _dearest(self.book, verb, routes.methods(verb, path))
 
     def fit(self, verb: str, url: str) -> int:
+        """How many characters of the path name that method; -1 if it is unknown."""
         return -1 if self.method(verb, url) is None else 0
 
     @property
@@ -205,9 +174,12 @@ class Google:
         return _routes_of(self.book.api, self.book.version)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Whether `read` needs the body of this answer."""
         return status >= 400
 
     def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
+        """What this answer to a call of `method` means. It came at `at_ms`; times in the reading are by the same clock.
+        Never raises: an unreadable part counts as absent."""
         if status < 400:
             return NOTHING
         error = classify(status, body, method=method, book=self.book)
@@ -217,13 +189,16 @@ class Google:
         return Reading(error, (Closing(error.bucket, until_ms, error.message),))
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
+        """The metered client of a job. It keeps the job's limits as far as it can."""
         return session.google(credential, self.book.api, self.book.version, **limits)
 
     def address(self, client: Any, endpoint: str | None) -> str:
+        """The address that such a client calls, for messages."""
         scheme, _, rest = client._baseUrl.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
 
     def access(self, endpoint: str | None) -> Access:
+        """How a proxy passes requests on for a credential with this endpoint. Raises ConfigError."""
         document = description(self.book.api, self.book.version)
         root = endpoint or document["rootUrl"].rstrip("/")
         routes = Routes({**document, "rootUrl": f"{root}/"})
@@ -242,12 +217,9 @@ class Google:
         )
 
 
-@dataclass(frozen=True)
-class Described:
+class Described(Google):
     """An API that its cost book describes: `hosts`, `routes`, `answers`. For errors that the book does not describe,
     Google's rules apply: many APIs use Google's words."""
-
-    book: CostBook
 
     @property
     def knows_methods(self) -> bool:
@@ -292,7 +264,7 @@ class Described:
     def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
         answer, rules = Answer(status, headers, body, at_ms), self.book.answers
         states = list(self._states(answer, method))
-        base = Google(self.book).read(status, headers, body, method=method, at_ms=at_ms)
+        base = super().read(status, headers, body, method=method, at_ms=at_ms)
         rule = next((rule for rule in rules.closed if answer.fits(rule.when)), None)
         error, closes = self._closed(answer, method, rule, states, base)
         closed = {closing.bucket for closing in closes}
@@ -309,7 +281,7 @@ class Described:
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not self.book.has_session:
-            return Google(self.book).client(session, credential, **limits)
+            return super().client(session, credential, **limits)
         return session.requests(
             credential,
             max_units=limits.get("max_units"),
@@ -319,12 +291,12 @@ class Described:
 
     def address(self, client: Any, endpoint: str | None) -> str:
         if not self.book.has_session:
-            return Google(self.book).address(client, endpoint)
+            return super().address(client, endpoint)
         return endpoint or self.book.address or f"https://{self.book.api}"
 
     def access(self, endpoint: str | None) -> Access:
         if not self.book.has_session:
-            return Google(self.book).access(endpoint)
+            return super().access(endpoint)
         if not (self.book.hosts or endpoint):
             raise ConfigError(f"cost book {self.book.name!r} names no host; give the credential its endpoint")
         return Access(endpoint or self.book.address, self.book.key)

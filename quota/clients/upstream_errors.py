@@ -1,4 +1,9 @@
-"""What an error answer of upstream means. Pure: it uses only the status and the raw body.
+"""What an error means: an error answer of upstream, and an exception of a client library.
+
+    classify        what an error answer means. Pure: it uses only the status and the raw body
+    answer_in       upstream's answer, if an exception has one
+    is_transient    whether the network may be back soon
+    refused_login   one line about a refused login
 
     kind              means                                                     what helps
     daily_exhausted   upstream's own daily count of one pool has run out        its reset
@@ -20,8 +25,9 @@ import contextlib
 import html
 import json
 import re
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from quota.common.redact import redact
 from quota.common.text import shorten, spaced
@@ -242,32 +248,26 @@ _LOGIN = "this method needs OAuth access: a key is not enough, or the token has 
 _ACCESS = "the credential may not do this: check its project, restrictions and permissions in the upstream's console"
 _PROXY = "a proxy between this machine and upstream asks for credentials: check the proxy settings"
 
-_REMEDIES = {
-    "API_KEY_INVALID": _KEY,
-    "keyInvalid": _KEY,
-    "keyExpired": _KEY,
-    "API_KEY_EXPIRED": _KEY,
-    "dailyLimitExceededUnreg": "the call carried no key: set the credential's `key`",
-    "API_KEY_HTTP_REFERRER_BLOCKED": _KEY_RESTRICTED,
-    "API_KEY_IP_ADDRESS_BLOCKED": _KEY_RESTRICTED,
-    "API_KEY_ANDROID_APP_BLOCKED": _KEY_RESTRICTED,
-    "API_KEY_IOS_APP_BLOCKED": _KEY_RESTRICTED,
-    "API_KEY_SERVICE_BLOCKED": _KEY_RESTRICTED,
-    "ipRefererBlocked": _KEY_RESTRICTED,
-    "SERVICE_DISABLED": _API_OFF,
-    "accessNotConfigured": _API_OFF,
-    "CONSUMER_INVALID": _ACCESS,
-    "CONSUMER_SUSPENDED": _ACCESS,
-    "BILLING_DISABLED": _ACCESS,
-    "ACCESS_TOKEN_SCOPE_INSUFFICIENT": _SCOPES,
-    "insufficientPermissions": _SCOPES,
-    "CREDENTIALS_MISSING": _LOGIN,
-    "ACCESS_TOKEN_EXPIRED": _LOGIN,
-    "authError": _LOGIN,
-    "youtubeSignupRequired": "the authorized Google account has no channel: create one, or use another account",
-    "invalid_grant": _LOGIN,
-    "invalid_client": _LOGIN,
+_REASONS = {
+    _KEY: ("API_KEY_INVALID", "API_KEY_EXPIRED", "keyInvalid", "keyExpired"),
+    "the call carried no key: set the credential's `key`": ("dailyLimitExceededUnreg",),
+    _KEY_RESTRICTED: (
+        "API_KEY_HTTP_REFERRER_BLOCKED",
+        "API_KEY_IP_ADDRESS_BLOCKED",
+        "API_KEY_ANDROID_APP_BLOCKED",
+        "API_KEY_IOS_APP_BLOCKED",
+        "API_KEY_SERVICE_BLOCKED",
+        "ipRefererBlocked",
+    ),
+    _API_OFF: ("SERVICE_DISABLED", "accessNotConfigured"),
+    _ACCESS: ("CONSUMER_INVALID", "CONSUMER_SUSPENDED", "BILLING_DISABLED"),
+    _SCOPES: ("ACCESS_TOKEN_SCOPE_INSUFFICIENT", "insufficientPermissions"),
+    _LOGIN: ("CREDENTIALS_MISSING", "ACCESS_TOKEN_EXPIRED", "authError", "invalid_grant", "invalid_client"),
+    "the authorized Google account has no channel: create one, or use another account": ("youtubeSignupRequired",),
 }
+"""The reasons of errors, by what helps against them."""
+
+_REMEDIES = {reason: remedy for remedy, reasons in _REASONS.items() for reason in reasons}
 
 
 def _other_kind(status: int, error: _ErrorBody) -> tuple[Kind, str]:
@@ -287,3 +287,68 @@ def _other_kind(status: int, error: _ErrorBody) -> tuple[Kind, str]:
     if error.status == "PERMISSION_DENIED" or (status == 403 and set(error.reasons) <= {"forbidden", "badRequest"}):
         return "config", _ACCESS
     return "request", ""
+
+
+# -- the exceptions of client libraries --------------------------------------------------------------------------------
+
+# No other module names them. The functions look only at loaded modules: an exception comes from no other.
+
+Names = tuple[tuple[str, str], ...]
+"""Classes, each by its module and its name."""
+
+_TRANSIENT: Names = (
+    ("http.client", "HTTPException"),
+    ("socket", "gaierror"),
+    ("ssl", "SSLError"),
+    ("httplib2", "ServerNotFoundError"),
+    ("google.auth.exceptions", "TransportError"),
+    ("requests.exceptions", "ConnectionError"),
+    ("requests.exceptions", "ChunkedEncodingError"),  # the answer was cut off
+    ("requests.exceptions", "Timeout"),
+    ("httpx", "TransportError"),
+    ("aiohttp", "ClientConnectionError"),
+    ("aiohttp", "ClientPayloadError"),
+)
+
+_WITH_RESPONSE: Names = (("requests.exceptions", "HTTPError"), ("httpx", "HTTPStatusError"))
+
+
+class Answer(NamedTuple):
+    """An answer of upstream. `body` is the part that the client has read."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def answer_in(error: Any) -> Answer | None:
+    """The answer in an exception of Google's client, requests, httpx or aiohttp; None if there is none."""
+    if is_any(error, (("googleapiclient.errors", "HttpError"),)):
+        return Answer(int(error.resp.status), error.resp, error.content)
+    if is_any(error, (("aiohttp", "ClientResponseError"),)) and error.status:
+        return Answer(error.status, error.headers or {}, b"")
+    if is_any(error, _WITH_RESPONSE) and error.response is not None:
+        # Both libraries keep the body that they have read in `_content`; `content` would read it, or fail.
+        body = getattr(error.response, "_content", b"")
+        return Answer(error.response.status_code, error.response.headers, body if isinstance(body, bytes) else b"")
+    return None
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether the exception means that the network failed."""
+    return is_any(error, _TRANSIENT)
+
+
+def refused_login(error: Exception) -> str | None:
+    """One line about a refused login; None for another error."""
+    if not is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
+        return None
+    from quota.clients.login import refused
+
+    return refused(error)  # type: ignore[arg-type]  # by name, without importing it
+
+
+def is_any(error: object, classes: Names) -> bool:
+    """Whether an exception is of one of these classes."""
+    loaded = (getattr(sys.modules.get(module), name, None) for module, name in classes)
+    return isinstance(error, tuple(cls for cls in loaded if isinstance(cls, type)))

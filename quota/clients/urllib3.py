@@ -21,10 +21,12 @@ _HEADS = tuple(
 """The functions that find an invalid method or field. They only write into a buffer."""
 
 
-def never_left(reason: object) -> bool:
+def never_left(error: BaseException) -> bool:
     """Whether a request failed before its first byte: no address, no connection, a proxy that refused, an untrusted
     certificate, invalid HTTP, or a connection with an unread answer."""
-    if isinstance(reason, BaseException) and has_passed(reason, *_HEADS):
+    reason = getattr(error, "reason", None)
+    reason = reason if isinstance(reason, BaseException) else error
+    if has_passed(reason, *_HEADS):
         return True
     if isinstance(reason, SSLError) and any(isinstance(cause, ssl.SSLCertVerificationError) for cause in reason.args):
         return True
@@ -144,6 +146,8 @@ class _PeekedBody(io.RawIOBase):
         if not data:
             data = self._raw.read(len(buffer), decode_content=False)
         buffer[: len(data)] = data
+        if buffer and not data:
+            self.close()  # as http.client at the end of a body: urllib3 reads until then
         return len(data)
 
     def read1(self, amount: int = -1) -> bytes:

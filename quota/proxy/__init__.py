@@ -3,7 +3,6 @@
     app        the application: it routes requests, and serves health and metrics
     asked      reads a request: its target, what of it leaves, and the caller's side
     passage    one request on its way: charges it, sends it, and reads its answer while the answer passes
-    mask       replaces a secret in an answer by stars
 
 `docs/proxy.md` has the answers that callers get.
 """

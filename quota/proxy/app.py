@@ -22,7 +22,7 @@ from starlette.routing import Route
 from quota.async_session import AsyncSession
 from quota.common.log import warn
 from quota.common.text import nearest, show
-from quota.dashboard.reading import read_samples, samples_of_silence
+from quota.dashboard.reading import read_samples
 from quota.errors import ConfigError, LedgerError, QuotaError
 from quota.proxy.asked import CallerGoneError, CallerSide, UnfitError, asked_of
 from quota.proxy.passage import Passage, Target, connections
@@ -30,7 +30,7 @@ from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.reports.status import read_status
 from quota.session import Session, ledger_answers
 from quota.web.documents import App, Check, Problem, Receive, Send, health, send_problem
-from quota.web.protection import protected
+from quota.web.serving import protected
 
 OWN_PATHS = ("/healthz", "/metrics")
 
@@ -106,9 +106,10 @@ def _ledger(session: Session) -> Check:
 
 def _samples(session: Session) -> Iterable[Sample]:
     try:
-        return read_samples(session, read_status(session))
+        status = read_status(session)
     except LedgerError:
-        return samples_of_silence(session)
+        status = None
+    return read_samples(session, status)
 
 
 class Proxy:

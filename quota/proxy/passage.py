@@ -15,9 +15,9 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from google.auth.exceptions import GoogleAuthError
@@ -31,6 +31,7 @@ from quota.clients.login import refused
 from quota.clients.metering import Attempt
 from quota.clients.upstream import upstream_of, verb_of
 from quota.common.log import line, warn
+from quota.common.redact import MIN_SECRET_LENGTH
 from quota.common.text import describe
 from quota.decision import Decision
 from quota.errors import ConfigError, CostExceedsLimit, Refused, UsageError
@@ -44,11 +45,10 @@ from quota.proxy.asked import (
     narrowed,
     without_hops,
 )
-from quota.proxy.mask import Mask
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import labels
 from quota.web.documents import Problem, Send, seconds, send_problem
-from quota.web.lifecycle import PIECE_BYTES, hold_little
+from quota.web.serving import PIECE_BYTES, hold_little
 
 T = TypeVar("T")
 
@@ -360,3 +360,52 @@ def _unpack(packing: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
         unpack = zlib.decompressobj(wbits=47)
         for piece in pieces:
             yield unpack.decompress(piece, MAX_HELD_BYTES)
+
+
+# -- the secret in an answer -------------------------------------------------------------------------------------------
+
+
+class Mask:
+    """Replaces a secret in one answer by as many stars, because callers must not learn the key.
+
+    `feed` returns the bytes that may pass. It holds back a possible beginning of a secret until the next piece or the
+    `end`. It does not search packed bodies, and does not recognize other encodings of a secret.
+    """
+
+    def __init__(self, secret: str | None) -> None:
+        self._secrets = _spellings(secret) if secret else ()
+        self._longest = max(map(len, self._secrets), default=0)
+        self._kept = b""
+
+    def whole(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            data = data.replace(secret, b"*" * len(secret))
+        return data
+
+    def feed(self, piece: bytes) -> bytes:
+        if not self._secrets:
+            return piece
+        data = self.whole(self._kept + piece)
+        at = max(0, len(data) - self._longest + 1)
+        keep_from = min(self._begins(data, at))
+        self._kept = data[keep_from:]
+        return data[:keep_from]
+
+    def end(self) -> bytes:
+        kept, self._kept = self._kept, b""
+        return kept
+
+    def _begins(self, data: bytes, since: int) -> Iterable[int]:
+        """For each secret, where its beginning may stand at the end of the data."""
+        for secret in self._secrets:
+            at = data.find(secret[:1], since)
+            while at >= 0 and not secret.startswith(data[at:]):
+                at = data.find(secret[:1], at + 1)
+            yield at if at >= 0 else len(data)
+
+
+@lru_cache(100)
+def _spellings(secret: str) -> tuple[bytes, ...]:
+    """The spellings of a secret in an answer, the longest first."""
+    spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")}
+    return tuple(sorted((text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH), key=len, reverse=True))

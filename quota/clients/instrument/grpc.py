@@ -43,7 +43,7 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
     def charged(kind: str, multi_callable: Callable[..., Any]) -> Callable[..., Any]:
         def made(channel: Any, method: str, *args: Any, **options: Any) -> Any:
             unmetered = multi_callable(channel, method, *args, **options)
-            place = _place_of(channel)
+            place = _place(getattr(channel, "_target", None) or channel._channel.target())
             if not payers.knows(*place):
                 return unmetered
             below = type("Below", (), {kind: lambda *_, **__: unmetered})()
@@ -78,10 +78,6 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
 
 def _without_retries(options: Any) -> tuple[Any, ...]:
     return (*(options or ()), ("grpc.enable_retries", 0))
-
-
-def _place_of(channel: Any) -> tuple[str, int]:
-    return _place(getattr(channel, "_target", None) or channel._channel.target())
 
 
 def _place(target: str | bytes) -> tuple[str, int]:

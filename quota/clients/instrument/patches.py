@@ -28,6 +28,11 @@ it."""
 UNSEEN = (
     "aiosonic",
     "curl_cffi",
+    "geventhttpclient",
+    "grpclib.client",
+    "hrequests",
+    "httpr",
+    "impit",
     "primp",
     "pycurl",
     "pyreqwest",

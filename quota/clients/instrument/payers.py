@@ -55,6 +55,13 @@ class Payer:
         """How many characters of a request's path its book knows."""
         return self._upstream.fit(verb, url)
 
+    def answer_to(self, refusal: Refused, error: Exception) -> Answer:
+        """The answer to a refused request. Raises the `error` of the program's library if that is what the program
+        gets."""
+        if not self.answers_429:
+            raise error from refusal
+        return answer_to(refusal)
+
     @property
     def gate(self) -> HostGate:
         with self._lock:

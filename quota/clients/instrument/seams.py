@@ -5,8 +5,10 @@
     httpx       calls a transport once for each attempt, over HTTP/1.1 and HTTP/2
     aiohttp     calls a middleware below all others once for each attempt
     httplib2    sends one attempt in each `request` of a connection; Google's client is built on it
+    http.client sends a request in `endheaders`, and reads the head of its answer in `getresponse`; urllib.request is
+                above it, and libraries over its connections are charged elsewhere
 
-`http_client.py` has http.client and urllib.request, `grpc.py` has gRPC.
+`grpc.py` has gRPC.
 
 Nothing here imports a library before the program has.
 """
@@ -17,15 +19,16 @@ import inspect
 import io
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
-from http.client import HTTPSConnection
+from contextlib import contextmanager
+from functools import cache, partial
+from http.client import HTTPResponse, HTTPSConnection, IncompleteRead
 from types import SimpleNamespace
 from typing import Any
 
+from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.instrument.grpc import grpc_seams
-from quota.clients.instrument.http_client import http_client
 from quota.clients.instrument.patches import Seam
-from quota.clients.instrument.payers import Payer, Payers, answer_to
+from quota.clients.instrument.payers import Answer, Payer, Payers
 from quota.clients.metering import Attempt
 from quota.common.hosts import default_port, has_hung_up
 from quota.errors import Refused
@@ -40,7 +43,7 @@ def seams_of(payers: Payers) -> Iterator[Seam]:
     yield from _httpx(payers)
     yield _aiohttp(payers)
     yield _httplib2(payers)
-    yield from http_client(payers)
+    yield from _http_client(payers)
     yield from grpc_seams(payers)
 
 
@@ -53,7 +56,7 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url)
             if payer is None:
                 return make_request(pool, conn, method, url, *args, **options)
-            options = {**dict(zip(("body", "headers"), args, strict=False)), **options} if args else options
+            options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
             try:
                 return _attempt(payer, address, pool, conn, method, url, options)
             except Refused as refusal:
@@ -111,7 +114,7 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url, awaited=True)
             if payer is None:
                 return await make_request(pool, conn, method, url, *args, **options)
-            options = {**dict(zip(("body", "headers"), args, strict=False)), **options} if args else options
+            options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
             headers = options.get("headers") or {}
             body = RequestBody.of(options.get("body"), headers.get("content-length"))
             try:
@@ -151,9 +154,7 @@ def _refused_by_urllib3(
     """An answer of 429, or an error that urllib3 does not retry."""
     path = type(pool).__module__.rpartition(".")[0]
     library = sys.modules[path.partition(".")[0]]
-    if not payer.answers_429:
-        raise _no_retry(library, pool, url, refusal) from refusal
-    answer = answer_to(refusal)
+    answer = payer.answer_to(refusal, _no_retry(library, pool, url, refusal))
     kind = library.AsyncHTTPResponse if path.endswith("._async") else library.HTTPResponse
     response = kind(
         body=io.BytesIO(b"" if method == "HEAD" else answer.body),
@@ -182,37 +183,28 @@ def _no_retry(library: Any, pool: Any, url: str, refusal: Refused) -> Exception:
 
 
 def _requests(library: str) -> Iterator[Seam]:
-    def final(error: OSError) -> Exception:
+    @contextmanager
+    def naming_the_refusal() -> Iterator[None]:
         """Raises a refusal as a plain RequestException: code would retry a ConnectionError."""
-        refusal = getattr(error.args[0] if error.args else None, "reason", None)
-        if not isinstance(refusal, Refused):
-            return error
-        kind = sys.modules[f"{library}.exceptions"].RequestException
-        raised: Exception = kind(*error.args, request=getattr(error, "request", None))
-        raised.__cause__ = refusal
-        return raised
+        try:
+            yield
+        except OSError as error:
+            refusal = getattr(error.args[0] if error.args else None, "reason", None)
+            if not isinstance(refusal, Refused):
+                raise
+            kind = sys.modules[f"{library}.exceptions"].RequestException
+            raise kind(*error.args, request=getattr(error, "request", None)) from refusal
 
-    def naming_the_refusal(send: Callable[..., Any]) -> Callable[..., Any]:
-        def _send(adapter: Any, *args: Any, **options: Any) -> Any:
-            try:
-                return send(adapter, *args, **options)
-            except OSError as error:
-                raise final(error)  # noqa: B904
-
-        return _send
-
-    def naming_the_refusal_awaited(send: Callable[..., Any]) -> Callable[..., Any]:
-        async def _send(adapter: Any, *args: Any, **options: Any) -> Any:
-            try:
-                return await send(adapter, *args, **options)
-            except OSError as error:
-                raise final(error)  # noqa: B904
+    def named_awaited(send: Callable[..., Any]) -> Callable[..., Any]:
+        async def _send(*args: Any, **options: Any) -> Any:
+            with naming_the_refusal():
+                return await send(*args, **options)
 
         return _send
 
-    yield Seam(f"{library}.adapters", "HTTPAdapter", "send", ("request",), naming_the_refusal)
+    yield Seam(f"{library}.adapters", "HTTPAdapter", "send", ("request",), naming_the_refusal())
     if library == "niquests":
-        yield Seam("niquests.adapters", "AsyncHTTPAdapter", "send", ("request",), naming_the_refusal_awaited)
+        yield Seam("niquests.adapters", "AsyncHTTPAdapter", "send", ("request",), named_awaited)
 
 
 # -- httpx -------------------------------------------------------------------------------------------------------------
@@ -233,7 +225,7 @@ def _httpx(payers: Payers) -> Iterator[Seam]:
             from quota.clients.httpx import send  # late: it imports httpx, which is here only now
 
             try:
-                return send(payer.gate, partial(handle_request, transport), request)
+                return send(payer.gate, partial(handle_request, transport), request, plain=True)
             except Refused as refusal:
                 return _refused_by_httpx(refusal, payer, request)
 
@@ -247,7 +239,7 @@ def _httpx(payers: Payers) -> Iterator[Seam]:
             from quota.clients.httpx import async_send
 
             try:
-                return await async_send(payer.async_gate, partial(handle_request, transport), request)
+                return await async_send(payer.async_gate, partial(handle_request, transport), request, plain=True)
             except Refused as refusal:
                 return _refused_by_httpx(refusal, payer, request)
 
@@ -261,9 +253,7 @@ def _httpx(payers: Payers) -> Iterator[Seam]:
 def _refused_by_httpx(refusal: Refused, payer: Payer, request: Any) -> Any:
     import httpx
 
-    if not payer.answers_429:
-        raise httpx.RequestError(str(refusal), request=request) from refusal
-    answer = answer_to(refusal)
+    answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
     return httpx.Response(answer.status, headers=answer.headers, content=answer.body, request=request)
 
 
@@ -301,9 +291,7 @@ def _refused_by_aiohttp(refusal: Refused, payer: Payer, request: Any) -> Any:
     import aiohttp
     from multidict import CIMultiDict, CIMultiDictProxy
 
-    if not payer.answers_429:
-        raise aiohttp.ClientError(str(refusal)) from refusal
-    answer = answer_to(refusal)
+    answer = payer.answer_to(refusal, aiohttp.ClientError(str(refusal)))
     given = {
         "writer": None,
         "continue100": None,
@@ -407,9 +395,133 @@ class _Charged:
 def _refused_by_httplib2(refusal: Refused, payer: Payer, method: str) -> tuple[Any, bytes]:
     import httplib2
 
-    if not payer.answers_429:
-        raise httplib2.HttpLib2Error(str(refusal)) from refusal
-    answer = answer_to(refusal)
+    answer = payer.answer_to(refusal, httplib2.HttpLib2Error(str(refusal)))
     response = httplib2.Response({**answer.headers, "status": str(answer.status)})
     response.reason = answer.reason
     return response, b"" if method == "HEAD" else answer.body
+
+
+# -- http.client -------------------------------------------------------------------------------------------------------
+
+_OTHERS = ("httplib2", "quota", "urllib3", "urllib3_future")
+"""Their connections derive from http.client, and are charged elsewhere."""
+
+_ATTEMPT = "_quota_attempt"
+"""The attribute in which a connection keeps its attempt, or its 429, until the answer is read."""
+
+
+def _http_client(payers: Payers) -> Iterator[Seam]:
+    def charging(endheaders: Callable[..., Any]) -> Callable[..., Any]:
+        def _endheaders(conn: Any, message_body: Any = None, **options: Any) -> Any:
+            if _is_of_others(conn.__class__) or not conn._buffer:
+                return endheaders(conn, message_body, **options)
+            verb, _, rest = conn._buffer[0].decode("latin-1").partition(" ")
+            scheme = "https" if isinstance(conn, HTTPSConnection) else "http"
+            tunnel = conn._tunnel_host
+            host, port = (tunnel, conn._tunnel_port) if tunnel else (conn.host, conn.port)
+            payer, address = payers.of_connection(verb, scheme, host, port, rest.rpartition(" ")[0])
+            if payer is None:
+                return endheaders(conn, message_body, **options)
+            lines = [line.decode("latin-1").partition(":") for line in conn._buffer[1:]]
+            fields = {name.lower(): value.strip() for name, _, value in lines}
+            body = RequestBody.of(message_body, fields.get("content-length"))
+            if message_body is None and ("content-length" in fields or "transfer-encoding" in fields):
+                body = RequestBody(None, body.length)  # the caller sends it afterwards
+            try:
+                attempt = payer.gate.charge(verb, address, body, fields)
+            except Refused as refusal:
+                del conn._buffer[:]
+                conn.close()
+                setattr(conn, _ATTEMPT, payer.answer_to(refusal, OSError(str(refusal))))
+                conn.send = lambda data: None
+                return None
+            if attempt is not None:
+                setattr(conn, _ATTEMPT, attempt)
+                _connect(conn, attempt)
+            return endheaders(conn, message_body, **options)
+
+        return _endheaders
+
+    def noting(getresponse: Callable[..., Any]) -> Callable[..., Any]:
+        def _getresponse(conn: Any) -> Any:
+            noted = vars(conn).pop(_ATTEMPT, None)
+            if isinstance(noted, Answer):
+                del conn.send
+                return _made(conn, noted)
+            response = getresponse(conn)
+            if noted is not None:
+                _note(noted, response)
+            return response
+
+        return _getresponse
+
+    yield Seam("http.client", "HTTPConnection", "endheaders", ("message_body",), charging)
+    yield Seam("http.client", "HTTPConnection", "getresponse", (), noting)
+
+
+@cache
+def _is_of_others(kind: type) -> bool:
+    return any(cls.__module__.partition(".")[0] in _OTHERS for cls in kind.__mro__)
+
+
+def _connect(conn: Any, attempt: Attempt) -> None:
+    """Connect first: after that, a request that fails may have left."""
+    if conn.sock is not None or not conn.auto_open:
+        return
+    try:
+        conn.connect()
+    except BaseException:
+        delattr(conn, _ATTEMPT)
+        attempt.never_left()
+        raise
+
+
+def _note(attempt: Attempt, response: HTTPResponse) -> None:
+    status: int = response.status
+    headers: Any = response.headers
+    head, whole = b"", response.length == 0
+    if attempt.reads_body(status, headers) and not headers.get("content-encoding"):
+        head, whole = _head(response)
+    attempt.answered(status, head, headers, whole=whole, read=False)
+    usage = attempt.usage(status, headers)
+    if usage is None:
+        return
+    unwatched = response.read
+
+    def read(amt: int | None = None) -> bytes:
+        piece = unwatched(amt)
+        attempt.settle(usage.feed(piece))
+        if response.isclosed() and not response.length:
+            attempt.settle(usage.end())
+        return piece
+
+    response.read = read  # type: ignore[method-assign]  # read in another way, the body leaves the bound
+
+
+def _head(response: HTTPResponse) -> tuple[bytes, bool]:
+    """The beginning of a body, and whether it is the whole body. The reader still gets all of it."""
+    length = response.length
+    if length == 0:
+        return b"", True
+    if length is None or length > MAX_PEEK_BYTES:  # in chunks, or until the connection ends
+        return response.peek(MAX_PEEK_BYTES), False
+    try:
+        body = response.read()
+    except IncompleteRead as error:  # the reader meets the error, too
+        body = error.partial
+    response.fp, response.length = io.BufferedReader(io.BytesIO(body)), length
+    return body, len(body) == length
+
+
+class _Socket(io.BytesIO):
+    def makefile(self, *_: Any) -> _Socket:
+        return self
+
+
+def _made(conn: Any, answer: Answer) -> HTTPResponse:
+    """A 429 for a refusal, as http.client reads an answer."""
+    lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{name}: {text}" for name, text in answer.headers.items())]
+    head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
+    response: HTTPResponse = conn.response_class(_Socket(head + answer.body), method=conn._method)
+    response.begin()
+    return response

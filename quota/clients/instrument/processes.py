@@ -1,4 +1,7 @@
-"""Names programs that may send requests without a seam, because they are not Python. Each is named once.
+"""The processes of one run of `quota exec --auto`: what they spent, and which programs nobody charges.
+
+    FileTally, spent_in   each process keeps its numbers in a file, so a killed process counts, too
+    unseen_program        a program that may send requests without a seam, because it is not Python
 
 It judges a program by its command. A shell and `env` send nothing themselves, so it looks at the commands inside. It
 cannot know what a shell script or a program that is not Python starts.
@@ -10,11 +13,70 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple
 
+from quota.common.files import is_ours, mark_ours
+from quota.common.fork import start_over_in_child
 from quota.common.log import warn
+
+_WIDTH = 20
+"""The digits of each number in the file."""
+
+
+class Spent(NamedTuple):
+    calls: int = 0
+    units: int = 0
+    refused: int = 0
+
+
+class FileTally:
+    """Counts what this process spends, in a file of this folder. A forked child has its own."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.start_over_in_child()
+        start_over_in_child(self)
+
+    def start_over_in_child(self) -> None:
+        self._lock = RLock()
+        self._spent = Spent()
+        self._file: int | None = None
+
+    def refused(self) -> None:
+        self._add(0, 0, 1)
+
+    def counts(self, calls: int, units: int) -> None:
+        self._add(calls, units, 0)
+
+    def _add(self, *more: int) -> None:
+        with self._lock:
+            self._spent = Spent(*map(sum, zip(self._spent, more, strict=True)))
+            try:
+                if self._file is None:
+                    path = os.path.join(self._folder, f"{os.getpid()}-{os.urandom(4).hex()}")
+                    self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                    mark_ours(self._file)
+                if is_ours(self._file):
+                    os.pwrite(self._file, b"".join(b"%*d" % (_WIDTH, number) for number in self._spent), 0)
+            except OSError:
+                return  # the run that reads the file is over
+
+
+def spent_in(folder: str) -> Spent:
+    """What all processes of a run spent."""
+    total = Spent()
+    for path in Path(folder).iterdir():
+        text = path.read_bytes()
+        own = (int(text[at : at + _WIDTH] or 0) for at in (0, _WIDTH, 2 * _WIDTH))
+        total = Spent(*map(sum, zip(total, own, strict=True)))
+    return total
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
 
 REMEDY = "its requests are not charged; see docs/auto.md, or send them through `quota proxy`"
 
@@ -67,7 +129,8 @@ def _unseen(words: Sequence[str], depth: int = 0) -> str | None:
     name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
     if name in _SHELLS:
         at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), None)
-        return None if at is None else _first(_commands("".join(words[at + 1 : at + 2])), depth)
+        commands = [] if at is None else _commands("".join(words[at + 1 : at + 2]))
+        return next((unseen for command in commands if (unseen := _unseen(command, depth + 1)) is not None), None)
     if name in _STARTERS:
         if name == "env" and any(re.fullmatch("-|-i|-{2}ignore-environment", word) for word in words):
             return "env -i"
@@ -85,10 +148,6 @@ def _unseen(words: Sequence[str], depth: int = 0) -> str | None:
         return name
     behind = interpreter[1].decode("utf-8", "replace").split()
     return name if _unseen([*behind, path], depth + 1) is not None else None
-
-
-def _first(commands: Iterable[Sequence[str]], depth: int) -> str | None:
-    return next((name for each in commands if (name := _unseen(each, depth + 1)) is not None), None)
 
 
 def _without_assignments(words: Sequence[str]) -> Sequence[str]:
