@@ -13,11 +13,15 @@ import quota
 from quota.cli.options import config_option, format_option
 from quota.cli.output import print_json, print_rich, say, unwound
 from quota.common.files import path_of, read_text, readable
+from quota.common.findings import Finding
 from quota.common.text import listed, many
 from quota.errors import ConfigError, QuotaError
+from quota.session import Session
 from quota.settings.books import book_names, load_book
 from quota.settings.limits import as_written, default_limits
+from quota.settings.load import load_settings
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
+from quota.settings.references import read_key
 from quota.settings.toml import in_toml
 from quota.terms.api import GOOGLES_KEY, KeyPlace
 from quota.terms.costs import CostBook
@@ -25,8 +29,6 @@ from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from quota.common.findings import Finding
 
 ELSEWHERE = "https://api.example.com"
 """The address for an API that has another host for each customer."""
@@ -36,12 +38,12 @@ ELSEWHERE = "https://api.example.com"
 @click.argument("path", default="quota.toml", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--api", metavar="NAME", help="A cost book, by name or file; `quota book list` shows the names.")
-@click.option("--full", is_flag=True, help="Write every key that there is.")
+@click.option("--full", is_flag=True, help="Write every key.")
 def init(path: str, force: bool, api: str | None, full: bool) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
-    It has the keys that most people need. Its first line names the JSON Schema of this installation: editors that know
-    TOML complete and check by it.
+    It has the keys that most people need. Its first line names the JSON Schema of this installation, so editors that
+    support TOML complete and check the file.
 
     \b
     Example:
@@ -130,15 +132,14 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     from quota.cli.doctor import check
     from quota.cli.serving import PROXY_LISTENS
     from quota.clients.upstream import passes_on
-    from quota.session import Session
-    from quota.settings.load import load_settings
 
     with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = check(session)
         source = session.settings.source
         credentials = session.settings.credentials
         passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
-        served = [f"http://{PROXY_LISTENS}/{name}" for name in passed]
+        keyless = [name for name in passed if not _is_readable(credentials[name].key_ref)]
+        served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
         left_out = [name for name in credentials if name not in passed]
 
     def shown() -> None:
@@ -151,10 +152,19 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         if "error" not in levels:
             if served:
                 say(f"`quota proxy` serves {listed(served)}")
+            if keyless:
+                say(f"`quota proxy` does not serve {listed(keyless)}: the key cannot be read")
             if left_out:
                 say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
 
     return _tell(source, findings, as_json, shown, ConfigError.exit_status)
+
+
+def _is_readable(key_ref: str | None) -> bool:
+    """Whether the key that a credential refers to, if any, can be read here."""
+    with suppress(ConfigError):
+        return key_ref is None or bool(read_key(key_ref))
+    return False
 
 
 def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callable[[], None], on_error: int) -> int:
@@ -215,7 +225,6 @@ def doctor(
 
 def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, config: str | None) -> None:
     from quota.cli.doctor import acl_lines
-    from quota.settings.load import load_settings
 
     lines = acl_lines(load_settings(config), projects, cluster=cluster)
     if as_json:

@@ -1,22 +1,25 @@
-"""The commands that decide, and the commands that correct a charge: charge, peek, refund, settle."""
+"""The commands that decide, and the commands that correct a charge: charge, peek, exec, refund, settle."""
 
 from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import call_options, config_option, credential_option, format_option
-from quota.cli.output import fail, print_json, say, say_built_in, unprinted
+from quota.cli.output import fail, opened, print_json, say, unprinted
 from quota.common.files import read_named
-from quota.common.text import many, show
+from quota.common.text import listed, many, show
+from quota.decision import Decision
 from quota.errors import UnknownMethod, UsageError, decision_status
 from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.terms.arguments import check_name
@@ -70,44 +73,40 @@ def peek(**call: Any) -> int:
 
 
 def _decide(*, commit: bool, credential: str | None, config: str | None, as_json: bool, **call: Any) -> int:
-    with quota.open(config) as session:
-        say_built_in(session, err=as_json)
+    with opened(config, err=as_json) as session:
         budget = session.budget(credential)
         with units_instead():
             decision = (budget.charge if commit else budget.peek)(**call)
-        # Before the session ends: then it reports a refusal to the ledger, and may wait for the ledger.
-        if as_json:
-            print_json(decision.as_json())
-        elif decision.admitted:
-            say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
-        else:
-            fail(decision.sentence())
-        unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
-    return decision_status(decision)
+        return _show([decision], decision.as_json() if as_json else None, f"the charge stands, its id is {decision.id}")
 
 
 def _charge_together(
     *, file: str, credential: str | None, job: str, region: str, config: str | None, as_json: bool, **_none: None
 ) -> int:
     lines = read_calls(file)
-    with quota.open(config) as session:
-        say_built_in(session, err=as_json)
+    with opened(config, err=as_json) as session:
         budget = session.budget(credential)
         with units_instead("METHOD UNITS"):
             _check_calls(budget, lines, job)
             decisions = budget.charge_many([line.call for line in lines], job=job, region=region)
-        first = decisions[0]
-        if as_json:
-            print_json([decision.as_json() for decision in decisions])
-        elif first.admitted:
-            for decision in decisions:
-                say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
-            if len(decisions) > 1:
-                units = many(sum(decision.cost_units for decision in decisions), "unit")
-                say(f"{many(len(decisions), 'call')}, {units} charged together; {first.left()} left after all of them")
-        else:
-            fail(first.sentence())
-        unprinted(f"the charges stand, their ids are {first.id} to {decisions[-1].id}" if first.id else "")
+        data = [decision.as_json() for decision in decisions] if as_json else None
+        return _show(decisions, data, f"the charges stand, their ids are {decisions[0].id} to {decisions[-1].id}")
+
+
+def _show(decisions: Sequence[Decision], data: object, stands: str) -> int:
+    """Print one decision, or those of calls that were charged together; as JSON if there is `data`. Returns the exit
+    status. Call it before the session ends: then the session reports a refusal to the ledger, and may wait for it."""
+    first = decisions[0]
+    if data is not None:
+        print_json(data)
+    elif first.admitted:
+        say(*(decision.sentence() + (f"; id {decision.id}" if decision.id else "") for decision in decisions))
+        if len(decisions) > 1:
+            units = many(sum(decision.cost_units for decision in decisions), "unit")
+            say(f"{many(len(decisions), 'call')}, {units} charged together; {first.left()} left after all of them")
+    else:
+        fail(first.sentence())
+    unprinted(stands if first.id else "")
     return decision_status(first)
 
 
@@ -145,8 +144,7 @@ def settle(charge_id: str, units: int, credential: str | None, config: str | Non
 
 
 def _correct(charge_id: str, units: int | None, credential: str | None, config: str | None) -> None:
-    with quota.open(config) as session:
-        say_built_in(session, err=False)
+    with opened(config, err=False) as session:
         budget = session.budget(credential)
         before = budget.refund(charge_id) if units is None else budget.settle(charge_id, units)
     say(f"{before.method} {charge_id}: now {many(units or 0, 'unit')}, before {before.units:,}")
@@ -232,3 +230,184 @@ def _call(line: bytes, place: str) -> str | tuple[str, int] | None:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= MAX_CHARGE_UNITS):
         raise UsageError(f"{place}: UNITS {show(units[0])} is not a whole number from 1 to {MAX_CHARGE_UNITS:,}")
     return method, int(digits)
+
+
+# -- exec: charge a call and become another program, or charge each request of a Python program ------------------------
+
+SITE = Path(__file__).absolute().parent / "site"
+"""The folder of the `sitecustomize.py` that instruments a Python."""
+
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class BeforeCommand(click.Command):
+    """A command whose own arguments end at the first `--`. The rest belongs to another program and is not parsed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        try:
+            rest = super().parse_args(ctx, args[:end])
+        except click.UsageError as error:
+            if end < len(args):
+                raise
+            raise click.UsageError(f"{error.format_message().rstrip('.')}; write -- before the command", ctx) from None
+        ctx.params["command"] = args[end + 1 :]
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
+
+@click.command("exec", cls=BeforeCommand)
+@click.option("--auto", is_flag=True, help="Charge each HTTP request of a Python program, instead of METHOD.")
+@click.option("--summary", is_flag=True, help="With --auto: print at the end what the run spent.")
+@partial(call_options, method="[METHOD | --auto]", required=False)
+@config_option
+def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], config: str | None, **call: Any) -> int:
+    """Charge METHOD, then run COMMAND.
+
+    If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
+    `--`, the command after it.
+
+    With --auto COMMAND is a Python program, or starts Python programs. Each request to a host that a cost book names is
+    charged before it leaves. If a refusal ends Python, the exit status is 75. If several credentials could pay, name
+    one with --credential.
+
+    \b
+    Example:
+      quota exec search.list -- ./search.sh DE
+      quota exec search.list --job nightly -- ./search.sh --region DE
+      quota exec --auto --summary -- python etl.py
+    """
+    if summary and not auto:
+        raise click.UsageError("--summary belongs to --auto")
+    if method is None and not auto:
+        raise click.UsageError("say what to charge: METHOD, or --auto for the requests of a Python program")
+    if not command or not command[0]:
+        raise click.UsageError(f"no command to run; write: quota exec {'--auto' if auto else 'METHOD'} -- COMMAND...")
+    if method is None or auto:
+        return _auto(command, config, summary, method=method, **call)
+    credential = call.pop("credential")
+    with opened(config, err=True) as session:
+        budget = session.budget(credential)
+        with units_instead():
+            decision = budget.charge(method, **call)
+        if not decision.admitted:
+            fail(decision.sentence())
+            return decision_status(decision)
+    try:
+        _become(command)
+    except OSError as error:
+        refunded = ""
+        if decision.id is not None:
+            with quota.open(config) as session:  # the command did not start, so no call left
+                session.budget(credential).refund(decision.id)
+            refunded = "; the charge was refunded"
+        return _not_started(command, error, refunded)
+
+
+def _auto(
+    command: list[str],
+    config: str | None,
+    summary: bool,
+    *,
+    method: str | None,
+    credential: str | None,
+    job: str,
+    region: str,
+    units: int | None,
+) -> int:
+    if method is not None or units is not None or region:
+        raise click.UsageError("with --auto each request names its method; leave METHOD, --units and --region out")
+    from quota.clients.instrument.processes import REMEDY, unseen_program
+
+    program = unseen_program(command)
+    if program is not None:
+        fail(f"{program} is not instrumented: {REMEDY}")
+    try:
+        if summary:
+            return _run_and_sum_up(command, config, credential, job)
+        _become(command, _environment(config, credential, job))
+    except OSError as error:
+        return _not_started(command, error)
+
+
+def _not_started(command: list[str], error: OSError, refunded: str = "") -> int:
+    fail(f"{command[0]}: {error.strerror}{refunded}")
+    return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn:
+    """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
+    the program would inherit that: `yes | head` would not end.
+    """
+    before = {
+        number: signal.signal(number, signal.SIG_DFL)
+        for number in (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
+        if number is not None
+    }
+    try:
+        os.execvpe(command[0], command, env)  # noqa: S606  # running the caller's command is the purpose
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- --auto: no change to the program ----------------------------------------------------------------------------------
+
+
+def _environment(config: str | None, credential: str | None, job: str, tally: str = "") -> dict[str, str]:
+    """The environment that instruments every Python. Its processes count in the folder `tally` what they spend. Raises
+    ConfigError or UsageError for a wrong configuration or one without hosts."""
+    from quota.auto import TALLY, payers_of
+
+    with opened(config, err=True) as session:
+        payers_of(session, credential)
+        path = session.settings.path
+    given = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH")))),
+        "QUOTA_AUTO_HOME": str(SITE.parents[2]),
+        "QUOTA_AUTO_CREDENTIAL": credential or "",
+        TALLY: tally,
+    }
+    if path is not None:
+        given["QUOTA_CONFIG"] = os.path.abspath(path)  # absolute: the program may change its folder
+    if job:
+        given["QUOTA_JOB"] = job
+    return {**os.environ, **given}
+
+
+def _run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
+    """Run a command to its end, and print what it and its children spent. Raises OSError if it does not start."""
+    import tempfile
+
+    from quota.auto import payers_of
+    from quota.clients.instrument.processes import Spent, spent_in
+
+    with tempfile.TemporaryDirectory(prefix="quota-") as tally:
+        status = _run(command, _environment(config, credential, job, tally))
+        spent, had_python = spent_in(tally), any(Path(tally).iterdir())
+    line = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
+    if not had_python:
+        line += "; no Python ran that quota can instrument"
+    elif spent == Spent():
+        with quota.open(config) as session:
+            line += f"; charged is what goes to {listed(payers_of(session, credential).hosts)}"
+            line += "; name another address as `endpoint` of the credential"
+    say(line, err=True)
+    return status
+
+
+def _run(command: list[str], env: Mapping[str, str]) -> int:
+    """Run a command as a child. Returns its exit status as a shell does."""
+    import subprocess
+
+    with subprocess.Popen(command, env=env) as running:  # noqa: S603  # running the caller's command is the purpose
+        before = {number: signal.signal(number, lambda got, _: running.send_signal(got)) for number in FORWARDED}
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the program, too
+        try:
+            status = running.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 128 - status if status < 0 else status

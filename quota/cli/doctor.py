@@ -14,9 +14,10 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from quota.cli.tables import line, stacked
+from quota.cli.output import line, quiet_libraries, stacked
 from quota.common.clock import host_clock, moment
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, ranked, warning
 from quota.common.redact import redact
@@ -24,7 +25,7 @@ from quota.common.text import describe, many, one_line
 from quota.deciding.losses import losses, merged
 from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
-from quota.ledger.factory import backend_of
+from quota.ledger.factory import backend_of, open_ledger
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_api
@@ -118,8 +119,6 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     A ledger that no command can use, for example of another format, is an error. A ledger that does not answer now is a
     warning. Does not create a missing ledger file.
     """
-    from quota.ledger.factory import open_ledger
-
     url, path = settings.ledger.url, settings.ledger.file
     if path is not None:
         prevented = obstacle(path)
@@ -162,7 +161,9 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
     findings += _allowances(session)
     findings += _textfile(session.settings.textfile)
     findings += _notified(session.settings, notify)
-    findings += _from_other_packages(session)
+    # Findings of other packages: an entry point is a function `(settings) -> iterable of Finding`.
+    for point in entry_points(group="quota.doctor"):
+        findings += point.load()(session.settings)
     return ranked(findings)
 
 
@@ -348,8 +349,6 @@ def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Ite
 
 def _call(session: Session, credential: CredentialSettings, location: str) -> Finding:
     """Make the cost book's probe: one charged attempt."""
-    from quota.cli.output import quiet_libraries
-
     quiet_libraries()
     book = credential.book.at(host_clock())
     if book.probe is None:
@@ -442,14 +441,6 @@ def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Findin
     except ConfigError as error:
         return finding_of("error", location, error, "until then, no notice arrives")
     return Finding("ok", location, "there")
-
-
-def _from_other_packages(session: Session) -> Iterator[Finding]:
-    """An entry point of the group `quota.doctor` is a function `(settings) -> iterable of Finding`."""
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group="quota.doctor"):
-        yield from point.load()(session.settings)
 
 
 def render_findings(findings: Sequence[Finding]) -> RenderableType:

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from quota.cli.options import Group, config_option, format_option, limit_option, textfile_option
-from quota.cli.output import print_json, print_rich, say
-from quota.cli.tables import Column, FirstThatFits, tables
+from quota.cli.output import Column, FirstThatFits, print_json, print_rich, say, tables
 from quota.common.clock import moment, rfc3339
 from quota.common.text import members, nearest, show
 from quota.errors import QuotaError, StorageAway
+from quota.inbound.configured import load_rules
+from quota.inbound.contract import Storage
+from quota.inbound.deciding import Outcome
+from quota.inbound.metrics import Report, exposition, nothing_yet, read_report
+from quota.inbound.rules import Rule, Rules, is_there, opened
+from quota.reports.metrics import file_name, write_file
 from quota.terms.limits import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from quota.inbound.contract import Consumer, Storage
-    from quota.inbound.metrics import Report
-    from quota.inbound.rules import Rule, Rules
 
 
 @click.group("inbound", cls=Group)
@@ -51,9 +52,6 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
       quota inbound status
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
-    from quota.inbound.metrics import exposition, nothing_yet, read_report
-    from quota.inbound.storage import is_there
-
     rules, storage = _open(config)
     try:
         report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
@@ -83,25 +81,21 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
       quota inbound top search
       quota inbound top login --limit 3 --json
     """
-    from quota.inbound.storage import is_there
-
     rules, storage = _open(config)
     chosen = next((each for each in rules.rules if each.name == rule), None)
     if chosen is None:
         raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [each.name for each in rules.rules])}")
     consumers = storage.top(chosen.policy, limit) if is_there(rules) else []
     if as_json:
-        print_json({"rule": chosen.name, "identities": [_consumer_as_json(consumer) for consumer in consumers]})
+        identities = [
+            {"name": name, "used": used, "limit": held.number, "window_ms": held.window_ms}
+            for name, used, held in consumers
+        ]
+        print_json({"rule": chosen.name, "identities": identities})
     elif consumers:
         columns = [Column("identity"), Column("used", number=True), Column("limit", number=True), Column("window")]
         rows = [
-            (
-                consumer.name,
-                f"{consumer.used:,}",
-                f"{consumer.limit.number:,}",
-                format_duration(consumer.limit.window_ms),
-            )
-            for consumer in consumers
+            (name, f"{used:,}", f"{held.number:,}", format_duration(held.window_ms)) for name, used, held in consumers
         ]
         print_rich(FirstThatFits(tables(columns, rows)))
     else:
@@ -120,8 +114,6 @@ def rotate(as_json: bool, config: str | None) -> None:
     Example:
       quota inbound rotate
     """
-    from quota.inbound.storage import is_there
-
     rules, storage = _open(config)
     if not is_there(rules):
         raise QuotaError(f"{storage.label} does not exist yet: no request was counted, so there is no salt to change")
@@ -133,9 +125,6 @@ def rotate(as_json: bool, config: str | None) -> None:
 
 
 def _open(config: str | None) -> tuple[Rules, Storage]:
-    from quota.inbound.configured import load_rules
-    from quota.inbound.storage import opened
-
     return opened(load_rules(config))
 
 
@@ -143,8 +132,6 @@ def _write(folder: str | None, storage: Storage, text: str) -> None:
     """Write the metrics into a file named after the storage, so that two applications can share a collector."""
     if folder is None:
         return
-    from quota.reports.metrics import file_name, write_file
-
     try:
         write_file(folder, file_name("inbound", storage.label), text)
     except OSError as error:
@@ -152,8 +139,6 @@ def _write(folder: str | None, storage: Storage, text: str) -> None:
 
 
 def _as_json(rule: Rule, report: Report) -> dict[str, object]:
-    from quota.inbound.counting import Outcome
-
     return {
         **members(rule, "name path cost fail shadow"),
         "methods": sorted(rule.methods),
@@ -188,8 +173,3 @@ def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
             )
         )
     return FirstThatFits(tables(columns, rows, without=(3, 1, 4, 2)))
-
-
-def _consumer_as_json(consumer: Consumer) -> dict[str, object]:
-    limit = consumer.limit
-    return {"name": consumer.name, "used": consumer.used, "limit": limit.number, "window_ms": limit.window_ms}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,14 +13,18 @@ from quota.cli.options import Group, config_option, dry_run_option, format_optio
 from quota.cli.output import can_ask, confirmed, now_and_then, print_json, say
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.text import listed, many, members
+from quota.deciding import repairs
+from quota.deciding.fence import FenceLostError
+from quota.deciding.moves import Moved, Step, carry_out, plan_move
+from quota.deciding.repairs import Ahead
 from quota.errors import ConfigError, LedgerError, UsageError
+from quota.ledger.factory import file_of, open_ledger
+from quota.ledger.files import absolute
+from quota.ledger.log import SEAL, Log, is_seal
+from quota.session import projects_of
+from quota.settings.model import Settings
+from quota.settings.references import is_reference, read_secret
 from quota.settings.toml import in_toml
-
-if TYPE_CHECKING:
-    from quota.deciding.moves import Moved, Step
-    from quota.deciding.repairs import Ahead
-    from quota.ledger.log import Log
-    from quota.settings.model import Settings
 
 SAY_EVERY_S = 2
 """How often a long copy prints its progress."""
@@ -66,8 +69,6 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
       quota ledger move sqlite:///ledger.db redis://ledger/0 --dry-run
       quota ledger move redis://a/0 env:NEW_LEDGER --all
     """
-    from quota.deciding.moves import plan_move
-
     with quota.open(config) as session:
         settings = session.settings
     source, target = _movable("OLD", old, settings), _movable("NEW", new, settings)
@@ -136,9 +137,6 @@ def _line_of(source: Log, target: Log, moved: Moved) -> str:
 
 def _movable(name: str, url: str, settings: Settings) -> Log:
     """The ledger at a url from the command line. Raises UsageError."""
-    from quota.ledger.factory import file_of, open_ledger
-    from quota.ledger.files import absolute
-
     url = _with_secrets(name, url, settings)
     try:
         return open_ledger(url if not file_of(url) else absolute(url, Path.cwd()))
@@ -149,8 +147,6 @@ def _movable(name: str, url: str, settings: Settings) -> Log:
 def _with_secrets(name: str, url: str, settings: Settings) -> str:
     """The url with its password: from a reference, or from the configuration if that names the same ledger. Other users
     of the machine see the command line, so a password should not be there."""
-    from quota.settings.references import is_reference, read_secret
-
     if is_reference(url):
         kind, _, place = url.partition(":")
         try:
@@ -162,17 +158,12 @@ def _with_secrets(name: str, url: str, settings: Settings) -> str:
 
 
 def _label(url: str) -> str:
-    from quota.ledger.factory import open_ledger
-
     ledger = open_ledger(url)
     ledger.close()
     return ledger.label
 
 
 def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Moved]:
-    from quota.deciding.fence import FenceLostError
-    from quota.deciding.moves import carry_out
-
     say_progress = now_and_then(SAY_EVERY_S)
 
     def progress(project: str, entries: int) -> None:
@@ -194,7 +185,6 @@ _UNFINISHED = "the move is not finished, and nothing is lost: run it again"
 
 def _held(source: Log, target: Log) -> list[str]:
     """The projects of a ledger, without the projects that have moved to a third ledger."""
-    from quota.ledger.log import SEAL, is_seal
 
     def is_gone(project: str) -> bool:
         epoch = source.begin(project).epoch
@@ -233,9 +223,6 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
       quota ledger repair --dry-run
       quota ledger repair --yes
     """
-    from quota.deciding import repairs
-    from quota.session import projects_of
-
     if dry_run and yes:
         raise UsageError("--dry-run and --yes cannot be combined: leave one out")
     with quota.open(config) as session:

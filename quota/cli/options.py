@@ -107,8 +107,8 @@ def _formats(*formats: str, short: str = "The same as --format json.") -> Callab
 format_option = _formats("text", "json")
 rows_format_option = _formats("text", "json", "csv")
 """For a command that prints rows: CSV has a header and a line for each."""
-lines_format_option = _formats("text", "json", "csv", short="One line of JSON for each.")
-records_format_option = _formats("json", "csv", short="One line of JSON for each.")
+lines_format_option = _formats("text", "json", "csv", short="One line of JSON for each row.")
+records_format_option = _formats("json", "csv", short="One line of JSON for each row.")
 """For an export, which no person reads."""
 
 
@@ -116,15 +116,12 @@ records_format_option = _formats("json", "csv", short="One line of JSON for each
 
 
 def list_options(
-    *, since: str | None, what: str = "How far back.", limit: int | None, most: int = 1_000_000, job: bool = True
+    *, since: str | None, what: str = "How far back.", limit: int | None, most: int = 1_000_000
 ) -> Callable[[F], F]:
-    """`--since DURATION` and `--limit N`, and `--job J` where the rows belong to jobs. Without a default a list has all
-    there is."""
+    """`--since DURATION`, `--limit N` and `--job J`. Without a default a list has all rows."""
 
     def decorate(command: F) -> F:
-        if job:
-            command = only_job_option(command)
-        command = limit_option(limit, most)(command)
+        command = limit_option(limit, most)(only_job_option(command))
         return click.option("--since", default=since, metavar="DURATION", show_default=True, help=what)(command)
 
     return decorate
@@ -136,7 +133,7 @@ def limit_option(default: int | None, most: int) -> Callable[[F], F]:
     return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="At most N rows.")
 
 
-FETCHED_SINCE = "Only what was fetched within this time, for example 7d."
+FETCHED_SINCE = "Only data fetched within this time, for example 7d."
 
 
 # -- where to listen ---------------------------------------------------------------------------------------------------
@@ -202,7 +199,7 @@ def call_options(command: Callable[..., Any], method: str = "METHOD", *, require
     """The options of one call: METHOD, --units, --credential, --job, --region."""
     for option in (
         click.option("--region", metavar="R", default="", help="The region of the call."),
-        click.option("--job", metavar="J", default="", help="The job of the call; its limits and its `leave` count."),
+        click.option("--job", metavar="J", default="", help="The job of the call; its limits and its `leave` apply."),
         credential_option,
         click.option("--units", type=int, metavar="N", help="Cost in units, instead of the price in the cost book."),
         click.argument("method", metavar=method, required=required),

@@ -21,13 +21,14 @@ from quota.errors import QuotaError
 
 OURS = {
     **{name: f"quota.cli.deciding:{name}" for name in ("charge", "peek", "refund", "settle")},
-    "exec": "quota.cli.exec:exec_",
+    "exec": "quota.cli.deciding:exec_",
     **{name: f"quota.cli.reports:{name}" for name in ("status", "spend", "log", "explain", "reopen")},
     "reconcile": "quota.cli.reconcile:reconcile_",
     **{name: f"quota.cli.configuration:{name}" for name in ("init", "doctor")},
     "check": "quota.cli.configuration:check_",
     "prove": "quota.cli.prove:prove_",
-    **{name: f"quota.cli.{name}:{name}" for name in ("book", "costs", "inbound", "ledger")},
+    **{name: f"quota.cli.book:{name}" for name in ("book", "costs")},
+    **{name: f"quota.cli.{name}:{name}" for name in ("inbound", "ledger")},
     **{name: f"quota.cli.serving:{name}" for name in ("dashboard", "proxy")},
     "run": "quota.jobs.tick:run",
     **{name: f"quota.jobs.commands:{name}" for name in ("demo", "emulate", "plan", "schedule", "serve")},

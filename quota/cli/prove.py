@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import click
@@ -9,7 +10,7 @@ import click
 from quota.budget import Budget
 from quota.cli.options import format_option
 from quota.cli.output import print_json
-from quota.common.text import many, members
+from quota.common.text import many
 from quota.deciding.project import Project
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
@@ -30,62 +31,42 @@ def prove_(as_json: bool) -> None:
     Example:
       quota prove
     """
-    proof = prove()
+    rows = list(_admitted())
+    fixed_units = _peak([(row.offset_ms, row.fixed_units) for row in rows])
+    sliding_units = _peak([(row.offset_ms, row.sliding_units) for row in rows])
     if as_json:
-        print_json(proof.as_json())
+        peaks = {"fixed_peak_units": fixed_units, "sliding_peak_units": sliding_units}
+        print_json({"limit_units": LIMIT_UNITS, **peaks, "rows": [row._asdict() for row in rows]})
         return
-    limit = many(proof.limit_units, "unit")
+    limit = many(LIMIT_UNITS, "unit")
     click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")
     click.echo(f"{'time':>16}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
-    for row in proof.rows:
-        clock_ms = (row.at_ms - MIDNIGHT_MS) % DAY_MS
-        minutes, millis = divmod(clock_ms, 60_000)
-        day = "Mon" if row.at_ms < MIDNIGHT_MS else "Tue"
+    for row in rows:
+        minutes, millis = divmod(row.offset_ms % DAY_MS, 60_000)
+        day = "Mon" if row.offset_ms < 0 else "Tue"
         at = f"{day} {minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
         click.echo(f"{at:>16}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
     click.echo(
-        f"\nMost in any 24 hours: fixed {proof.fixed_peak_units:,}, sliding {proof.sliding_peak_units:,}; "
-        f"the limit is {proof.limit_units:,}."
+        f"\nMost in any 24 hours: fixed {fixed_units:,}, sliding {sliding_units:,}; the limit is {LIMIT_UNITS:,}."
     )
 
 
 class Row(NamedTuple):
-    """One burst at `at_ms`: the units that its searches asked for, and the units that each kind of window admitted."""
+    """One burst, at a time after midnight: the units that its searches asked for, and the units that each kind of
+    window admitted."""
 
-    at_ms: int
+    offset_ms: int
     asked_units: int
     fixed_units: int
     sliding_units: int
 
 
-class Proof(NamedTuple):
-    """The bursts, and the most units that each kind of window admitted in any 24 hours."""
-
-    limit_units: int
-    rows: tuple[Row, ...]
-
-    @property
-    def fixed_peak_units(self) -> int:
-        return self._peak([(row.at_ms, row.fixed_units) for row in self.rows])
-
-    @property
-    def sliding_peak_units(self) -> int:
-        return self._peak([(row.at_ms, row.sliding_units) for row in self.rows])
-
-    def _peak(self, spent: list[tuple[int, int]]) -> int:
-        return max(sum(units for ms, units in spent if at - DAY_MS < ms <= at) for at, _ in spent)
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            **members(self, "limit_units fixed_peak_units sliding_peak_units"),
-            "rows": [
-                {"offset_ms": row.at_ms - MIDNIGHT_MS, **members(row, "asked_units fixed_units sliding_units")}
-                for row in self.rows
-            ],
-        }
+def _peak(spent: Sequence[tuple[int, int]]) -> int:
+    """The most units in any 24 hours."""
+    return max(sum(units for ms, units in spent if at - DAY_MS < ms <= at) for at, _ in spent)
 
 
-def prove() -> Proof:
+def _admitted() -> Iterator[Row]:
     """Charge bursts of searches around one midnight, to a ledger in memory whose clock this function sets."""
     now_ms = MIDNIGHT_MS
     ledger = open_ledger("memory:", clock=lambda: now_ms)
@@ -96,7 +77,6 @@ def prove() -> Proof:
         project=Project(ledger, "proof", clock=lambda: now_ms),
     )
     fixed_used: dict[int, int] = {}
-    rows = []
     for offset_ms, searches in _BURSTS:
         now_ms = MIDNIGHT_MS + offset_ms
         sliding_units = fixed_units = 0
@@ -106,9 +86,8 @@ def prove() -> Proof:
             if fixed_used.get(day, 0) + 100 <= LIMIT_UNITS:
                 fixed_used[day] = fixed_used.get(day, 0) + 100
                 fixed_units += 100
-        rows.append(Row(now_ms, searches * 100, fixed_units, sliding_units))
+        yield Row(offset_ms, searches * 100, fixed_units, sliding_units)
     ledger.close()
-    return Proof(LIMIT_UNITS, tuple(rows))
 
 
 _BURSTS = (

@@ -9,17 +9,15 @@ import click
 
 import quota
 from quota.cli.options import config_option, dry_run_option, format_option, only_credential_option
-from quota.cli.output import fail, print_json, print_rich
-from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
+from quota.cli.output import Column, FirstThatFits, fail, line, print_json, print_rich, stacked, tables
 from quota.common.clock import moment, rfc3339
 from quota.common.text import many, members, spell
 from quota.errors import BadAnswer, ConfigError
-from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, MethodCount
+from quota.reconcile.reconcile import TOLERANCE_MS, BucketCount, MethodCount, Reconciled, chosen_credentials, reconcile
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quota.reconcile.reconcile import Reconciled
     from quota.reports.notify import Notice
 
 MAX_METHODS = 5
@@ -36,10 +34,10 @@ DRIFT_PERCENT = 5
 @format_option
 @config_option
 def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> int:
-    """Compare our count with the provider's, and tighten ours.
+    """Compare our count with the provider's, and raise ours.
 
     It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
-    Units that only upstream counted count here from now on. A smaller quota lowers the limits. Nothing is ever freed.
+    From now on, units that only upstream counted count here too. A smaller quota lowers the limits. No charge is freed.
 
     The account in `auth` needs the permission monitoring.timeSeries.list. If Cloud Monitoring does not answer, the exit
     status is 1 and nothing is changed.
@@ -50,13 +48,13 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
       quota reconcile --check || echo "somebody else spends this project"
       quota reconcile > /dev/null     # from cron, every hour
     """
-    from quota.reconcile.reconcile import chosen_credentials, reconcile
+    from quota.reconcile.monitoring import read_figures
 
     results, failed = [], 0
     with quota.open(config) as session:
         for chosen in chosen_credentials(session, credential):
             try:
-                results.append(reconcile(session, chosen, commit=not dry_run))
+                results.append(reconcile(session, chosen, read_figures, commit=not dry_run))
             except (BadAnswer, ConfigError) as error:  # another project may do better
                 failed = max(failed, error.exit_status)
                 fail(f"{chosen.name}: {error}")
@@ -80,7 +78,8 @@ def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
 
 
 def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
-    yield line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")
+    credential = result.credential
+    yield line(f"{credential.name}: project {credential.project}, in Google Cloud {credential.cloud_project}", "bold")
     yield from (line(text, "yellow") for count in result.buckets for text in _differences(count, result))
     if result.newest_ms is None:
         yield line("upstream has counted nothing; check cloud_project", "yellow")
@@ -95,7 +94,7 @@ def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
     yield from (line(text, "yellow") for count in result.buckets for text in _prices(count, result))
     for count in result.apart:
         calls = f"upstream counts {many(count.upstream_units, 'call')} apart, and we made {count.our_units:,}"
-        nothing = f"cost book {result.book} has no such bucket, so nothing follows from it"
+        nothing = f"cost book {result.book.name} has no such bucket, so nothing follows from it"
         yield line(f"{count.bucket}: {calls}; {nothing}", "yellow")
     near_units = sum(count.near_units for count in result.buckets if count.unknown or count.drift_units)
     if near_units:
@@ -106,7 +105,7 @@ def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
         yield line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}")
     would_be = "would be" if dry_run else "is"
     for low in result.lowered:
-        held = f"{would_be} held to {low.enforced_units:,} instead of {low.configured_units:,}"
+        held = f"{would_be} held to {low.limit_units:,} instead of {low.configured_units:,}"
         believed = f"Believed until {moment(low.until_ms)}, or until upstream says otherwise"
         yield line(f"{low.limit}: {held}: upstream grants {low.granted_units:,}. {believed}", "yellow")
     for name in result.lifted:
@@ -123,8 +122,7 @@ def _table(result: Reconciled) -> RenderableType:
     columns += [Column(name, number=True) for name in ("upstream", "ours", "unknown", "drift", "may differ", "granted")]
     rows = []
     for count in (*result.buckets, *result.apart):
-        present = count.period.until_ms > result.at_ms
-        granted = result.grants.get(count.bucket) if present else None
+        granted = count.granted_units if count.period.until_ms > result.at_ms else None
         rows.append(
             (
                 count.bucket,
@@ -141,7 +139,7 @@ def _table(result: Reconciled) -> RenderableType:
 
 
 def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
-    since = f"since {moment(count.period.since_ms, result.zone)}"
+    since = f"since {moment(count.period.since_ms, result.book.zone)}"
     if count.unknown:
         more = _named(_more(count))
         yield f"{count.bucket}: only upstream counted {count.unknown_units:,} {since}{more}"
@@ -170,21 +168,21 @@ def _named(rows: list[MethodCount]) -> str:
 def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
     """The prices that would explain a difference."""
     for row in _more(count)[:MAX_METHODS] if count.unknown else ():
-        if row.upstream_price is not None and row.our_calls > 1 and row.price is not None:
+        if row.upstream_price_units is not None and row.our_calls > 1 and row.price_units is not None:
             yield (
                 f"{row.method}: if nobody else spends this project, its price is wrong: a call costs "
-                f"{many(row.upstream_price, 'unit')} there, {row.price:,} in cost book {result.book}"
+                f"{many(row.upstream_price_units, 'unit')} there, {row.price_units:,} in cost book {result.book.name}"
             )
     for row in _less(count)[:MAX_METHODS] if count.drift_units else ():
-        if row.upstream_price is not None and row.price is not None:
+        if row.upstream_price_units is not None and row.price_units is not None:
             yield (
                 f"{row.method}: its price looks wrong: {many(row.our_calls, 'call')} cost {row.upstream_units:,} "
-                f"there, {row.upstream_price:,} each; cost book {result.book} says {row.price:,}"
+                f"there, {row.upstream_price_units:,} each; cost book {result.book.name} says {row.price_units:,}"
             )
         elif row.our_units and not row.upstream_units:
             yield (
                 f"{row.method}: its price looks wrong: upstream counts no call of it in this bucket; cost book "
-                f"{result.book} says {row.price or 0:,}"
+                f"{result.book.name} says {row.price_units or 0:,}"
             )
 
 
@@ -204,6 +202,6 @@ def notices_of(result: Reconciled) -> Iterator[Notice]:
             ("unknown", count.unknown_units, count.our_units, unknown),
         ):
             if units * 100 > of_units * DRIFT_PERCENT:
-                message = f"bucket {count.bucket} of project {result.project}: {text}"
+                message = f"bucket {count.bucket} of project {result.credential.project}: {text}"
                 subject = f"{count.bucket} {since_ms} {kind}"
-                yield Notice("drift", result.project, subject, message, until_ms - since_ms, facts)
+                yield Notice("drift", result.credential.project, subject, message, until_ms - since_ms, facts)

@@ -12,7 +12,6 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,11 +97,10 @@ def _of_copies(settings: Settings, store: Path | None) -> Settings:
     if store is not None:
         if os.path.isfile(settings.store.file) and os.path.getsize(settings.store.file):
             _copy_file(settings.store.file, store)
-        settings = replace(settings, store=settings.store._replace(url=f"sqlite:///{store}"))
-    return replace(
-        settings,
+        settings = settings._replace(store=settings.store._replace(url=f"sqlite:///{store}"))
+    return settings._replace(
         ledger=settings.ledger._replace(url="memory:", unavailable=None),
-        jobs={name: replace(job, ping_ref=None, sink="") for name, job in settings.jobs.items()},
+        jobs={name: job._replace(ping_ref=None, sink="") for name, job in settings.jobs.items()},
         textfile=None,
         notify=None,
     )

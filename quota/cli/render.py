@@ -7,8 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.cli.output import output_lost, print_csv, print_json, print_rich, say
-from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
+from quota.cli.output import (
+    Column,
+    FirstThatFits,
+    line,
+    output_lost,
+    print_csv,
+    print_json,
+    print_rich,
+    say,
+    stacked,
+    tables,
+)
 from quota.common.clock import moment, rfc3339
 from quota.common.text import listed, many, members, spell
 from quota.deciding.history import whole_since_ms
@@ -58,8 +68,9 @@ def render_status(status: Status) -> RenderableType:
     parts += [line(f"ledger {status.ledger}, {where}")]
     for credential in status.credentials:
         parts.append(line(""))
+        settings = credential.settings
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
-        parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
+        parts.append(line(f"{settings.name}: project {settings.project}, {settings.api}{shared}", "bold"))
         parts.append(line(_verdict(credential), "bold green" if credential.open else "bold red"))
         parts += _drawn(early_of(credential))
         parts.append(_limit_table(credential, status.at_ms))
@@ -108,12 +119,11 @@ def _calls_left(dearest: Decision | None, units: int) -> str:
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
-    paced = any(row.limit.paced for row in credential.limits)
-    again = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
-    columns = [Column("limit"), Column("window"), Column("used", number=True)]
-    columns += [Column("now", number=True)] if paced else []
-    columns += [Column("limit", number=True), Column("remaining", number=True)]
-    columns += [Column("room again")] if again else []
+    columns = [Column("limit"), Column("window"), Column("used", number=True), Column("now", number=True)]
+    columns += [Column("limit", number=True), Column("remaining", number=True), Column("room again")]
+    hidden = [] if any(row.limit.paced for row in credential.limits) else [3]
+    if all(row.room_ms is None for row in credential.limits):  # a limit with room has no such time
+        hidden.append(6)
     rows, styles = [], []
     for row in credential.limits:
         state = row.state
@@ -123,14 +133,14 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
                 row.limit.name,
                 row.limit.view.window.name,
                 f"{state.used_units:,}",
-                *([f"{state.limit_units:,}"] if paced else []),
+                f"{state.limit_units:,}",
                 f"{row.enforced_units:,}",
                 f"{state.remaining_units:,}",
-                *([] if not again else ["" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}"]),
+                "" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}",
             )
         )
     # On a narrow terminal, leave out the window (the name implies it) and the limit (it is used plus remaining).
-    return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
+    return FirstThatFits(tables(columns, rows, styles=styles, hidden=hidden, without=(1, 4)))
 
 
 # -- spend -------------------------------------------------------------------------------------------------------------
@@ -202,9 +212,6 @@ class Wanted(NamedTuple):
         named = self.books[project].canonical
         return self.job in (None, job) and (self.method is None or named(self.method) == named(method))
 
-    def has_charge(self, row: tuple[str, str, Spent]) -> bool:
-        return self.has(row[0], row[2].job, row[2].method)
-
     def nothing(self, done: str) -> str:
         like = "" if self.job is None is self.method else "like that "
         return f"nothing {like}was {done} in the last {self.since}"
@@ -214,7 +221,7 @@ def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool,
     """The charges, oldest first."""
     start_ms = wanted.start_ms
     since_ms = max(map(whole_since_ms, projects))
-    charges: Iterator[tuple[str, str, Spent]] = filter(wanted.has_charge, read_charges(projects, start_ms))
+    charges = iter([row for row in read_charges(projects, start_ms) if wanted.has(row[0], row[2].job, row[2].method)])
     if wanted.limit is not None:
         charges = iter(deque(charges, wanted.limit))
     if as_csv:
@@ -233,7 +240,12 @@ def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool,
     if nothing:
         say(wanted.nothing("charged"))
     if since_ms > start_ms:
-        say(f"only since {moment(since_ms)}, not {wanted.since}: the ledger has dropped older charges")
+        say(only_since(since_ms, wanted.since))
+
+
+def only_since(since_ms: int, since: str) -> str:
+    """The line below charges that do not reach as far back as the user wants."""
+    return f"only since {moment(since_ms)}, not {since}: the ledger has dropped older charges"
 
 
 def print_refusals(projects: Sequence[Project], wanted: Wanted, *, as_json: bool, as_csv: bool) -> None:
@@ -272,26 +284,24 @@ def _charge_json(project: str, call_id: str, charge: Spent) -> dict[str, object]
 def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, projects: bool) -> RenderableType:
     """Render single charges, each with its project and the id of its call. If the columns are too wide, they fold, and
     then some of them go: the region first."""
-    corrected = any(charge.units != charge.charged_units for _, _, charge in charges)
-    columns = [Column("time"), Column("id", whole=True), Column("units", number=True)]
-    columns += [Column("charged", number=True)] if corrected else []
-    columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else [])]
+    columns = [Column("time"), Column("id", whole=True), Column("units", number=True), Column("charged", number=True)]
+    columns += map(Column, ["method", "job", "region", "project"])
     rows = [
         [
             moment(charge.id[0]),
             call_id,
             f"{charge.units:,}",
-            *([f"{charge.charged_units:,}" if charge.units != charge.charged_units else ""] if corrected else []),
+            f"{charge.charged_units:,}" if charge.units != charge.charged_units else "",
             charge.method,
             charge.job or "-",
             charge.region or "-",
-            *([project] if projects else []),
+            project,
         ]
         for project, call_id, charge in charges
     ]
-    names = [column.heading for column in columns]
-    narrow = ("region", "job", "project", "method", "charged", "time", "units")
-    return FirstThatFits(tables(columns, rows, without=[names.index(name) for name in narrow if name in names]))
+    hidden = [3] if all(charge.units == charge.charged_units for _, _, charge in charges) else []
+    hidden += [] if projects else [7]
+    return FirstThatFits(tables(columns, rows, hidden=hidden, without=(6, 5, 7, 4, 3, 0, 2)))
 
 
 def _refusals_table(refusals: Sequence[KeptRefusal]) -> RenderableType:

@@ -15,6 +15,7 @@ from quota.cli.options import (
     clock_option,
     config_option,
     credential_option,
+    dry_run_option,
     duration_ms,
     format_option,
     lines_format_option,
@@ -26,18 +27,36 @@ from quota.cli.options import (
 from quota.cli.output import (
     new_console,
     now_and_then,
+    opened,
     output_lost,
     print_csv,
     print_json,
     print_rich,
     say,
-    say_built_in,
+)
+from quota.cli.render import (
+    Wanted,
+    only_since,
+    print_charges,
+    print_refusals,
+    render_bought,
+    render_parts,
+    render_spending,
+    render_status,
+    spending_notes,
 )
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import line
+from quota.common.redact import redact
 from quota.common.text import many, one_line, show
 from quota.errors import LedgerError, QuotaError
+from quota.explain.charge import explain_charge
+from quota.explain.refusal import explain_refusal
+from quota.reports.runs import Bought, stands_out
+from quota.reports.spending import SPEND_FIELDS, read_spending
+from quota.reports.status import read_status, unread_json
 from quota.session import projects_of
+from quota.wording import charge_parts, refusal_parts
 
 WATCH_S = 2
 
@@ -53,7 +72,7 @@ WATCH_S = 2
 def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
-    OPEN: the cheapest call would be admitted now; if there are jobs, also for a job. FULL: a limit is used up until the
+    OPEN: the cheapest call would be admitted now; if you have jobs, also for a job. FULL: a limit is used up until the
     time shown. CLOSED: upstream reported that its quota is used up. Each job has its machine, its next tick, and
     whether a run could go on now. If the ledger does not answer, the exit status is 69.
 
@@ -65,18 +84,13 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
       quota status --watch --json     # one line of JSON each time
       quota status --clock +6h        # if nobody charges until then
     """
-    from quota.cli.render import render_status
-    from quota.reports.status import read_status, unread_json
-
     if watch and checks:
         raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
     if at is not None:
         if watch:
             raise click.UsageError("--clock and --watch cannot be combined: nobody charges in a rehearsal")
         return _status_at(at, checks, as_json, config)
-    with quota.open(config) as session:
-        if as_json:
-            say_built_in(session, err=True)
+    with opened(config, err=True) if as_json else quota.open(config) as session:
         if watch and as_json:
             _repeat(lambda: print_json(read_status(session, jobs=True).as_json(), indent=None))
             return 0
@@ -105,8 +119,6 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
 def _status_at(at: str, checks: bool, as_json: bool, config: str | None) -> int:
     """Print the status at another time, from a copy of the ledger."""
     from quota.cli.rehearsal import rehearsed
-    from quota.cli.render import render_status
-    from quota.reports.status import read_status
 
     with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
         current = read_status(copy, next_capacity=as_json, jobs=True)
@@ -172,9 +184,6 @@ def spend(
       quota spend --bought --since 7d
       quota spend --by day --since 30d
     """
-    from quota.cli.render import render_spending, spending_notes
-    from quota.reports.spending import SPEND_FIELDS, read_spending
-
     if bought and (by is not None or credential is not None):
         raise click.UsageError("--bought cannot be combined with --by or --credential: it is by job and page")
     fields = ["method"] if by is None else list(dict.fromkeys(field.strip() for field in by.split(",")))
@@ -185,8 +194,7 @@ def spend(
     if bought:
         _show_bought(since, since_ms, job, limit, as_json=as_json, as_csv=as_csv, config=config)
         return
-    with quota.open(config) as session:
-        say_built_in(session, err=as_json or as_csv)
+    with opened(config, err=as_json or as_csv) as session:
         projects = projects_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         spending = read_spending(
@@ -215,7 +223,7 @@ def spend(
         say(f"nothing was charged {f'since {moment(spending.since_ms)}' if cut else f'in the last {since}'}")
     say(*spending_notes(spending))
     if cut:
-        say(f"only since {moment(spending.since_ms)}, not {since}: the ledger has dropped older charges")
+        say(only_since(spending.since_ms, since))
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
         see = "; see `quota reconcile`" if any(c.book.monitoring is not None for c in projects.values()) else ""
@@ -233,9 +241,6 @@ def _show_bought(
     since: str, since_ms: int, job: str | None, limit: int | None, *, as_json: bool, as_csv: bool, config: str | None
 ) -> None:
     from importlib.metadata import entry_points
-
-    from quota.cli.render import render_bought
-    from quota.reports.runs import Bought, stands_out
 
     start_ms = max(0, host_clock() - since_ms)
     with quota.open(config) as session:
@@ -284,11 +289,8 @@ def log(
       quota log --method search.list --json | jq -r .id
       quota log --refused --limit 5
     """
-    from quota.cli.render import Wanted, print_charges, print_refusals
-
     since_ms = duration_ms("--since", since)
-    with quota.open(config) as session:
-        say_built_in(session, err=as_json or as_csv)
+    with opened(config, err=as_json or as_csv) as session:
         chosen = projects_of(session, credential)
         projects = [session.project(c.name) for c in chosen.values()]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
@@ -321,17 +323,11 @@ def explain(
       quota explain $(quota log --json | tail -n 1 | jq -r .id)
       quota explain --json | jq '.admits'
     """
-    from quota.cli.render import render_parts
-    from quota.explain.charge import explain_charge
-    from quota.explain.refusal import explain_refusal
-    from quota.wording import charge_parts, refusal_parts
-
     if charge_id is not None and (last or job is not None):
         raise click.UsageError(
             f"ID explains a charge, and {'--last' if job is None else '--job'} a refusal; leave one out"
         )
-    with quota.open(config) as session:
-        say_built_in(session, err=as_json)
+    with opened(config, err=as_json) as session:
         if charge_id is not None:
             charge = explain_charge(session, charge_id, credential)
             data, text = charge.as_json(), render_parts(charge_parts(charge))
@@ -352,9 +348,10 @@ def explain(
 @click.command()
 @click.argument("bucket")
 @click.option("--because", required=True, metavar="TEXT", help="Why upstream will admit calls again.")
+@dry_run_option
 @credential_option
 @config_option
-def reopen(bucket: str, because: str, credential: str | None, config: str | None) -> None:
+def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, config: str | None) -> None:
     """Open a bucket that upstream reported as used up.
 
     `quota status` shows your reason until upstream reports the bucket again. If the bucket is not closed, the exit
@@ -366,21 +363,20 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     """
     import logging
 
-    from quota.common.redact import redact
-
     reason = one_line(redact(because)).strip()
     if not reason:
         raise click.UsageError("--because needs a reason")
-    with quota.open(config) as session:
-        say_built_in(session, err=False)
-        opened = session.project(credential)
-        project = opened.name
-        lifted = opened.state.reopen(bucket, reason)
-        closed = [x.bucket for x in opened.state.facts().exhaustions if not x.reopened_ms]
+    with opened(config, err=False) as session:
+        project = session.project(credential)
+        closed = [x.bucket for x in project.state.facts().exhaustions if not x.reopened_ms]
+        lifted = bucket in closed if dry_run else project.state.reopen(bucket, reason)
     if not lifted:
         raise QuotaError(
-            f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(closed) or 'none'}"
+            f"bucket {show(bucket)} of project {project.name!r} is not closed; closed: {', '.join(closed) or 'none'}"
         )
-    reopened = line("bucket_reopened", project=project, bucket=bucket, because=reason)
+    if dry_run:
+        say(f"bucket {bucket} of project {project.name} would be open again: {reason}")
+        return
+    reopened = line("bucket_reopened", project=project.name, bucket=bucket, because=reason)
     logging.getLogger("quota").info("%s", reopened)
-    say(f"bucket {bucket} of project {project} is open again: {reason}")
+    say(f"bucket {bucket} of project {project.name} is open again: {reason}")

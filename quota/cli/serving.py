@@ -36,8 +36,7 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
       quota dashboard --listen 127.0.0.1:9000 --config /etc/quota.toml
       ssh -L 8770:127.0.0.1:8770 the-server     # to read it from elsewhere
     """
-    from quota.web.lifecycle import address_of, listen, require_web, serve
-    from quota.web.protection import names_of
+    from quota.web.serving import address_of, listen, names_of, require_web, serve
 
     host, port = listen_at
     if not is_loopback(host):
@@ -81,8 +80,7 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
       quota proxy --unix /run/quota/proxy.sock
     """
     from quota.settings.references import read_key
-    from quota.web.lifecycle import address_of, listen, listening_at, require_web, serve
-    from quota.web.protection import names_of
+    from quota.web.serving import address_of, listen, listening_at, names_of, require_web, serve
 
     if listen_at is not None and unix is not None:
         raise click.UsageError("--listen and --unix cannot be combined: leave one out")

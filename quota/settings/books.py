@@ -1,42 +1,21 @@
 """Reads cost books from TOML: the prices of calls, upstream's quotas, and how to read the API's requests and answers.
 
-The models are `quota.terms.costs` and `quota.terms.api`. This module first defines the tables, then parses them.
+The models are `quota.terms.costs` and `quota.terms.api`; `quota.settings.tables` has the tables.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, ClassVar, cast, get_args
+from typing import cast
 
 from quota.common.files import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
-from quota.rules.calls import MAX_CHARGE_UNITS
-from quota.settings.tables import SCOPE, WindowKind
-from quota.settings.toml import (
-    Apart,
-    Day,
-    Either,
-    Keys,
-    Kind,
-    Label,
-    Name,
-    Named,
-    Rows,
-    Span,
-    Table,
-    Text,
-    Texts,
-    TomlTable,
-    Values,
-    Whole,
-    parse_toml,
-    read_toml,
-)
+from quota.settings.tables import BOOK, DATED, LEVEL, QUOTA
+from quota.settings.toml import Label, TomlTable, parse_toml, read_toml
 from quota.terms.api import (
     GOOGLES_KEY,
     VERBS,
@@ -44,25 +23,17 @@ from quota.terms.api import (
     ClosedRule,
     Field,
     Figure,
-    Form,
-    Hosts,
     KeyPlace,
     LevelRule,
     Match,
-    Refill,
     Reserve,
     Route,
     Used,
 )
-from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
+from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
 from quota.terms.limits import Calendar
 
-MAX_WINDOWS = 10
-"""The most windows in which upstream counts one bucket."""
-
 MAX_ROUTES = 1_000
-MAX_RULES = 100
-MAX_PATTERN_LENGTH = 200
 
 
 def load_book(name: str, folder: Path | None = None) -> CostBook:
@@ -71,7 +42,7 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
     A relative file name is relative to `folder` (default: the working folder).
     Raises ConfigError for an unknown name or a file that is not a cost book.
     """
-    return _book(*_tables(name, folder))
+    return book_of(*_tables(name, folder))
 
 
 def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str]:
@@ -88,16 +59,11 @@ def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str
 
 def book_tables(name: str) -> dict[str, object]:
     """The tables of a book's file, with dates as text, for programs in other languages. Raises as `load_book` does."""
+    import json  # late: few processes need it
+
     load_book(name)
-    return cast("dict[str, object]", _plain(_tables(name, None)[0]))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value.isoformat() if isinstance(value, date) else value
+    tables, _, _ = _tables(name, None)
+    return cast("dict[str, object]", json.loads(json.dumps(tables, default=lambda day: day.isoformat())))
 
 
 def book_names() -> list[str]:
@@ -105,192 +71,12 @@ def book_names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in list_names("quota.config", "costs") if name.endswith(".toml"))
 
 
-def parse_book(text: str, name: str) -> CostBook:
-    """A cost book from TOML text. `name` is the book's name, also in messages. Raises ConfigError."""
-    return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
-
-
-# -- kinds of values in a book -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Host(Text):
-    """A host of the API."""
-
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
-        with table.blamed(key, index):
-            Hosts(text)
-        return text
-
-
-@dataclass(frozen=True)
-class _JsonPointer(Text):
-    """A place in a JSON document."""
-
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
-        if not text.startswith("/") or re.search(r"~(?![01])", text):
-            raise table.error(f'{show(text)} is no JSON pointer; write for example "/errors/0/code"', key, index)
-        return tuple(part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/"))
-
-
-@dataclass(frozen=True)
-class _FieldKind(Kind):
-    """Where an answer has a figure: a header's name, or `{ header | json, pattern, as }`.
-
-    `groups` are the names that a pattern's groups may have (default: the key). A `time` also needs its form, `as`.
-    """
-
-    _: KW_ONLY
-    groups: tuple[str, ...] = ()
-    time: bool = False
-    of_type: ClassVar[type[Any]] = dict
-
-    def read(self, table: TomlTable, key: str) -> Any:
-        value, forms = table.value(key), get_args(Form)
-        row = table.inner({"header": value} if isinstance(value, str) else value, key, _FIELD)
-        header = row.read("header") or ""
-        if bool(header) == ("json" in row):
-            raise row.error('give either a header or a place in the answer, such as { json = "/usage/total" }')
-        if header and not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", header):
-            raise row.error(f"{show(header)} is not the name of a header", "" if isinstance(value, str) else "header")
-        if self.time and "as" not in row:
-            raise row.error(f'give the form of the time, for example as = "epoch"; {nearest(None, forms)}')
-        if "as" in row and not self.time:
-            raise row.error("is only for times, such as `reset`; remove it", "as")
-        form, pointer = row.read("as"), row.read("json")
-        return Field(header.lower(), pointer, _pattern(row, self.groups or (key,)) if "pattern" in row else None, form)
-
-
-@dataclass(frozen=True)
-class _Lasting(_FieldKind):
-    """Where an answer says when a bucket opens again: a time, or how fast the bucket refills."""
-
-    def read(self, table: TomlTable, key: str) -> Any:
-        if "asked" not in table.value(key):
-            return super().read(table, key)
-        row = table.inner(table.value(key), key, _REFILL)
-        return Refill(*map(row.read, Refill._fields))
-
-
-_PART_KEYS = ("units", "bucket", "reserve")
-
-
-def _part_keys(least: int) -> dict[str, Kind]:
-    """The keys of a price in one bucket. A price has at `least` this many units."""
-    return {
-        "units": Whole(minimum=least, required=True),
-        "bucket": Text(),
-        "reserve": Table(
-            keys=Keys(
-                {
-                    "json": _JsonPointer(),
-                    "default": Whole(maximum=MAX_CHARGE_UNITS, required=True),
-                    "bytes_per_unit": Whole(),
-                }
-            )
-        ),
-    }
-
-
-def _cost(least: int) -> Kind:
-    """A price: a number in the first bucket, a table for another bucket, or a list of tables."""
-    rows = Rows(keys=Keys(_part_keys(1)), most=MAX_PARTS, says=f"one call is charged to at most {MAX_PARTS} buckets")
-    return Either(kinds=(Table(keys=Keys(_part_keys(least))), rows, Whole(minimum=least)), required=True)
-
-
-def _inside(key: str, others: tuple[str, ...]) -> Apart:
-    """The others belong in the rows of a key, and not beside it."""
-    return Apart(key, others, f"cannot be combined with {key}; put it into each row of {key}", at_other=True)
-
-
-def _word() -> Text:
-    """A name that becomes part of a Cloud Monitoring filter."""
-    says = "{text}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
-    return Text(pattern=r"[A-Za-z0-9._/-]{1,128}", says=says, required=True)
-
-
-# -- the tables of a book ----------------------------------------------------------------------------------------------
-
-_QUOTA = {"quota": Whole(required=True), "resets": WindowKind(required=True)}
-_BUCKET = Keys(
-    {
-        **_QUOTA,
-        "windows": Rows(keys=Keys(_QUOTA), most=MAX_WINDOWS, says=f"a bucket has at most {MAX_WINDOWS} windows"),
-    },
-    _inside("windows", tuple(_QUOTA)),
-)
-_DATED_PRICE = Keys(
-    {**_part_keys(0), "parts": _cost(0), "since": Day()},
-    _inside("parts", _PART_KEYS),
-)
-_DATED = Keys({**_part_keys(0), "prices": Rows(keys=_DATED_PRICE)}, _inside("prices", _PART_KEYS))
-_MONITORING = Keys(
-    {
-        "service": _word(),
-        "buckets": Named(keys=Keys({"metric": _word(), "limit": _word()}), names=Text(), required=True),
-        "resources": Values(each=Label(), empty=True),
-    }
-)
-
-_HEADER = Text(pattern=r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", says="1 to 64 characters that a header's name may have")
-_FIELD = Keys(
-    {"header": Text(blank=True), "json": _JsonPointer(), "pattern": Text(), "as": Text(choices=get_args(Form))}
-)
-_REFILL = Keys(dict.fromkeys(Refill._fields, _JsonPointer(required=True)))
-_MATCH = {"status": Whole(minimum=100, maximum=599), "body": Text(blank=True), "json": _JsonPointer(), "is": Kind()}
-_LEVEL = {
-    "remaining": _FieldKind(groups=("remaining", "used", "limit"), required=True),
-    "limit": _FieldKind(),
-    "reset": _FieldKind(time=True),
-}
-_FIGURE = {
-    "json": Either(kinds=(Texts(each=_JsonPointer()), _JsonPointer()), required=True),
-    "default": Whole(minimum=0),
-}
-_CLOSED = {"bucket": Text(blank=True), "lasts": Either(kinds=(_Lasting(time=True), Span()))}
-
-
-def _rules(keys: Mapping[str, Kind]) -> Rows:
-    return Rows(keys=Keys(keys), most=MAX_RULES, says=f"{{count:,}} rules; {MAX_RULES} are the most")
-
-
-_ANSWERS = Keys(
-    {
-        **_LEVEL,
-        "bucket": _FieldKind(),
-        "levels": _rules({**_LEVEL, "bucket": Text(required=True)}),
-        "units": Either(kinds=(_rules(_FIGURE), _FieldKind())),
-        "free": _rules(_MATCH),
-        "closed": _rules({**_MATCH, **_CLOSED}),
-    }
-)
-
-_BOOK = Keys(
-    {
-        "api": Label(required=True),
-        "source": Text(required=True),
-        "read_on": Day(required=True),
-        "retention": Span(),
-        "buckets": Named(keys=_BUCKET, names=Name(), required=True),
-        "default": Table(keys=Keys({"get": _cost(1), "other": _cost(1)}), required=True),
-        "methods": Values(each=_cost(0), required=True),
-        "pools": Named(keys=Keys({"marks": Texts(), "methods": Texts()}), names=Name()),
-        "probe": Table(keys=Keys({"method": Text(required=True), "parameters": Table(empty=True)})),
-        "monitoring": Table(keys=_MONITORING),
-        "hosts": Texts(each=_Host()),
-        "key": Table(keys=Keys(dict.fromkeys(("header", "scheme", "query"), _HEADER))),
-        "scopes": Texts(each=SCOPE),
-        "routes": Table(empty=True),
-        "answers": Table(keys=_ANSWERS),
-    }
-)
-
-
 # -- prices ------------------------------------------------------------------------------------------------------------
 
 
-def _book(data: dict[str, object], name: str, source: str) -> CostBook:
-    root = TomlTable(data, source, keys=_BOOK, places={"window": "a cost book calls it 'resets'"})
+def book_of(data: dict[str, object], name: str, source: str) -> CostBook:
+    """The cost book in these tables. Messages call it `source`. Raises ConfigError."""
+    root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets'"})
     buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").items()}
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
@@ -301,9 +87,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
     pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").items())
     book = CostBook(
         name=name,
-        api=root.read("api"),
-        source=root.read("source"),
-        read_on=root.read("read_on"),
+        **root.members("api source read_on"),
         retention_ms=root.read("retention"),
         buckets=buckets,
         methods=methods,
@@ -324,10 +108,10 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
 def _quotas(row: TomlTable) -> tuple[Quota, ...]:
     """Upstream's quotas of a bucket: `quota` and `resets`, or several such rows in `windows`."""
     if "windows" not in row:
-        return (Quota(row.read("quota"), row.read("resets")),)
+        return (Quota(*map(row.read, QUOTA)),)
     quotas: list[Quota] = []
     for window in row.read("windows"):
-        quota = Quota(window.read("quota"), window.read("resets"))
+        quota = Quota(*map(window.read, QUOTA))
         if any(quota.window == earlier.window for earlier in quotas):
             raise window.error("this window is listed twice; keep the smaller quota", "resets")
         quotas.append(quota)
@@ -346,7 +130,7 @@ def _prices(table: TomlTable, method: str, buckets: Mapping[str, Bucket], value:
     if not (isinstance(value, dict) and "prices" in value):
         return [Price(_parts(table.read(method), buckets))]
     prices: list[Price] = []
-    for row in table.inner(value, method, _DATED).read("prices"):
+    for row in table.inner(value, method, DATED).read("prices"):
         cost = row.read("parts") if "parts" in row else row
         price = Price(_parts(cost, buckets), row.read("since") or date.min)
         if prices and price.since <= prices[-1].since:
@@ -380,9 +164,7 @@ def _part(row: TomlTable, buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
         if "units" in row:
             raise row.error("cannot be combined with reserve, which says how many units a call may cost", "units")
         bound = row.read("reserve")
-        reserve = Reserve(
-            default=bound.read("default"), pointer=bound.read("json"), bytes_per_unit=bound.read("bytes_per_unit")
-        )
+        reserve = Reserve(pointer=bound.read("json"), **bound.members("default bytes_per_unit"))
         return (Part(bucket, reserve.default, reserve),)
     units = row.read("units")
     return (Part(bucket, units),) if units else ()
@@ -467,7 +249,7 @@ def _route(table: TomlTable, key: str, method: str) -> Route:
         wrong = "{x} matches one segment"
     if wrong:
         raise table.error(f'{wrong}; write for example "GET /users/{{id}}" or "POST /search/**"', key)
-    return Route(verb, path, method)
+    return Route.of(verb, path, method)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -475,7 +257,7 @@ def _route(table: TomlTable, key: str, method: str) -> Route:
 
 def _answers(table: TomlTable, buckets: Collection[str], pools: Iterable[Pool]) -> AnswerRules:
     levels = [_level(table, table.read("bucket"))] if "remaining" in table else []
-    for key in (*_LEVEL, "bucket"):
+    for key in (*LEVEL, "bucket"):
         if key in table and not levels:
             raise table.error("has no effect without `remaining`; add the header that says what remains", key)
     levels += [_level(row, row.choose("bucket", buckets)) for row in table.read("levels")]
@@ -531,34 +313,3 @@ def _match(row: TomlTable) -> Match:
     if not isinstance(value, str | int | None):
         raise row.error("write a text, a whole number, true or false", "is")
     return Match(status, (body or "").lower(), pointer, value)
-
-
-_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?:|(?:[*+?]|\{[0-9,]+\})[+?]?|.", re.DOTALL)
-
-
-def _pattern(row: TomlTable, groups: tuple[str, ...]) -> re.Pattern[str]:
-    """The pattern, with every repeat possessive: it never backtracks, so no text takes long."""
-    text = row.read("pattern")
-    if len(text) > MAX_PATTERN_LENGTH:
-        raise row.error(f"longer than {MAX_PATTERN_LENGTH} characters", "pattern")
-    parts = _PART.findall(text)
-    for number, part in enumerate(parts):
-        if not re.fullmatch(r"[*+?][?+]?|\{[0-9,]+\}[?+]?", part):
-            continue
-        before = parts[number - 1] if number else ""
-        if before == ")" and part != "?":
-            raise row.error("a group cannot be repeated; repeat characters, as in [0-9]+", "pattern")
-        if before == "." and part != "?" and number + 1 < len(parts):
-            raise row.error("a repeated . matches all that follows; name the characters, as in [0-9]+", "pattern")
-        if before != ")":
-            parts[number] = f"{part.rstrip('?+') or part[0]}+"
-    try:
-        pattern = re.compile("".join(parts), re.ASCII)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise row.error(f"not a pattern: {error}", "pattern") from None
-    for name in pattern.groupindex:
-        if name not in groups:
-            raise row.error(f"there is no group {show(name)} here; {nearest(name, groups)}", "pattern")
-    if not pattern.groupindex:
-        raise row.error(f"the pattern needs a group, (?P<{groups[0]}>[0-9]+) for example", "pattern")
-    return pattern

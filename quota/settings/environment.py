@@ -65,7 +65,7 @@ def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: 
     """The key or index of a segment, its kind and its path."""
     if isinstance(kind, Either):
         kind = next((inner for inner in kind.kinds if isinstance(inner, Table)), kind)
-    if isinstance(kind, Rows) and kind.keys is not None and "name" in kind.keys and segment:
+    if isinstance(kind, Rows) and "name" in kind.keys and segment:
         rows = [row.get("name") if isinstance(row, dict) else None for row in into]
         index = next((index for index, name in enumerate(rows) if _meant(segment, name)), len(rows))
         if index == len(rows):
@@ -74,7 +74,7 @@ def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: 
     if isinstance(kind, Named | Values) and segment:
         key = next((name for name in into if _meant(segment, name)), segment.lower())
         return key, Table(keys=kind.keys) if isinstance(kind, Named) else kind.each, dotted(path, key)
-    keys = kind.keys if type(kind) is Table and kind.keys is not None else Keys({})
+    keys = kind.keys if type(kind) is Table else Keys({})
     key = segment.lower()
     if key in keys:
         return key, keys[key], dotted(path, key)

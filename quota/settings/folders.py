@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from platformdirs import user_state_path
-
 from quota.common.files import doubt_at, make_folder
 from quota.common.text import one_line
 from quota.errors import ConfigError
@@ -21,7 +19,12 @@ def state_folder() -> Path:
     """
     named = os.environ.get("QUOTA_STATE_DIR")
     try:
-        folder = Path(named).absolute() if named else user_state_path("quota-ledger").expanduser()
+        if named:
+            folder = Path(named).absolute()
+        else:
+            from platformdirs import user_state_path  # late: it takes 8 ms
+
+            folder = user_state_path("quota-ledger").expanduser()
     except RuntimeError as error:
         raise ConfigError(f"this user has no home for a state folder; {REMEDY}") from error
     except FileNotFoundError as error:

@@ -51,12 +51,6 @@ def share_of(units: int, percent: int) -> int:
     return min(-(-units * percent // 100), units - 1)
 
 
-def headroom_of(limit: Limit, book: CostBook) -> int:
-    """The part of upstream's quota that a limit leaves unused: its headroom, or the gap to the cost book's quota."""
-    quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
-    return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
-
-
 def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     """Whether a limit counts every call charged to a bucket, whoever makes it."""
     selector = limit.view.selector
@@ -74,12 +68,15 @@ def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
 
 def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> list[tuple[int, Limit]]:
     """The headroom of each limit that covers a bucket and counts calls of up to `max_cost_units`: calls that the ledger
-    does not see must fit into it."""
-    return [
-        (headroom_of(limit, book), limit)
-        for limit in limits
-        if book.least_units(limit.view.selector) <= max_cost_units and any(covers(limit, b, book) for b in book.buckets)
-    ]
+    does not see must fit into it. It is the part of upstream's quota that the limit leaves unused: its own headroom, or
+    the gap to the cost book's quota."""
+    rows = []
+    for limit in limits:
+        selector = limit.view.selector
+        if book.least_units(selector) <= max_cost_units and any(covers(limit, name, book) for name in book.buckets):
+            granted = min([book.buckets[name].quota_units for name in selector.buckets], default=0)
+            rows.append((max(limit.headroom_units, granted - limit.limit_units), limit))
+    return rows
 
 
 def _windows_of(window: Window) -> list[tuple[str, Window]]:
@@ -87,13 +84,9 @@ def _windows_of(window: Window) -> list[tuple[str, Window]]:
     if isinstance(window, Sliding):
         return [(_SPAN_NAMES.get(window.window_ms, window.name), window)]
     sliding = Sliding(PERIOD_MS[window.period])
-    return [(window.period, sliding), (f"{_zone_name(window.zone)}-{window.kind}", window)]
-
-
-def _zone_name(zone: str) -> str:
-    if zone == "America/Los_Angeles":
-        return "pacific"
-    return zone.rpartition("/")[2].lower().replace("_", "-")
+    city = window.zone.rpartition("/")[2].lower().replace("_", "-")
+    zone = "pacific" if window.zone == "America/Los_Angeles" else city
+    return [(window.period, sliding), (f"{zone}-{window.kind}", window)]
 
 
 def as_written(window: Window) -> str:

@@ -35,10 +35,8 @@ from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
 def lint(settings: Settings) -> list[Finding]:
     """All findings about these settings, by today's prices: errors first, otherwise in the file's order."""
     books = {id(c.book): c.book for c in settings.credentials.values()}
-    today = {key: book.at(host_clock()) for key, book in books.items()}
-    settings = replace(
-        settings, credentials={name: replace(c, book=today[id(c.book)]) for name, c in settings.credentials.items()}
-    )
+    credentials = {name: c._replace(book=c.book.at(host_clock())) for name, c in settings.credentials.items()}
+    settings = settings._replace(credentials=credentials)
     findings = [
         *_opening(settings.ledger.url),
         *_ledger(settings),

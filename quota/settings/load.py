@@ -17,11 +17,8 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from platformdirs import user_config_path
 
 from quota.common.clock import host_clock
 from quota.common.files import doubt_of_path, read_text
@@ -71,6 +68,8 @@ def find_config(named: str | Path | None = None) -> Path | None:
     here = Path("quota.toml")
     if os.path.lexists(here):
         return here
+    from platformdirs import user_config_path  # late: it takes 8 ms
+
     with suppress(RuntimeError):  # this user may have no home
         users = user_config_path("quota-ledger").expanduser() / "quota.toml"
         return users if os.path.lexists(users) else None
@@ -302,7 +301,7 @@ def _credentials(root: TomlTable, folder: Path) -> dict[str, CredentialSettings]
     # A credential without limits has the limits of its project, which may come later in the file.
     for name, credential in credentials.items():
         if (first := limited.get(credential.project, name)) != name:
-            credentials[name] = replace(credential, limits=credentials[first].limits, limited_by=first)
+            credentials[name] = credential._replace(limits=credentials[first].limits, limited_by=first)
     return credentials
 
 
@@ -402,20 +401,16 @@ def _job(
         name=name,
         credential=credential,
         fetch=fetch,
-        regions=row.read("regions"),
-        pages=row.read("pages"),
+        **row.members("regions pages"),
         schedule=None,
         stagger_ms=0,
         misfire_grace_ms=grace_ms,
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},
         options=_options(row.read("options")),
-        max_body_mb=row.read("max_body_mb"),
-        max_answer_s=row.read("max_answer_s"),
-        max_items=row.read("max_items"),
+        **row.members("max_body_mb max_answer_s max_items"),
         on_each_machine=row.read("machines") == "each",
         ping_ref=reference(row, folder, "ping") if "ping" in row else None,
-        insecure_endpoint=row.read("insecure_endpoint"),
-        max_units=row.read("max_units"),
+        **row.members("insecure_endpoint max_units"),
         tables=_tables(row),
         sink=row.read("sink") or "",
     )
@@ -457,7 +452,7 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
             f"{format_duration(spread_ms)}, {then}",
             "stagger",
         )
-    return replace(job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms)
+    return job._replace(schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms)
 
 
 def _leave(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -81,8 +81,7 @@ OnRefusal = Literal["error", "429"]
 """What an instrumented program gets for a refused call: an error of its library, or an answer of 429."""
 
 
-@dataclass(frozen=True)
-class CredentialSettings:
+class CredentialSettings(NamedTuple):
     """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls without a
     key (`adc`, `service-account:PATH`, `authorized-user:PATH`, `bearer:env:NAME`). Both are None for the emulator.
 
@@ -136,8 +135,7 @@ class TableSettings(NamedTuple):
     history: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class JobSettings:
+class JobSettings(NamedTuple):
     """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
 
     Without `regions` the job makes one pass without a region. `schedule` is a cron line on the wall clock of
@@ -170,7 +168,7 @@ class JobSettings:
     ping_ref: str | None = None
     insecure_endpoint: bool = False
     max_units: int | None = None
-    tables: Mapping[str, TableSettings] = field(default_factory=dict)
+    tables: Mapping[str, TableSettings] = MappingProxyType({})
     sink: str = ""
 
 
@@ -202,8 +200,7 @@ class NotifySettings(NamedTuple):
     insecure_endpoint: bool = False
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
     `inbound` is the table of that name as the file has it: `quota.inbound` reads it. `variables` has the environment
@@ -218,7 +215,7 @@ class Settings:
     textfile: str | None = None
     notify: NotifySettings | None = None
     inbound: Mapping[str, Any] | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = MappingProxyType({})
     called: str = BUILT_IN
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from quota.settings.load import read_config, settings_of
 from quota.settings.model import Settings
 from quota.settings.references import is_reference
 from quota.settings.tables import CALENDAR, ROOT
-from quota.settings.toml import Either, Keys, Kind, Named, Needs, Rows, Table, Text, Values, dotted, in_toml
+from quota.settings.toml import Either, Keys, Kind, Needs, Table, Text, Values, dotted, in_toml
 
 MAX_LINES = 500
 """A longer value is shown without its line."""
@@ -46,10 +46,10 @@ def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
     settings = settings_of(tables)
     lines = lines_of(tables.text)
     rows: list[Origin] = []
-    for key, value in _values(ROOT, tables.data, ""):
+    for key, value, is_default in _values(ROOT, tables.data, ""):
         variable = next((tables.variables[path] for path in _above(key) if path in tables.variables), None)
-        if isinstance(value, _Default):
-            rows.append(Origin(key, value.value, "default"))
+        if is_default:
+            rows.append(Origin(key, value, "default"))
         elif variable is not None:
             rows.append(Origin(key, value, "environment", variable))
         else:
@@ -74,43 +74,35 @@ def _computed(settings: Settings) -> Iterator[Origin]:
                 yield Origin(f"{path}.limits[{index}].{key}", value, "cost book", f"cost book {credential.api}")
 
 
-class _Default(NamedTuple):
-    value: Any
-
-
-def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any, bool]]:
+    """The path and the value of each key in a table, and whether it is the default."""
     for key, kind in keys.items():
         at = dotted(path, key)
         if key in data:
             yield from _of(kind, data[key], at)
-        elif isinstance(kind, Table) and kind.empty and kind.keys is not None:
+        elif isinstance(kind, Table) and kind.empty:
             yield from _values(kind.keys, {}, at)
         elif keys is not CALENDAR and (default := kind.schema().get("default")) is not None:
             needed = next((rule.needed for rule in keys.rules if isinstance(rule, Needs) and key in rule.keys), None)
             if needed is None or needed in data:
-                yield at, _Default(default)
+                yield at, default, True
     for key in data:
         if key not in keys:  # of [inbound]: a rule
             yield from _of(keys.others, data[key], dotted(path, key))
 
 
-def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
     """The values inside one value."""
     if isinstance(kind, Either):
-        kind = next((inner for inner in kind.kinds if type(value) is inner.of_type), kind)
-    if isinstance(kind, Rows) and kind.keys is not None:
-        for index, row in enumerate(value):
-            yield from _values(kind.keys, row, f"{path}[{index}]")
-    elif isinstance(kind, Named) and kind.keys is not None:
-        for name, row in value.items():
-            yield from _values(kind.keys, row, dotted(path, name))
-    elif isinstance(kind, Values):
+        kind = kind.kind_of(value)
+    if isinstance(kind, Values):
         for name, inner in value.items():
-            yield dotted(path, name), _redacted(inner)
-    elif isinstance(kind, Table) and kind.keys is not None:
-        yield from _values(kind.keys, value, path)
+            yield dotted(path, name), _redacted(inner), False
+    elif isinstance(kind, Table):
+        for at, keys, row in kind.tables(value, path):
+            yield from _values(keys, row, at)
     else:
-        yield path, _shown(kind, value)
+        yield path, _shown(kind, value), False
 
 
 def _redacted(value: Any) -> Any:

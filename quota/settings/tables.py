@@ -1,15 +1,18 @@
-"""Every table of the configuration: its keys, what each may hold, and what it means.
+"""Every table of the configuration and of a cost book: its keys, what each may hold, and what it means.
 
-The reader, the JSON Schema, `quota check --show` and the variables `QUOTA__...` use these tables.
+The reader, the JSON Schema, `quota check --show` and the variables `QUOTA__...` use the tables of the configuration.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, get_args
 
+from quota.common.text import nearest, show
+from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.settings.model import (
     BUILT_IN_FETCHES,
     DEFAULT_MAX_ANSWER_S,
@@ -20,6 +23,7 @@ from quota.settings.model import (
 )
 from quota.settings.toml import (
     Apart,
+    Day,
     Either,
     Flag,
     Keys,
@@ -39,6 +43,8 @@ from quota.settings.toml import (
     Whole,
     schema_of,
 )
+from quota.terms.api import Field, Form, Hosts, Refill
+from quota.terms.costs import MAX_PARTS
 from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
@@ -108,7 +114,7 @@ CALENDAR = Keys(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class WindowKind(Either):
     """A duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`. A month may have the `day`
     on which it begins, a week the weekday on which it `starts`."""
@@ -165,7 +171,7 @@ NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Go
 NO_ADDRESS = "not an address such as http://127.0.0.1:8765, without user, query or fragment"
 CREDENTIAL = Keys(
     {
-        "api": Text("The cost book: a shipped one by name, or the path of a book.toml.", required=True),
+        "api": Text("The name of a shipped cost book, or the path of a book.toml.", required=True),
         "project": Name("Upstream counts by project: keys of one project share one budget."),
         "key": Text('Where the key is: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
         "endpoint": Text(
@@ -270,7 +276,7 @@ STORE = Keys(
 NOTIFY = Keys(
     {
         "command": Texts("A command that reads JSON, with its arguments.", several=True),
-        "url": Text('An address that gets it: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
+        "url": Text('An address that gets the JSON: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
         "stale": Span("A message reports a region whose last complete pass, or else the job's first run, is older."),
         "insecure_endpoint": Flag("The address may be an http:// address on another machine."),
     },
@@ -282,7 +288,7 @@ NOTIFY = Keys(
 
 _MISSING = "missing; the key is required"
 _INBOUND_LIMIT = {
-    "limit": Whole("How many, within the window."),
+    "limit": Whole("How many requests, within the window."),
     "window": Span("The window, in whole seconds."),
     "burst": Whole("With gcra: how many requests may come at once.", default=0),
 }
@@ -293,7 +299,7 @@ INBOUND_RULE = Keys(
         **_INBOUND_LIMIT,
         "limits": Rows("Several limits at once.", Keys(_INBOUND_LIMIT, Some((("window", "limit"),), _MISSING))),
         "algorithm": Text("How it counts.", choices=("counter", "gcra", "log"), default="counter"),
-        "cost": Whole("What one request counts.", default=1),
+        "cost": Whole("How many units one request counts.", default=1),
         "fail": Text("What happens while the storage does not answer.", choices=("open", "closed"), default="open"),
         "shadow": Flag("Count and never refuse."),
         "count_rejected": Flag("A refused request counts, too."),
@@ -315,7 +321,7 @@ INBOUND = Keys(
         "x_fields": Flag("Answers have the X-RateLimit-* fields, too."),
     },
     _SERVER,
-    others=Table("A rule; the first that matches counts a request.", INBOUND_RULE),
+    others=Table("A rule. The first rule that matches a request counts it.", INBOUND_RULE),
 )
 
 
@@ -340,6 +346,10 @@ ROOT = Keys(
 )
 
 
+OPTIONS = ("category", "channels", "ids", "order", "published_after", "videos", "words")
+"""The options of the built-in jobs."""
+
+
 def _places() -> Mapping[str, str]:
     """A hint for each key that only one sort of table has: where it belongs."""
     tables = {
@@ -351,7 +361,7 @@ def _places() -> Mapping[str, str]:
         "[store]": STORE,
         "[notify]": NOTIFY,
     }
-    places_of: dict[str, list[str]] = {}
+    places_of = {key: ["[jobs.NAME.options]"] for key in OPTIONS}
     for place, keys in tables.items():
         for key in keys:
             places_of.setdefault(key, []).append(place)
@@ -371,3 +381,212 @@ def json_schema() -> str:
         **schema_of(ROOT),
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+# -- cost books: kinds of values ---------------------------------------------------------------------------------------
+
+
+class _Host(Text):
+    """A host of the API."""
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        with table.blamed(key, index):
+            Hosts(text)
+        return text
+
+
+class _JsonPointer(Text):
+    """A place in a JSON document."""
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        if not text.startswith("/") or re.search(r"~(?![01])", text):
+            raise table.error(f'{show(text)} is no JSON pointer; write for example "/errors/0/code"', key, index)
+        return tuple(part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/"))
+
+
+@dataclass(eq=False, repr=False)
+class _FieldKind(Kind):
+    """Where an answer has a figure: a header's name, or `{ header | json, pattern, as }`.
+
+    `groups` are the names that a pattern's groups may have (default: the key). A `time` also needs its form, `as`.
+    """
+
+    _: KW_ONLY
+    groups: tuple[str, ...] = ()
+    time: bool = False
+    of_type: ClassVar[type[Any]] = dict
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        value, forms = table.value(key), get_args(Form)
+        row = table.inner({"header": value} if isinstance(value, str) else value, key, _FIELD)
+        header = row.read("header") or ""
+        if bool(header) == ("json" in row):
+            raise row.error('give either a header or a place in the answer, such as { json = "/usage/total" }')
+        if header and not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", header):
+            raise row.error(f"{show(header)} is not the name of a header", "" if isinstance(value, str) else "header")
+        if self.time and "as" not in row:
+            raise row.error(f'give the form of the time, for example as = "epoch"; {nearest(None, forms)}')
+        if "as" in row and not self.time:
+            raise row.error("is only for times, such as `reset`; remove it", "as")
+        form, pointer = row.read("as"), row.read("json")
+        return Field(header.lower(), pointer, _pattern(row, self.groups or (key,)) if "pattern" in row else None, form)
+
+
+_PART = r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?:|(?:[*+?]|\{[0-9,]+\})[+?]?|."
+
+
+MAX_PATTERN_LENGTH = 200
+
+
+def _pattern(row: TomlTable, groups: tuple[str, ...]) -> re.Pattern[str]:
+    """The pattern, with every repeat possessive: it never backtracks, so no text takes long."""
+    text = row.read("pattern")
+    if len(text) > MAX_PATTERN_LENGTH:
+        raise row.error(f"longer than {MAX_PATTERN_LENGTH} characters", "pattern")
+    parts = re.findall(_PART, text)
+    for number, part in enumerate(parts):
+        if not re.fullmatch(r"[*+?][?+]?|\{[0-9,]+\}[?+]?", part):
+            continue
+        before = parts[number - 1] if number else ""
+        if before == ")" and part != "?":
+            raise row.error("a group cannot be repeated; repeat characters, as in [0-9]+", "pattern")
+        if before == "." and part != "?" and number + 1 < len(parts):
+            raise row.error("a repeated . matches all that follows; name the characters, as in [0-9]+", "pattern")
+        if before != ")":
+            parts[number] = f"{part.rstrip('?+') or part[0]}+"
+    try:
+        pattern = re.compile("".join(parts), re.ASCII)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise row.error(f"not a pattern: {error}", "pattern") from None
+    for name in pattern.groupindex:
+        if name not in groups:
+            raise row.error(f"there is no group {show(name)} here; {nearest(name, groups)}", "pattern")
+    if not pattern.groupindex:
+        raise row.error(f"the pattern needs a group, (?P<{groups[0]}>[0-9]+) for example", "pattern")
+    return pattern
+
+
+class _Lasting(_FieldKind):
+    """Where an answer says when a bucket opens again: a time, or how fast the bucket refills."""
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        if "asked" not in table.value(key):
+            return super().read(table, key)
+        row = table.inner(table.value(key), key, _REFILL)
+        return Refill(*map(row.read, Refill._fields))
+
+
+MAX_WINDOWS = 10
+"""The most windows in which upstream counts one bucket."""
+
+MAX_RULES = 100
+
+_PART_KEYS = ("units", "bucket", "reserve")
+_RESERVE = Keys(
+    {"json": _JsonPointer(), "default": Whole(maximum=MAX_CHARGE_UNITS, required=True), "bytes_per_unit": Whole()}
+)
+
+
+def _part_keys(least: int) -> dict[str, Kind]:
+    """The keys of a price in one bucket. A price has at `least` this many units."""
+    return {
+        "units": Whole(minimum=least, required=True),
+        "bucket": Text(),
+        "reserve": Table(keys=_RESERVE),
+    }
+
+
+def _cost(least: int) -> Kind:
+    """A price: a number in the first bucket, a table for another bucket, or a list of tables."""
+    rows = Rows(keys=Keys(_part_keys(1)), most=MAX_PARTS, says=f"one call is charged to at most {MAX_PARTS} buckets")
+    return Either(kinds=(Table(keys=Keys(_part_keys(least))), rows, Whole(minimum=least)), required=True)
+
+
+def _inside(key: str, others: tuple[str, ...]) -> Apart:
+    """The others belong in the rows of a key, and not beside it."""
+    return Apart(key, others, f"cannot be combined with {key}; put it into each row of {key}", at_other=True)
+
+
+_WORD = Text(
+    pattern=r"[A-Za-z0-9._/-]{1,128}",
+    says="{text}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -",
+    required=True,
+)
+"""A name that becomes part of a Cloud Monitoring filter."""
+
+
+# -- cost books: their tables ------------------------------------------------------------------------------------------
+
+QUOTA = {"quota": Whole(required=True), "resets": WindowKind(required=True)}
+_BUCKET = Keys(
+    {
+        **QUOTA,
+        "windows": Rows(keys=Keys(QUOTA), most=MAX_WINDOWS, says=f"a bucket has at most {MAX_WINDOWS} windows"),
+    },
+    _inside("windows", tuple(QUOTA)),
+)
+_DATED_PRICE = Keys(
+    {**_part_keys(0), "parts": _cost(0), "since": Day()},
+    _inside("parts", _PART_KEYS),
+)
+DATED = Keys({**_part_keys(0), "prices": Rows(keys=_DATED_PRICE)}, _inside("prices", _PART_KEYS))
+_MONITORING = Keys(
+    {
+        "service": _WORD,
+        "buckets": Named(keys=Keys({"metric": _WORD, "limit": _WORD}), names=Text(), required=True),
+        "resources": Values(each=Label(), empty=True),
+    }
+)
+
+_HEADER = Text(pattern=r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", says="1 to 64 characters that a header's name may have")
+_FIELD = Keys(
+    {"header": Text(blank=True), "json": _JsonPointer(), "pattern": Text(), "as": Text(choices=get_args(Form))}
+)
+_REFILL = Keys(dict.fromkeys(Refill._fields, _JsonPointer(required=True)))
+_MATCH = {"status": Whole(minimum=100, maximum=599), "body": Text(blank=True), "json": _JsonPointer(), "is": Kind()}
+LEVEL = {
+    "remaining": _FieldKind(groups=("remaining", "used", "limit"), required=True),
+    "limit": _FieldKind(),
+    "reset": _FieldKind(time=True),
+}
+_FIGURE = {
+    "json": Either(kinds=(Texts(each=_JsonPointer()), _JsonPointer()), required=True),
+    "default": Whole(minimum=0),
+}
+_CLOSED = {"bucket": Text(blank=True), "lasts": Either(kinds=(_Lasting(time=True), Span()))}
+
+
+def _rules(keys: Mapping[str, Kind]) -> Rows:
+    return Rows(keys=Keys(keys), most=MAX_RULES, says=f"{{count:,}} rules; {MAX_RULES} are the most")
+
+
+_ANSWERS = Keys(
+    {
+        **LEVEL,
+        "bucket": _FieldKind(),
+        "levels": _rules({**LEVEL, "bucket": Text(required=True)}),
+        "units": Either(kinds=(_rules(_FIGURE), _FieldKind())),
+        "free": _rules(_MATCH),
+        "closed": _rules({**_MATCH, **_CLOSED}),
+    }
+)
+
+BOOK = Keys(
+    {
+        "api": Label(required=True),
+        "source": Text(required=True),
+        "read_on": Day(required=True),
+        "retention": Span(),
+        "buckets": Named(keys=_BUCKET, names=Name(), required=True),
+        "default": Table(keys=Keys({"get": _cost(1), "other": _cost(1)}), required=True),
+        "methods": Values(each=_cost(0), required=True),
+        "pools": Named(keys=Keys({"marks": Texts(), "methods": Texts()}), names=Name()),
+        "probe": Table(keys=Keys({"method": Text(required=True), "parameters": Table(empty=True)})),
+        "monitoring": Table(keys=_MONITORING),
+        "hosts": Texts(each=_Host()),
+        "key": Table(keys=Keys(dict.fromkeys(("header", "scheme", "query"), _HEADER))),
+        "scopes": Texts(each=SCOPE),
+        "routes": Table(empty=True),
+        "answers": Table(keys=_ANSWERS),
+    }
+)

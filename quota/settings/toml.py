@@ -21,11 +21,11 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import date, datetime, time
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from quota.common.files import read_named
 from quota.common.text import listed, nearest, one_line, show
@@ -55,8 +55,80 @@ def dotted(path: str, key: str) -> str:
     return f"{path}.{shown}" if path else shown
 
 
+@dataclass(eq=False, repr=False)
+class Kind:
+    """What a key may hold: any value. `about` describes the key, also in an editor. `default` is the value without the
+    key, as a file would write it; None: no value."""
+
+    about: str = ""
+    _: KW_ONLY
+    default: Any = None
+    required: bool = False
+    of_type: ClassVar[type[Any]] = object
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        """The value at a key of the table. Raises ConfigError."""
+        return table.value(key)
+
+    def absent(self, table: TomlTable, key: str) -> Any:
+        """The value without the key."""
+        return self.default
+
+    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
+        """The tables in a value: the path of each, its possible keys, and its value."""
+        return ()
+
+    def form(self) -> Schema:
+        """The schema without description and default."""
+        return {}
+
+    def schema(self) -> Schema:
+        """The JSON Schema of the value."""
+        description = {"description": self.about} if self.about else {}
+        return description | self.form() | ({} if self.default is None else {"default": self.default})
+
+
+class Rule(Protocol):
+    """A rule about several keys of a table."""
+
+    def check(self, table: TomlTable) -> None: ...
+    def schema(self) -> Schema: ...
+
+
+class Keys(dict[str, Any]):
+    """The keys of one sort of table, with their kinds, and rules about several keys. Further keys have the kind
+    `others`; None: there are no further keys."""
+
+    def __init__(self, kinds: Mapping[str, Kind], *rules: Rule, others: Kind | None = None) -> None:
+        super().__init__(kinds)
+        self.rules = rules
+        self.others = others
+
+    def unknown(self, data: Mapping[str, Any]) -> list[str]:
+        """The keys of a table that it may not have. If further keys name tables, any other value is a misspelt key."""
+        further = [key for key in data if key not in self]
+        if isinstance(self.others, Table):
+            return [key for key in further if not isinstance(data[key], dict)]
+        return further if self.others is None else []
+
+    def with_unknown(self, data: object, path: str = "") -> Iterator[tuple[str, list[str], Keys]]:
+        """Each table with unknown keys, from this table on: its path, these keys, and the keys that it may have."""
+        if not isinstance(data, dict):
+            return
+        if unknown := self.unknown(data):
+            yield path, unknown, self
+        for key in data:
+            for at, keys, inner in self.get(key, self.others or NOTHING).tables(data[key], dotted(path, key)):
+                yield from keys.with_unknown(inner, at)
+
+
+NOTHING = Kind()
+ANY = Keys({}, others=NOTHING)
+"""For a table whose keys are names."""
+
+
 class TomlTable:
-    """One table of a TOML file. It may have only these `keys`; None allows any, for a table whose keys are names.
+    """One table of a TOML file. It may have only these `keys`.
 
     The keys are checked first, so a misspelt key is reported as misspelt, not as missing. `places` has a hint for each
     key that belongs in another table. `variables` has the environment variable of each path that a variable set.
@@ -67,33 +139,32 @@ class TomlTable:
         data: Mapping[str, Any],
         source: str,
         path: str = "",
-        keys: Keys | None = None,
+        keys: Keys = ANY,
         places: Mapping[str, str] = NO_PLACES,
         variables: Mapping[str, str] = NO_PLACES,
     ) -> None:
         self._data = data
         self.source = source
         self.path = path
-        self._keys = Keys({}, others=Kind()) if keys is None else keys
+        self._keys = keys
         self._places = places
         self.variables = variables
-        tables = [] if path else [*_with_unknown(data, self._keys, "")]
-        if len(tables) > 1:
-            named = listed(
-                f"{dotted(at, key)} ({places.get(key) or nearest(key, allowed)})"
-                for at, keys, allowed in tables
-                for key in keys
-            )
-            raise self.error(f"unknown keys: {named}")
-        unknown = _unknown(data, self._keys)
-        hints = [places.get(key) or nearest(key, self._keys) for key in unknown]
-        if len(unknown) == 1:
-            raise self.error(f"unknown key; {hints[0]}", unknown[0])
-        if unknown:
-            named = listed(f"{show(key)} ({hint})" for key, hint in zip(unknown, hints, strict=True))
-            raise self.error(f"unknown keys: {named}")
-        for rule in self._keys.rules:
+        self._check_unknown()
+        for rule in keys.rules:
             rule.check(self)
+
+    def _check_unknown(self) -> None:
+        """Raise ConfigError for unknown keys: of this table, or of all tables if this is the whole file."""
+        rows = [(show(key), key, self._keys) for key in self._keys.unknown(self._data)]
+        tables = [] if self.path else [*self._keys.with_unknown(self._data)]
+        if len(tables) > 1:
+            rows = [(dotted(at, key), key, keys) for at, unknown, keys in tables for key in unknown]
+        hints = ((shown, key, self._places.get(key) or nearest(key, keys)) for shown, key, keys in rows)
+        if len(rows) == 1:
+            _, key, hint = next(hints)
+            raise self.error(f"unknown key; {hint}", key)
+        if rows:
+            raise self.error(f"unknown keys: {listed(f'{shown} ({hint})' for shown, _, hint in hints)}")
 
     def read(self, key: str) -> Any:
         """The value of a key as its kind reads it, or the default. Raises ConfigError."""
@@ -104,6 +175,10 @@ class TomlTable:
         if kind.required:
             self.value(key)
         return kind.absent(self, key)
+
+    def members(self, keys: str) -> dict[str, Any]:
+        """The values of these keys, as `read` gives them. `keys` has a space between two keys."""
+        return {key: self.read(key) for key in keys.split()}
 
     def choose(self, key: str, choices: Iterable[str]) -> Any:
         """The text of a key, which must be one of these choices. Raises ConfigError."""
@@ -125,7 +200,7 @@ class TomlTable:
     def __contains__(self, key: str) -> bool:
         return key in self._data
 
-    def inner(self, value: object, key: str, keys: Keys | None = None, index: int | None = None) -> TomlTable:
+    def inner(self, value: object, key: str, keys: Keys = ANY, index: int | None = None) -> TomlTable:
         """`value`, found at `key`, as a table."""
         if not isinstance(value, dict):
             raise self.type_error(key, value, "a table")
@@ -174,36 +249,7 @@ class TomlTable:
 # -- what a key may hold -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Any value. `about` describes the key, also in an editor. `default` is the value without the key, as a file would
-    write it; None: no value."""
-
-    about: str = ""
-    _: KW_ONLY
-    default: Any = None
-    required: bool = False
-    of_type: ClassVar[type[Any]] = object
-
-    def read(self, table: TomlTable, key: str) -> Any:
-        """The value at a key of the table. Raises ConfigError."""
-        return table.value(key)
-
-    def absent(self, table: TomlTable, key: str) -> Any:
-        """The value without the key."""
-        return self.default
-
-    def form(self) -> Schema:
-        """The schema without description and default."""
-        return {}
-
-    def schema(self) -> Schema:
-        """The JSON Schema of the value."""
-        description = {"description": self.about} if self.about else {}
-        return description | self.form() | ({} if self.default is None else {"default": self.default})
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Text(Kind):
     """A text that is not empty. If it does not match `pattern`, the message is `says`, with the text for {text};
     without `says`, a caller checks the pattern. Nothing shows a `secret`. With `blank`, an empty text reads as None."""
@@ -238,7 +284,7 @@ class Text(Kind):
         return {"type": "string", **({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Name(Text):
     """A name that becomes part of a key in the ledger."""
 
@@ -251,7 +297,7 @@ class Name(Text):
         return text
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Label(Text):
     """A name that is stored with charges or shown with them."""
 
@@ -263,7 +309,7 @@ class Label(Text):
         return text
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Span(Text):
     """A duration of at most 10 years, read as ms."""
 
@@ -288,7 +334,7 @@ class Span(Text):
         return super().schema() | {"default": format_duration(self.default_ms) if rest else f"{days}d"}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Whole(Kind):
     """A whole number. If it is out of bounds, the message is `says`, or names the bounds."""
 
@@ -311,7 +357,7 @@ class Whole(Kind):
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Flag(Kind):
     """True or false."""
 
@@ -328,7 +374,6 @@ class Flag(Kind):
         return {"type": "boolean"}
 
 
-@dataclass(frozen=True)
 class Day(Kind):
     """A date without a time."""
 
@@ -339,12 +384,12 @@ class Day(Kind):
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Texts(Kind):
     """An array of texts, `each` of this kind. `several`: a text may appear twice."""
 
     _: KW_ONLY
-    each: Text = Text()
+    each: Text = field(default_factory=Text)
     several: bool = False
     of_type: ClassVar[type[Any]] = list
 
@@ -369,11 +414,11 @@ class Texts(Kind):
         return texts if self.several else {**texts, "uniqueItems": True}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Table(Kind):
     """A table with these keys. `empty`: if the key is missing, an empty table is read."""
 
-    keys: Keys | None = None
+    keys: Keys = field(default_factory=lambda: ANY)
     _: KW_ONLY
     empty: bool = False
     of_type: ClassVar[type[Any]] = dict
@@ -384,11 +429,14 @@ class Table(Kind):
     def absent(self, table: TomlTable, key: str) -> Any:
         return table.inner({}, key, self.keys) if self.empty else None
 
+    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
+        return ((path, self.keys, value),)
+
     def form(self) -> Schema:
-        return {"type": "object"} if self.keys is None else schema_of(self.keys)
+        return schema_of(self.keys)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Named(Table):
     """Tables with these keys, by name: `least` or more."""
 
@@ -406,12 +454,17 @@ class Named(Table):
     def absent(self, table: TomlTable, key: str) -> Any:
         return {}
 
+    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
+        return (
+            (dotted(path, name), self.keys, row) for name, row in (value.items() if isinstance(value, dict) else ())
+        )
+
     def form(self) -> Schema:
         least = {"minProperties": self.least} if self.least else {}
         return {"type": "object", **least, "propertyNames": self.names.form(), "additionalProperties": super().form()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Rows(Table):
     """An array of tables with these keys. If it has more than `most`, the message is `says`."""
 
@@ -432,16 +485,21 @@ class Rows(Table):
     def absent(self, table: TomlTable, key: str) -> Any:
         return []
 
+    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
+        if not isinstance(value, list):
+            return super().tables(value, path)
+        return ((f"{path}[{index}]", self.keys, row) for index, row in enumerate(value))
+
     def form(self) -> Schema:
         return {"type": "array", "minItems": 1, "items": super().form()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Values(Table):
     """Values of one kind, by name. `names` is the pattern of the names."""
 
     _: KW_ONLY
-    each: Kind = Kind()
+    each: Kind = NOTHING
     names: str = ""
 
     def read(self, table: TomlTable, key: str) -> Any:
@@ -452,70 +510,26 @@ class Values(Table):
         return {"type": "object", **names, "additionalProperties": self.each.schema()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Either(Kind):
     """One of these kinds, by the type of the value. The last kind reports a value of any other type."""
 
     kinds: tuple[Kind, ...] = ()
 
+    def kind_of(self, value: object) -> Kind:
+        return next((kind for kind in self.kinds if type(value) is kind.of_type), self.kinds[-1])
+
     def read(self, table: TomlTable, key: str) -> Any:
-        value = table.value(key)
-        kind = next((kind for kind in self.kinds if type(value) is kind.of_type), self.kinds[-1])
-        return kind.read(table, key)
+        return self.kind_of(table.value(key)).read(table, key)
 
     def form(self) -> Schema:
         return {"anyOf": [kind.schema() for kind in self.kinds]}
 
 
-def _unknown(data: Mapping[str, Any], keys: Keys) -> list[str]:
-    """The keys of a table that it may not have."""
-    return [key for key, value in data.items() if key not in keys and not keys.name_others(value)]
-
-
-def _with_unknown(data: object, keys: Keys, path: str) -> Iterator[tuple[str, list[str], Keys]]:
-    """Each table with unknown keys, from this table on: its path, these keys, and the keys that it may have."""
-    if not isinstance(data, dict):
-        return
-    if unknown := _unknown(data, keys):
-        yield path, unknown, keys
-    for key, value in data.items():
-        kind, at = keys.get(key), dotted(path, key)
-        if isinstance(kind, Named) and kind.keys is not None and isinstance(value, dict):
-            for name, inner in value.items():
-                yield from _with_unknown(inner, kind.keys, dotted(at, name))
-        elif isinstance(kind, Rows) and kind.keys is not None and isinstance(value, list):
-            for index, inner in enumerate(value):
-                yield from _with_unknown(inner, kind.keys, f"{at}[{index}]")
-        elif isinstance(kind, Table) and kind.keys is not None:
-            yield from _with_unknown(value, kind.keys, at)
-
-
 # -- rules about several keys ------------------------------------------------------------------------------------------
 
 
-class Rule(Protocol):
-    """A rule about several keys of a table."""
-
-    def check(self, table: TomlTable) -> None: ...
-    def schema(self) -> Schema: ...
-
-
-class Keys(dict[str, Any]):
-    """The keys of one sort of table, with their kinds, and rules about several keys. Further keys have the kind
-    `others`; None: there are no further keys."""
-
-    def __init__(self, kinds: Mapping[str, Kind], *rules: Rule, others: Kind | None = None) -> None:
-        super().__init__(kinds)
-        self.rules = rules
-        self.others = others
-
-    def name_others(self, value: object) -> bool:
-        """Whether a further key may have this value. If further keys name tables, any other value is a misspelt key."""
-        return self.others is not None and (isinstance(value, dict) or not isinstance(self.others, Table))
-
-
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """Each of these keys needs the key `needed`. The message is about the first such key, or about the key `at`."""
 
     keys: tuple[str, ...]
@@ -532,8 +546,7 @@ class Needs:
         return {"dependencies": {key: [self.needed] for key in self.keys}}
 
 
-@dataclass(frozen=True)
-class Apart:
+class Apart(NamedTuple):
     """A key that cannot stand beside some others. `says` has a place for the `{other}` key."""
 
     key: str
@@ -550,8 +563,7 @@ class Apart:
         return {"not": {"required": [self.key], "anyOf": [{"required": [other]} for other in self.others]}}
 
 
-@dataclass(frozen=True)
-class Some:
+class Some(NamedTuple):
     """At least one of these sets of keys must be there. The message is about the key that the last set misses."""
 
     sets: tuple[tuple[str, ...], ...]
@@ -592,10 +604,9 @@ def read_file(path: Path) -> str:
     """The text of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
     try:
         data = read_named(path, MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{one_line(path)}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"{one_line(path)}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:  # a ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{one_line(path)}: cannot be read: {reason}") from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
             f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB, the most for a configuration; "

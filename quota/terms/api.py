@@ -19,7 +19,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
 from math import ceil, inf
@@ -138,8 +137,7 @@ def _split_host(name: str) -> tuple[str, int | None, str]:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """Matches the requests of `method`: a verb ("": any) and a path.
 
     In the path, `{x}` matches one segment or a part of one, and `**` at the end matches the rest, even an empty one.
@@ -149,19 +147,20 @@ class Route:
     verb: str
     path: str
     method: str
-    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
-    _examples: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    pattern: re.Pattern[str]
+    examples: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        path = plain_path(self.path.removesuffix("**"))
-        pattern = re.sub(r"\\\{[^{}]*\\\}", "[^/]+", re.escape(path))
-        if self.path.endswith("**"):
-            pattern = f"{pattern.removesuffix('/')}(/.*)?"
-        object.__setattr__(self, "_pattern", re.compile(pattern, re.IGNORECASE | re.DOTALL))
+    @classmethod
+    def of(cls, verb: str, path: str, method: str) -> Route:
+        """The route for a path, with its pattern and with paths that only routes as wide as this one match."""
+        start = plain_path(path.removesuffix("**"))
+        pattern, rests = re.sub(r"\\\{[^{}]*\\\}", "[^/]+", re.escape(start)), [""]
+        if path.endswith("**"):
+            pattern, rests = f"{pattern.removesuffix('/')}(/.*)?", ["", "/\0", "/\0/\0"]
         # No route has this character, so only `{x}` and `**` match it.
-        start = re.sub(r"\{[^{}]*\}", "\0", path).removesuffix("/")
-        rests = ("", "/\0", "/\0/\0") if self.path.endswith("**") else ("",)
-        object.__setattr__(self, "_examples", tuple([f"{start}{rest}" or "/" for rest in rests]))
+        start = re.sub(r"\{[^{}]*\}", "\0", start).removesuffix("/")
+        examples = tuple([f"{start}{rest}" or "/" for rest in rests])
+        return cls(verb, path, method, re.compile(pattern, re.IGNORECASE | re.DOTALL), examples)
 
     @property
     def named_chars(self) -> int:
@@ -170,11 +169,11 @@ class Route:
 
     def matches(self, verb: str, path: str) -> bool:
         """Whether the route matches a request. `path` is as `plain_path` returns it."""
-        return self._takes(verb.upper()) and self._pattern.fullmatch(path) is not None
+        return self._takes(verb.upper()) and self.pattern.fullmatch(path) is not None
 
     def covers(self, other: Route) -> bool:
         """Whether this route matches every request of another route."""
-        return self._takes(other.verb) and all(map(self._pattern.fullmatch, other._examples))
+        return self._takes(other.verb) and all(map(self.pattern.fullmatch, other.examples))
 
     def _takes(self, verb: str) -> bool:
         return self.verb in ("", verb) or (self.verb, verb) == ("GET", "HEAD")

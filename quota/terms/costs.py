@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import date, datetime
+from dataclasses import dataclass
+from datetime import date, datetime, time
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -28,8 +28,7 @@ class Quota(NamedTuple):
     window: Window
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(NamedTuple):
     """A pool that upstream itself counts, in one window or several: so much an hour, and so much a day.
 
     `quota_units` and `window` are of the longest window. Its end is what people call the bucket's reset.
@@ -37,13 +36,18 @@ class Bucket:
 
     name: str
     quotas: tuple[Quota, ...]
-    quota_units: int = field(init=False)
-    window: Window = field(init=False)
 
-    def __post_init__(self) -> None:
-        longest = max(self.quotas, key=lambda quota: quota.window.longest_ms)
-        object.__setattr__(self, "quota_units", longest.units)
-        object.__setattr__(self, "window", longest.window)
+    @property
+    def quota_units(self) -> int:
+        return self._longest.units
+
+    @property
+    def window(self) -> Window:
+        return self._longest.window
+
+    @property
+    def _longest(self) -> Quota:
+        return max(self.quotas, key=lambda quota: quota.window.longest_ms)
 
 
 MAX_PARTS = 10
@@ -223,17 +227,15 @@ class CostBook(NamedTuple):
         """The method's name as the book spells it: `youtube.search.list` and `search.list` are the same method."""
         return method if method in self.methods else method.removeprefix(f"{self.api}.")
 
-    def price(self, method: str, on: date | None = None) -> Price:
-        """The price of `method` on a day of the book's zone (default: the newest price; see `at`).
+    def price(self, method: str) -> Price:
+        """The newest price of `method`; see `at`.
 
         Raises UnknownMethod, with the nearest known name, for a method the book does not have.
         """
         prices = self.methods.get(self.canonical(method))
         if prices is None:
             raise UnknownMethod(self._unknown(method))
-        if on is None:
-            return prices[-1]
-        return next((price for price in reversed(prices) if price.since <= on), prices[0])
+        return prices[-1]
 
     def price_at(self, method: str, at_ms: int) -> tuple[Price, tuple[int, int]]:
         """The price of `method` at `at_ms`, and the times in ms from and until which it holds (0, NEVER if unbounded).
@@ -244,7 +246,8 @@ class CostBook(NamedTuple):
         prices = self.methods[self.canonical(method)]
         if len(prices) == 1:
             return price, (0, NEVER)
-        starts_ms = [0, *(self._midnight_ms(price.since) for price in prices[1:]), NEVER]
+        midnights = [datetime.combine(price.since, time(), ZoneInfo(self.zone)) for price in prices[1:]]
+        starts_ms = [0, *(int(midnight.timestamp()) * 1000 for midnight in midnights), NEVER]
         newest = max(n for n in range(len(prices)) if n == 0 or starts_ms[n] <= at_ms)
         return prices[newest], (starts_ms[newest], starts_ms[newest + 1])
 
@@ -266,9 +269,6 @@ class CostBook(NamedTuple):
         """The zone at whose midnight prices change: upstream's zone where upstream counts by the calendar."""
         window = self.main_bucket.window
         return window.zone if isinstance(window, Calendar) else "UTC"
-
-    def _midnight_ms(self, day: date) -> int:
-        return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(self.zone)).timestamp()) * 1000
 
     def default_price(self, verb: str) -> Price:
         """The price of a method that the book does not have, by its HTTP verb. Books set it high on purpose."""

@@ -122,13 +122,10 @@ def no_longer(window: Window, other: Window) -> bool:
 def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
     """The limits that count every unit of a bucket, whoever spends it. A limit on calls does so if each call costs a
     unit."""
+    prices = [price for of_method in book.methods.values() for price in of_method]
     for limit in limits:
         selector = limit.view.selector
         if limit.narrow or bucket not in (selector.buckets or (bucket,)):
             continue
-        if selector.count == "units" or _a_unit_a_call(bucket, book):
+        if selector.count == "units" or all(price.units_in(bucket) in (0, 1) for price in prices):
             yield limit
-
-
-def _a_unit_a_call(bucket: str, book: CostBook) -> bool:
-    return all(price.units_in(bucket) in (0, 1) for prices in book.methods.values() for price in prices)

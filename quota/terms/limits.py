@@ -48,11 +48,6 @@ PERIOD_MS = {
 """The length of a period without a clock change; for a month, the longest."""
 
 
-def _longest_ms(period: Period) -> int:
-    """The length of a period with a clock change, which lengthens a day, week or month by an hour."""
-    return PERIOD_MS[period] + (HOUR_MS if PERIOD_MS[period] >= DAY_MS else 0)
-
-
 Edges = tuple[int, int, int]
 """Three consecutive calendar edges in ms: the latest, the next, and the one after that."""
 
@@ -133,7 +128,8 @@ class Calendar:
 
     @property
     def longest_ms(self) -> int:
-        return _longest_ms(self.period)
+        """With a clock change, which lengthens a day, week or month by an hour."""
+        return PERIOD_MS[self.period] + (HOUR_MS if PERIOD_MS[self.period] >= DAY_MS else 0)
 
     def spelled_out(self) -> str:
         """For sentences, after "each" or "the": `month from day 15 on in UTC`."""
