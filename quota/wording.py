@@ -18,11 +18,11 @@ from quota.terms.limits import SECOND_MS
 
 if TYPE_CHECKING:
     from quota.deciding.losses import Loss
-    from quota.explain.admits import Setting
     from quota.explain.charge import ChargeExplained
-    from quota.explain.refusal import Fill, Filled, RefusalExplained
+    from quota.explain.refusal import Fill, Filled, RefusalExplained, Setting
     from quota.reports.status import CredentialRow
     from quota.rules.facts import Exhaustion
+    from quota.terms.costs import CostBook
 
 ROWS = 10
 """The most rows in the table of the charges that fill a limit; the JSON has all."""
@@ -66,7 +66,7 @@ Part = Line | Table
 def early_of(credential: CredentialRow) -> Iterator[Line]:
     """The buckets that upstream closed before we had spent them. The lines belong right below the verdict."""
     for early in credential.early:
-        used, why = many(early.used_units, "unit"), spent_elsewhere(early.comparable)
+        used, why = many(early.used_units, "unit"), spent_elsewhere(credential.settings.book)
         text = f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: {why}"
         yield Line(text, "note")
 
@@ -93,7 +93,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             since, exact = moment(row.counts_since_ms), moment(row.exact_from_ms)
             yield Line(f"{row.limit.name}: counts since {since}, exact from {exact}", "note")
     if credential.ahead_ms:
-        yield Line(f"a clock was wrong, a charge is of {moment(credential.ahead_ms)}: `{REPAIR}`", "bad")
+        yield Line(f"a clock was wrong and dated a charge {moment(credential.ahead_ms)}: `{REPAIR}`", "bad")
     if credential.owed_units:
         owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
         yield Line(owed, "note")
@@ -145,10 +145,9 @@ def lost(loss: Loss) -> str:
     return f"the ledger had lost {charges} of {units}, put back at {moment(loss.at_ms)} by {loss.machine}"
 
 
-def spent_elsewhere(comparable: bool) -> str:
-    """Why upstream closed a bucket that we had not spent, and where to find out more. `comparable`: we can read its
-    count."""
-    tells = "`quota reconcile` tells which" if comparable else "the provider's own console may tell which"
+def spent_elsewhere(book: CostBook) -> str:
+    """Why upstream closed a bucket that we had not spent, and where to find out more."""
+    tells = "the provider's own console may tell which" if book.monitoring is None else "`quota reconcile` tells which"
     return f"somebody else spends this project, or its quota is smaller; {tells}"
 
 
@@ -180,7 +179,7 @@ def refusal_parts(x: RefusalExplained) -> Iterator[Part]:
 def _cause(x: RefusalExplained) -> str:
     kept = x.kept
     then = x.then_limits.get(kept.refused_by or "")
-    if x.closed_by_upstream:
+    if kept.closed_by_upstream:
         return kept.why.partition(" (")[0]  # upstream's words come below
     if kept.reason not in ("limit", "leave") or then is None:
         return kept.why
@@ -198,7 +197,7 @@ def _cause(x: RefusalExplained) -> str:
 
 def _who_filled(x: RefusalExplained) -> Iterator[str]:
     """Who spent most of the limit; for a bucket that upstream closed, how much of it we charged."""
-    if x.closed_by_upstream:
+    if x.kept.closed_by_upstream:
         yield from _whose(x)
         return
     fill, then = x.fill, x.then_limits.get(x.fill.name or "")
@@ -223,7 +222,7 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
         if fill.upstream_units:
             yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else spends this project"
         elif ours + x.kept.cost_units <= x.granted_units and not (x.exhaustion and x.exhaustion.is_pause):
-            yield f"{charged}: {spent_elsewhere(x.comparable)}"
+            yield f"{charged}: {spent_elsewhere(x.book)}"
         else:
             yield charged
 
@@ -245,7 +244,7 @@ def _now(x: RefusalExplained) -> str:
         return f"{then} it could never be admitted: {x.never}"
     now = x.now
     same = "the same call" if x.kept.calls == 1 else f"the same {many(x.kept.calls, 'call')} together"
-    if not x.same_asked:
+    if x.kept.calls > 1 and not x.kept.tells_costs:
         same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
     if now.admitted:
         return f"{then} {same} would be admitted"
@@ -275,7 +274,7 @@ def _limits(x: RefusalExplained) -> Table:
 def _upstream(x: RefusalExplained) -> Iterator[str]:
     """Upstream's words about the bucket that it closed."""
     kept, record = x.kept, x.exhaustion
-    if not x.closed_by_upstream:
+    if not kept.closed_by_upstream:
         return
     if record is None:
         yield f'its words: "{kept.why.partition(" (")[2].removesuffix(")")}"'
@@ -293,7 +292,7 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
     fill = x.fill
     what = (
         f"What this ledger charged to bucket {fill.name}"
-        if x.closed_by_upstream
+        if x.kept.closed_by_upstream
         else f"What counts in limit {fill.name!r}"
     )
     if not fill.rows:
@@ -340,7 +339,7 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
     fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
     rows = []
     for expiry in x.expiries:
-        what = expiry.method if expiry.kind == "charge" else _WHAT[expiry.kind]
+        what = expiry.method or _WHAT[expiry.kind]
         units, room = f"{expiry.units:,}", fits * expiry.makes_room
         rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room))
     heading = f"{x.noun(x.expiring)}s"
@@ -413,13 +412,13 @@ def charge_parts(x: ChargeExplained) -> Iterator[Part]:
     charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
     drawn = "" if x.draw is None else " on this machine's allowance, while the ledger did not answer"
     yield Line(f"CHARGED {charged} for {x.charge.method} on {moment(x.at_ms)}{drawn}", "strong")
-    who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.run or '-'}"]
+    who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.charge.run or '-'}"]
     yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
     yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
     if x.limits:
         yield Line("")
         yield _around(x)
-    if not all(map(x.is_whole, x.limits)):
+    if not all(row.whole for row in x.limits):
         yield Line(">=: the log no longer has every charge that counted before it", "note")
     if x.not_counted_by:
         yield Line(f"not counted by: {', '.join(x.not_counted_by)}")
@@ -447,19 +446,10 @@ def _corrected(x: ChargeExplained) -> str:
 
 def _around(x: ChargeExplained) -> Table:
     rows = []
-    for limit, before_units in x.limits.items():
-        least = "" if x.is_whole(limit) else ">= "
-        leaves_ms = x.leaves_ms(limit)
-        until = "since " if leaves_ms <= x.asked_ms else ""
-        rows.append(
-            (
-                limit.name,
-                limit.view.window.name,
-                f"{least}{before_units:,}",
-                f"{least}{x.after_units(limit):,}",
-                f"{limit.limit_units:,}",
-                until + moment(leaves_ms),
-            )
-        )
+    for row in x.limits:
+        least = "" if row.whole else ">= "
+        until = "since " if row.leaves_ms <= x.asked_ms else ""
+        units = f"{least}{row.before_units:,}", f"{least}{row.after_units:,}", f"{row.limit_units:,}"
+        rows.append((row.name, row.window, *units, until + moment(row.leaves_ms)))
     headings = ("limit", "window", "before", "after", "of", "stops counting")
     return Table(headings, rows, frozenset((2, 3, 4)), without=(1,))

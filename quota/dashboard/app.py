@@ -25,24 +25,24 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from quota.common.clock import host_clock
-from quota.dashboard.contract import GROUP, Contribution, Forecast
 from quota.dashboard.pages import Site, State
 from quota.dashboard.reading import (
     Kept,
     Reading,
-    find_refusal,
+    forecast_of,
+    key_of,
     read_curves,
     read_now,
     read_samples,
     read_spent,
-    samples_of_silence,
 )
 from quota.errors import LedgerError
 from quota.explain.refusal import explain_kept
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
+from quota.reports.runs import GROUP, Contribution
 from quota.session import Session
 from quota.web.documents import App, Check, health
-from quota.web.protection import protected
+from quota.web.serving import protected
 
 T = TypeVar("T")
 
@@ -67,12 +67,8 @@ class Dashboard:
             point.name: Kept(partial(point.load(), session)) for point in points
         }
         self.now = Kept(lambda: read_now(session))
-        self.curves = Kept(lambda: read_curves(session, self._forecast()))
+        self.curves = Kept(lambda: read_curves(session, forecast_of(kept.last for kept in self.added.values())))
         self.spent = Kept(lambda: read_spent(session))
-
-    def _forecast(self) -> Forecast | None:
-        added = (kept.last.value for kept in self.added.values())
-        return next((part.forecast for part in added if part is not None and part.forecast is not None), None)
 
     def state(self) -> State:
         """The present state. Parts that are quick to read are read anew."""
@@ -103,15 +99,8 @@ class Dashboard:
 
     def samples(self) -> list[Sample]:
         """The samples for `/metrics`."""
-        session = self.session
         now = self.now.get(SCRAPE_PATIENCE_S)
-        samples: list[Sample] = []
-        try:
-            if now.value is None or now.error is not None:
-                raise LedgerError(now.error or "not read yet")
-            samples += read_samples(session, now.value.status)
-        except LedgerError:
-            samples = samples_of_silence(session)
+        samples = read_samples(self.session, now.value.status if now.value is not None and now.error is None else None)
         for kept in self.added.values():
             reading = kept.get(PATIENCE_S)
             samples += () if reading.value is None else reading.value.samples
@@ -148,8 +137,8 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
         return page(html)
 
     def refusal(request: Request) -> Response:
-        now = dashboard.now.get(PATIENCE_S)
-        kept = None if now.value is None else find_refusal(now.value.refusals, request.path_params["key"])
+        now, key = dashboard.now.get(PATIENCE_S), request.path_params["key"]
+        kept = None if now.value is None else next((x for x in now.value.refusals if key_of(x) == key), None)
         if kept is None:
             return missing("This refusal is no longer kept: the ledger has the last 100 of a project.")
         try:
@@ -178,9 +167,6 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
     def file(content: bytes, media_type: str) -> Callable[[Request], Response]:
         return lambda _: Response(content, media_type=media_type, headers={"cache-control": "max-age=86400"})
 
-    def icon(_: Request) -> Response:
-        return RedirectResponse("/icon.svg", 301)
-
     async def not_found(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         text = "There is no such page." if status == 404 else "This page answers GET and HEAD only."
@@ -204,7 +190,7 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
             Route("/healthz", healthz),
             Route("/style.css", file(site.style, "text/css")),
             Route("/icon.svg", file(site.icon, "image/svg+xml")),
-            Route("/favicon.ico", icon),
+            Route("/favicon.ico", lambda _: RedirectResponse("/icon.svg", 301)),
         ],
         exception_handlers={404: not_found, 405: not_found},
         lifespan=lifespan,

@@ -17,7 +17,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from quota.common.clock import local
-from quota.dashboard.words import date, hour
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Window, cutoff
 
 SAMPLES = 145
@@ -76,49 +75,32 @@ def curve(
     `others` are units that only upstream counted, each with the time until which they count. They are part of `ahead`.
     """
     start_ms, end_ms = span(window, now_ms, until_ms)
-    past_ms = now_ms - start_ms
-    times_ms = tuple(start_ms + past_ms * n // (SAMPLES - 1) for n in range(SAMPLES))
-    series: dict[str, list[int]] = {}
-    held: dict[str, int] = {}
-    first = last = 0
-    for n, at_ms in enumerate(times_ms):
-        after_ms = cutoff(window, at_ms)
-        while last < len(events) and events[last].ms <= at_ms:
-            held[events[last].job] = held.get(events[last].job, 0) + events[last].units
-            last += 1
-        while first < last and events[first].ms <= after_ms:
-            held[events[first].job] -= events[first].units
-            first += 1
-        for job, units in held.items():
-            if job not in series:
-                series[job] = [0] * SAMPLES
-            series[job][n] = units
+    times_ms = tuple(start_ms + (now_ms - start_ms) * n // (SAMPLES - 1) for n in range(SAMPLES))
+    by_job: dict[str, list[Event]] = {}
+    for event in events:
+        by_job.setdefault(event.job, []).append(event)
+    use = {job: _used(window, times_ms, own) for job, own in by_job.items()}
+    jobs = {job: units for job, units in use.items() if any(units)}
     known_ms = end_ms if known_ms is None else max(now_ms + 1, min(end_ms, known_ms))
-    ahead = _ahead(window, now_ms, known_ms, events, expected, others)
-    jobs = {job: tuple(units) for job, units in series.items() if any(units)}
-    return Curve(start_ms, now_ms, end_ms, times_ms, jobs, ahead)
-
-
-def _ahead(
-    window: Window,
-    now_ms: int,
-    end_ms: int,
-    events: Sequence[Event],
-    expected: Sequence[Event],
-    others: Sequence[tuple[int, int]],
-) -> tuple[tuple[int, int], ...]:
-    coming = [event for event in expected if now_ms < event.ms < end_ms]
-    ours = sorted([*(event for event in events if event.ms <= now_ms), *coming], key=lambda event: event.ms)
-    times, sums = [event.ms for event in ours], [0, *accumulate(event.units for event in ours)]
-
-    def used(at_ms: int) -> int:
-        counted = sums[bisect_right(times, at_ms)] - sums[bisect_right(times, cutoff(window, at_ms))]
-        return counted + sum(units for units, until_ms in others if at_ms < until_ms)
-
-    last_ms = end_ms - 1  # at the reset a calendar limit starts from 0
+    last_ms = known_ms - 1  # at the reset a calendar limit starts from 0
     step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)
-    moments = [*range(now_ms, last_ms, step_ms), last_ms]
-    return tuple((at_ms, used(at_ms)) for at_ms in moments)
+    later_ms = (*range(now_ms, last_ms, step_ms), last_ms)
+    coming = [event for event in events if event.ms <= now_ms]
+    coming += [event for event in expected if now_ms < event.ms < known_ms]
+    ahead = [
+        (at_ms, units + sum(of_others for of_others, until_ms in others if at_ms < until_ms))
+        for at_ms, units in zip(later_ms, _used(window, later_ms, coming), strict=True)
+    ]
+    return Curve(start_ms, now_ms, end_ms, times_ms, jobs, tuple(ahead))
+
+
+def _used(window: Window, times_ms: Sequence[int], events: Iterable[Event]) -> tuple[int, ...]:
+    """The units that the window holds at each of these times."""
+    ours = sorted(events, key=lambda event: event.ms)
+    times, sums = [event.ms for event in ours], [0, *accumulate(event.units for event in ours)]
+    return tuple(
+        sums[bisect_right(times, at_ms)] - sums[bisect_right(times, cutoff(window, at_ms))] for at_ms in times_ms
+    )
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -267,19 +249,15 @@ def _n(number: float) -> str:
 
 
 def _unit_ticks(limit_units: int, y: Callable[[float], float], ahead_end: float | None) -> Iterable[Tick]:
-    """Round numbers at the right edge, without a label at the end of the forecast."""
-    for units in _units(limit_units):
-        at = y(units)
-        hidden = (ahead_end is not None and -3 < ahead_end - at < 9) or at > 95
-        yield Tick(at, "" if hidden else f"{units:,}")
-
-
-def _units(limit_units: int) -> list[int]:
-    """Round numbers below the limit, at most four."""
+    """Round numbers below the limit, at most four, at the right edge. At the end of the forecast stands no label."""
     size = 10 ** (len(str(limit_units)) - 1)
     step = next(size * part // 10 for part in (2, 5, 10, 20, 50) if limit_units * 10 <= size * part * 4)
     step = max(1, step)
-    return [units for units in range(step, limit_units, step) if units <= limit_units * 0.9]
+    for units in range(step, limit_units, step):
+        at = y(units)
+        hidden = (ahead_end is not None and -3 < ahead_end - at < 9) or at > 95
+        if units <= limit_units * 0.9:
+            yield Tick(at, "" if hidden else f"{units:,}")
 
 
 def _times(curve: Curve, x: Callable[[int], float]) -> Iterable[Tick]:
@@ -287,7 +265,8 @@ def _times(curve: Curve, x: Callable[[int], float]) -> Iterable[Tick]:
     step_ms = next((step for step in _STEPS_MS if span_ms / step <= _MOST_TICKS), _STEPS_MS[-1])
     edge_ms = round(span_ms * EDGE / 100)
     for at_ms, n in _round(curve.start_ms + edge_ms, curve.end_ms - edge_ms, step_ms):
-        yield Tick(x(at_ms), date(at_ms) if step_ms >= DAY_MS else hour(at_ms), bool(n % 2))
+        at = local(at_ms)
+        yield Tick(x(at_ms), f"{at.day} {at:%b}" if step_ms >= DAY_MS else f"{at:%H:%M}", bool(n % 2))
 
 
 def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """The pages: turns the state into words and shapes for the templates.
 
-Site     the templates and the style sheet; its methods make the pages
-State    everything that the overview shows, as it was last read
+State     everything that the overview shows, as it was last read
+Site      the templates and the style sheet; its methods make the pages
+verdict   whether calls may leave, in words
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from quota.common.clock import local
+from quota.common.clock import NEVER, local, moment, rfc3339
 from quota.common.text import listed, many, spaced
-from quota.dashboard import words
 from quota.dashboard.charts import Band, Curve, chart, colours_of
-from quota.dashboard.contract import Contribution, Forecast, LimitAhead, Region
-from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Spent, key_of
+from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Searches, Spent, forecast_of, key_of
 from quota.explain.refusal import RefusalExplained
-from quota.reports.runs import Run
-from quota.reports.spending import KeptRefusal, refused_by
+from quota.reports.runs import Contribution, Forecast, LimitAhead, Region, Run
+from quota.reports.spending import KeptRefusal, Spending, refused_by
 from quota.reports.status import CredentialRow, LimitRow
 from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
-from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Sliding
 from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of
 
 ROWS = 12
 """The most rows of a table that show at once; the rest unfolds."""
 
 REFUSALS = RUNS = 10
+
+NAME_CHARACTERS = 64
 
 NEAR_MS = 10 * MINUTE_MS
 """The least time between two rows of a limit's table."""
@@ -49,7 +50,7 @@ class State(NamedTuple):
     now_ms: int
     now: Reading[Now]
     curves: Reading[Curves]
-    spent: Reading[tuple[Spent, ...]]
+    spent: Reading[Spent]
     added: Sequence[tuple[str, Reading[Contribution]]]
 
     @property
@@ -59,7 +60,7 @@ class State(NamedTuple):
 
     @property
     def forecast(self) -> Forecast | None:
-        return next((part.forecast for part in self.parts if part.forecast is not None), None)
+        return forecast_of(reading for _, reading in self.added)
 
     @property
     def regions(self) -> list[Region]:
@@ -83,11 +84,11 @@ class Site:
             lstrip_blocks=True,
         )
         self._jinja.filters |= {
-            "name": words.name,
+            "name": short_name,
             "units": lambda number: f"{number:,}",
             "many": many,
             "plain": spaced,
-            "percent": lambda state: words.percent(state.used_units, state.limit_units),
+            "percent": lambda state: percent(state.used_units, state.limit_units),
             "coded": _coded,
         }
         self.style = files("quota.dashboard").joinpath("static/style.css").read_bytes()
@@ -101,8 +102,8 @@ class Site:
         }
 
     def _render(self, template: str, now_ms: int, **context: object) -> str:
-        when, zone = partial(words.when, now_ms=now_ms), local(now_ms).tzname()
-        return self._jinja.get_template(template).render(context, when=when, zone=zone)
+        at, zone = partial(when, now_ms=now_ms), local(now_ms).tzname()
+        return self._jinja.get_template(template).render(context, when=at, zone=zone)
 
     # -- the overview -------------------------------------------------------------------------------------------------
 
@@ -121,24 +122,24 @@ class Site:
             credentials=credentials,
             projects=[] if now is None else self._projects(now, state.curves.value or {}, state.forecast),
             read_ms=state.now.read_ms,
-            spending=[_spending(spent) for spent in state.spent.value or ()],
-            spans=[words.duration(span_ms) for span_ms in SPANS_MS],
+            spending=[_spending(project, spans) for project, spans in (state.spent.value or {}).items()],
+            spans=[duration(span_ms) for span_ms in SPANS_MS],
             jobs=_freshness(state.regions),
             notes=[note for part in state.parts for note in part.notes],
             refusals=_folded([{"kept": kept, "key": key_of(kept)} for kept in now.refusals] if now else [], REFUSALS),
             runs=_folded(state.runs, RUNS),
             knows_jobs=bool(state.added),
-            several_projects=now is not None and len({row.project for row in now.status.credentials}) > 1,
+            several_projects=now is not None and len({row.settings.project for row in now.status.credentials}) > 1,
             prices=list(self._prices(now)),
         )
 
     def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
-        at_ms, calls = now.status.at_ms, now.calls.get(row.name)
-        verdict = words.verdict(row, calls, at_ms)
+        at_ms, calls = now.status.at_ms, now.calls.get(row.settings.name)
+        now_verdict = verdict(row, calls, at_ms)
         return {
             "row": row,
-            "shared_with": listed(map(words.name, row.shared_with)),
-            "verdict": words.last_known(verdict) if down else verdict,
+            "shared_with": listed(map(short_name, row.shared_with)),
+            "verdict": last_known(now_verdict) if down else now_verdict,
             "calls": calls,
             "notes": [*early_of(row), *stopped_jobs_of(row), *notes_of(row)],
         }
@@ -146,17 +147,18 @@ class Site:
     def _projects(self, now: Now, read: Curves, forecast: Forecast | None) -> list[dict[str, Any]]:
         projects: dict[str, dict[str, Any]] = {}
         for row in now.status.credentials:
-            if row.project in projects:
+            project = row.settings.project
+            if project in projects:
                 continue
-            curves = [read.get((row.project, limit.limit.name)) for limit in row.limits]
+            curves = [read.get((project, limit.limit.name)) for limit in row.limits]
             colours = colours_of(self._by_size(curve for curve in curves if curve is not None))
             limits = [
-                _limit(limit, now.status.at_ms, curves[n], colours, forecast, row.project, f"limit-{len(projects)}-{n}")
+                _limit(limit, now.status.at_ms, curves[n], colours, forecast, project, f"limit-{len(projects)}-{n}")
                 for n, limit in enumerate(row.limits)
             ]
             used = [limit for limit in limits if limit["in_use"]] or limits
             unused = [limit for limit in limits if limit not in used]
-            projects[row.project] = {"name": row.project, "used": used, "unused": unused}
+            projects[project] = {"name": project, "used": used, "unused": unused}
         return list(projects.values())
 
     def _by_size(self, curves: Iterable[Curve]) -> list[str]:
@@ -182,9 +184,9 @@ class Site:
 
     def refusal(self, explained: RefusalExplained, now_ms: int) -> str:
         """Why one call was refused, as in `quota explain`."""
-        kept = explained.kept
-        parts = _parts(refusal_parts(explained))
-        return self._render("explanation.html", now_ms, title="Why it was refused", kept=kept, parts=parts)
+        groups = _paragraphs(refusal_parts(explained))
+        title = "Why it was refused"
+        return self._render("explanation.html", now_ms, title=title, kept=explained.kept, groups=groups)
 
     def run(self, run: Run, refusals: Sequence[KeptRefusal], now_ms: int) -> str:
         """One run, and the refusal that stopped it."""
@@ -192,9 +194,9 @@ class Site:
         return self._render(
             "run.html",
             now_ms,
-            title=f"Run of {words.name(run.job)}",
+            title=f"Run of {short_name(run.job)}",
             run=run,
-            took=None if run.ended_ms is None else words.duration(run.ended_ms - run.began_ms),
+            took=None if run.ended_ms is None else duration(run.ended_ms - run.began_ms),
             refusal=None if stopped is None else key_of(stopped),
         )
 
@@ -209,7 +211,7 @@ def _coded(text: str) -> Markup:
     return Markup().join(Markup("<code>{}</code>").format(piece) if n % 2 else piece for n, piece in enumerate(pieces))
 
 
-def _title(verdicts: Sequence[words.Verdict]) -> str:
+def _title(verdicts: Sequence[Verdict]) -> str:
     """The title for the browser's tab: the worst verdict, and how many credentials have it."""
     order = ("unknown", "closed", "full", "near", "open")
     worst = min(verdicts, key=lambda verdict: order.index(verdict.state), default=None)
@@ -257,9 +259,8 @@ def _limit(
     return {
         "key": key,
         "row": row,
-        "name": limit.name,
         "window": _window(row),
-        "noun": limit.view.selector.noun,
+        "noun": state.noun,
         "reset_ms": reset_ms,
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
@@ -286,10 +287,10 @@ def _window(row: LimitRow) -> str:
     """The window of a limit in words, and whether the limit is on trial."""
     window, selector = row.limit.view.window, row.limit.view.selector
     if isinstance(window, Sliding):
-        text = f"in any {words.spelled_out(window.window_ms)}"
+        text = f"in any {spelled_out(window.window_ms)}"
     else:
         text = f"in each {window.spelled_out()}"
-    only = [f"only {listed(map(words.name, names))}" for names in (selector.methods, selector.jobs) if names]
+    only = [f"only {listed(map(short_name, names))}" for names in (selector.methods, selector.jobs) if names]
     return ", ".join([text, *only]) + ("; a shadow, which refuses no call" if row.limit.shadow else "")
 
 
@@ -310,24 +311,40 @@ def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
 # -- spending ----------------------------------------------------------------------------------------------------------
 
 
-def _spending(spent: Spent) -> dict[str, Any]:
-    leading = next((n for n, total in enumerate(spent.totals) if total), 0)
-    largest = max((row.units[leading] for row in spent.rows), default=0) or 1
-    rows = [{"row": row, "share": round(row.units[leading] * 100 / largest, 1)} for row in spent.rows]
-    since_ms = spent.since_ms[-1]
+def _spending(project: str, spans: Sequence[Spending]) -> dict[str, Any]:
+    """Who spent a project's units in each of SPANS_MS, the largest recent spending first."""
+    by_who = [{who: units for who, _, units in spending.rows} for spending in spans]
+    spent = {who: [units.get(who, 0) for units in by_who] for units in by_who for who in units}
+    totals, longest = [spending.total_units for spending in spans], spans[-1]
+    leading = next((n for n, total in enumerate(totals) if total), 0)
+    largest = max((units[leading] for units in spent.values()), default=0) or 1
+    rows = [
+        {
+            "job": job,
+            "method": method,
+            "region": region,
+            "units": units,
+            "share": round(units[leading] * 100 / largest, 1),
+        }
+        for (job, method, region), units in sorted(
+            spent.items(), key=lambda row: ([-units for units in row[1]], row[0])
+        )
+    ]
+    begins_late = longest.since_ms > longest.until_ms - SPANS_MS[-1] + DAY_MS
     return {
-        "spent": spent,
+        "project": project,
         "rows": _folded(rows, ROWS),
-        "since_ms": since_ms if since_ms > spent.at_ms - SPANS_MS[-1] + DAY_MS else None,
-        "refused": sum(refusal.calls for refusal in spent.refused),
-        "refused_by": _by(spent.refused),
-        "would_refuse": sum(refusal.calls for refusal in spent.would_refuse),
-        "would_refuse_by": _by(spent.would_refuse),
+        "totals": totals,
+        "since_ms": longest.since_ms if begins_late else None,
+        "refused": sum(refusal.calls for refusal in longest.refused),
+        "refused_by": _by(longest.refused),
+        "would_refuse": sum(refusal.calls for refusal in longest.would_refuse),
+        "would_refuse_by": _by(longest.would_refuse),
     }
 
 
 def _by(refusals: Sequence[RefusedSum]) -> str:
-    return listed(f"{calls:,} by {words.name(by)}" for by, calls in refused_by(refusals).items())
+    return listed(f"{calls:,} by {short_name(by)}" for by, calls in refused_by(refusals).items())
 
 
 # -- freshness, explanations -------------------------------------------------------------------------------------------
@@ -346,14 +363,129 @@ def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
     return {"first": rows[:shown], "rest": rows[shown:], "count": len(rows)}
 
 
-def _parts(parts: Iterator[Part]) -> list[dict[str, Any]]:
+def _paragraphs(parts: Iterator[Part]) -> list[list[Part]]:
     """An explanation in groups: an empty line begins a new group."""
-    groups: list[dict[str, Any]] = [{"parts": []}]
+    groups: list[list[Part]] = [[]]
     for part in parts:
-        if isinstance(part, Table):
-            groups[-1]["parts"].append({"table": part})
-        elif part.text:
-            groups[-1]["parts"].append({"text": part.text, "tone": part.tone})
+        if isinstance(part, Table) or part.text:
+            groups[-1].append(part)
         else:
-            groups.append({"parts": []})
-    return [group for group in groups if group["parts"]]
+            groups.append([])
+    return [group for group in groups if group]
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+class Verdict(NamedTuple):
+    """Whether calls may leave. `state` is one of open, near, full, closed, unknown; `headline` is the
+    large text, with its end `until`; `lead` explains it, and `words` are upstream's."""
+
+    state: str
+    headline: str
+    until: When | None
+    lead: str
+    words: str = ""
+
+
+def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdict:
+    """The verdict of a credential, as in `quota status`. `searches`: how many are left, if its API has searches."""
+    outlook = row.outlook
+    if outlook.closed is not None:
+        x = outlook.closed
+        if x.until_ms == NEVER:
+            lead = "Upstream grants this project nothing. Waiting does not help: ask upstream for quota."
+            return Verdict("closed", "Closed by upstream", None, lead, x.evidence)
+        until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
+        lead = f"Upstream counts {short_name(x.bucket)!r} as used up. No call that needs it leaves before the reset."
+        headline = "Closed by upstream"
+        if outlook.then_full and outlook.full is not None:
+            headline += ", then full"
+            lead = f"{lead[:-1]} at {moment(x.until_ms)}, nor then: {outlook.full.why()}."
+        return Verdict("closed", f"{headline} until" if until else headline, until, lead, x.evidence)
+    if outlook.full is not None:
+        until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
+        lead = f"No call is admitted: {outlook.full.why()}."
+        return Verdict("full", "Full until" if until else "Full", until, lead)
+    units, stopped = row.remaining_units, row.stopped
+    if stopped is not None:
+        until = None if stopped.retry_ms is None else when(stopped.retry_ms, now_ms)
+        lead = f"No job can go on. Job {short_name(stopped.job)}: {stopped.why}."
+        if units:
+            lead += f" Calls of no job have {many(units, 'unit')}."
+        return Verdict("full", "Full for its jobs until" if until else "Full for its jobs", until, lead)
+    if units is None:
+        return Verdict("open", "Open", None, "Calls are admitted. No limit counts their units.")
+    near = any(limit.level != "open" for limit in row.limits if row.counts_all(limit))
+    lead = "Calls are admitted."
+    if searches is not None and searches.left:
+        lead += f" They have {many(units, 'unit')} left."
+    elif searches is not None:
+        back = "" if searches.retry_at_ms is None else f" until {moment(searches.retry_at_ms)}"
+        lead = f"Calls are admitted, but no search{back}: {searches.why}."
+    return Verdict("near" if near else "open", "Open, nearly used up" if near else "Open", None, lead)
+
+
+def last_known(was: Verdict) -> Verdict:
+    """The verdict while the ledger does not answer."""
+    lead = "While the ledger does not answer, calls are refused, or drawn on the local allowance if there is one."
+    headline = f"Last known: {was.headline[0].lower()}{was.headline[1:]}"
+    return Verdict("unknown", headline, was.until, lead, was.words)
+
+
+# -- times, names, shares ----------------------------------------------------------------------------------------------
+
+
+class When(NamedTuple):
+    """A time: by the local clock, as a distance from now, and exact, for programs and a tooltip."""
+
+    clock: str
+    away: str
+    exact: str
+
+
+def when(at_ms: int, now_ms: int) -> When:
+    return When(moment(at_ms), away(at_ms, now_ms), rfc3339(at_ms))
+
+
+def away(at_ms: int, now_ms: int) -> str:
+    """`in 2 h 10 min`, `4 min ago`, `just now`. A time ahead is rounded up, one behind down."""
+    if at_ms > now_ms:
+        return f"in {duration(at_ms - now_ms, up=True)}"
+    return f"{duration(now_ms - at_ms)} ago" if now_ms - at_ms >= 1_000 else "just now"
+
+
+def duration(span_ms: int, *, up: bool = False) -> str:
+    """A duration in its two largest units: `3 d 4 h`, `2 h 10 min`, `12 min`, `45 s`."""
+    seconds = max(0, -(-span_ms // 1000) if up else span_ms // 1000)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes = -(-seconds // 60) if up else seconds // 60
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours + (1 if up and minutes else 0), 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def spelled_out(span_ms: int) -> str:
+    """The length of a window: `24 hours`, `7 days`, `hour`, `100 seconds`."""
+    for unit_ms, unit in ((DAY_MS, "day"), (HOUR_MS, "hour"), (MINUTE_MS, "minute"), (SECOND_MS, "second")):
+        if span_ms % unit_ms == 0 and (span_ms > unit_ms or unit_ms < DAY_MS):
+            return unit if span_ms == unit_ms else many(span_ms // unit_ms, unit)
+    return many(span_ms, "millisecond")
+
+
+def short_name(text: str) -> str:
+    """A name from outside, without control and direction characters, and shortened."""
+    plain = spaced(text)
+    return plain if len(plain) <= NAME_CHARACTERS else f"{plain[: NAME_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def percent(part: int, whole: int) -> int:
+    """A share in whole percent: 100 only if all is used, and 0 only if nothing is."""
+    if not whole or part >= whole:
+        return 100
+    return min(99, max(1, round(part * 100 / whole))) if part > 0 else 0

@@ -14,24 +14,22 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
 
-from quota.budget import Budget, project_of
+from quota.budget import project_of
 from quota.common.clock import host_clock
 from quota.common.redact import redact
 from quota.common.text import describe
 from quota.dashboard.charts import Curve, Event, curve, since
-from quota.dashboard.contract import Forecast
-from quota.dashboard.words import Searches
 from quota.deciding.history import charges
-from quota.deciding.project import Project
 from quota.decision import enforced
-from quota.errors import QuotaError, UsageError
+from quota.errors import LedgerError, QuotaError, UsageError
 from quota.reports.metrics import Sample, of_silence, of_status, of_sums
-from quota.reports.spending import KeptRefusal, read_refusals, read_spending, read_sums
+from quota.reports.runs import Contribution, Forecast
+from quota.reports.spending import KeptRefusal, Spending, counted, read_refusals, read_spending, read_sums
 from quota.reports.status import Status, read_status
-from quota.rules.refusals import RefusedSum
 from quota.session import Session, projects_of
 from quota.terms.limits import DAY_MS
 
@@ -54,32 +52,23 @@ Curves = dict[tuple[str, str], "Curve"]
 """The use of limits, by project and name."""
 
 
-class SpentRow(NamedTuple):
-    """Units of one job, method and region in each of SPANS_MS."""
-
-    job: str
-    method: str
-    region: str
-    units: tuple[int, ...]
+Spent = dict[str, list[Spending]]
+"""Who spent the units, by project: in each of SPANS_MS."""
 
 
-class Spent(NamedTuple):
-    """Who spent a project's units: rows, the largest recent spending first. `since_ms` has the start of each span;
-    `refused` and `would_refuse` cover the longest span."""
+class Searches(NamedTuple):
+    """How many searches would be admitted now, one after another. If none: why, and until when."""
 
-    project: str
-    at_ms: int
-    since_ms: tuple[int, ...]
-    rows: tuple[SpentRow, ...]
-    totals: tuple[int, ...]
-    refused: tuple[RefusedSum, ...]
-    would_refuse: tuple[RefusedSum, ...]
+    left: int
+    why: str = ""
+    retry_at_ms: int | None = None
 
 
 def read_now(session: Session) -> Now:
     """The state of the ledger. Raises LedgerError."""
     status = read_status(session, jobs=True)
-    calls = {row.name: left for row in status.credentials if row.admits and (left := _calls(session, row.name))}
+    admitting = [row.settings.name for row in status.credentials if row.admits]
+    calls = {name: left for name in admitting if (left := _calls(session, name))}
     projects = [session.project(credential.name) for credential in projects_of(session).values()]
     refusals = [kept for project in projects for kept in read_refusals(project)]
     refusals.sort(key=lambda kept: kept.at_ms, reverse=True)
@@ -93,40 +82,24 @@ def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
     curves: Curves = {}
     for project, credential in projects_of(session).items():
         budget = session.budget(credential.name)
-        row = next(row for row in status.credentials if row.project == project)
-        events, coming = _events(budget, status.at_ms), _expected(budget, forecast)
-        for n, (limit, state) in enumerate(zip(budget.limits, row.limits, strict=True)):
-            until_ms = max(
-                (at_ms for at_ms in (state.resets_ms, state.next_capacity_ms, state.room_ms) if at_ms), default=None
-            )
-            others = [(heard.units, heard.until_ms) for heard in project_of(budget).others(limit.view)]
-            curves[project, limit.name] = curve(
-                limit.view.window, status.at_ms, until_ms, events[n], coming[n], others, known_ms
+        limits = next(row.limits for row in status.credentials if row.settings.project == project)
+        first_ms = min((since(limit.view.window, status.at_ms) for limit in budget.limits), default=status.at_ms)
+        past = charges(project_of(budget), max(0, first_ms))
+        coming = [charge for charge in forecast.expected if charge.project == project] if forecast is not None else []
+        for row in limits:
+            view, selector = row.limit.view, row.limit.view.selector
+            ends_ms = [at_ms for at_ms in (row.resets_ms, row.next_capacity_ms, row.room_ms) if at_ms]
+            events = [Event(charge.id[0], units, charge.job) for charge, units in counted(selector, past)]
+            expected = [
+                Event(charge.at_ms, charge.calls if selector.count == "calls" else charge.units, charge.job)
+                for charge in coming
+                if selector.counts(charge.bucket, charge.method, charge.job)
+            ]
+            others = [(heard.units, heard.until_ms) for heard in project_of(budget).others(view)]
+            curves[project, row.limit.name] = curve(
+                view.window, status.at_ms, max(ends_ms, default=None), events, expected, others, known_ms
             )
     return curves
-
-
-def _events(budget: Budget, at_ms: int) -> list[list[Event]]:
-    """The charges that each limit counts, oldest first."""
-    firsts_ms = [since(limit.view.window, at_ms) for limit in budget.limits]
-    events: list[list[Event]] = [[] for _ in budget.limits]
-    for charge in charges(project_of(budget), max(0, min(firsts_ms, default=at_ms))):
-        for n, limit in enumerate(budget.limits if charge.units else ()):
-            selector = limit.view.selector
-            if charge.id[0] >= firsts_ms[n] and selector.counts(charge.bucket, charge.method, charge.job):
-                events[n].append(Event(charge.id[0], selector.cost(charge.units), charge.job))
-    return events
-
-
-def _expected(budget: Budget, forecast: Forecast | None) -> list[list[Event]]:
-    events: list[list[Event]] = [[] for _ in budget.limits]
-    for coming in forecast.expected if forecast is not None else ():
-        for n, limit in enumerate(budget.limits if coming.project == budget.project else ()):
-            selector = limit.view.selector
-            if selector.counts(coming.bucket, coming.method, coming.job):
-                units = coming.calls if selector.count == "calls" else coming.units
-                events[n].append(Event(coming.at_ms, units, coming.job))
-    return events
 
 
 def _calls(session: Session, credential: str) -> Searches | None:
@@ -151,54 +124,41 @@ def _calls(session: Session, credential: str) -> Searches | None:
     return Searches(min(left)) if left else None
 
 
-def read_spent(session: Session) -> tuple[Spent, ...]:
+def read_spent(session: Session) -> Spent:
     """Who spent the budget, for each project. Raises LedgerError."""
-    return tuple(_spent(session.project(credential.name)) for credential in projects_of(session).values())
+    by, spent = ("job", "method", "region"), Spent()
+    for name, credential in projects_of(session).items():
+        project = session.project(credential.name)
+        at_ms = project.log.now_ms()
+        spent[name] = [read_spending([project], by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
+    return spent
 
 
-def _spent(project: Project) -> Spent:
-    by, at_ms = ("job", "method", "region"), project.log.now_ms()
-    spans = [read_spending([project], by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
-    sums = [{values: units for values, _, units in span.rows} for span in spans]
-    keys = dict.fromkeys(values for span in spans for values, _, _ in span.rows)
-    rows = [SpentRow(key[0], key[1], key[2], tuple(span.get(key, 0) for span in sums)) for key in keys]
-    rows.sort(key=lambda row: (*(-units for units in row.units), row[:3]))
-    longest = spans[-1]
-    return Spent(
-        project.name,
-        at_ms,
-        tuple(span.since_ms for span in spans),
-        tuple(rows),
-        tuple(span.total_units for span in spans),
-        longest.refused,
-        longest.would_refuse,
-    )
+def forecast_of(added: Iterable[Reading[Contribution]]) -> Forecast | None:
+    """The forecast among the parts of other packages that were read."""
+    parts = (reading.value for reading in added)
+    return next((part.forecast for part in parts if part is not None and part.forecast is not None), None)
 
 
-def read_samples(session: Session, status: Status) -> list[Sample]:
-    """The samples of the ledger for `/metrics`. Raises LedgerError."""
-    samples: list[Sample] = []
-    for project, credential in projects_of(session).items():
-        samples += [*of_status(status, project), *of_sums(project, *read_sums(session.project(credential.name)))]
-    return samples
-
-
-def samples_of_silence(session: Session) -> list[Sample]:
-    """The samples for `/metrics` while the ledger does not answer."""
-    samples: list[Sample] = []
-    for project, credential in projects_of(session).items():
-        samples += of_silence(project, session.budget(credential.name).owed_units())
-    return samples
+def read_samples(session: Session, status: Status | None) -> list[Sample]:
+    """The samples of the ledger for `/metrics`. No status: the ledger does not answer."""
+    projects = projects_of(session).items()
+    if status is not None:
+        with suppress(LedgerError):
+            return [
+                sample
+                for project, credential in projects
+                for sums in [read_sums(session.project(credential.name))]
+                for sample in (*of_status(status, project), *of_sums(project, *sums))
+            ]
+    silence = (of_silence(project, session.budget(credential.name).owed_units()) for project, credential in projects)
+    return [sample for samples in silence for sample in samples]
 
 
 def key_of(kept: KeptRefusal) -> str:
     """The name of a refusal in an address. It never changes."""
     text = json.dumps([kept.project, kept.data], sort_keys=True, default=str)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
-
-
-def find_refusal(refusals: Iterable[KeptRefusal], key: str) -> KeptRefusal | None:
-    return next((kept for kept in refusals if key_of(kept) == key), None)
 
 
 # -- the parts are kept ------------------------------------------------------------------------------------------------

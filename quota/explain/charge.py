@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import Budget, charge_id, parts_of_id, project_of
 from quota.common.clock import NEVER, moment, rfc3339
 from quota.common.text import members, one_line
-from quota.deciding.history import charges, entries, whole_since_ms
+from quota.deciding.history import charges, whole_since_ms
 from quota.deciding.project import Project
 from quota.errors import UnknownCharge
-from quota.rules.entry import FURTHER, just_before
+from quota.reports.spending import entries_of_window
+from quota.rules.entry import FURTHER
 from quota.rules.spent import Spent, spent
 from quota.rules.total import total_of
 from quota.session import Session, projects_of
@@ -22,29 +22,37 @@ if TYPE_CHECKING:
     from quota.journal.draws import Draw
 
 
+class LimitAround(NamedTuple):
+    """A limit that counts a charge: its units just before and after it, and when it stops counting. Unless `whole`, the
+    history does not cover the limit's window, and the limit counted more than is shown."""
+
+    window: str
+    name: str
+    limit_units: int
+    before_units: int
+    after_units: int
+    whole: bool
+    leaves_ms: int
+
+
 class ChargeExplained(NamedTuple):
-    """A charge, read at `asked_ms` by the ledger's clock. `limits` has each limit that counts it, with the units just
-    before it; `not_counted_by` names the other limits. The history is whole since `whole_since_ms`.
+    """A charge, read at `asked_ms` by the ledger's clock. `limits` are those that count it; `not_counted_by` names the
+    others.
 
     `draw` is set if the charge was drawn on this machine's allowance. Unless it is `in_log`, only the journal has it.
     If the call charged several buckets, this is the first charge, and `also` has the others.
     """
 
-    charge_id: str
+    id: str
     credential: str
     project: str
     asked_ms: int
     charge: Spent
     draw: Draw | None
     in_log: bool
-    limits: Mapping[Limit, int]
+    limits: tuple[LimitAround, ...]
     not_counted_by: tuple[str, ...]
-    whole_since_ms: int
     also: tuple[ChargeExplained, ...] = ()
-
-    @property
-    def run(self) -> str:
-        return self.charge.run
 
     @property
     def charged_units(self) -> int | None:
@@ -55,23 +63,12 @@ class ChargeExplained(NamedTuple):
     def at_ms(self) -> int:
         return self.charge.id[0] if self.draw is None else self.draw.entry.id[0]
 
-    def after_units(self, limit: Limit) -> int:
-        """The units of the limit with the charge."""
-        return self.limits[limit] + limit.view.selector.cost(self.charge.charged_units)
-
-    def leaves_ms(self, limit: Limit) -> int:
-        """When the limit stops counting the charge."""
-        return leaves_at(limit.view.window, self.charge.id[0])
-
-    def is_whole(self, limit: Limit) -> bool:
-        """Whether the history covers the limit's window. If not, the limit counted more than is shown."""
-        return self.whole_since_ms <= cutoff(limit.view.window, self.charge.id[0])
-
     def as_json(self) -> dict[str, object]:
         draw, charge = self.draw, self.charge
         return {
-            "id": self.charge_id,
-            **members(self, "asked_at at credential project run charged_units"),
+            **members(self, "id asked_at at credential project"),
+            **members(charge, "run"),
+            **members(self, "charged_units"),
             **members(charge, "method bucket job region units"),
             "drawn": None
             if draw is None
@@ -81,15 +78,7 @@ class ChargeExplained(NamedTuple):
                 "entry": charge_id(charge.id[0], charge.key, 0) if self.in_log else None,
             },
             "limits": [
-                {
-                    "window": limit.view.window.name,
-                    **members(limit, "name limit_units"),
-                    "before_units": before_units,
-                    "after_units": self.after_units(limit),
-                    "whole": self.is_whole(limit),
-                    "leaves_at": rfc3339(self.leaves_ms(limit)),
-                }
-                for limit, before_units in self.limits.items()
+                members(row, "window name limit_units before_units after_units whole leaves_at") for row in self.limits
             ],
             "not_counted_by": list(self.not_counted_by),
             **({"also": [further.as_json() for further in self.also]} if self.also else {}),
@@ -139,28 +128,38 @@ def _explained(budget: Budget, name: str, logged: Spent | None, draw: Draw | Non
     limits = [*dict.fromkeys([*budget.limits, *budget.limits_of(charge.job)])] if logged is not None else []
     counting = [limit for limit in limits if limit.view.selector.counts(charge.bucket, charge.method, charge.job)]
     return ChargeExplained(
-        charge_id=name,
+        id=name,
         credential=budget.credential,
         project=budget.project,
         asked_ms=project.log.now_ms(),
         charge=charge,
         draw=draw,
         in_log=logged is not None,
-        limits=_before(project, charge, counting),
+        limits=tuple(_around(project, charge, counting)),
         not_counted_by=tuple([limit.name for limit in limits if limit not in counting]),
-        whole_since_ms=whole_since_ms(project),
     )
 
 
-def _before(project: Project, charge: Spent, limits: Sequence[Limit]) -> dict[Limit, int]:
-    """The units of each limit just before a charge."""
+def _around(project: Project, charge: Spent, limits: Sequence[Limit]) -> Iterator[LimitAround]:
+    """Each of these limits around a charge that it counts."""
     if not limits:
-        return {}
+        return
     at_ms, trimmed = charge.id[0], project.log.begin(project.name).trimmed
-    earliest_ms = min(cutoff(limit.view.window, at_ms) for limit in limits)
-    window = entries(project, just_before(max(0, earliest_ms + 1)))
-    behind = list(takewhile(lambda entry: entry.id < charge.id, window))
-    return {limit: total_of(limit.view, behind, at_ms, trimmed).used_units for limit in limits}
+    longest = min((limit.view.window for limit in limits), key=lambda window: cutoff(window, at_ms))
+    behind = entries_of_window(project, longest, at_ms, charge.id)
+    whole_ms = whole_since_ms(project)
+    for limit in limits:
+        window = limit.view.window
+        before_units = total_of(limit.view, behind, at_ms, trimmed).used_units
+        yield LimitAround(
+            window=window.name,
+            name=limit.name,
+            limit_units=limit.limit_units,
+            before_units=before_units,
+            after_units=before_units + limit.view.selector.cost(charge.charged_units),
+            whole=whole_ms <= cutoff(window, at_ms),
+            leaves_ms=leaves_at(window, at_ms),
+        )
 
 
 def _why_unknown(budgets: Sequence[Budget], name: str, ms: int, key: str) -> str:

@@ -3,33 +3,36 @@
 then    the refusal as the ledger keeps it, with its numbers
 now     a peek at the same call
 log     the single charges of both windows, as far as the log and the past have them: who filled the limit
+
+A fourth part are the changes of the configuration that would have admitted the call.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, rfc3339
-from quota.common.text import members
-from quota.deciding.history import entries, whole_since_ms
+from quota.common.text import members, one_line
+from quota.deciding.history import whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
 from quota.errors import UsageError
-from quota.explain.admits import Change, changes_that_admit, closed_by_upstream
 from quota.ledger.log import SLACK_MS
-from quota.reports.spending import KeptRefusal, ids_of_calls, read_refusals
-from quota.rules.calls import Checklist, Together, charge_units
-from quota.rules.entry import END, Entry, just_before
+from quota.reports.spending import KeptRefusal, counted, entries_of_window, ids_of_calls, read_refusals
+from quota.rules.calls import Checklist, Together, cap, charge_units
+from quota.rules.entry import Entry, just_before
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import Full, room_at
-from quota.rules.spent import Spent, spent
+from quota.rules.spent import spent
 from quota.rules.total import total_of
 from quota.session import Session, projects_of
-from quota.terms.limits import Calendar, Limit, Selector, View, cutoff, leaves_at
+from quota.terms.arguments import machine_name
+from quota.terms.costs import CostBook
+from quota.terms.limits import MAX_UNITS, Calendar, Limit, Selector, View, cutoff, leaves_at
 
 EXPIRIES = 10
 """How many of the next expiries are shown."""
@@ -85,22 +88,41 @@ class Expiry(NamedTuple):
     units: int
     kind: Literal["charge", "upstream", "reset", "pace", "grant"]
     makes_room: bool = False
-    charge_id: str = ""
-    method: str = ""
     job: str = ""
+    charge: str | None = None
+    method: str | None = None
+
+
+class Setting(NamedTuple):
+    """One setting of a change: the number of a `limit`, what the job leaves of it (`leave`), its `pace` (0: none), the
+    `price` of the method, a reopened bucket (`reopen`), or the allowance's `max_cost` and `allowance`.
+
+    `upstream_units` is upstream's grant in such a window or a longer one; 0: not known.
+    """
+
+    kind: Literal["limit", "leave", "pace", "price", "reopen", "max_cost", "allowance"]
+    name: str
+    units: int
+    was_units: int
+    upstream_units: int = 0
+
+
+Change = tuple[Setting, ...]
+"""Settings that together would have admitted the call."""
 
 
 class RefusalExplained(NamedTuple):
     """Why a call was refused, asked at `asked_ms` by the ledger's clock.
 
-    `now` is the decision on the same call now. `never` is the reason if today's configuration can never admit it.
-    `limits` are the configured limits by name, `now_limits` the limits that count the call now. `rooms_ms` has the time
-    when each refusing limit has room again.
+    `now` is the decision on the same call or calls now. Of several calls whose costs the refusal does not tell, it is
+    of a single call that costs as much. `never` is the reason if today's configuration can never admit it. `limits` are
+    the configured limits by name, `now_limits` the limits that count the call now. `rooms_ms` has the time when each
+    refusing limit has room again.
 
     `fill` belongs to the limit that refused, or to the bucket that upstream closed. `expiries` belong to the limit
     `expiring`, which refuses now, or else refused then. `exhaustion` is the record of the closed bucket, and
-    `granted_units` its grant by the cost book (0: not known). `comparable`: upstream's count can be read. `admits` is
-    empty if no change is known that would have admitted the call. `admitted_today`: today's configuration would have.
+    `granted_units` its grant by the cost book (0: not known). `admits` is empty if no change is known that would have
+    admitted the call. `admitted_today`: today's configuration would have.
     """
 
     kept: KeptRefusal
@@ -115,20 +137,9 @@ class RefusalExplained(NamedTuple):
     expiries: tuple[Expiry, ...]
     exhaustion: Exhaustion | None
     granted_units: int
-    comparable: bool
+    book: CostBook
     admits: tuple[Change, ...]
     admitted_today: bool
-
-    @property
-    def closed_by_upstream(self) -> bool:
-        """Whether upstream had closed a bucket; else a limit refused, or nothing could be decided."""
-        return closed_by_upstream(self.kept)
-
-    @property
-    def same_asked(self) -> bool:
-        """Whether `now` is of the same call or calls. Of several calls whose limits the refusal does not tell, it is of
-        one call that costs as much."""
-        return self.kept.calls == 1 or _tells_costs(self.kept)
 
     @property
     def then_limits(self) -> dict[str, LimitState]:
@@ -142,7 +153,7 @@ class RefusalExplained(NamedTuple):
 
     def noun(self, name: str | None) -> str:
         """What a limit counts: units, or calls. A bucket counts units."""
-        limit = None if self.closed_by_upstream else self.limits.get(name or "")
+        limit = None if self.kept.closed_by_upstream else self.limits.get(name or "")
         return "unit" if limit is None else limit.view.selector.noun
 
     def as_json(self) -> dict[str, object]:
@@ -150,9 +161,8 @@ class RefusalExplained(NamedTuple):
         return {
             "refused_at": rfc3339(kept.at_ms),
             **members(self, "asked_at"),
-            **members(
-                kept, "credential project method cost_units calls job region run machine reason refused_by why retry_at"
-            ),
+            **members(kept, "credential project method cost_units calls job region run machine"),
+            **members(kept, "reason refused_by why retry_at"),
             "now": {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
             if now is None
             else {
@@ -163,11 +173,7 @@ class RefusalExplained(NamedTuple):
             "limits": [self._limit_json(name) for name in self.names],
             "filled": self.fill.as_json(),
             "expiring": self.expiring,
-            "expiries": [
-                members(expiry, "at units kind makes_room job")
-                | {"charge": expiry.charge_id or None, "method": expiry.method or None}
-                for expiry in self.expiries
-            ],
+            "expiries": [members(expiry, "at units kind makes_room job charge method") for expiry in self.expiries],
             "exhaustion": None
             if x is None
             else {
@@ -229,8 +235,8 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     met = budget.usage(kept.job) if now is None else now.limits
     asked_ms = project.now_ms() if now is None else now.decided_at_ms
     then_names = {state.name for state in kept.limits}
-    rooms_ms = {name: room_at(limit, project, asked_ms) for name, limit in full.items() if limit.refuses}
-    rooms_ms = {name: at_ms for name, at_ms in rooms_ms.items() if at_ms != NEVER}
+    refusing = [(name, room_at(limit, project, asked_ms)) for name, limit in full.items() if limit.refuses]
+    rooms_ms = {name: at_ms for name, at_ms in refusing if at_ms != NEVER}
     subject = _subject(budget, kept)
     expiring = kept.refused_by if now is None or now.reason not in ("limit", "leave") else now.refused_by
     expiries: tuple[Expiry, ...] = ()
@@ -253,7 +259,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         granted_units=0
         if exhaustion is None or exhaustion.bucket not in buckets
         else buckets[exhaustion.bucket].quota_units,
-        comparable=budget.book.monitoring is not None,
+        book=budget.book,
         admits=admits,
         admitted_today=admitted_today,
     )
@@ -265,9 +271,9 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
 def _checklist(budget: Budget, kept: KeptRefusal) -> Checklist:
     """The checklist of the same call or calls. Raises UsageError if they can never be admitted."""
     units = charge_units(kept.cost_units)
-    if kept.calls == 1 or not _tells_costs(kept):
+    if kept.calls == 1 or not kept.tells_costs:
         return budget.checklists.make((kept.method, units, None, kept.job))
-    closed = kept.refused_by if closed_by_upstream(kept) else None
+    closed = kept.refused_by if kept.closed_by_upstream else None
     together = Together(kept.calls, {state.name: state.cost_units for state in kept.limits}, closed)
     return budget.checklists.of_former(kept.method, units, kept.job, together)
 
@@ -282,14 +288,9 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
     return decision, {full.limit.name: full for full in answers.full_limits(checklist, outcome, 0)} if compared else {}
 
 
-def _tells_costs(kept: KeptRefusal) -> bool:
-    """Whether a refusal has every limit that counted it, with its cost there."""
-    return bool(kept.limits) and not kept.limits_left_out
-
-
 def _exhaustion(project: Project, kept: KeptRefusal) -> Exhaustion | None:
     """The record of the exhaustion that refused, until a newer exhaustion replaces it."""
-    if not closed_by_upstream(kept):
+    if not kept.closed_by_upstream:
         return None
     record = project.state.facts().exhaustion(kept.refused_by or "")
     return record if record is not None and record.since_ms <= kept.at_ms + SLACK_MS else None
@@ -301,7 +302,7 @@ def _exhaustion(project: Project, kept: KeptRefusal) -> Exhaustion | None:
 def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
     """The limit that refused. For a closed bucket, a limit that counts as upstream does. None if neither is known."""
     book, name = budget.book, kept.refused_by or ""
-    if not closed_by_upstream(kept):
+    if not kept.closed_by_upstream:
         return next((limit for limit in budget.limits_of(kept.job) if limit.name == name), None)
     pools = {pool.name: pool for pool in book.pools}
     if name in book.buckets:
@@ -317,8 +318,8 @@ def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
     """By job, method and region, the largest first: at the refusal, or now if the history no longer has that."""
     view = subject.view
     is_whole = whole_since_ms(project) <= cutoff(view.window, then_ms)
-    then = _window(project, view, then_ms, then_ms) if is_whole else []
-    now = _window(project, view, now_ms)
+    then = entries_of_window(project, view.window, then_ms, just_before(then_ms + 1)) if is_whole else []
+    now = entries_of_window(project, view.window, now_ms)
     then_units, now_units = _units_by_who(view, then), _units_by_who(view, now)
     rows = [Filled(*who, then_units[who] if is_whole else None, now_units[who]) for who in {**then_units, **now_units}]
     rows.sort(key=lambda row: (-(row.then_units or 0), -row.now_units, row[:3]))
@@ -333,24 +334,10 @@ def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
     )
 
 
-def _window(project: Project, view: View, at_ms: int, until_ms: int = END[0]) -> list[Entry]:
-    """The entries of a view's window at a time, as far as the history has them."""
-    behind = entries(project, just_before(max(0, cutoff(view.window, at_ms) + 1)))
-    return list(takewhile(lambda entry: entry.id[0] <= until_ms, behind))
-
-
-def _counted(view: View, behind: list[Entry]) -> Iterator[tuple[str, Spent, int]]:
-    """The charges that a view counts: the id of the call, the charge, and the units that the view counts."""
-    selector, charges = view.selector, spent(behind)
-    for name, charge in zip(ids_of_calls(charges), charges, strict=True):
-        if charge.units and selector.counts(charge.bucket, charge.method, charge.job):
-            yield name, charge, selector.cost(charge.units)
-
-
 def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, str]]:
     """The units that a view counts, by job, method and region."""
     sums = Counter[tuple[str, str, str]]()
-    for _, charge, units in _counted(view, behind):
+    for charge, units in counted(view.selector, spent(behind)):
         sums[charge.job, charge.method, charge.region] += units
     return sums
 
@@ -361,19 +348,21 @@ def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, st
 def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) -> tuple[Expiry, ...]:
     """The next ten expiries of a limit, and the one at `room_ms` with which the call fits."""
     view, window = full.limit.view, full.limit.view.window
-    behind = _window(project, view, now_ms)
+    behind = entries_of_window(project, window, now_ms)
     total = total_of(view, behind, now_ms)
     rows = []
     for at_ms in {leaves_ms for _, leaves_ms in total.others if leaves_ms > now_ms}:
         units = total.others_after(at_ms - 1) - total.others_after(at_ms)
         rows.append(Expiry(at_ms, units, "upstream"))
+    charges = spent(behind)
     if isinstance(window, Calendar):
-        units = sum(units for _, _, units in _counted(view, behind))
+        units = sum(units for _, units in counted(view.selector, charges))
         rows += [Expiry(window.edges(now_ms)[1], units, "reset")] if units else []
     else:
-        for name, charge, units in _counted(view, behind):
-            at_ms = leaves_at(window, charge.id[0])
-            rows.append(Expiry(at_ms, units, "charge", charge_id=name, method=charge.method, job=charge.job))
+        names = dict(zip([charge.key for charge in charges], ids_of_calls(charges), strict=True))
+        for charge, units in counted(view.selector, charges):
+            at_ms, name = leaves_at(window, charge.id[0]), names[charge.key]
+            rows.append(Expiry(at_ms, units, "charge", job=charge.job, charge=name, method=charge.method))
     if room_ms is not None and full.lapses_ms <= room_ms:
         rows.append(Expiry(full.lapses_ms, full.lapsed_units - full.cap_units, "grant"))
     if room_ms is not None and all(row.at_ms != room_ms for row in rows):
@@ -388,3 +377,146 @@ def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) ->
     if fits is not None:
         rows[fits] = rows[fits]._replace(makes_room=True)
     return tuple([row for n, row in enumerate(rows) if n < EXPIRIES or n == fits])
+
+
+# -- changes that would have admitted it -------------------------------------------------------------------------------
+
+
+class _Met(NamedTuple):
+    """A limit at the refusal: the call's cost, the use at `at_ms`, and what the job left to others."""
+
+    limit: Limit
+    cost_units: int
+    leave_units: int
+    used_units: int
+    granted: Mapping[str, int]
+    at_ms: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the call fits, as a decision compares it."""
+        cap_units = cap(self.limit, self.leave_units, self.cost_units, self.at_ms, self.granted)
+        return self.limit.shadow or self.used_units + self.cost_units <= cap_units
+
+    def costing(self, units: int) -> _Met:
+        """The same for a call of this many units."""
+        return self._replace(cost_units=self.limit.view.selector.cost(units))
+
+    def changed(self, **terms: object) -> _Met:
+        """The same with other terms of the limit."""
+        return self._replace(limit=replace(self.limit, **terms))  # type: ignore[arg-type]  # the fields of a Limit
+
+
+def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change, ...], bool]:
+    """The changes that would each have admitted the call alone; and whether today's configuration would have.
+
+    Each change is the smallest of its kind. A search tries values with the comparison of a decision, the numbers of the
+    refusal, and upstream's grants of today.
+    """
+    if kept.reason == "ledger-unavailable":
+        return _allowances(session, budget, kept), False
+    if kept.reason in ("clock", "counting") or kept.limits_left_out:
+        return (), False
+    limits = {limit.name: limit for limit in budget.limits_of(kept.job)}
+    if not kept.closed_by_upstream and kept.refused_by not in limits:
+        return (), True
+    leaves, granted = budget.checklists.leaves_of(kept.job), budget.answers.believed_now().units
+    each = [
+        _Met(limits[state.name], state.cost_units, leaves.get(state.name, 0), state.used_units, granted, kept.at_ms)
+        for state in kept.limits
+        if state.name in limits
+    ]
+    price = budget.book.at(kept.at_ms).methods.get(kept.method)
+    of_one_bucket = kept.calls == 1 and (price is None or len(price[0].parts) == 1)
+    if of_one_bucket:
+        each = [met.costing(kept.cost_units) for met in each]
+    full = [met for met in each if not met.fits]
+    reopen: Change = ()
+    if kept.closed_by_upstream:
+        reopen = (Setting("reopen", kept.refused_by or "", 0, 0),)
+        if not full:
+            return (reopen,), False
+    elif not full:
+        return (), True
+    changes = [
+        _each(_number(budget.book, met) for met in full),
+        _each(map(_less_left, full)),
+        _each(map(_unpaced, full)),
+    ]
+    if of_one_bucket:  # of several calls the prices are not known
+        changes.append(_each([_cheaper(each, kept.method, kept.cost_units)]))
+    return tuple((*reopen, *change) for change in changes if change), False
+
+
+def _each(settings: Iterable[Setting | None]) -> Change:
+    """All settings together; none if one of them is impossible."""
+    each = list(settings)
+    change = tuple([setting for setting in each if setting is not None])
+    return change if len(change) == len(each) else ()
+
+
+def _number(book: CostBook, met: _Met) -> Setting | None:
+    """The least number of a full limit."""
+    low = met.limit.limit_units
+    high = min(MAX_UNITS, 16 * (met.used_units + met.cost_units + met.leave_units + low))
+    needed = _least(lambda units: met.changed(limit_units=units).fits, low, high)
+    return None if needed is None else Setting("limit", met.limit.name, needed, low, _granted(book, met.limit))
+
+
+def _granted(book: CostBook, limit: Limit) -> int:
+    """Upstream's grant for the buckets of a limit; 0 unless both count units and upstream's window is as long."""
+    names = limit.view.selector.buckets or tuple(book.buckets)
+    buckets = [book.buckets[name] for name in names if name in book.buckets]
+    longest_ms = limit.view.window.longest_ms
+    granted = [[quota.units for quota in bucket.quotas if quota.window.longest_ms >= longest_ms] for bucket in buckets]
+    if not all(granted) or limit.view.selector.count == "calls":
+        return 0
+    return sum(map(min, granted))
+
+
+def _less_left(met: _Met) -> Setting | None:
+    """The most that the job may leave of a full limit to others."""
+    leave = met.leave_units
+    less = _least(lambda less: met._replace(leave_units=leave - less).fits, 0, leave)
+    return None if less is None else Setting("leave", met.limit.name, leave - less, leave)
+
+
+def _unpaced(met: _Met) -> Setting | None:
+    """A full limit without its pace, if that is enough."""
+    return Setting("pace", met.limit.name, 0, 1) if met.limit.paced and met.changed(paced=False).fits else None
+
+
+def _cheaper(each: Sequence[_Met], method: str, cost: int) -> Setting | None:
+    """The highest price that every limit has room for."""
+    less = _least(lambda less: all(met.costing(cost - less).fits for met in each), 0, cost - 1)
+    return None if less is None else Setting("price", method, cost - less, cost)
+
+
+def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The least number above `low`, and at most `high`, that is enough; None if `high` is not. `low` is not enough."""
+    if high <= low or not enough(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Change, ...]:
+    """The allowance that would have admitted the call without the ledger. Only the machine that was refused knows what
+    it had drawn."""
+    project = project_of(budget)
+    if kept.machine != one_line(machine_name())[:64] or project.journal is None:
+        return ()
+    allowed = session.settings.ledger.unavailable
+    most, allowance = (0, 0) if allowed is None else (allowed.max_cost_units, allowed.allowance_units)
+    drawn = [draw.entry for draw in project.journal.draws.drawn(kept.at_ms, project.longest_ms)]
+    needed = sum(entry.units for entry in drawn if entry.id[0] <= kept.at_ms) + kept.cost_units
+    settings = []
+    if most < kept.cost_units:
+        if kept.calls > 1:
+            return ()  # the cost of the dearest call is not known
+        settings.append(Setting("max_cost", "", kept.cost_units, most))
+    if allowance < needed:
+        settings.append(Setting("allowance", "", needed, allowance))
+    return (tuple(settings),) if settings else ()

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import google_auth_httplib2
@@ -31,7 +31,7 @@ from googleapiclient.errors import Error as ClientError
 from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
-from quota.clients.answer_limits import AnswerLimits
+from quota.clients.answer_fields import AnswerLimits
 from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked
 from quota.clients.discovery import description
 from quota.clients.login import bearer, refused
@@ -40,7 +40,7 @@ from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
 from quota.errors import BadAnswer, ConfigError
-from quota.reconcile.comparison import Counted
+from quota.reconcile.reconcile import Counted, Figures
 from quota.session import login_of
 from quota.settings.model import CredentialSettings
 from quota.terms.costs import Monitoring
@@ -73,21 +73,6 @@ _METRIC = "serviceruntime.googleapis.com/quota/"
 USAGE, LIMIT = f"{_METRIC}rate/net_usage", f"{_METRIC}limit"
 
 
-class Figures(NamedTuple):
-    """Upstream's figures: the units `used` by quota_metric, in order of time, by the book's methods. `limits` has its
-    newest number by (quota_metric, limit_name); -1 or less: no limit.
-
-    `newest_ms` is the end of its newest point of usage; None: it has no point, so the usage is 0.
-    """
-
-    used: dict[str, list[Counted]]
-    limits: dict[tuple[str, str], int]
-
-    @property
-    def newest_ms(self) -> int | None:
-        return max((point.at_ms for points in self.used.values() for point in points), default=None)
-
-
 def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: int, now_ms: int) -> Figures:
     """Upstream's figures of a credential's project from `since_ms` (exclusive) to `now_ms`.
 
@@ -103,8 +88,7 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
         used: dict[str, list[Counted]] = {}
         for labels, points in ask(f'metric.type="{USAGE}" AND {of_api}', USAGE, "DELTA", since_ms=since_ms):
             method = names.method(labels.get("method", ""))
-            counted = [Counted(point.end_ms, point.units, method) for point in points]
-            used.setdefault(labels["quota_metric"], []).extend(counted)
+            used.setdefault(labels["quota_metric"], []).extend(point._replace(method=method) for point in points)
         limits: dict[tuple[str, str], int] = {}
         for metric in names.metrics:
             key = (metric.quota_metric, metric.limit_name)
@@ -117,12 +101,7 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
     return Figures({metric: sorted(points) for metric, points in used.items()}, limits)
 
 
-class _Point(NamedTuple):
-    end_ms: int
-    units: int
-
-
-_Series = list[tuple[dict[str, str], list[_Point]]]
+_Series = list[tuple[dict[str, str], list[Counted]]]
 
 
 def _series(
@@ -145,13 +124,13 @@ def _series(
             raise _failed("says that its answer is incomplete; run again later")
         for labels, points in _read(answer.get("timeSeries", []), metric, kind):
             name = json.dumps(labels, sort_keys=True)
-            keys = {(name, point.end_ms) for point in points}
+            keys = {(name, point.at_ms) for point in points}
             if len(keys) < len(points) or keys & seen:
                 raise _failed("answered the same point twice; run again later")
-            if any(point.end_ms > now_ms + AHEAD_MS for point in points):
+            if any(point.at_ms > now_ms + AHEAD_MS for point in points):
                 raise _failed("has points in the future; set this machine's clock, or the ledger's")
             seen |= keys
-            series.append((labels, [point for point in points if point.end_ms > since_ms]))
+            series.append((labels, [point for point in points if point.at_ms > since_ms]))
         token = answer.get("nextPageToken")
         if not token:
             return series
@@ -161,7 +140,7 @@ def _series(
     raise _failed(f"has more than {MAX_PAGES} pages; is cloud_project right?")
 
 
-def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[_Point]]]:
+def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[Counted]]]:
     """The labels and points of each series. Raises BadAnswer for anything else: a guess would give wrong units."""
     try:
         if not isinstance(series, list):
@@ -174,7 +153,8 @@ def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, st
                 raise _failed(f"answered with {show(row['metric']['type'])} when asked for {metric}")
             if row["metricKind"] != kind or row["valueType"] != "INT64":
                 raise _failed(f"has {metric} in a form that is not known here; see whether this program is up to date")
-            yield labels, [_Point(_ms(point["interval"]["endTime"]), _units(point)) for point in row.get("points", [])]
+            points = row.get("points", [])
+            yield labels, [Counted(_ms(point["interval"]["endTime"]), _units(point), "") for point in points]
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise _failed("answered with something else than time series; check endpoint and proxies") from error
 
@@ -264,14 +244,6 @@ class _Request(HttpRequest):  # type: ignore[misc]  # the client ships no types
 _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
 
 
-class _Http(PatientHttp):
-    """An Http that waits a bounded time, and follows no redirect, so the token reaches no other host."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root, PatientConnection, watch=Watch(_LIMITS, None), timeout_s=SILENCE_S)
-        self.follow_redirects = False
-
-
 def _service(credential: CredentialSettings) -> Any:
     document = description("monitoring", "v3")
     if credential.endpoint is not None:
@@ -284,17 +256,16 @@ def _service(credential: CredentialSettings) -> Any:
             "address, or set insecure_endpoint = true"
         )
     credentials = _credentials(credential, loopback=loopback)
+    patient = PatientHttp(root, PatientConnection, watch=Watch(_LIMITS, None), timeout_s=SILENCE_S)
+    patient.follow_redirects = False  # so the token reaches no other host
     # google-auth renews an expired token before it sends it. A refused token will be refused again.
-    http = google_auth_httplib2.AuthorizedHttp(credentials, http=_Http(root), refresh_status_codes=())
+    http = google_auth_httplib2.AuthorizedHttp(credentials, http=patient, refresh_status_codes=())
     return build_from_document(
         document,
         http=http,
         requestBuilder=_Request,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
-
-
-# -- the account -------------------------------------------------------------------------------------------------------
 
 
 def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:

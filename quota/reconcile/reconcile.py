@@ -2,7 +2,7 @@
 
     1. ask the ledger once: it gets back lost charges, and the draws that this machine owes
     2. read all of upstream's figures (quota.reconcile.monitoring); if a request fails, change nothing
-    3. compare each bucket, for upstream's present period and the previous period (quota.reconcile.comparison)
+    3. compare each bucket, for upstream's present period and the previous period
     4. append the units that only upstream counted in its present period to the log (`others`); every limit on the
        whole bucket counts them until that period ends
     5. store a grant that is smaller than configured in the ledger; it lowers the limits
@@ -10,29 +10,44 @@
 
 It never frees units. It reports units that only we charged, with the method whose price looks wrong. Every step may run
 again: the same figures change nothing.
+
+Both counts of a bucket start at upstream's reset. We charge a call before it leaves. Upstream counts it when it
+arrives, by its own clock, and publishes it some minutes later. So neither count is exact near its end, and TOLERANCE_MS
+allows for that:
+
+    unknown     units that upstream counted and we never charged. At each of upstream's points, at a moment s: its
+                count up to s, less our charges up to TOLERANCE_MS later. The largest of these numbers
+    drift       units that we charged and upstream did not count: our charges up to its newest point and more than
+                TOLERANCE_MS ago, less its count
+
+For example, points of 100 units each at 10:00 and 11:00, and our charges of 100 at 09:59 and 10:40. At 10:00 both
+counts are 100, and at 11:00 both are 200. If somebody else then uses 50, upstream's count at 11:10 is 250 and ours 200:
+50 units are unknown, used by 11:10, and count like charges of that time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import Budget, project_of
-from quota.clients.evidence import others_name
+from quota.clients.metering import others_name
 from quota.common.clock import rfc3339
 from quota.common.text import members
 from quota.deciding.history import charges, whole_since_ms
 from quota.deciding.project import Project
 from quota.errors import ConfigError
 from quota.ledger.log import PAST_MS
-from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare
 from quota.rules.calls import granted_units, wanted_grants
 from quota.rules.entry import CALLS
 from quota.rules.facts import Compared, Grant
 from quota.rules.spent import Spent
-from quota.terms.costs import CostBook, Metric, Monitoring, Pool
+from quota.terms.costs import CostBook, Metric, Monitoring
 from quota.terms.evidence import whole_limits
-from quota.terms.limits import DAY_MS, Calendar, Limit
+from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit
 
 if TYPE_CHECKING:
     from quota.session import Session
@@ -41,15 +56,93 @@ if TYPE_CHECKING:
 BELIEVED_MS = 7 * DAY_MS
 """How long a smaller grant holds, unless a later run reads another. Upstream samples it once a day."""
 
+TOLERANCE_MS = 10 * MINUTE_MS
+
+
+class Counted(NamedTuple):
+    """Units of a method: our charge at `at_ms`, or upstream's count of the interval that ended then."""
+
+    at_ms: int
+    units: int
+    method: str
+
+
+class Figures(NamedTuple):
+    """Upstream's figures: the units `used` by quota_metric, in order of time, by the book's methods. `limits` has its
+    newest number by (quota_metric, limit_name); -1 or less: no limit.
+
+    `newest_ms` is the end of its newest point of usage; None: it has no point, so the usage is 0.
+    """
+
+    used: dict[str, list[Counted]]
+    limits: dict[tuple[str, str], int]
+
+    @property
+    def newest_ms(self) -> int | None:
+        return max((point.at_ms for points in self.used.values() for point in points), default=None)
+
+
+class Period(NamedTuple):
+    """One of upstream's own periods, from one reset to the next."""
+
+    since_ms: int
+    until_ms: int
+
+
+class MethodCount(NamedTuple):
+    """Both counts of one method: upstream's units, our units, and our calls.
+
+    `price_units` is the book's price of one call; None if the book does not have the method. `upstream_price_units` is
+    upstream's price of each of our calls, if it differs from the book's and its units are a whole multiple of our
+    calls; else None.
+    """
+
+    method: str
+    upstream_units: int
+    our_units: int
+    our_calls: int
+    price_units: int | None
+    upstream_price_units: int | None
+
+
+class BucketCount(NamedTuple):
+    """Both counts of one bucket in one period, up to `through_ms`.
+
+    We charged `near_units` so close to that moment, and so recently, that upstream may not have them. `unknown` has the
+    units that only upstream counted, each with the time by which they were used. Only we counted `drift_units`.
+    `methods` has the largest difference first.
+    Upstream grants `granted_units` (None: not known).
+    """
+
+    bucket: str
+    period: Period
+    through_ms: int
+    upstream_units: int
+    our_units: int
+    near_units: int
+    unknown: tuple[tuple[int, int], ...]
+    drift_units: int
+    methods: tuple[MethodCount, ...]
+    granted_units: int | None = None
+
+    @property
+    def unknown_units(self) -> int:
+        return sum(units for units, _ in self.unknown)
+
+    def as_json(self) -> dict[str, object]:
+        fields = "through upstream_units our_units near_units unknown_units drift_units granted_units"
+        methods = [row._asdict() for row in self.methods]
+        return {"bucket": self.bucket, **members(self.period, "since"), **members(self, fields), "methods": methods}
+
 
 class Lowered(NamedTuple):
     """A limit that is lower than configured, because upstream grants `granted_units`."""
 
     limit: str
     configured_units: int
-    enforced_units: int
     granted_units: int
     until_ms: int
+    limit_units: int
 
 
 class OthersUnits(NamedTuple):
@@ -65,27 +158,23 @@ class Reconciled(NamedTuple):
 
     `newest_ms` is the end of upstream's newest point (None: it has no point). `buckets` has the present period of each
     bucket, then the previous period, if our log reaches back so far. `apart` are pools that upstream counts and this
-    cost book has no bucket for: they change nothing. `grants` is upstream's number by bucket, if it has one.
-    `tightened`: some limit is tighter than before; `lifted` names the limits that are higher.
-    `log_after_ms` is 0, or the time up to which our log lacks charges of the present period: that is not compared then.
+    cost book has no bucket for: they change nothing. `tightened`: some limit is tighter than before; `lifted` names the
+    limits that are higher. `log_after_ms` is 0, or the time up to which our log lacks charges of the present period:
+    that is not compared then.
     """
 
-    credential: str
-    project: str
-    cloud_project: str
-    book: str
-    zone: str
+    credential: CredentialSettings
+    book: CostBook
     at_ms: int
     newest_ms: int | None
     buckets: tuple[BucketCount, ...]
     apart: tuple[BucketCount, ...]
-    grants: Mapping[str, int]
     others: tuple[OthersUnits, ...]
     lowered: tuple[Lowered, ...]
     tightened: bool
     lifted: tuple[str, ...]
     changed: bool
-    log_after_ms: int = 0
+    log_after_ms: int
 
     @property
     def differs(self) -> bool:
@@ -96,34 +185,19 @@ class Reconciled(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         return {
-            **members(self, "credential project cloud_project at"),
+            "credential": self.credential.name,
+            **members(self.credential, "project cloud_project"),
+            **members(self, "at"),
             "newest_point": None if self.newest_ms is None else rfc3339(self.newest_ms),
             "lag_ms": None if self.newest_ms is None else max(0, self.at_ms - self.newest_ms),
             "tolerance_ms": TOLERANCE_MS,
-            "buckets": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.buckets],
-            "apart": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.apart],
+            "buckets": [count.as_json() for count in self.buckets],
+            "apart": [count.as_json() for count in self.apart],
             "others": [members(row, "limit units until") for row in self.others],
-            "lowered": [
-                members(row, "limit configured_units granted_units until") | {"limit_units": row.enforced_units}
-                for row in self.lowered
-            ],
+            "lowered": [members(row, "limit configured_units granted_units until limit_units") for row in self.lowered],
             "changed": self.changed,
             **(members(self, "log_after") if self.log_after_ms else {}),
         }
-
-
-def _bucket_json(count: BucketCount, granted: int | None) -> dict[str, object]:
-    return {
-        "bucket": count.bucket,
-        **members(count.period, "since"),
-        **members(count, "through upstream_units our_units near_units unknown_units drift_units"),
-        "granted_units": granted,
-        "methods": [
-            members(row, "method upstream_units our_units our_calls")
-            | {"price_units": row.price, "upstream_price_units": row.upstream_price}
-            for row in count.methods
-        ],
-    }
 
 
 def chosen_credentials(session: Session, name: str | None) -> list[CredentialSettings]:
@@ -156,16 +230,19 @@ def _monitoring(book: CostBook) -> Monitoring:
     return names
 
 
-def reconcile(session: Session, credential: CredentialSettings, *, commit: bool = True) -> Reconciled:
+ReadFigures = Callable[["CredentialSettings", Monitoring, int, int], Figures]
+"""Reads upstream's figures of a credential's project, from a time to another: `quota.reconcile.monitoring` does."""
+
+
+def reconcile(
+    session: Session, credential: CredentialSettings, read_figures: ReadFigures, *, commit: bool = True
+) -> Reconciled:
     """Compare one project's counts, and with `commit` tighten ours.
 
     Raises LedgerError; ConfigError if `auth` cannot be used, or the cost book lacks Cloud Monitoring's names; BadAnswer
     unless upstream's figures are whole. Then it has changed nothing.
     """
-    from quota.reconcile.monitoring import read_figures
-
     names, book = _monitoring(credential.book), credential.book
-    assert credential.cloud_project is not None  # noqa: S101
     budget = session.budget(credential.name)
     project = project_of(budget)
     budget.usage()  # so the ledger has this machine's draws and lost charges: upstream counted them
@@ -174,50 +251,180 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     metrics = [metric for metric in names.metrics if _window(book, metric) is not None]
     since_ms = min(_periods(book, metric, now_ms)[-1].since_ms for metric in metrics)
     figures = read_figures(credential, names, since_ms, now_ms)
-    through_ms = now_ms if figures.newest_ms is None else min(figures.newest_ms, now_ms)
 
     whole_after_ms = whole_since_ms(project)
-    entries = charges(project, since_ms - TOLERANCE_MS)
-    counts: list[BucketCount] = []
-    for metric in metrics:
-        theirs = figures.used.get(metric.quota_metric, [])
-        whole = [period for period in _periods(book, metric, now_ms) if period.since_ms > whole_after_ms]
-        counts += _compared(book, metric, whole, theirs, entries, through_ms, now_ms)
-    buckets = tuple(count for count in counts if count.bucket in book.buckets)
-    apart = tuple(count for count in counts if count.bucket not in book.buckets and count.upstream_units)
-    present = [_periods(book, metric, now_ms)[0] for metric in metrics]
     granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name)) for m in metrics}
     grants = {bucket: units for bucket, units in granted.items() if units is not None and units >= 0}
+    ours = charges(project, since_ms - TOLERANCE_MS)
+    counts = [
+        count._replace(granted_units=grants.get(count.bucket))
+        for metric in metrics
+        for count in _counts(book, metric, figures, ours, whole_after_ms, now_ms)
+    ]
+    buckets = tuple(count for count in counts if count.bucket in book.buckets)
     facts = project.state.facts()
-    standing = tuple(facts.grants)
-    wanted = wanted_grants(credential.limits, grants, standing, now_ms, BELIEVED_MS)
+    wanted = wanted_grants(credential.limits, grants, facts.grants, now_ms, BELIEVED_MS)
+    believed = [grant for grant in facts.grants if grant.believed_at(now_ms)]
     lowered = tuple(_lowered(credential.limits, wanted))
-    believed = [grant for grant in standing if grant.believed_at(now_ms)]
-    held, now_held = (
-        {low.limit: low.enforced_units for low in each} for each in (_lowered(credential.limits, believed), lowered)
-    )
+    held = {low.limit: low.limit_units for low in _lowered(credential.limits, believed)}
+    now_held = {low.limit: low.limit_units for low in lowered}
     added = False
     if commit:
         added = _count_others(project, budget, book, buckets, now_ms)
         project.state.grant(wanted, _remembered(facts.compared, buckets, now_ms))
     return Reconciled(
-        credential=credential.name,
-        project=credential.project,
-        cloud_project=credential.cloud_project,
-        book=book.name,
-        zone=book.zone,
+        credential=credential,
+        book=book,
         at_ms=now_ms,
         newest_ms=figures.newest_ms,
         buckets=buckets,
-        apart=apart,
-        grants=grants,
-        others=tuple(_others_units(project, budget)),
+        apart=tuple(count for count in counts if count.bucket not in book.buckets and count.upstream_units),
+        others=tuple(
+            OthersUnits(limit.name, units, max(project.others_leave_ms(limit.view)))
+            for limit in budget.limits
+            if (units := project.upstream_units(limit.view))
+        ),
         lowered=lowered,
-        tightened=added or any(low.enforced_units < held.get(low.limit, low.configured_units) for low in lowered),
+        tightened=added or any(low.limit_units < held.get(low.limit, low.configured_units) for low in lowered),
         lifted=tuple(name for name, units in held.items() if units < now_held.get(name, units + 1)),
-        changed=added or (commit and wanted != standing),
-        log_after_ms=whole_after_ms if any(p.since_ms <= whole_after_ms for p in present) else 0,
+        changed=added or (commit and wanted != facts.grants),
+        log_after_ms=whole_after_ms
+        if any(_periods(book, metric, now_ms)[0].since_ms <= whole_after_ms for metric in metrics)
+        else 0,
     )
+
+
+def _window(book: CostBook, metric: Metric) -> Calendar | None:
+    """The calendar by which upstream resets a bucket. A pool that the book charges to another bucket has the calendar
+    of the main bucket."""
+    window = book.buckets.get(metric.bucket, book.main_bucket).window
+    return window if isinstance(window, Calendar) else None
+
+
+def _periods(book: CostBook, metric: Metric, now_ms: int) -> tuple[Period, Period]:
+    """Upstream's present period, and the previous period: a limit over 24 hours still counts a part of it."""
+    window = _window(book, metric)
+    assert window is not None  # noqa: S101  # metrics without a window were left out
+    since_ms, until_ms, _ = window.edges(now_ms)
+    return Period(since_ms, until_ms), Period(window.edges(since_ms - 1)[0], since_ms)
+
+
+# -- both counts -------------------------------------------------------------------------------------------------------
+
+
+def _counts(
+    book: CostBook, metric: Metric, figures: Figures, ours: Sequence[Spent], whole_after_ms: int, now_ms: int
+) -> Iterator[BucketCount]:
+    """Both counts of a bucket in its present and its previous period, as far as our log is whole. A past period without
+    any count is left out."""
+    through_ms = now_ms if figures.newest_ms is None else min(figures.newest_ms, now_ms)
+    theirs, counted = figures.used.get(metric.quota_metric, []), list(_ours(book, metric, ours))
+    for period in _periods(book, metric, now_ms):
+        if period.since_ms > whole_after_ms:
+            count = compare(metric.bucket, period, through_ms, theirs, counted, book, now_ms)
+            if period.until_ms > now_ms or count.upstream_units or count.our_units:
+                yield count
+
+
+def _ours(book: CostBook, metric: Metric, ours: Sequence[Spent]) -> Iterator[Counted]:
+    """Our charges to a bucket; for a pool without a bucket in the book, its calls."""
+    if metric.bucket in book.buckets:
+        yield from (Counted(x.id[0], x.units, x.method) for x in ours if x.bucket == metric.bucket)
+        return
+    methods = next(pool.methods for pool in book.pools if pool.name == metric.bucket)
+    yield from (Counted(x.id[0], min(x.units, 1), x.method) for x in ours if x.method in methods)
+
+
+def compare(
+    bucket: str,
+    period: Period,
+    through_ms: int,
+    upstream: Sequence[Counted],
+    ours: Sequence[Counted],
+    book: CostBook,
+    now_ms: int,
+) -> BucketCount:
+    """Compare the counts of one bucket in one period. Pure. `through_ms` is the end of upstream's newest point.
+
+    `upstream` and `ours` are in order of time. `ours` reaches TOLERANCE_MS further on both sides, if there are charges.
+    """
+    end_ms = min(through_ms, period.until_ms)
+    theirs = [point for point in upstream if period.since_ms < point.at_ms <= end_ms]
+    times = [charge.at_ms for charge in ours]
+    sums = [0, *accumulate(charge.units for charge in ours)]
+
+    def charged(from_ms: int, to_ms: int) -> int:
+        """Our units from one moment to another, both included."""
+        return max(0, sums[bisect_right(times, to_ms)] - sums[bisect_right(times, from_ms - 1)])
+
+    unknown, unknown_units, counted = [], 0, 0
+    for point in theirs:
+        counted += point.units
+        more = counted - charged(period.since_ms - TOLERANCE_MS, point.at_ms + TOLERANCE_MS) - unknown_units
+        if more > 0:
+            unknown.append((more, point.at_ms))
+            unknown_units += more
+    sure_ms = min(end_ms, now_ms - TOLERANCE_MS, period.until_ms - TOLERANCE_MS)
+    surely_ours = charged(period.since_ms + TOLERANCE_MS, sure_ms)
+    last_ms = min(end_ms, period.until_ms - 1)
+    return BucketCount(
+        bucket=bucket,
+        period=period,
+        through_ms=end_ms,
+        upstream_units=counted,
+        our_units=charged(period.since_ms, last_ms),
+        near_units=charged(max(period.since_ms, sure_ms + 1), end_ms + TOLERANCE_MS),
+        unknown=tuple(unknown),
+        drift_units=max(0, surely_ours - counted),
+        methods=_by_method(theirs, [charge for charge in ours if period.since_ms <= charge.at_ms <= last_ms], book),
+    )
+
+
+def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostBook) -> tuple[MethodCount, ...]:
+    theirs, charged, calls = Counter[str](), Counter[str](), Counter[str]()
+    for point in upstream:
+        theirs[point.method] += point.units
+    for charge in ours:
+        if charge.units:  # a refunded charge is not a call
+            charged[charge.method] += charge.units
+            calls[charge.method] += 1
+    rows = []
+    for method in {**theirs, **charged}:
+        units, number = theirs[method], calls[method]
+        price = book.price(method).units if method in book.methods else None
+        differs = number and units and units % number == 0 and units != charged[method]
+        rows.append(MethodCount(method, units, charged[method], number, price, units // number if differs else None))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.upstream_units - row.our_units), row.method)))
+
+
+# -- tightening --------------------------------------------------------------------------------------------------------
+
+
+def _count_others(
+    project: Project, budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int
+) -> bool:
+    """Count the units that only upstream counted in its present periods, in each limit on a whole bucket. Returns
+    whether units were added. They count once: `quota.clients.metering` gives them the same name."""
+    added = False
+    for count in buckets:
+        if not (count.period.since_ms <= now_ms < count.period.until_ms and count.unknown_units):
+            continue
+        limits = list(whole_limits(budget.limits, count.bucket, book))
+        name = others_name(count.bucket, count.period.since_ms)
+        if any(project.others_units(limit.view, name) < count.unknown_units for limit in limits):
+            window_ms = book.buckets[count.bucket].window.longest_ms
+            noun = CALLS if any(limit.view.selector.count == "calls" for limit in limits) else ""
+            budget.add_others(count.bucket, count.unknown_units, *count.period, name, window_ms=window_ms, noun=noun)
+            added = True
+    return added
+
+
+def _lowered(limits: Sequence[Limit], grants: Sequence[Grant]) -> Iterator[Lowered]:
+    for limit in limits:
+        for grant in grants:
+            most = granted_units(limit, {grant.bucket: grant.quota_units})
+            if most is not None and most < limit.limit_units:
+                yield Lowered(limit.name, limit.limit_units, grant.quota_units, grant.until_ms, most)
 
 
 def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_ms: int) -> list[Compared]:
@@ -236,86 +443,3 @@ def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_m
                 at_ms=now_ms,
             )
     return list(newest.values())
-
-
-def _window(book: CostBook, metric: Metric) -> Calendar | None:
-    """The calendar by which upstream resets a bucket. A pool that the book charges to another bucket has the calendar
-    of the main bucket."""
-    window = book.buckets.get(metric.bucket, book.main_bucket).window
-    return window if isinstance(window, Calendar) else None
-
-
-def _periods(book: CostBook, metric: Metric, now_ms: int) -> tuple[Period, Period]:
-    """Upstream's present period, and the previous period: a limit over 24 hours still counts a part of it."""
-    window = _window(book, metric)
-    assert window is not None  # noqa: S101  # metrics without a window were left out
-    since_ms, until_ms, _ = window.edges(now_ms)
-    return Period(since_ms, until_ms), Period(window.edges(since_ms - 1)[0], since_ms)
-
-
-def _compared(
-    book: CostBook,
-    metric: Metric,
-    periods: Iterable[Period],
-    theirs: Sequence[Counted],
-    entries: Sequence[Spent],
-    through_ms: int,
-    now_ms: int,
-) -> Iterator[BucketCount]:
-    """Both counts of a bucket in each of these periods. A past period without any count is left out."""
-    pool = None if metric.bucket in book.buckets else next(pool for pool in book.pools if pool.name == metric.bucket)
-    ours = list(_ours(entries, metric, pool))
-    for period in periods:
-        count = compare(metric.bucket, period, through_ms, theirs, ours, book, now_ms)
-        if period.until_ms > now_ms or count.upstream_units or count.our_units:
-            yield count
-
-
-def _ours(entries: Sequence[Spent], metric: Metric, pool: Pool | None) -> Iterator[Counted]:
-    """Our charges to a bucket; for a pool without a bucket in the book, its calls."""
-    for entry in entries:
-        if pool is None and entry.bucket == metric.bucket:
-            yield Counted(entry.id[0], entry.units, entry.method)
-        elif pool is not None and entry.method in pool.methods:
-            yield Counted(entry.id[0], min(entry.units, 1), entry.method)
-
-
-# -- tightening --------------------------------------------------------------------------------------------------------
-
-
-def _count_others(
-    project: Project, budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int
-) -> bool:
-    """Count the units that only upstream counted in its present periods, in each limit on a whole bucket. Returns
-    whether units were added. They count once: `quota.clients.evidence` gives them the same name."""
-    added = False
-    for count in buckets:
-        if not (count.period.since_ms <= now_ms < count.period.until_ms and count.unknown_units):
-            continue
-        limits = list(whole_limits(budget.limits, count.bucket, book))
-        name = others_name(count.bucket, count.period.since_ms)
-        if any(project.others_units(limit.view, name) < count.unknown_units for limit in limits):
-            since_ms, until_ms = count.period
-            window_ms = book.buckets[count.bucket].window.longest_ms
-            noun = CALLS if any(limit.view.selector.count == "calls" for limit in limits) else ""
-            budget.add_others(
-                count.bucket, count.unknown_units, since_ms, until_ms, name, window_ms=window_ms, noun=noun
-            )
-            added = True
-    return added
-
-
-def _others_units(project: Project, budget: Budget) -> Iterator[OthersUnits]:
-    """The units of each limit that only upstream counted."""
-    for limit in budget.limits:
-        units = project.upstream_units(limit.view)
-        if units:
-            yield OthersUnits(limit.name, units, max(project.others_leave_ms(limit.view)))
-
-
-def _lowered(limits: Sequence[Limit], grants: Sequence[Grant]) -> Iterator[Lowered]:
-    for limit in limits:
-        for grant in grants:
-            most = granted_units(limit, {grant.bucket: grant.quota_units})
-            if most is not None and most < limit.limit_units:
-                yield Lowered(limit.name, limit.limit_units, most, grant.quota_units, grant.until_ms)

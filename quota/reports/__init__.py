@@ -2,7 +2,7 @@
 
 status     how full each limit is, and which buckets upstream closed
 spending   who spent the budget, and which calls were refused
-runs       how runs of jobs ended, and what their pages brought
+runs       what jobs add: how their runs ended, what their pages brought, parts of the dashboard
 metrics    all of that for Prometheus
 notify     sends events to a command or an address
 """

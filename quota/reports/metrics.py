@@ -28,7 +28,7 @@ from quota.decision import SHADOW
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
-    from quota.reports.status import CredentialRow, Status
+    from quota.reports.status import Status
     from quota.rules.refusals import RefusedSum
     from quota.rules.spent import ChargedSum
 
@@ -140,22 +140,15 @@ def write_file(folder: str, name: str, text: str) -> None:
 # -- the samples -------------------------------------------------------------------------------------------------------
 
 
-def of_status(status: Status, project: str) -> list[Sample]:
+def of_status(status: Status, project: str) -> Iterator[Sample]:
     """The samples of a project's limits and buckets."""
-    credential = next(row for row in status.credentials if row.project == project)
-    return [
-        Sample("quota_ledger_up", {"project": project}, 1),
-        Sample("quota_allowance_owed_units", {"project": project}, credential.owed_units),
-        Sample("quota_ledger_put_back_charges", {"project": project}, sum(x.charges for x in credential.put_back)),
-        *_limits(credential, status.at_ms),
-        *_buckets(credential),
-        *_compared(credential),
-    ]
-
-
-def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
+    credential = next(row for row in status.credentials if row.settings.project == project)
+    of_project = {"project": project}
+    yield Sample("quota_ledger_up", of_project, 1)
+    yield Sample("quota_allowance_owed_units", of_project, credential.owed_units)
+    yield Sample("quota_ledger_put_back_charges", of_project, sum(loss.charges for loss in credential.put_back))
     for row in credential.limits:
-        labels = {"project": credential.project, "limit": row.limit.name}
+        labels = {"project": project, "limit": row.limit.name}
         window = row.limit.view.window
         yield Sample("quota_limit_units", labels, row.enforced_units)
         yield Sample("quota_limit_used_units", labels, row.state.used_units)
@@ -164,21 +157,15 @@ def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
         if row.next_capacity_ms is not None:
             yield Sample("quota_limit_next_capacity_timestamp_seconds", labels, row.next_capacity_ms / 1000)
         if isinstance(window, Calendar):
-            yield Sample("quota_limit_reset_timestamp_seconds", labels, window.edges(at_ms)[1] / 1000)
-
-
-def _buckets(credential: CredentialRow) -> Iterator[Sample]:
+            yield Sample("quota_limit_reset_timestamp_seconds", labels, window.edges(status.at_ms)[1] / 1000)
     closed = {x.bucket: x.until_ms for x in credential.exhausted if not x.reopened_ms}
-    for bucket in sorted({*credential.book.buckets, *closed}):
-        labels = {"project": credential.project, "bucket": bucket}
+    for bucket in sorted({*credential.settings.book.buckets, *closed}):
+        labels = {"project": project, "bucket": bucket}
         yield Sample("quota_bucket_exhausted", labels, bucket in closed)
         if closed.get(bucket, NEVER) != NEVER:
             yield Sample("quota_bucket_exhausted_until_timestamp_seconds", labels, closed[bucket] / 1000)
-
-
-def _compared(credential: CredentialRow) -> Iterator[Sample]:
     for compared in credential.compared:
-        labels = {"project": credential.project, "bucket": compared.bucket}
+        labels = {"project": project, "bucket": compared.bucket}
         yield Sample("quota_upstream_used_units", labels, compared.upstream_units)
         yield Sample("quota_upstream_drift_units", labels, compared.drift_units)
         yield Sample("quota_upstream_compared_timestamp_seconds", labels, compared.at_ms / 1000)
@@ -199,9 +186,7 @@ def of_sums(project: str, sums: Iterable[ChargedSum], refused: Iterable[RefusedS
             yield Sample("quota_refusals_total", {**labels, "reason": refusals.reason}, refusals.calls)
 
 
-def of_silence(project: str, owed_units: int) -> list[Sample]:
+def of_silence(project: str, owed_units: int) -> Iterator[Sample]:
     """The samples while the ledger does not answer."""
-    return [
-        Sample("quota_ledger_up", {"project": project}, 0),
-        Sample("quota_allowance_owed_units", {"project": project}, owed_units),
-    ]
+    yield Sample("quota_ledger_up", {"project": project}, 0)
+    yield Sample("quota_allowance_owed_units", {"project": project}, owed_units)

@@ -94,19 +94,16 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
     for notice in notices:
         for way in _ways(settings):
             if time.monotonic() < until_s and (claimed := _claim(session, notice, way)):
-                claimed(_deliver(settings, way, notice, until_s))
+                failure = _deliver(settings, way, notice, until_s)
+                if failure is not None:
+                    warn("notify_failed", failure, event=notice.event, subject=one_line(notice.subject))
+                claimed(failure is None)
 
 
-def send_test(settings: NotifySettings, message: str) -> Iterator[tuple[str, str]]:
-    """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed: empty if it did
-    not fail."""
+def send_test(settings: NotifySettings, message: str) -> Iterator[tuple[str, str | None]]:
+    """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed, if it did."""
     for way in _ways(settings):
-        try:
-            _send_by(way, settings, Notice(TEST, "", "", message, 0), time.monotonic() + DEADLINE_S)
-        except _FAILURES as error:
-            yield way, _why(error)
-        else:
-            yield way, ""
+        yield way, _deliver(settings, way, Notice(TEST, "", "", message, 0), time.monotonic() + DEADLINE_S)
 
 
 def _ways(settings: NotifySettings) -> Iterator[str]:
@@ -186,28 +183,22 @@ _FAILURES = (OSError, ValueError, ConfigError, subprocess.SubprocessError)
 """What a delivery raises."""
 
 
-def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float) -> bool:
-    """Whether it was delivered."""
+def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float) -> str | None:
+    """Deliver a notice. Returns why it failed, if it did."""
+    body = json.dumps(notice.as_json()).encode()
     try:
-        _send_by(way, settings, notice, until_s)
+        if way == "command":
+            _run(settings.command, body, until_s - time.monotonic())
+            return None
+        assert settings.url_ref is not None  # noqa: S101  # see `_ways`
+        address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
+        _send(address, body, until_s - time.monotonic())
     except _FAILURES as error:
-        warn("notify_failed", _why(error), event=notice.event, subject=one_line(notice.subject))
-        return False
-    return True
+        return _why(error)
+    return None
 
 
-def _send_by(way: str, settings: NotifySettings, notice: Notice, until_s: float) -> None:
-    """Deliver a notice. Raises one of _FAILURES."""
-    body = json.dumps(notice.as_json())
-    if way == "command":
-        _run(settings.command, body, until_s - time.monotonic())
-        return
-    assert settings.url_ref is not None  # noqa: S101  # see `_ways`
-    address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
-    _send(address, body.encode(), until_s - time.monotonic())
-
-
-def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
+def _run(command: Sequence[str], body: bytes, timeout_s: float) -> None:
     """Run a command with the notice on stdin. Raises OSError, SubprocessError, or ValueError for its exit status."""
     process = subprocess.Popen(  # noqa: S603  # the owner's own command
         command,
@@ -217,7 +208,7 @@ def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
         start_new_session=True,
     )
     try:
-        process.communicate(body.encode(), timeout=max(0.0, timeout_s))
+        process.communicate(body, timeout=max(0.0, timeout_s))
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with every process that it started
@@ -375,5 +366,5 @@ class Ping:
         try:
             address, _, query = read_address(self._ref, "ping", insecure=self._insecure).partition("?")
             _send(f"{address.rstrip('/')}/{word}" + (f"?{query}" if query else ""), None, timeout_s)
-        except (OSError, ValueError, ConfigError) as error:
+        except _FAILURES as error:
             warn("ping_failed", _why(error), job=one_line(self._job), ping=word)

@@ -5,25 +5,25 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from quota.budget import charge_id
 from quota.common.clock import LATEST_MS, moment, rfc3339, utc
 from quota.common.text import members
-from quota.deciding.history import charges, sums, whole_since_ms
+from quota.deciding.history import charges, entries, sums, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import SHADOW, LimitState
 from quota.errors import LedgerError, UsageError
-from quota.rules.entry import END, FURTHER
+from quota.rules.entry import END, FURTHER, Entry, Id, just_before
 from quota.rules.refusals import RefusedSum
 from quota.rules.spent import ChargedSum, Spent
 from quota.terms.arguments import MAX_NUMBER, texts, whole
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import HOUR_MS, Selector, Window, cutoff
 
 SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
 
@@ -81,7 +81,6 @@ def read_spending(
     """The charges to these projects since `since_ms`, or since the time from which the history is whole, with
     corrections applied: of all jobs, or of one job. Days and hours are in UTC, or in the local zone. Raises
     LedgerError."""
-    field_of = _FIELD_OF | (_LOCAL_FIELD_OF if local else {})
     projects, by = list(projects), texts(by, "field")
     since_ms = max([since_ms, *map(whole_since_ms, projects)])
     units, calls = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
@@ -90,7 +89,7 @@ def read_spending(
         for charge in charges(project, since_ms):
             if job not in (None, charge.job):
                 continue
-            row = tuple([field_of[field](charge) for field in by])
+            row = tuple([_value(charge, field, local) for field in by])
             units[row] += charge.units
             # A call of several buckets is a charge in each of them, and counts once.
             calls[row] += charge.is_first or "bucket" in by
@@ -118,26 +117,13 @@ def _refused(projects: Iterable[Project], since_ms: int) -> list[RefusedSum]:
     return [RefusedSum(*kind, number) for kind, number in sorted(calls.items(), key=lambda row: (-row[1], row[0]))]
 
 
-_FIELD_OF: dict[str, Callable[[Spent], str]] = {
-    "method": lambda charge: charge.method,
-    "job": lambda charge: charge.job,
-    "region": lambda charge: charge.region,
-    "run": lambda charge: charge.run,
-    "day": lambda charge: rfc3339(charge.id[0] // DAY_MS * DAY_MS)[:10],
-    "hour": lambda charge: rfc3339(charge.id[0] // HOUR_MS * HOUR_MS),
-    "bucket": lambda charge: charge.bucket,
-}
-
-_LOCAL_FIELD_OF: dict[str, Callable[[Spent], str]] = {
-    "day": lambda charge: _local_hour(charge)[:10],
-    "hour": lambda charge: _local_hour(charge),
-}
-
-
-def _local_hour(charge: Spent) -> str:
-    """When the hour of a charge began."""
+def _value(charge: Spent, field: str, local: bool) -> str:
+    """What stands in a row for one of SPEND_FIELDS."""
+    if field not in ("day", "hour"):
+        return str(getattr(charge, field))
     at = moment(charge.id[0] // 1_000 * 1_000)
-    return f"{at[:13]}:00:00{at[19:]}"
+    hour = f"{at[:13]}:00:00{at[19:]}" if local else rfc3339(charge.id[0] // HOUR_MS * HOUR_MS)
+    return hour[:10] if field == "day" else hour
 
 
 def refused_by(refused: Iterable[RefusedSum]) -> dict[str, int]:
@@ -148,15 +134,27 @@ def refused_by(refused: Iterable[RefusedSum]) -> dict[str, int]:
     return dict(sorted(calls.items(), key=lambda row: (-row[1], row[0])))
 
 
-def read_charges(projects: Iterable[Project], since_ms: int) -> Iterator[tuple[str, str, Spent]]:
+def read_charges(projects: Iterable[Project], since_ms: int) -> list[tuple[str, str, Spent]]:
     """Single charges since `since_ms`, oldest first, each with its project and the id of its call. Raises
     LedgerError."""
-    return heapq.merge(*(_charges(project, since_ms) for project in projects), key=lambda row: row[2].id[0])
+    rows: list[tuple[str, str, Spent]] = []
+    for project in projects:
+        spent = charges(project, since_ms)
+        rows += ((project.name, *row) for row in zip(ids_of_calls(spent), spent, strict=True))
+    return sorted(rows, key=lambda row: row[2].id[0])
 
 
-def _charges(project: Project, since_ms: int) -> list[tuple[str, str, Spent]]:
-    spent = charges(project, since_ms)
-    return [(project.name, call_id, charge) for call_id, charge in zip(ids_of_calls(spent), spent, strict=True)]
+def entries_of_window(project: Project, window: Window, at_ms: int, before: Id = END) -> list[Entry]:
+    """The entries in a window at a time that stand before an id, as far as the history has them."""
+    after = just_before(max(0, cutoff(window, at_ms) + 1))
+    return list(takewhile(lambda entry: entry.id < before, entries(project, after)))
+
+
+def counted(selector: Selector, spent: Iterable[Spent]) -> Iterator[tuple[Spent, int]]:
+    """The charges that a limit with this selector counts, each with the units that it counts of it."""
+    for charge in spent:
+        if charge.units and selector.counts(charge.bucket, charge.method, charge.job):
+            yield charge, selector.cost(charge.units)
 
 
 def ids_of_calls(spent: Sequence[Spent]) -> list[str]:
@@ -201,6 +199,20 @@ class KeptRefusal(NamedTuple):
     data: Mapping[str, Any]
     calls: int = 1
 
+    @property
+    def closed_by_upstream(self) -> bool:
+        """Whether upstream had closed a bucket; else a limit refused, or nothing could be decided. The reason is
+        "closed" also for a limit, if upstream grants less than the call needs."""
+        too_little = any(
+            state.name == self.refused_by and state.cost_units > state.limit_units for state in self.limits
+        )
+        return self.reason == "exhausted" or (self.reason == "closed" and not too_little)
+
+    @property
+    def tells_costs(self) -> bool:
+        """Whether it has every limit that counted it, with its cost there."""
+        return bool(self.limits) and not self.limits_left_out
+
 
 def read_refusals(project: Project) -> Iterator[KeptRefusal]:
     """The last refusals of a project, oldest first. Raises LedgerError."""
@@ -219,17 +231,6 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
             raise ValueError(field)
         return str(data[field])
 
-    limits = tuple(
-        LimitState(
-            name=str(row["name"]),
-            cost_units=_units(row["cost_units"]),
-            used_units=_units(row["used_units"]),
-            limit_units=_units(row["limit_units"]),
-            remaining_units=_units(row["remaining_units"]),
-            leave_units=_units(row.get("leave_units", 0)),
-        )
-        for row in data["limits"]
-    )
     words: dict[str, Any] = {field: named(field) for field in _TEXTS}
     return KeptRefusal(
         at_ms=_moment(named("at")),
@@ -237,12 +238,18 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
         cost_units=_units(data["cost_units"]),
         refused_by=None if data["refused_by"] is None else named("refused_by"),
         retry_at_ms=None if data["retry_at"] is None else _moment(named("retry_at")),
-        limits=limits,
+        limits=tuple(map(_state, data["limits"])),
         limits_left_out=_units(data.get("limits_left_out", 0)),
         data=data,
         calls=max(1, _units(data.get("calls", 1))),
         **words,
     )
+
+
+def _state(row: Mapping[str, Any]) -> LimitState:
+    fields = ("cost_units", "used_units", "limit_units", "remaining_units")
+    numbers: dict[str, Any] = {field: _units(row[field]) for field in fields}
+    return LimitState(name=str(row["name"]), leave_units=_units(row.get("leave_units", 0)), **numbers)
 
 
 _TEXTS = ("credential", "method", "job", "region", "run", "machine", "reason", "why")

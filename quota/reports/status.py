@@ -24,7 +24,7 @@ from quota.ledger.log import SLACK_MS
 from quota.rules.calls import cap
 from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.session import Session, machine_jitter_ms, projects_of
-from quota.settings.model import BUILT_IN_FETCHES
+from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings
 from quota.terms.costs import Bucket, CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Window, cutoff, paced_until
 
@@ -74,12 +74,11 @@ class LimitRow(NamedTuple):
 
 class EarlyExhaustion(NamedTuple):
     """Upstream closed a bucket, and we had charged far less than it grants: somebody else spends this project, or its
-    quota is smaller. `comparable`: upstream's own count can be read."""
+    quota is smaller."""
 
     bucket: str
     used_units: int
     quota_units: int
-    comparable: bool
 
 
 class JobRow(NamedTuple):
@@ -117,11 +116,8 @@ class CredentialRow(NamedTuple):
     """
 
     outlook: Outlook
-    book: CostBook
+    settings: CredentialSettings
     shared_with: tuple[str, ...]
-    name: str
-    project: str
-    api: str
     owed_units: int
     limits: tuple[LimitRow, ...]
     exhausted: tuple[Exhaustion, ...]
@@ -144,7 +140,7 @@ class CredentialRow(NamedTuple):
 
     def counts_all(self, row: LimitRow) -> bool:
         """Whether this limit counts every unit of the main bucket."""
-        selector, main = row.limit.view.selector, self.book.main_bucket.name
+        selector, main = row.limit.view.selector, self.settings.book.main_bucket.name
         return (
             not (row.limit.narrow or row.limit.shadow)
             and selector.count == "units"
@@ -216,22 +212,18 @@ def read_status(
     `reading` reads the status of one credential. A few threads read at once.
     """
     try:
-        status = _read(session, credential, progress, next_capacity=next_capacity)
-        return _with_jobs(status, [*read_jobs(session)]) if jobs else status
+        return _read(session, credential, progress, next_capacity=next_capacity, jobs=jobs)
     except LedgerError as error:
         drawn = [f"project {project}: {stands}" for project, stands in allowances(session, credential).items()]
         raise type(error)("; ".join([str(error), *drawn])) from error
-
-
-def _with_jobs(status: Status, jobs: Sequence[JobRow]) -> Status:
-    rows = [row._replace(jobs=tuple(job for job in jobs if job.credential == row.name)) for row in status.credentials]
-    return status._replace(credentials=tuple(rows))
 
 
 def allowances(session: Session, credential: str | None = None) -> dict[str, AllowanceState]:
     """What this machine may spend while the ledger does not answer, and has drawn, by project. Projects whose file
     cannot be read are missing."""
     stands: dict[str, AllowanceState] = {}
+    if session.settings.ledger.unavailable is None:
+        return stands
     for project, settings in projects_of(session, credential).items():
         with suppress(LedgerError, ConfigError):
             if (allowance := session.budget(settings.name).allowance()) is not None:
@@ -247,7 +239,12 @@ def unread_json(session: Session, error: LedgerError) -> dict[str, object]:
 
 
 def _read(
-    session: Session, credential: str | None, progress: Callable[[int, int], None] | None, *, next_capacity: bool
+    session: Session,
+    credential: str | None,
+    progress: Callable[[int, int], None] | None,
+    *,
+    next_capacity: bool,
+    jobs: bool,
 ) -> Status:
     ledger = session.ledger
     at_ms = ledger.now_ms()
@@ -272,11 +269,8 @@ def _read(
         limits = tuple(_limit_rows(budget, outlook, facts, exhausted, at_ms, next_capacity=next_capacity))
         return CredentialRow(
             outlook=outlook,
-            book=settings.book,
+            settings=settings,
             shared_with=tuple(other for other in sharing[settings.project] if other != name),
-            name=name,
-            project=settings.project,
-            api=settings.api,
             owed_units=budget.owed_units(),
             limits=limits,
             exhausted=tuple(exhausted),
@@ -292,6 +286,11 @@ def _read(
         rows.append(row)
         if progress is not None:
             progress(len(rows), len(names))
+    if jobs:
+        standing = [*read_jobs(session)]
+        rows = [
+            row._replace(jobs=tuple(job for job in standing if job.credential == row.settings.name)) for row in rows
+        ]
     return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
 
 
@@ -313,11 +312,13 @@ def _limit_rows(
     counts_since_ms = project.reading.trimmed[0]
     reserved = _reserved_units(project, budget.limits, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in facts.grants if grant.believed_at(at_ms)}
+    granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
+    windows = {name: bucket.window for name, bucket in budget.book.buckets.items()}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
-        enforced_units = held_to(limit, facts.grants, at_ms)
-        resets_ms, zone = _upstreams_reset(budget.book, selector, at_ms)
+        enforced_units = cap(limit, 0, 1, None, granted)
+        resets_ms, zone = _upstreams_reset(windows, selector, at_ms)
         next_ms = None
         if next_capacity and state.used_units:
             next_ms = _next_capacity(project, limit, enforced_units, state, at_ms)
@@ -352,10 +353,11 @@ def held_to(limit: Limit, grants: Iterable[Grant], at_ms: int) -> int:
     return cap(limit, 0, 1, None, {grant.bucket: grant.quota_units for grant in grants if grant.believed_at(at_ms)})
 
 
-def _upstreams_reset(book: CostBook, selector: Selector, at_ms: int) -> tuple[int | None, str | None]:
-    """When upstream itself resets what a selector counts, and in which zone; None if it has no single calendar."""
-    windows = {bucket.window for name, bucket in book.buckets.items() if name in (selector.buckets or (name,))}
-    window = windows.pop() if len(windows) == 1 else None
+def _upstreams_reset(windows: Mapping[str, Window], selector: Selector, at_ms: int) -> tuple[int | None, str | None]:
+    """When upstream itself resets what a selector counts, and in which zone; None if it has no single calendar.
+    `windows` are of the book's buckets."""
+    counted = {window for name, window in windows.items() if name in (selector.buckets or (name,))}
+    window = counted.pop() if len(counted) == 1 else None
     return (window.edges(at_ms)[1], window.zone) if isinstance(window, Calendar) else (None, None)
 
 
@@ -381,10 +383,11 @@ def _reserved_units(
     reserved = Counter[str]()
     if not any(state.used_units for state in states):
         return reserved
-    cutoffs_ms = {limit: cutoff(limit.view.window, at_ms) for limit in limits if limit.view.selector.count == "units"}
     for charge in charges(project, at_ms - RESERVED_MS + 1):
-        for limit, cutoff_ms in cutoffs_ms.items() if charge.reserved_units else ():
-            if charge.id[0] > cutoff_ms and limit.view.selector.counts(charge.bucket, charge.method, charge.job):
+        for limit in limits if charge.reserved_units else ():
+            window, selector = limit.view.window, limit.view.selector
+            counts = selector.count == "units" and selector.counts(charge.bucket, charge.method, charge.job)
+            if counts and charge.id[0] > cutoff(window, at_ms):
                 reserved[limit.name] += charge.reserved_units
     return reserved
 
@@ -406,7 +409,7 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
         quota_units = min(_granted(row, bucket) for row in whole)
         dearest = max(price.units_in(x.bucket) for prices in book.methods.values() for price in prices)
         if used_units + dearest <= quota_units:
-            yield EarlyExhaustion(x.bucket, used_units, quota_units, book.monitoring is not None)
+            yield EarlyExhaustion(x.bucket, used_units, quota_units)
 
 
 def _granted(row: LimitRow, bucket: Bucket) -> int:
@@ -441,8 +444,10 @@ def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
 
 def _credential_json(credential: CredentialRow) -> dict[str, object]:
     outlook, stopped = credential.outlook, credential.stopped
+    put_back = [members(loss, "at machine charges units") for loss in credential.put_back]
     return {
-        **members(credential, "name project api open"),
+        **members(credential.settings, "name project api"),
+        **members(credential, "open"),
         "closed_by": None if outlook.closed is None else outlook.closed.bucket,
         "full_by": outlook.full.refused_by if outlook.full is not None else stopped.refused_by if stopped else None,
         **members(credential, "next_at"),
@@ -451,11 +456,7 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
         **members(credential, if_any="owed_units"),
         **({"allowance": credential.allowance.as_json()} if credential.allowance is not None else {}),
         **({"newest_charge_at": rfc3339(credential.ahead_ms)} if credential.ahead_ms else {}),
-        **(
-            {"put_back": [members(x, "at machine charges units") for x in credential.put_back]}
-            if credential.put_back
-            else {}
-        ),
+        **({"put_back": put_back} if put_back else {}),
         "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
         **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
     }
