@@ -3,18 +3,19 @@
     job               the parts of a job: read it first
     runner            one run of a job; `run_job` is the door
     attempts          one step of a run with its retries, and what its errors mean
-    fetches, walks    the built-in fetch functions, and how they read long lists
-    places            who may cover the regions of a job, and where it stands in them
-    lock              one run at a time on a machine
+    fetches           the built-in fetch functions
+    places            who may cover the regions of a job, on this machine and on others, and where it stands in them
     progress          shows the progress of a run
     interruption      signals, and the time to store the page in flight
     afterwards        what follows a run: metrics, notices, a health check
     tick              `quota run`, the only command that every tick loads
+    ticks             when each tick of each job starts, and lines for cron
+    scheduler         `quota schedule`, the process that starts them
     commands, data    the other commands: `commands` runs things, `data` reads what jobs stored
     checks            answers for `quota check` and `quota doctor`
     dashboard         data for `quota dashboard`, `quota spend` and `quota status`
 
-The folders are `store/`, `schedule/`, `plan/`, `api/` and `emulator/`.
+The folders are `store/`, `plan/`, `api/` and `emulator/`.
 
 This folder is installed as `quota.jobs`, so that a user's own folder `jobs/` keeps its name.
 """

@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 
 import quota
 from quota import Budget, Decision, Session
-from quota.clients.failures import Answer, answer_in, is_any, is_transient, refused_login
+from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, refused_login
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line
+from quota.errors import SlowAnswer
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of, wants_store
 from quota.jobs.progress import Watcher
@@ -35,6 +36,9 @@ from quota.terms.costs import CostBook
 ATTEMPTS = 4
 MAX_WAIT_S = 4.0
 """The longest wait between two attempts. With ATTEMPTS, one step waits at most 3 x 5 s, jitter included."""
+
+LAST_ATTEMPT_S = 30.0
+"""No attempt begins later after the first one: a server that says nothing costs each attempt a minute."""
 
 log = logging.getLogger("quota.jobs")
 
@@ -84,6 +88,7 @@ class Attempts:
         self._budget.on_decision, self._budget.on_correction = self._decided, self._corrected
         self._client: Any = None
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
+        self.tries = 0  # the attempts of the last step
         self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
 
@@ -110,10 +115,17 @@ class Attempts:
             self._connect(checkpoint)
         self._budget.of_run = self.job.name, checkpoint.region
         self._page = checkpoint.region, checkpoint.pages + 1
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+        self.tries = 0
+        from tenacity import (
+            Retrying,
+            retry_if_exception,
+            stop_after_attempt,
+            stop_before_delay,
+            wait_exponential_jitter,
+        )
 
         retrying = Retrying(
-            stop=stop_after_attempt(attempts),
+            stop=stop_after_attempt(attempts) | stop_before_delay(LAST_ATTEMPT_S),
             wait=self.wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
             retry=retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
             before_sleep=lambda state: self._say_retry(state, checkpoint),
@@ -122,6 +134,7 @@ class Attempts:
         )
 
         def attempt() -> Any:
+            self.tries += 1
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             return self.fetch(self._client, checkpoint.region, cursor, **{**self._given, **options})
@@ -173,7 +186,7 @@ class Attempts:
         failure = classify_failure(error, method=method, book=self._budget.book)
         if failure.kind == "region" and not failure.answered:
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
-        silent = failure.kind == "transient" and not failure.answered
+        silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
         return failure._replace(silent=self._address(error)) if silent else failure
 
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
@@ -230,7 +243,7 @@ Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 class Failure(NamedTuple):
     """One failed step, classified. `message` is one line without secrets. `answered`: upstream answered with the error;
-    `silent`: the address that did not answer.
+    `silent`: the address that did not answer, or not in time.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
     transient   another attempt may succeed

@@ -14,14 +14,7 @@ from typing import Any
 import click
 
 import quota
-from quota.cli.options import (
-    Listen,
-    config_option,
-    duration_ms,
-    format_option,
-    listen_option,
-    textfile_option,
-)
+from quota.cli.options import Listen, config_option, duration_ms, format_option, listen_option, textfile_option
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
 from quota.common.text import many, show
 from quota.jobs.interruption import interruptible
@@ -51,12 +44,12 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> None:
       quota schedule --crontab | crontab -    # replaces your crontab
     """
     if prints:
-        from quota.jobs.schedule.crontab import crontab
+        from quota.jobs.ticks import crontab
 
         with configured(config) as session:
             say(*crontab(session.settings))
         return
-    from quota.jobs.schedule.scheduler import log_schedule, run_schedule
+    from quota.jobs.scheduler import log_schedule, run_schedule
 
     # SIGTERM from a supervisor is the regular way to end it. Others exit with the same status as everywhere else.
     with interruptible({signal.SIGTERM: 0}, says=False) as stop, configured(config, textfile) as session:
@@ -117,7 +110,7 @@ def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, 
 
 @click.command("serve", short_help="Serve what was fetched as an HTTP API.")
 @listen_option(API_LISTENS)
-@click.option("--hostname", "names", multiple=True, metavar="NAME", help="A name for clients; may be repeated.")
+@click.option("--hostname", "names", multiple=True, metavar="NAME", help="A name for this server; may be repeated.")
 @click.option("--unlimited", is_flag=True, help="Serve other machines without a rule.")
 @config_option
 def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
@@ -137,10 +130,10 @@ def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: st
       quota serve --listen 127.0.0.1:0
       quota serve --hostname api.example.org    # behind a proxy on this machine
     """
-    from quota.web.lifecycle import require_web
+    from quota.web.serving import require_web
 
     require_web("jinja2")
-    from quota.jobs.api.serving import run_api
+    from quota.jobs.api.app import run_api
 
     log_to_stderr()
     run_api(config, listen_at, names=names, unlimited=unlimited, say=say)

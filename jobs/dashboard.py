@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Iterator, Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 
 from quota.common.clock import host_clock
 from quota.common.text import many, spell
-from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region, Stand
 from quota.decision import Decision
 from quota.errors import ConfigError, UsageError
 from quota.jobs.afterwards import samples_of_regions, samples_of_run
-from quota.jobs.job import attempt_of, fetch_to_look_at
+from quota.jobs.job import NotImported, attempt_of, fetch_to_look_at
 from quota.jobs.places import checkpoints_of, runs_on
 from quota.jobs.plan.plan import Plan, make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
-from quota.jobs.schedule.ticks import streams
+from quota.jobs.runner import check_regions
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
-from quota.jobs.store.file import StoreError, is_made
+from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Elsewhere, Store
+from quota.jobs.ticks import streams
 from quota.reports.metrics import Sample
-from quota.reports.runs import Bought, Run, stands_out
+from quota.reports.runs import Bought, Contribution, Expected, Forecast, LimitAhead, Region, Run, Stand, stands_out
 from quota.reports.status import JobRow
 from quota.session import Session
 from quota.settings.model import JobSettings
@@ -47,8 +47,7 @@ def jobs(session: Session) -> Contribution:
     runs: list[Run] = []
     elsewhere: list[Elsewhere] = []
     brought: list[Bought] = []
-    made = is_made(settings.store.url)
-    with Store.existing(settings.store) if made else nullcontext() as store:
+    with Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
             here = {checkpoint.region: checkpoint for checkpoint in checkpoints_of(session, job, store)}
             project = session.credential(job.credential).project
@@ -82,10 +81,8 @@ def jobs(session: Session) -> Contribution:
 
 def bought(session: Session, since_ms: int) -> Sequence[Bought]:
     """What the pages of each job brought since the day of `since_ms`, from this machine's store. Raises StoreError."""
-    if not is_made(session.settings.store.url):
-        return []
-    with Store.existing(session.settings.store) as store:
-        return store.bought(since_ms)
+    with Store.if_made(session.settings.store) as store:
+        return [] if store is None else store.bought(since_ms)
 
 
 def standing(session: Session) -> Iterator[JobRow]:
@@ -99,11 +96,15 @@ def standing(session: Session) -> Iterator[JobRow]:
 
 def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
     """Why the budget would refuse the first call of a run now, as text and as a decision; ("", None) if it would admit
-    it. If the fetch function names no call or cannot be imported, the cheapest call stands for it."""
+    it. If the fetch function names no call or is not imported here, the cheapest call stands for it."""
     budget, checkpoint = session.budget(job.credential), _next_of(session, job)
     method = None
-    with suppress(ConfigError), redirect_stdout(sys.stderr):  # the user's module may print on import
-        method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
+    try:
+        check_regions(session.settings, job)
+        with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
+            method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
+    except ConfigError as error:
+        return str(error), None
     methods = [name for name in budget.book.methods if budget.book.price(name).units]
     method = method or min(methods, key=lambda name: budget.book.price(name).units, default=None)
     if method is None:
@@ -117,12 +118,9 @@ def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
 
 def _next_of(session: Session, job: JobSettings) -> Checkpoint:
     """The checkpoint at which the next run goes on."""
-    here: list[Checkpoint] = []
-    with suppress(StoreError):
-        made = is_made(session.settings.store.url)
-        with Store.existing(session.settings.store) if made else nullcontext() as store:
-            here = by_rotation(checkpoints_of(session, job, store))
-    return here[0] if here else Checkpoint(job.name, (job.regions or ("",))[0])
+    with suppress(StoreError), Store.if_made(session.settings.store) as store:
+        return by_rotation(checkpoints_of(session, job, store))[0]
+    return Checkpoint(job.name, (job.regions or ("",))[0])
 
 
 def _regions(
@@ -134,15 +132,12 @@ def _regions(
         for region in tick.regions or job.regions or ("",):
             nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
     for region in job.regions or ("",):
-        checkpoint = here.get(region)
-        completed_ms = None if checkpoint is None else checkpoint.completed_at_ms
-        stand, detail = _stand_of(checkpoint, now_ms)
+        completed_ms = here[region].completed_at_ms
+        stand, detail = _stand_of(here[region], now_ms)
         yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), region in stale)
 
 
-def _stand_of(checkpoint: Checkpoint | None, now_ms: int) -> tuple[Stand, str]:
-    if checkpoint is None:
-        return ("waits", "never fetched")
+def _stand_of(checkpoint: Checkpoint, now_ms: int) -> tuple[Stand, str]:
     completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
     if not checkpoint.begun and completed_ms is None and failed_ms is None:
         return ("waits", "never fetched")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from quota import Session
     from quota.jobs.store.checkpoints import Checkpoint
-    from quota.jobs.store.search import SearchResult
+    from quota.jobs.store.reader import SearchResult
     from quota.jobs.store.store import Elsewhere, Store
     from quota.reports.runs import Run
     from quota.settings.model import JobSettings
@@ -46,7 +46,7 @@ NAMED_REGIONS = 3
 """The most regions of a run that a table names."""
 
 MAX_WHY = 60
-"""The most characters of a run's reason that a table shows; the JSON has all."""
+"""The most characters of a run's reason in a table on a terminal."""
 
 
 @click.command("runs")
@@ -84,10 +84,11 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
 
 def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:
     """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
-    from quota.cli.tables import Column, FirstThatFits
-    from quota.cli.tables import tables as narrower_tables
+    from quota.cli.output import ANY_WIDTH, Column, FirstThatFits, new_console
+    from quota.cli.output import tables as narrower_tables
     from quota.jobs.store.runs import UNFINISHED
 
+    most = MAX_WHY if new_console().width < ANY_WIDTH else ANY_WIDTH
     columns = [
         *map(Column, ("began", "job", "outcome", "regions")),
         *(Column(heading, number=True) for heading in ("items", "units", "took")),
@@ -102,7 +103,7 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
             f"{sum(region.items for region in run.regions):,}",
             f"{run.units:,}",
             "" if run.ended_ms is None else spell(run.ended_ms - run.began_ms),
-            _why(run),
+            _why(run, most),
         )
         for run in runs
     ]
@@ -118,13 +119,13 @@ def _regions(run: Run, job: JobSettings | None) -> str:
     return f"{done}: {listed(names)}" if few else done
 
 
-def _why(run: Run) -> str:
+def _why(run: Run, most: int) -> str:
     """What refused a run, or the start of the first failed region's error, or of the run's reason."""
     if run.refused_by is not None and (run.refusal is None or run.refusal["reason"] != "run"):
         limit = run.why.startswith("limit ")
         return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
     errors = [region.error for region in run.regions if region.error]
-    why = shorten(printable(errors[0] if errors else run.why), MAX_WHY)
+    why = shorten(printable(errors[0] if errors else run.why), most)
     more = len(errors) - 1
     return f"{why} (and {many(more, 'more region')})" if more > 0 else why
 
@@ -132,12 +133,13 @@ def _why(run: Run) -> str:
 @click.command("search", short_help="Search the local store.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
-@list_options(since=None, what=FETCHED_SINCE, limit=20, most=1_000, job=False)
+@list_options(since=None, what=FETCHED_SINCE, limit=20, most=1_000)
 @rows_format_option
 @config_option
 def search(
     words: tuple[str, ...],
     region: str | None,
+    job: str | None,
     since: str | None,
     limit: int,
     as_csv: bool,
@@ -155,21 +157,21 @@ def search(
 
     \b
     Example:
-      quota search music video --region DE --since 7d
+      quota search music video --job trending --region DE --since 7d
       quota search news --format csv --limit 1000 > news.csv
       quota search 東京 'foot*'
     """
-    from quota.jobs.store.search import SearchResult
+    from quota.jobs.store.reader import SearchResult
     from quota.jobs.store.store import Store
 
     since_ms = since_ms_of("--since", since)
     with quota.open(config) as session, Store.existing(session.settings.store) as store:
-        videos = store.search(" ".join(words), region, limit, since_ms=since_ms)
+        videos = store.search(" ".join(words), region, limit, since_ms=since_ms, job=job)
         elsewhere = store.elsewhere()
     if as_json:
         rows = [video.as_json() for video in videos]
         away = {"elsewhere": [job.as_json() for job in elsewhere]} if elsewhere else {}
-        print_json({"words": " ".join(words), "region": region, "videos": rows, **away})
+        print_json({"words": " ".join(words), "region": region, "job": job, "videos": rows, **away})
         return
     say(*map(_elsewhere_line, elsewhere), err=True)
     if as_csv:
@@ -321,7 +323,7 @@ def place() -> None:
 @rows_format_option
 @config_option
 def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
-    """List where the regions of all jobs stand, or those of one job.
+    """List where each region of all jobs stands, or of one job.
 
     \b
     Example:
@@ -375,8 +377,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
       quota place reset trending DE
       quota place reset trending --dry-run
     """
-    from quota.jobs.lock import only_one
-    from quota.jobs.places import checkpoints_of, reset_shared
+    from quota.jobs.places import checkpoints_of, only_one, reset_shared
     from quota.jobs.runner import job_called
 
     with configured(config) as session, _store_of_places(session) as store:

@@ -252,11 +252,15 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
     `method` is a name such as "videos.list", or a function of the cursor if the steps call different methods.
     """
 
-    def mark(fetch: F) -> F:
-        fetch.first_attempt = method  # type: ignore[attr-defined]
+    return _marked("first_attempt", method)
+
+
+def _marked(name: str, mark: object) -> Callable[[F], F]:
+    def marked(fetch: F) -> F:
+        setattr(fetch, name, mark)
         return fetch
 
-    return mark
+    return marked
 
 
 class Names(NamedTuple):
@@ -275,11 +279,7 @@ class Names(NamedTuple):
 def names(given: Names) -> Callable[[F], F]:
     """Mark a fetch function with the names that one of its options has."""
 
-    def mark(fetch: F) -> F:
-        fetch.names = given  # type: ignore[attr-defined]
-        return fetch
-
-    return mark
+    return _marked("names", given)
 
 
 class Shape(NamedTuple):
@@ -292,11 +292,7 @@ class Shape(NamedTuple):
 def shapes(**given: Shape) -> Callable[[F], F]:
     """Mark a fetch function with the shapes of its options. Upstream refuses other texts, and counts the call."""
 
-    def mark(fetch: F) -> F:
-        fetch.shapes = given  # type: ignore[attr-defined]
-        return fetch
-
-    return mark
+    return _marked("shapes", given)
 
 
 def names_in(fetch: Fetch, options: Mapping[str, Any]) -> Iterator[tuple[Names, tuple[str, ...]]]:

@@ -1,12 +1,19 @@
 """Who may cover the regions of a job, and where the job stands in them: in its store, or, with `places = "ledger"`,
 beside the claims in the ledger.
 
+    only_one         one run of a job and a store at a time on this machine: locks files for a block
+    Lock             the lock of a run, with the regions that the run covers
+    lock_name        names the lock, so that the ledger can tell a dead run from a run on another machine
+    store_id_of      the id of the store, which the locked file keeps too
     Hold             one run's hold on its regions, and on its tick; it lasts for `hold_ms` after the run
     SharedPlaces     the places of one job in the ledger
     runs_on          the machines that hold the regions of a job
     work_of          names the work that the checkpoints of a job belong to
     checkpoints_of   where a job stands, in the store or in the ledger
     reset_shared     resets regions whose places are in the ledger
+
+A run locks a file in the state folder, which other users cannot fill or empty, and a file beside the store: users who
+write to the store may have other state folders. The locks end with their process.
 
 `quota search` reads one store, so a round must not be split over the stores of several machines. On a shared ledger
 each region of a job therefore belongs to one store at a time. A run claims all its regions at once, renews its hold
@@ -22,23 +29,219 @@ store, and writes the store's new places back. Without the ledger the run does n
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
 import quota
 from quota import Session
+from quota.common.files import NotAloneError, open_alone
 from quota.common.log import line
 from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor
-from quota.jobs.lock import hashed
-from quota.jobs.store.checkpoints import Checkpoint, digest_of, place_of, read_place
+from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, place_of, read_place
 from quota.jobs.store.store import Store
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
 from quota.settings.model import JobSettings
 from quota.terms.arguments import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
+
+log = logging.getLogger("quota.jobs")
+
+
+POLL_S = 0.1
+"""How often a run asks whether the run before it has ended."""
+
+_COVERS_AT = 64
+"""The offset in a locked file at which its run writes what it covers, after the store's id."""
+
+
+class Covers(NamedTuple):
+    """The regions that a run covers. `whole`: it covers all the work of its job."""
+
+    whole: bool = False
+    regions: tuple[str, ...] = ()
+
+
+WHOLE = Covers(whole=True)
+
+
+class Lock:
+    """The locked files of a run: `descriptor` is the first one."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._descriptors = descriptors
+        self.descriptor = descriptors[0]
+
+    def note(self, covers: Covers | None) -> None:
+        """Write for other runs what this run covers; None: nothing."""
+        text = b"" if covers is None else json.dumps(covers).encode()
+        for descriptor in self._descriptors:
+            with suppress(OSError):  # some users may only read the file
+                os.ftruncate(descriptor, _COVERS_AT)
+                os.pwrite(descriptor, text, _COVERS_AT)
+
+
+@contextmanager
+def only_one(
+    store_url: str,
+    job: str,
+    covers: Covers = WHOLE,
+    waits: Callable[[Covers], bool] = lambda covers: False,
+) -> Iterator[Lock | None]:
+    """Lock this job and this store on this machine for the block, which `covers` this work. Yields None if another run
+    has the lock.
+
+    The lock is on a file, so the kernel releases it however the process ends. While another run has it, `waits` decides
+    whether to try again; its argument is the work that the other run covers.
+    """
+    descriptors = [lock_file(store_url, job)]
+    try:
+        beside = _lock_beside(_path_beside(store_url, job), descriptors[0])
+        descriptors += [] if beside is None else [beside]
+        while (taken := _lock_all(descriptors, beside)) is not None:
+            if not waits(_covers_of([taken, *descriptors])):
+                yield None
+                return
+            time.sleep(POLL_S)
+        # The files stay. If this run removed one, a third run could lock a new one while a second holds the old one.
+        lock = Lock(descriptors)
+        lock.note(covers)
+        try:
+            yield lock
+        finally:
+            lock.note(None)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _lock_all(descriptors: Sequence[int], beside: int | None) -> int | None:
+    """Lock all these files, or none. Returns the file that another run has; None if this run has all."""
+    for descriptor in descriptors:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(descriptors[0], fcntl.LOCK_UN)
+            return descriptor
+        except OSError:
+            if descriptor != beside:  # a store may be on a file system without such locks
+                raise
+    return None
+
+
+def _covers_of(descriptors: Sequence[int]) -> Covers:
+    """The work of the run that has locked these files; nothing while no file names any."""
+    for descriptor in descriptors:
+        with suppress(OSError, ValueError, TypeError):
+            whole, regions = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, _COVERS_AT))
+            return Covers(whole, tuple(regions))
+    return Covers()
+
+
+def lock_name(descriptor: int) -> str:
+    """The name of the lock on this open file. Two locks have the same name only if they exclude each other.
+
+    The name is made of the kernel's boot, the host and the file. Even a copy of this machine has another boot.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:  # not Linux
+        boot = ""
+    file_status = os.fstat(descriptor)
+    text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
+    return hashed(text, 12)
+
+
+def hashed(text: str, size: int) -> str:
+    """A short name for a text: a hash of `size` bytes, in hexadecimal digits."""
+    return blake2b(text.encode(errors="surrogateescape"), digest_size=size).hexdigest()
+
+
+def store_id_of(store: Store, lock: int) -> str:
+    """The store's id. The locked file keeps it too, so a new store in the place of a moved or lost store holds the same
+    regions."""
+    kept = os.pread(lock, _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
+    if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
+        store.take_id(kept)
+    store_id = store.id()
+    if kept != store_id:
+        with suppress(OSError):  # some users may only read the file
+            os.pwrite(lock, store_id.encode(), 0)
+    return store_id
+
+
+def lock_file(store_url: str, job: str) -> int:
+    """Open the file to lock. It is in the state folder, or beside the store if the state folder is not writable: every
+    run of this job can write there."""
+    from quota.settings.folders import make_state_folder
+
+    beside = _path_beside(store_url, job)
+    try:
+        return _opened(make_state_folder() / beside.name)
+    except NotAloneError as error:
+        raise _not_alone(error) from None
+    except (quota.ConfigError, OSError) as error:
+        why = error
+        if isinstance(error, OSError):
+            remedy = "set QUOTA_STATE_DIR to a folder that you can write to"
+            why = quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}")
+        try:
+            descriptor = _opened(beside)
+        except OSError:
+            raise why from None
+        log.warning("%s: %s", line("lock_beside_store", job=job), why)
+        return descriptor
+
+
+def _lock_beside(path: Path, other: int) -> int | None:
+    """The file beside the store. None if it is the `other` file, or if this user cannot open it: then this user cannot
+    open the store either, or may only write existing files there."""
+    try:
+        descriptor = _opened(path)
+    except NotAloneError as error:
+        raise _not_alone(error) from None
+    except OSError:
+        return None
+    if os.path.samestat(os.fstat(descriptor), os.fstat(other)):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _path_beside(store_url: str, job: str) -> Path:
+    """The path of the lock beside the store. All spellings of the store's path give the same name."""
+    store = os.path.realpath(store_url.partition(":///")[2])
+    readable, digest = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64], hashed(f"{store}\n{job}", 6)
+    return Path(store).parent / f"run-{readable}-{digest}.lock"
+
+
+def _opened(path: Path) -> int:
+    try:
+        return open_alone(path, os.O_RDWR | os.O_CREAT)
+    except NotAloneError:
+        raise
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
+        raise error
+
+
+def _not_alone(error: NotAloneError) -> quota.ConfigError:
+    return quota.ConfigError(f"{error.filename}: {error.strerror}; delete it")
+
+
+# -- regions on a shared ledger ----------------------------------------------------------------------------------------
 
 MIN_HOLD_MS = HOUR_MS
 UNKNOWN_GAP_MS = DAY_MS
@@ -55,8 +258,6 @@ KEPT_CURSORS = 100
 """How many of a pass's last cursors the next machine gets, to notice a circle."""
 
 READ_AT_ONCE = 100
-
-log = logging.getLogger("quota.jobs")
 
 
 class Hold:
@@ -207,7 +408,7 @@ def runs_on(session: Session, job: JobSettings) -> tuple[str, bool]:
     return listed(dict.fromkeys(holder.host for holder in holders)), any(holder.running for holder in holders)
 
 
-# -- where a job stands -----------------------------------------------------------------------------------------------
+# -- where a job stands ---------------------------------------------------------------------------------------------
 
 
 def work_of(session: Session, job: JobSettings) -> str:
@@ -218,13 +419,15 @@ def work_of(session: Session, job: JobSettings) -> str:
 
 
 def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> list[Checkpoint]:
-    """Where a job stands in each of its regions. `store` is this machine's, or None if there is none yet: then a job
-    with its places there has no checkpoints. Raises LedgerError and StoreError."""
+    """Where a job stands in each of its regions, in their order. `store` is this machine's, or None if there is none
+    yet. Raises LedgerError and StoreError."""
+    regions, work = job.regions or ("",), work_of(session, job)
     if session.settings.store.places_in_ledger:
-        regions, work = job.regions or ("",), work_of(session, job)
-        places = {checkpoint.region: checkpoint for checkpoint in SharedPlaces(session, job).read(regions)}
-        return [places.get(region) or Checkpoint(job.name, region, work=work) for region in regions]
-    return [] if store is None else store.checkpoints(job.name, job.regions, work_of(session, job))
+        checkpoints = SharedPlaces(session, job).read(regions)
+    else:
+        checkpoints = [] if store is None else store.checkpoints(job.name, regions, work)
+    places = {checkpoint.region: checkpoint for checkpoint in checkpoints}
+    return [places.get(region) or Checkpoint(job.name, region, work=work) for region in regions]
 
 
 def check_cursor(cursor: Cursor | None) -> None:
@@ -298,10 +501,7 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         lease_ms=MINUTE_MS,
     )
     state, shared = session.project(job.credential).state, SharedPlaces(session, job)
-    afresh = [
-        checkpoint._replace(pending=True, cursor=None, pages=0, items=0, ranks=0, started_at_ms=None)
-        for checkpoint in checkpoints
-    ]
+    afresh = [checkpoint._replace(pending=True, **FIRST_PAGE) for checkpoint in checkpoints]
     try:
         parts = _parts_of(claim.regions)
         answers = [state.claim(claim._replace(regions=part)) for part in parts]

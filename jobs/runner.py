@@ -10,8 +10,9 @@ How a step may end, and what follows:
     a page                           stored with the new cursor, in one transaction; then the next step
     a refusal by the budget          the run stops at once: outcome "stopped"
     upstream's quota has run out     the same
-    a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor
-    no answer at all                 the same; the next region has one attempt, and fails the run at the same address
+    a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor, and the next
+                                     steps have one attempt, until upstream answers
+    no answer, or none in time       the same; if the next region has none from the same address, the run fails
     an answer over its bounds        the region fails and keeps its cursor
     a sink that fails                the region fails and keeps its cursor: the next pass fetches the page again
     an error of this region alone    the region fails and begins its next pass with the first page
@@ -22,8 +23,8 @@ How a step may end, and what follows:
 
 A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. If one of
 several searches or lists fails, the pass goes on without it (`leave_out`) and the region fails at the end, or at once
-after two failures in a row. If the run ends before a call of the region was charged, the region stays pending, behind
-the others.
+after two failures in a row. If configuration or network end the run before the first page of the region, the region
+stays pending, behind the others.
 """
 
 from __future__ import annotations
@@ -58,13 +59,12 @@ from quota.jobs.job import (
     load_sink,
     pages_of,
 )
-from quota.jobs.lock import Covers, lock_name, only_one, store_id_of
-from quota.jobs.places import Hold, check_cursor, work_of
+from quota.jobs.places import Covers, Hold, check_cursor, lock_name, only_one, store_id_of, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError
+from quota.jobs.store.rows import rows_of
 from quota.jobs.store.store import Store
-from quota.jobs.store.tables import rows_of
 from quota.reports.runs import RegionOfRun
 from quota.rules.claims import Ending
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
@@ -310,6 +310,7 @@ class _Run:
     clock: Callable[[], int]
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
+    down: bool = False  # whether the last step had no answer but transient errors
     silent: list[str] = field(default_factory=list)  # the addresses that did not answer, since upstream last did
     early: list[Checkpoint] = field(default_factory=list)  # the regions that failed since then, before any answer
     unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
@@ -347,7 +348,7 @@ class _Run:
                 outcomes.append(outcome)
                 self.watcher.ended(outcome)
             if self.end is not None and self.end.outcome == "failed":
-                self._give_back()
+                self._give_back(regions)
             return self._report(outcomes, left)
         finally:
             self.attempts.close()
@@ -380,15 +381,19 @@ class _Run:
         with suppress(quota.QuotaError):  # the run ends with an error already
             self._fail(keep_cursor=True)
 
-    def _give_back(self) -> None:
-        """Give the regions that failed before any call their turn back, behind the others of the round: the error that
-        ended the run is hardly about them alone."""
+    def _give_back(self, regions: Sequence[str]) -> None:
+        """Give the regions that failed before their first page their turn back, behind the others of the round: the
+        error that ended the run is hardly about them alone. If all others have failed too, the round ends instead."""
         units, _, _ = self.attempts.spent()
+        early = {place.region for place in self.early if not (units.get(place.region) and place.begun)}
         with suppress(quota.QuotaError):  # the run ends with an error already
-            if any(place.pending for place in self.store.checkpoints(self.job.name, self.job.regions, self.work)):
-                for checkpoint in self.early:
-                    if not units.get(checkpoint.region):
-                        self.hold.keep(self.store.turn_back(checkpoint))
+            places = self.store.checkpoints(self.job.name, regions, self.work)
+            waiting = any(p.pending and (p.failed_at_ms or 0) <= (p.completed_at_ms or 0) for p in places)
+            for place in places:
+                if waiting and place.region in early:
+                    self.hold.keep(self.store.turn_back(place))
+                elif not waiting and place.pending:
+                    self.hold.keep(self.store.fail(place, keep_cursor=True))
 
     def _answered(self) -> None:
         self.silent.clear()
@@ -409,7 +414,7 @@ class _Run:
             self.store.check_space()
             started_at_ms = self.clock()
             try:
-                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.silent else ATTEMPTS))
+                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS))
                 rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
                 if self.session.settings.store.places_in_ledger:
                     check_cursor(page.cursor)
@@ -421,7 +426,8 @@ class _Run:
                 if ends_all and not isinstance(error, quota.BadAnswer):
                     raise
                 failure = self.attempts.failure_of(error, checkpoint)
-                if failure.answered or failure.kind == "answer":
+                self.down = failure.kind == "transient"
+                if failure.answered or (failure.kind == "answer" and not failure.silent):
                     self._answered()
                 here = members(checkpoint, "job region")
                 log.debug(
@@ -441,7 +447,7 @@ class _Run:
                 if page.cursor is None and not checkpoint.pages:  # no part succeeded: the next pass tries all
                     return self._give_up(checkpoint, failure._replace(kind="region"))
             else:
-                lost = 0
+                lost, self.down = 0, False
                 self._answered()
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
@@ -505,11 +511,12 @@ class _Run:
         self._fail(keep_cursor=failure.kind in ("answer", "transient"))
         message = failure.message
         if failure.kind == "transient":
-            message += f", in {many(1 if self.silent else ATTEMPTS, 'attempt')}"
+            message += f", in {many(self.attempts.tries, 'attempt')}"
             if failure.silent:
                 message += f" to reach {failure.silent}; check network and endpoint, then run again"
-                self.silent.append(failure.silent)
-                self.early.append(self.here)
+        if failure.silent and failure.kind != "region":
+            self.silent.append(failure.silent)
+            self.early.append(self.here)
         return self._outcome("failed", message)
 
     def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> RunReport:
@@ -625,9 +632,14 @@ def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | No
     """The fetch function and the sink of a job. Raises ConfigError if no run of the job can begin."""
     folder = None if settings.path is None else settings.path.absolute().parent
     fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
+    check_regions(settings, job)
+    return fetch, sink
+
+
+def check_regions(settings: Settings, job: JobSettings) -> None:
+    """Raises ConfigError if upstream cannot know a region of the job."""
     for location, message, near in no_region_codes(job, regions_of_users(settings)):
         raise quota.ConfigError(f"{settings.source}: {location}: {message}; {near}")
-    return fetch, sink
 
 
 def regions_of_users(settings: Settings) -> frozenset[str]:

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -64,7 +63,7 @@ def run(
 
     On a terminal it shows pages, units and the time to go; elsewhere it prints its place once a minute.
 
-    If machines share a ledger, a job runs on one of them. On the others a run prints where, and exits with status 0.
+    If machines share a ledger, a job runs on one of them. Elsewhere a run prints that machine's name and exits with 0.
 
     --clock makes the run a rehearsal: it works on copies of the ledger and the store, calls only an `endpoint` on this
     machine, and starts each line with "rehearsal: ".
@@ -162,8 +161,13 @@ def _tick(session: Session, job: str, how: _How) -> int:
         _ended(session, job, ping, report.exit_status, report)
         if isinstance(error, Exception):
             raise
+        from quota.jobs.job import line_of
+
         # Our own signals raise nothing here.
-        raise QuotaError(f"{job}: fetch ended with {report.why}; let it return a page, or raise an error") from None
+        where = line_of(error, session.settings.jobs[job].fetch)
+        raise QuotaError(
+            f"{job}: fetch ended with {report.why}{where}; let it return a page, or raise an error"
+        ) from None
     status = report.exit_status
     if how.fail_on_refusal and report.refused and not status:
         status = Refused.exit_status
@@ -259,7 +263,7 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
         if session.settings.path is None:
             raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")
         if textfile is not None:
-            session.settings = replace(session.settings, textfile=os.path.abspath(textfile))
+            session.settings = session.settings._replace(textfile=os.path.abspath(textfile))
         yield session
 
 

@@ -1,4 +1,8 @@
-"""The application: its routes, the threads that read the store, and answers that caches may keep.
+"""`quota serve`: a read-only HTTP API over the store. It never spends quota; only /healthz asks the ledger.
+
+    run_api     where it may listen, and the rules and host check before the application
+    make_app    the application: its routes, the threads that read the store, and answers that caches may keep
+    Health      /healthz: whether the store is readable, the ledger answers, and the data is fresh
 
 `openapi.json` beside this file is its OpenAPI 3.1 document; tests check every answer against it. The page at / lists
 the document. It has no script and loads only its style sheet.
@@ -9,11 +13,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version as version_of
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from jinja2 import Environment, StrictUndefined
@@ -23,13 +31,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quota.common.clock import host_clock
+import quota
+from quota.cli.options import Listen
+from quota.common.clock import host_clock, rfc3339
 from quota.common.files import read_text
+from quota.common.hosts import is_loopback
 from quota.common.log import line
 from quota.common.text import show
 from quota.errors import UsageError
+from quota.inbound.configured import rules_of
+from quota.inbound.middleware import asgi
 from quota.jobs.api import resources
-from quota.jobs.api.health import Health
 from quota.jobs.api.parameters import (
     ForeignCursorError,
     ParameterError,
@@ -42,10 +54,68 @@ from quota.jobs.api.parameters import (
     required,
     words_of,
 )
+from quota.jobs.store.checkpoints import is_stale
 from quota.jobs.store.file import StoreError
-from quota.jobs.store.reader import Reader
-from quota.session import Session
-from quota.web.documents import App, Problem
+from quota.jobs.store.reader import Pass, Reader, StoredRow
+from quota.session import Session, ledger_answers
+from quota.web.documents import App, Check, Problem, health
+from quota.web.serving import address_of, listen, names_of, protected, serve
+
+ASKED = ("/api/v1/videos/trending", "/api/v1/videos/ID", "/api/v1/search", "/api/v1/channels/ID")
+"""The paths that rules must limit before the server listens for other machines."""
+
+_HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+
+NOT_LIMITED = ("/healthz",)
+"""The paths that no rule counts: supervisors call /healthz often."""
+
+POLICY = "default-src 'none'; frame-ancestors 'none'"
+"""The answers are for programs. A browser that shows one loads nothing for it."""
+
+
+def run_api(
+    config: str | None,
+    listen_at: Listen,
+    *,
+    names: Sequence[str],
+    unlimited: bool,
+    say: Callable[[str], object],
+) -> None:
+    """Serve until a signal ends it. `say` prints the line with the address. Raises QuotaError."""
+    host, port = listen_at
+    with quota.open(config) as session:  # a mistake in the configuration ends the command before it listens
+        settings = session.settings
+    rules = rules_of(settings, exempt=NOT_LIMITED)
+    for path in () if is_loopback(host) or unlimited else ASKED:
+        if all(rule.shadow for rule in (() if rules is None else rules.find("GET", path))):
+            raise UsageError(
+                f"--listen {listen_at}: other machines can reach it, and no rule limits {path}: write [inbound.NAME] "
+                f"in {settings.source}, or set --unlimited"
+            )
+    hosts = {*map(_host_name, names), *(names_of(host) if is_loopback(host) else ())}
+
+    def make() -> App:
+        session = quota.open(config)
+        app, rules = make_app(session), rules_of(session.settings, exempt=NOT_LIMITED)
+        return protected(app if rules is None else asgi(app, rules), hosts=hosts or None, policy=POLICY)
+
+    with listen(host, port) as listener:
+        address = address_of(listener)
+        serve(make, listener, ready=lambda: say(f"quota serve: {address} ({settings.source})"))
+
+
+def _host_name(text: str) -> str:
+    """A name as the Host field has it, without the port. Raises UsageError for other text."""
+    name = text.lower().removesuffix(".")
+    if _HOST_NAME.fullmatch(name):
+        return name
+    try:
+        return str(ip_address(name.strip("[]")))
+    except ValueError:
+        raise UsageError(
+            f"--hostname {show(text)}: write only the name that clients send in Host, for example api.example.org"
+        ) from None
+
 
 T = TypeVar("T")
 
@@ -70,11 +140,11 @@ logger = logging.getLogger("quota.api")
 def make_app(session: Session) -> App:
     """The application over the store of this configuration. Only /healthz uses the session after this."""
     api = _Api(session)
-    routes = [
+    routes: list[tuple[str, Callable[..., Any]]] = [
         ("/api/v1/videos/trending", api.trending),
-        ("/api/v1/videos/{video_id}", api.video),
+        ("/api/v1/videos/{video_id}", partial(api.resource, "video")),
         ("/api/v1/search", api.search),
-        ("/api/v1/channels/{channel_id}", api.channel),
+        ("/api/v1/channels/{channel_id}", partial(api.resource, "channel")),
         ("/healthz", api.healthz),
         ("/openapi.json", api.openapi),
         ("/", api.page),
@@ -127,6 +197,10 @@ class _Readers:
         return question(self._own.reader)
 
 
+_RESOURCES: Mapping[str, tuple[Callable[[Reader, str], StoredRow | None], Callable[[StoredRow], resources.Json]]]
+_RESOURCES = {"video": (Reader.video, resources.video), "channel": (Reader.channel, resources.channel)}
+
+
 class _Api:
     def __init__(self, session: Session) -> None:
         settings = session.settings
@@ -135,7 +209,7 @@ class _Api:
             for region in job.regions:
                 self._jobs.setdefault(region, []).append(job.name)
         self._store = _Readers(settings.store.url)
-        self._health = Health(session, self._store.read)
+        self._health = Health(session, self._store)
         openapi = document()
         self._document = json.dumps(openapi).encode()
         self._page = listing(openapi)
@@ -170,22 +244,16 @@ class _Api:
         token = encode(question, hits.version, behind) if behind < hits.total else None
         return _json(request, resources.search_response(hits, token), hits.changed_ms)
 
-    async def video(self, request: Request) -> Response:
+    async def resource(self, kind: str, request: Request) -> Response:
+        """The answer about one video or channel."""
+        find, shown = _RESOURCES[kind]
         _parameters(request)
-        video_id = _path_parameter(request, "video_id")
-        stored = await self._store.read(lambda reader: reader.video(video_id))
-        if stored is None:
-            raise ProblemError(Problem(404, f"The store has no video {show(video_id)}."))
-        row, refreshed_ms = stored
-        return _json(request, resources.video(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
-
-    async def channel(self, request: Request) -> Response:
-        _parameters(request)
-        channel_id = _path_parameter(request, "channel_id")
-        row = await self._store.read(lambda reader: reader.channel(channel_id))
+        name = _path_parameter(request, f"{kind}_id")
+        row = await self._store.read(lambda reader: find(reader, name))
         if row is None:
-            raise ProblemError(Problem(404, f"The store has no channel {show(channel_id)}."))
-        return _json(request, resources.channel(row), row.refreshed_ms if isinstance(row.refreshed_ms, int) else 0)
+            raise ProblemError(Problem(404, f"The store has no {kind} {show(name)}."))
+        refreshed_ms = row["refreshed_ms"]
+        return _json(request, shown(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
     async def healthz(self, request: Request) -> Response:
         _parameters(request)
@@ -277,15 +345,11 @@ def _kept(request: Request, body: bytes, media_type: str, fresh_s: int = STATIC_
     """An answer that caches may keep for `fresh_s`. A client that sends its tag gets 304 without the body."""
     tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
     headers = {"etag": tag, "cache-control": f"public, max-age={fresh_s}"}
-    if _matches(request.headers.getlist("if-none-match"), tag):
+    # A proxy that compresses a body makes its tag weak; the body is the same.
+    conditions = ",".join(request.headers.getlist("if-none-match")).split(",")
+    if {"*", tag} & {condition.strip().removeprefix("W/") for condition in conditions}:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type=media_type)
-
-
-def _matches(conditions: list[str], tag: str) -> bool:
-    """Whether the client has this body. A proxy that compresses a body makes its tag weak; the body is the same."""
-    listed = [condition.strip().removeprefix("W/") for condition in ",".join(conditions).split(",")]
-    return "*" in listed or tag in listed
 
 
 def _problem_response(problem: Problem) -> Response:
@@ -299,3 +363,64 @@ def _http_error(request: Request, error: Exception) -> Response:
         detail = f"{show(request.method)}: this API is read-only"
         return _problem_response(Problem(405, detail, more=(("allow", "GET, HEAD"),)))
     return _problem_response(Problem(error.status_code, f"Nothing is at {show(request.url.path)}; / lists the paths."))
+
+
+KEPT_S = 2.0
+"""How long an answer is kept. Anybody may call /healthz, and each examination asks the ledger."""
+
+
+class Health:
+    """The health of store and ledger, at most KEPT_S old."""
+
+    def __init__(self, session: Session, readers: _Readers) -> None:
+        self._session = session
+        self._readers = readers
+        self._lock = asyncio.Lock()
+        self._answer: tuple[int, dict[str, object]] = (503, {})
+        self._examined_s = -KEPT_S
+
+    async def examine(self) -> tuple[int, dict[str, object]]:
+        async with self._lock:
+            if time.monotonic() - self._examined_s >= KEPT_S:
+                self._answer = health([*await self._store(), await asyncio.to_thread(self._ledger)])
+                self._examined_s = time.monotonic()
+        return self._answer
+
+    async def _store(self) -> list[Check]:
+        try:
+            passes, first_runs = await self._readers.read(lambda reader: (reader.passes(), reader.first_runs()))
+        except Exception as error:  # the store is away: `read` has logged why
+            return [Check("store", "fail", str(error))]
+        return [Check("store"), self._freshness(passes, first_runs)]
+
+    def _freshness(self, passes: list[Pass], first_runs: dict[str, int]) -> Check:
+        """The age of the data of the configured jobs. Warns if a region is older than the configured `stale`."""
+        now_ms = host_clock()
+        jobs = self._session.settings.jobs
+        ended = {(of_region.job, of_region.region): of_region.completed_ms for of_region in passes}
+        regions = [(job.name, region) for job in jobs.values() for region in job.regions or ("",)]
+        due = [ended.get(region) or first_runs.get(region[0]) for region in regions]
+        completed = [ms for region in regions if (ms := ended.get(region)) is not None]
+        if not completed:
+            return Check("freshness", "warn", "no pass of a region is complete yet")
+        notify = self._session.settings.notify
+        stale_ms = None if notify is None else notify.stale_ms
+        oldest_ms, newest_ms = min(completed), max(completed)
+        members: dict[str, Any] = {
+            "newest": rfc3339(newest_ms),
+            "oldest": rfc3339(oldest_ms),
+            "age_s": max(0, now_ms - newest_ms) // 1_000,
+            "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
+        }
+        if any(is_stale(due_ms, now_ms, stale_ms) for due_ms in due):
+            return Check("freshness", "warn", "a region is stale", members)
+        return Check("freshness", members=members)
+
+    def _ledger(self) -> Check:
+        """Whether the ledger answers. The API serves the store without it."""
+        answers = ledger_answers(self._session)
+        if answers is None:
+            return Check("ledger", "warn", "nothing was charged yet")
+        if not answers:
+            return Check("ledger", "warn", "the ledger does not answer; the store is served")
+        return Check("ledger")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quota.common.clock import rfc3339
-from quota.jobs.store.reader import ChannelRow, Chart, Hits, VideoRow
-from quota.jobs.store.rows import count_or_none
+from quota.jobs.store.reader import Chart, Hits, StoredRow
+from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, Field, count_or_none
 
 Json = dict[str, Any]
 
@@ -37,8 +38,8 @@ def search_response(hits: Hits, token: str | None) -> Json:
         "items": [
             {
                 "kind": "youtube#searchResult",
-                "id": {"kind": "youtube#video", "videoId": _text(row.video_id) or ""},
-                "snippet": _search_snippet(row),
+                "id": {"kind": "youtube#video", "videoId": _text(row["video_id"]) or ""},
+                "snippet": _parts(row, _SEARCH_FIELDS).get("snippet", {}),
             }
             for row in hits.rows
         ],
@@ -47,53 +48,24 @@ def search_response(hits: Hits, token: str | None) -> Json:
     }
 
 
-def video(row: VideoRow) -> Json:
+def video(row: StoredRow) -> Json:
     """As an item of upstream's videos.list. Only `kind` and `id` if the store has no more fields."""
-    details = {
-        "duration": _text(row.duration),
-        "definition": _text(row.definition),
-        "caption": {0: "false", 1: "true"}.get(row.has_caption) if isinstance(row.has_caption, int) else None,
-        "licensedContent": bool(row.is_licensed) if row.is_licensed in (0, 1) else None,
-    }
-    counts = {"viewCount": row.view_count, "likeCount": row.like_count, "commentCount": row.comment_count}
-    snippet = {
-        **_search_snippet(row),
-        "tags": _tags(row.tags),
-        "categoryId": _text(row.category_id),
-        "defaultLanguage": _text(row.default_language),
-        "defaultAudioLanguage": _text(row.audio_language),
-    }
-    parts = {"snippet": _without_null(snippet), "contentDetails": _without_null(details), "statistics": _counts(counts)}
-    return {"kind": "youtube#video", "id": _text(row.video_id) or "", **_not_empty(parts)}
+    return {"kind": "youtube#video", "id": _text(row["video_id"]) or "", **_parts(row, VIDEO_FIELDS)}
 
 
-def channel(row: ChannelRow) -> Json:
+def channel(row: StoredRow) -> Json:
     """As an item of upstream's channels.list."""
-    counts = {"viewCount": row.view_count, "subscriberCount": row.subscriber_count, "videoCount": row.video_count}
-    snippet = {
-        "title": _text(row.title),
-        "description": _text(row.description),
-        "customUrl": _text(row.custom_url),
-        "publishedAt": _text(row.published_at),
-        "thumbnails": _thumbnails(row.thumbnail_url),
-        "country": _text(row.country),
-    }
-    parts = {"snippet": _without_null(snippet), "statistics": _counts(counts)}
-    return {"kind": "youtube#channel", "id": _text(row.channel_id) or "", **_not_empty(parts)}
+    return {"kind": "youtube#channel", "id": _text(row["channel_id"]) or "", **_parts(row, CHANNEL_FIELDS)}
 
 
-def _search_snippet(row: VideoRow) -> Json:
-    return _without_null(
-        {
-            "publishedAt": _text(row.published_at),
-            "channelId": _text(row.channel_id),
-            "title": _text(row.title),
-            "description": _text(row.description),
-            "thumbnails": _thumbnails(row.thumbnail_url),
-            "channelTitle": _text(row.channel_title),
-            "liveBroadcastContent": _text(row.live_broadcast),
-        }
-    )
+def _parts(row: StoredRow, fields: Mapping[str, Field]) -> Json:
+    """The parts of a resource, without fields that the store lacks, and without empty parts."""
+    parts: Json = {}
+    for column, field in fields.items():
+        show = _SHOWN.get(field.name, _count if field.part == "statistics" else _text)
+        if (value := show(row.get(column))) is not None:
+            parts.setdefault(field.part, {})[field.name] = value
+    return parts
 
 
 def _thumbnails(url: object) -> Json | None:
@@ -117,18 +89,35 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _counts(counts: Json) -> Json:
+def _count(value: object) -> str | None:
     """Upstream writes counts as text."""
-    numbers = {name: count_or_none(value) for name, value in counts.items()}
-    return {name: str(number) for name, number in numbers.items() if number is not None}
+    number = count_or_none(value)
+    return None if number is None else str(number)
 
 
-def _without_null(members: Json) -> Json:
-    return {name: value for name, value in members.items() if value is not None}
+def _caption(value: object) -> str | None:
+    return {0: "false", 1: "true"}.get(value) if isinstance(value, int) else None
 
 
-def _not_empty(parts: Json) -> Json:
-    return {name: part for name, part in parts.items() if part}
+def _licensed(value: object) -> bool | None:
+    return bool(value) if value in (0, 1) else None
+
+
+_SHOWN: Mapping[str, Callable[[Any], Any]] = {
+    "thumbnails": _thumbnails,
+    "tags": _tags,
+    "caption": _caption,
+    "licensedContent": _licensed,
+}
+"""The fields that are neither texts nor counts."""
+
+_SEARCH_FIELDS = {
+    column: VIDEO_FIELDS[column]
+    for column in (
+        "published_at", "channel_id", "title", "description", "thumbnail_url", "channel_title", "live_broadcast",
+    )
+}  # fmt: skip
+"""The columns of a search result."""
 
 
 def _token(token: str | None) -> Json:

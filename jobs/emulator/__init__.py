@@ -1,13 +1,11 @@
 """The upstream emulator: YouTube Data API v3 on loopback, for `quota demo`, `quota emulate` and tests. Start with
 `Emulator`.
 
-    server.py       Emulator: identifies callers, counts and answers their calls
+    server.py       HTTP, and Emulator: identifies callers, counts and answers their calls
     api.py          the methods of the API, over a catalogue
     catalogue.py    the listed resources: generated from `words.toml`, or read from saved pages
-    usage.py        counts units by project, bucket and day
-    monitoring.py   Cloud Monitoring, which shows these counts
+    usage.py        counts units by project, bucket and day; Cloud Monitoring, which shows these counts
     replies.py      replies, and upstream's errors in its own words: `errors.toml`
-    wire.py         HTTP
 """
 
 from quota.jobs.emulator.server import Emulator

@@ -50,6 +50,8 @@ def method_of(verb: str, path: str) -> str | None:
             action = _VERBS.get(verb, "")
             if action in _METHODS["collections"].get(rest, ()):
                 return f"{rest}.{action}"
+            if verb == "GET" and rest.startswith("captions/"):
+                return "captions.download"
             name: str | None = _METHODS["actions"].get(f"{verb} {rest}")
             return name
     return None

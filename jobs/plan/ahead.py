@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
-from quota.budget import MAX_CHARGES, Budget
+from quota.budget import MAX_CHARGES, Call
 from quota.common.clock import moment, rfc3339
 from quota.common.text import listed, many, spell
 from quota.deciding.run_limit import RunLimit
 from quota.decision import Decision
-from quota.errors import CostExceedsLimit
 from quota.jobs.places import checkpoints_of
-from quota.jobs.plan.simulation import pass_steps, step_at
+from quota.jobs.plan.simulation import admit, pass_steps, step_at
 from quota.jobs.runner import functions_of, job_called, regions_of
-from quota.jobs.store.checkpoints import Checkpoint, by_rotation
-from quota.jobs.store.file import is_made
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
 from quota.jobs.store.store import Store
 from quota.session import Session
 from quota.settings.model import JobSettings
@@ -78,26 +75,29 @@ def look_ahead(copy: Session, name: str, regions: Sequence[str] = ()) -> Ahead:
     """What a run of the job `name` would do now. It charges the ledger of `copy`, which must be a copy of the real one
     (`quota.cli.rehearsal.copied`). Raises as `run_job` does, StoreError and LedgerError."""
     job = job_called(copy, name)
-    chosen = regions_of(job, regions)
     fetch, _ = functions_of(copy.settings, job)
     steps = pass_steps(job, fetch)
     budget = copy.budget(job.credential)
-    places = _places(copy, job, chosen)
-    calls = []
-    for place in places:
-        for step in steps[step_at(steps, place) :]:
-            method = budget.book.canonical(step.method or UNNAMED)
-            calls.append((place.region, method))
-    costs = {method: _cost(budget, method) for _, method in calls}
-    methods = Counter(method for _, method in calls)
-    count, refusal = _charge([method for _, method in calls], costs, budget, job)
+    book = budget.book
+    places = _places(copy, job, regions_of(job, regions))
+    methods = [book.canonical(step.method or UNNAMED) for place in places for step in steps[step_at(steps, place) :]]
+    costs = {method: book.default_get.units if method == UNNAMED else book.price(method).units for method in {*methods}}
+    calls: list[Call] = [(name, None if name in book.methods else costs[name], None) for name in methods]
+    units = [costs[method] for method in methods]
+    of_run = None if job.max_units is None else RunLimit(job.max_units)
+    done, refusal, at_once = 0, None, MAX_CHARGES // book.most_parts
+    while done < len(calls) and refusal is None:
+        several = slice(done, done + at_once)
+        count, refusal = admit(budget, job.name, calls[several], units[several], of_run)
+        done += count
+    counts = Counter(methods)
     return Ahead(
         job.name,
         places,
-        methods,
-        {method: n * costs[method] for method, n in methods.items()},
-        count,
-        sum(costs[method] for _, method in calls[:count]),
+        counts,
+        {method: count * costs[method] for method, count in counts.items()},
+        done,
+        sum(units[:done]),
         refusal,
         copy.ledger.now_ms(),
     )
@@ -105,49 +105,6 @@ def look_ahead(copy: Session, name: str, regions: Sequence[str] = ()) -> Ahead:
 
 def _places(session: Session, job: JobSettings, regions: Sequence[str]) -> list[Checkpoint]:
     """The places where the run begins, in the order of its regions: the same as in `Store.start_round`."""
-    settings = session.settings.store
-    with Store.existing(settings) if is_made(settings.url) else nullcontext() as store:
-        here = {place.region: place for place in checkpoints_of(session, job, store)}
-    places = [here.get(region) or Checkpoint(job.name, region) for region in regions]
-    if not any(place.pending for place in places):
-        places = [place._replace(pending=True) for place in places]
-        places = [place if place.cursor else place._replace(pages=0, started_at_ms=None) for place in places]
-    return by_rotation(places)
-
-
-def _cost(budget: Budget, method: str) -> int:
-    """The units of one call; the book's default for reading if the fetch function names no method. Raises
-    UnknownMethod."""
-    return budget.book.default_get.units if method == UNNAMED else budget.book.price(method).units
-
-
-def _charge(
-    methods: Sequence[str], costs: Mapping[str, int], budget: Budget, job: JobSettings
-) -> tuple[int, Decision | None]:
-    """How many of these calls fit, one after the other, and the decision that refuses the next call."""
-    of_run = None if job.max_units is None else RunLimit(job.max_units)
-    done, size = 0, MAX_CHARGES // budget.book.most_parts
-    while done < len(methods):
-        asked = methods[done : done + size]
-        units = sum(costs[method] for method in asked)
-        if of_run is not None and len(asked) > 1 and of_run.spent_units + units > of_run.max_units:
-            size = len(asked) // 2
-            continue
-        if of_run is not None and not of_run.take(units):
-            return done, of_run.refusal(budget.credential, budget.project, asked[0], units, 0)
-        named = [method if method in budget.book.methods else (method, costs[method]) for method in asked]
-        try:
-            decision = budget.charge_many(named, job=job.name)[0]
-        except CostExceedsLimit:  # all calls together
-            if len(asked) == 1:
-                raise
-        else:
-            if decision.admitted:
-                done += len(asked)
-                continue
-            if len(asked) == 1:
-                return done, decision
-        if of_run is not None:
-            of_run.give_back(units)
-        size = len(asked) // 2
-    return done, None
+    with Store.if_made(session.settings.store) as store:
+        places = checkpoints_of(session, job, store)
+    return list(map(in_round, by_rotation(place for place in places if place.region in regions)))

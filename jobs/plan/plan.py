@@ -18,15 +18,15 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
-from quota.cli.output import takes_unicode
-from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
+from quota.cli.output import Column, FirstThatFits, line, stacked, tables, takes_unicode
 from quota.common.clock import moment, rfc3339, utc
 from quota.common.text import many, members, nearest, show
 from quota.errors import UsageError
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
-from quota.jobs.schedule.ticks import ticks
+from quota.jobs.runner import check_regions
+from quota.jobs.ticks import ticks
 from quota.reports.runs import stands_out
 from quota.reports.status import held_to
 from quota.rules.spent import spent as charges_in
@@ -169,6 +169,8 @@ def make_plan(
     for _ in range(days):
         until_ms = calendar.edges(until_ms)[1]
     fetches = {job.name: fetch_to_look_at(settings, job) for job in settings.jobs.values()}
+    for job in settings.jobs.values():
+        check_regions(settings, job)
 
     def simulated(until_ms: int, state: State) -> tuple[Simulated, bool]:
         coming = ticks(settings.jobs.values(), start_ms, until_ms)
@@ -369,7 +371,7 @@ def render_plan(plan: Plan) -> RenderableType:
     elif plan.fits:
         verdict = line(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")
     else:
-        left = f"{many(regions, 'region')} left for later ones"
+        left = f"{many(regions, 'region')} left for later ticks"
         verdict = line(f"does not fit: {refused:,} of {many(total, 'tick')} refused, {left}", style="bold red")
     parts: list[RenderableType] = [line(span), verdict]
     groups: dict[tuple[object, ...], list[LimitPlan]] = {}
@@ -429,7 +431,8 @@ def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: boo
     first = rows[0]
     bars = _BARS if takes_unicode() else _PLAIN_BARS
     busiest = max((units for day in first.days for units in day.hours), default=0)
-    dates = [_in(day.start_ms, first.zone, pattern) for day in first.days]
+    zone = ZoneInfo(first.zone)
+    dates = [utc(day.start_ms).astimezone(zone).strftime(pattern) for day in first.days]
     of_date = 1 + max(map(len, dates), default=0)
     heads = f"{'used':>{width}}" + (f"{'left':>{width}}" if left else "")
     lines = [Text(f"{'':<{of_date}}{'0     6     12    18':<25}{heads}", style="dim")]
@@ -473,7 +476,3 @@ def _refused_jobs(plan: Plan) -> RenderableType:
     if len(refused) > MAX_JOBS_SHOWN:
         rows.append((f"and {len(refused) - MAX_JOBS_SHOWN} more", "", "", "", "", ""))
     return FirstThatFits(tables(columns, rows, without=(5, 3)))
-
-
-def _in(at_ms: int, zone: str, pattern: str) -> str:
-    return utc(at_ms).astimezone(ZoneInfo(zone)).strftime(pattern)

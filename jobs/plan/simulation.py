@@ -16,20 +16,20 @@ ask about such a call again before the time in the refusal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quota.budget import MAX_CHARGES, Budget
+from quota.budget import MAX_CHARGES, Budget, Call
 from quota.common.clock import NEVER
 from quota.deciding.history import entries as entries_of
 from quota.deciding.project import Project
-from quota.deciding.run_limit import MAX_UNITS, RunLimit
+from quota.deciding.run_limit import RunLimit
+from quota.decision import Decision
 from quota.errors import CostExceedsLimit
+from quota.jobs.fetches import PAGE_ITEMS
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
-from quota.jobs.schedule.ticks import Tick
-from quota.jobs.store.checkpoints import Checkpoint, by_rotation
-from quota.jobs.walks import PAGE_ITEMS
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
+from quota.jobs.ticks import Tick
 from quota.ledger.log import EPOCH
 from quota.ledger.memory_log import MemoryLog
 from quota.reports.runs import Bought
@@ -177,7 +177,6 @@ def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. Changes neither, except that it first puts back lost charges.
     Raises LedgerError and StoreError."""
     from quota.jobs.places import checkpoints_of
-    from quota.jobs.store.file import is_made
     from quota.jobs.store.store import Store
 
     settings, now_ms = session.settings, session.ledger.now_ms()
@@ -188,7 +187,7 @@ def read_state(session: Session) -> State:
         entries[project.name] = list(entries_of(project, just_before(now_ms - project.longest_ms)))
         facts[project.name] = project.state.facts()
     checkpoints: dict[str, list[Checkpoint]] = {}
-    with Store.existing(settings.store) if is_made(settings.store.url) else nullcontext() as store:
+    with Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
             checkpoints[job.name] = checkpoints_of(session, job, store)
         bought = [] if store is None else store.bought(max(0, now_ms - 7 * DAY_MS))
@@ -215,19 +214,6 @@ def simulate(
     load, and UsageError for a call that can never fit.
     """
     return _Simulation(settings, start_ms, until_ms, state, fetches).run(ticks, stop_at_refusal)
-
-
-class _Region:
-    """The place of one job in one region: a checkpoint that is cheap to change. `cursor` is the index of a step."""
-
-    __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
-
-    def __init__(self, name: str, checkpoint: Checkpoint | None, steps: Sequence[Step]) -> None:
-        self.name = name
-        self.pending = checkpoint is not None and checkpoint.pending
-        self.cursor = (step_at(steps, checkpoint) or None) if checkpoint is not None else None
-        self.completed_at_ms = None if checkpoint is None else checkpoint.completed_at_ms
-        self.failed_at_ms = None if checkpoint is None else checkpoint.failed_at_ms
 
 
 @dataclass(slots=True, eq=False)
@@ -262,26 +248,14 @@ class _Job:
     last call of `price`.
     """
 
-    __slots__ = (
-        "at_once", "budget", "calls", "kinds", "knows", "max_units", "methods", "name", "priced_until_ms", "regions",
-        "spent",
-        "steps", "totals", "wanted",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        job: JobSettings,
-        budget: Budget,
-        fetch: Fetch,
-        checkpoints: Mapping[str, Checkpoint],
-    ) -> None:
+    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch, places: Mapping[str, Checkpoint]) -> None:
         self.name = job.name
         self.budget = budget
         self.max_units = job.max_units
         is_paced = any(limit.paced for limit in budget.limits_of(job.name))
         self.at_once = 1 if is_paced else MAX_CHARGES // budget.book.most_parts
         self.steps = pass_steps(job, fetch)
-        self.regions = {name: _Region(name, checkpoints.get(name), self.steps) for name in job.regions or ("",)}
+        self.regions = {name: self._place(places.get(name), name) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
         self.methods = [budget.book.canonical(step.method or "unknown") for step in self.steps]
         self.spent: dict[tuple[str, str], Spent] = {}
@@ -292,6 +266,13 @@ class _Job:
         # If the budget cannot tell two jobs apart, a refusal of one is a refusal of the other.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
         self.knows = (budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
+
+    def _place(self, checkpoint: Checkpoint | None, region: str) -> Checkpoint:
+        """A checkpoint whose cursor is the index of the next step."""
+        if checkpoint is None:
+            return Checkpoint(self.name, region)
+        step = step_at(self.steps, checkpoint)
+        return checkpoint._replace(cursor={"step": step} if step else None)
 
     def price(self, at_ms: int) -> None:
         """Use the prices at `at_ms`, which is never earlier than in the last call."""
@@ -320,10 +301,6 @@ class _Job:
             self.calls.append(call)
         self.kinds = list(kinds.values())
         self.priced_until_ms = until_ms
-
-    def complete(self, region: _Region, at_ms: int) -> None:
-        region.pending, region.cursor, region.completed_at_ms = False, None, at_ms
-        self.totals.passes[region.name] += 1
 
 
 class _Simulation:
@@ -392,38 +369,34 @@ class _Simulation:
     def _tick(self, job: _Job, tick: Tick) -> Refusal | None:
         at_ms = tick.at_ms
         slot = at_ms // SLOT_MS
-        regions = list(job.regions.values())
-        max_regions = len(tick.regions) or len(regions)
+        max_regions = len(tick.regions) or len(job.regions)
         job.totals.ticks += 1
         job.price(at_ms)
         for call in job.kinds:
             calls = call.times * max_regions
             for wanted, part in zip(call.wanted, call.parts, strict=True):
                 wanted.add(slot, part.units * calls, calls)
-        pending = [region for region in regions if region.pending]
-        if not pending:
-            pending = regions
-            for region in regions:
-                region.pending = True
-        todo = pending if len(pending) <= max_regions else by_rotation(pending)[:max_regions]
-        started, todo = False, by_rotation(todo)
+        covered = list(map(in_round, by_rotation(job.regions.values())))
+        job.regions.update((place.region, place) for place in covered)
+        todo = [(place, place.cursor["step"] if place.cursor else 0) for place in covered[:max_regions]]
         of_run = None if job.max_units is None else RunLimit(job.max_units)
-        coming = [call for region in todo for call in job.calls[region.cursor or 0 :]]
-        admitted = 0  # how many of the next calls
-        for done, region in enumerate(todo):
-            for index in range(region.cursor or 0, len(job.calls)):
+        coming = [call for _, step in todo for call in job.calls[step:]]
+        started, admitted = False, 0  # how many of the next calls
+        for done, (place, first) in enumerate(todo):
+            for step in range(first, len(job.calls)):
                 if not admitted:
                     admitted, refused_by = self._admit(job, coming, of_run)
                     if not admitted:
+                        job.regions[place.region] = place._replace(cursor={"step": step} if step else None)
                         return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
                     del coming[:admitted]
                 admitted -= 1
                 started = True
-                call = job.calls[index]
+                call = job.calls[step]
                 for spent, part in zip(call.spent, call.parts, strict=True):
                     spent.add(slot, part.units)
-                region.cursor = index + 1
-            job.complete(region, at_ms)
+            job.regions[place.region] = place._replace(pending=False, cursor=None, completed_at_ms=at_ms)
+            job.totals.passes[place.region] += 1
         return None
 
     def _admit(self, job: _Job, coming: Sequence[_Call], of_run: RunLimit | None) -> tuple[int, str | None]:
@@ -438,26 +411,41 @@ class _Simulation:
             until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
             if self.now_ms < until_ms:
                 break
-            if of_run is not None and not of_run.take(call.units):
-                refused_by = MAX_UNITS
-                break
             asked.append(call)
-        while asked:
-            try:
-                named = [(call.method, None, call.unknown) for call in asked]
-                decision = job.budget._decide(named, job.name, commit=True)[0]
-            except CostExceedsLimit:
-                if len(asked) == 1:
-                    raise
-            else:
-                if decision.admitted:
-                    break
-                if len(asked) == 1:
-                    next_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
-                    self.refused_until[asked[0].knows] = next_ms, decision.refused_by
-                    return 0, decision.refused_by
-            half = len(asked) // 2
-            if of_run is not None:
-                of_run.give_back(sum(call.units for call in asked[half:]))
-            del asked[half:]
-        return len(asked), refused_by
+        if not asked:
+            return 0, refused_by
+        calls = [(call.method, None, call.unknown) for call in asked]
+        count, refusal = admit(job.budget, job.name, calls, [call.units for call in asked], of_run)
+        if refusal is None:
+            return count, None
+        if refusal.reason != "run":
+            next_ms = NEVER if refusal.retry_at_ms is None else refusal.retry_at_ms
+            self.refused_until[asked[0].knows] = next_ms, refusal.refused_by
+        return 0, refusal.refused_by
+
+
+def admit(
+    budget: Budget, job: str, calls: Sequence[Call], units: Sequence[int], of_run: RunLimit | None
+) -> tuple[int, Decision | None]:
+    """Charge the first of these calls, as many together as fit: all of them, or half, or half of that. Returns their
+    number, or 0 and the decision that refuses the first call. Raises CostExceedsLimit if that can never fit."""
+    asked = len(calls)
+    if of_run is not None:
+        asked = next((n for n, cost in enumerate(units) if not of_run.take(cost)), asked)
+        if not asked:
+            return 0, of_run.refusal(budget.credential, budget.project, calls[0][0], units[0], 0)
+    while True:
+        try:
+            decision = budget._decide(calls[:asked], job, commit=True)[0]
+        except CostExceedsLimit:  # perhaps all calls together
+            if asked == 1:
+                raise
+        else:
+            if decision.admitted:
+                return asked, None
+            if asked == 1:
+                return 0, decision
+        half = asked // 2
+        if of_run is not None:
+            of_run.give_back(sum(units[half:asked]))
+        asked = half

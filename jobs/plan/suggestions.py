@@ -9,13 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
 from quota.jobs.job import Fetch
 from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_between, simulate
-from quota.jobs.schedule.ticks import ticks
+from quota.jobs.ticks import ticks
 from quota.settings.model import JobSettings, Settings
 from quota.settings.schedules import Cron, Every, parse_schedule
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration, of_jobs
@@ -88,10 +88,10 @@ class _Search:
         changes = []
         for job in self._suspects():
             of_job = [
-                self._smallest(job, "schedule", [replace(job, schedule=text) for text in slower(job)]),
-                self._smallest(job, "pages", [replace(job, pages=pages) for pages in range(job.pages - 1, 0, -1)]),
+                self._smallest(job, "schedule", [job._replace(schedule=text) for text in slower(job)]),
+                self._smallest(job, "pages", [job._replace(pages=pages) for pages in range(job.pages - 1, 0, -1)]),
                 self._smallest(
-                    job, "regions", [replace(job, regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)]
+                    job, "regions", [job._replace(regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)]
                 ),
                 self._smallest(job, "leave", self._leaves(job)),
             ]
@@ -116,7 +116,7 @@ class _Search:
         most = max(job.pages for job in jobs)
         pages = first_that_fits(
             range(most - 1, 0, -1),
-            lambda pages: self._fits([replace(job, pages=min(job.pages, pages)) for job in jobs]),
+            lambda pages: self._fits([job._replace(pages=min(job.pages, pages)) for job in jobs]),
         )
         if pages is not None:
             changes.append(Change(None, credential, "pages", f"up to {most}", f"up to {pages}"))
@@ -146,7 +146,7 @@ class _Search:
         if job.name in self.refused and any(job.leave.values()):
             highest = max(job.leave.values())
             return [
-                replace(job, leave={name: min(units, highest - less) for name, units in job.leave.items()})
+                job._replace(leave={name: min(units, highest - less) for name, units in job.leave.items()})
                 for less in _steps(highest)
             ]
         if job.name in self.may_be_refused:
@@ -157,7 +157,7 @@ class _Search:
             held = [(limits[name], job.leave.get(name, 0)) for name in names]
             rooms = [limit.limit_units - left - self._dearest(job, limit) for limit, left in held]
             return [
-                replace(job, leave={name: job.leave.get(name, 0) + more for name in names})
+                job._replace(leave={name: job.leave.get(name, 0) + more for name in names})
                 for more in _steps(max(0, min(rooms, default=0)))
             ]
         return []
@@ -184,7 +184,7 @@ class _Search:
 
     def _fits(self, changed: Sequence[JobSettings]) -> bool:
         jobs = {**self.settings.jobs, **{job.name: job for job in changed}}
-        settings = replace(self.settings, jobs=jobs)
+        settings = self.settings._replace(jobs=jobs)
         if self.simulations >= MAX_SIMULATIONS:
             return False
         self.simulations += 1
@@ -259,11 +259,11 @@ def _slowed(job: JobSettings, percent: int) -> JobSettings:
     schedule = parse_schedule(job.schedule, job.timezone)
     if isinstance(schedule, Every):
         minutes = -(-schedule.interval_ms * percent // 100 // MINUTE_MS)
-        return replace(job, schedule=f"every {format_duration(max(1, minutes) * MINUTE_MS)}")
+        return job._replace(schedule=f"every {format_duration(max(1, minutes) * MINUTE_MS)}")
     now = len(schedule.minutes) * len(schedule.hours)
     lines = _slower_crons(job.schedule, schedule)
     longest = lines[-1][0] if lines else job.schedule
-    return replace(job, schedule=next((text for text, count in lines if count * percent <= now * 100), longest))
+    return job._replace(schedule=next((text for text, count in lines if count * percent <= now * 100), longest))
 
 
 def _steps(units: int) -> list[int]:

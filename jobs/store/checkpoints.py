@@ -1,7 +1,8 @@
 """Where a job stands in its regions: rows of the table `checkpoints`.
 
 Checkpoint      where one job stands in one region
-by_rotation     the order in which a run covers its regions; the simulation of a schedule uses it too
+by_rotation     the regions that a run covers, in their order; plans and schedules use it too
+in_round        a checkpoint as a run covers it
 ended_at        when the last pass over a region ended
 place_of        a checkpoint as text, for a ledger that keeps it; `read_place` reads it
 is_stale        whether a region was last complete too long ago
@@ -13,7 +14,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from quota.jobs.job import Cursor, is_deep
 from quota.jobs.store.file import MAX_COUNT, is_time
@@ -22,14 +23,8 @@ from quota.terms.limits import HOUR_MS
 AHEAD_MS = HOUR_MS
 """A wrong clock has dated whatever is this far ahead of now."""
 
-PENDING = "UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?"
-"""The current round, or the next one, covers the region."""
-
-RESTART = (
-    "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
-    " WHERE job = ? AND work = ? AND region = ?"
-)
-"""The region's next page is its first."""
+FIRST_PAGE: dict[str, Any] = {"cursor": None, "pages": 0, "items": 0, "ranks": 0, "started_at_ms": None}
+"""The fields of a checkpoint whose next page is the first."""
 
 
 class Checkpoint(NamedTuple):
@@ -57,47 +52,62 @@ class Checkpoint(NamedTuple):
         return self.started_at_ms is not None
 
 
-class RegionState(Protocol):
-    """The part of a Checkpoint that decides the order of regions."""
-
-    @property
-    def pending(self) -> bool: ...
-
-    @property
-    def cursor(self) -> Any: ...
-
-    @property
-    def completed_at_ms(self) -> int | None: ...
-
-    @property
-    def failed_at_ms(self) -> int | None: ...
-
-
-S = TypeVar("S", bound=RegionState)
-
-
-def by_rotation(states: Iterable[S]) -> list[S]:
-    """The pending states, in the order in which a run covers their regions.
+def by_rotation(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """The checkpoints of the regions that a run covers: the pending ones. If there are none, a new round begins, and a
+    run covers all.
 
     Regions with a cursor come first, because their pass is older than any other. Then come the regions whose last pass
     ended longest ago. Otherwise the given order stays.
     """
-    return sorted(
-        (state for state in states if state.pending),
-        key=lambda state: (state.cursor is None, ended_at(state)),
-    )
+    given = list(checkpoints)
+    pending = [checkpoint for checkpoint in given if checkpoint.pending]
+    return sorted(pending or given, key=lambda checkpoint: (checkpoint.cursor is None, ended_at(checkpoint)))
 
 
-def ended_at(state: RegionState) -> int:
+def in_round(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as a run covers it, perhaps in a new round. A pass that failed half way may have kept its cursor,
+    and continues from it."""
+    if checkpoint.pending:
+        return checkpoint
+    return checkpoint._replace(pending=True, **({} if checkpoint.cursor is not None else FIRST_PAGE))
+
+
+def ended_at(checkpoint: Checkpoint) -> int:
     """When the last pass over the region ended, complete or failed; 0 if none has."""
-    return max(state.completed_at_ms or 0, state.failed_at_ms or 0)
+    return max(checkpoint.completed_at_ms or 0, checkpoint.failed_at_ms or 0)
+
+
+OF_REGION = "job = :job AND work = :work AND region = :region"
 
 
 def read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) -> Checkpoint:
     empty = Checkpoint(job, region, work=work)
-    sql = f"SELECT {', '.join(_PLACE)} FROM checkpoints WHERE job = ? AND work = ? AND region = ?"  # noqa: S608
+    sql = f"SELECT {', '.join(_PLACE)} FROM checkpoints WHERE {OF_REGION}"  # noqa: S608  # constants
     row = db.execute(sql, key_of(empty)).fetchone()
     return (row and _checkpoint(job, region, work, *row)) or empty
+
+
+def add_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint into the store if its region has none there."""
+    row = _row_of(checkpoint)
+    values = ", ".join(f":{name}" for name in row)
+    db.execute(f"INSERT OR IGNORE INTO checkpoints ({', '.join(row)}) VALUES ({values})", row)  # noqa: S608  # names
+
+
+def change_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint, **fields: Any) -> None:
+    """Give a stored checkpoint these fields."""
+    sql = f"UPDATE checkpoints SET {assigned(fields)} WHERE {OF_REGION}"  # noqa: S608  # names of fields
+    db.execute(sql, _row_of(checkpoint._replace(**fields)))
+
+
+def assigned(fields: Iterable[str]) -> str:
+    """The fields in the SET clause of an UPDATE."""
+    return ", ".join(f"{name} = :{name}" for name in fields)
+
+
+def _row_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    cursor = None if checkpoint.cursor is None else json.dumps(checkpoint.cursor)
+    return {**checkpoint._asdict(), "cursor": cursor}
 
 
 def _checkpoint(
@@ -149,24 +159,13 @@ def digest_of(cursor: Cursor | None) -> bytes:
     return blake2b(json.dumps(cursor).encode(), digest_size=8).digest()
 
 
-def key_of(checkpoint: Checkpoint) -> tuple[str, str, str]:
-    return checkpoint.job, checkpoint.work, checkpoint.region
+def key_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """The region of a checkpoint, as OF_REGION selects it."""
+    return {"job": checkpoint.job, "work": checkpoint.work, "region": checkpoint.region}
 
 
 def is_empty(checkpoint: Checkpoint) -> bool:
     return checkpoint == Checkpoint(checkpoint.job, checkpoint.region, work=checkpoint.work)
-
-
-def stand_of(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """The state to which a page is added."""
-    return (
-        checkpoint.pending,
-        json.dumps(checkpoint.cursor),
-        checkpoint.pages,
-        checkpoint.items,
-        checkpoint.ranks,
-        checkpoint.started_at_ms,
-    )
 
 
 def is_stale(due_ms: int | None, now_ms: int, stale_ms: int | None) -> bool:

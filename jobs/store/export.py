@@ -16,11 +16,10 @@ from typing import IO, Any
 from urllib.parse import quote
 
 from quota.common.clock import rfc3339
-from quota.common.csv_rows import csv_writer
-from quota.common.text import nearest, show
+from quota.common.text import csv_writer, nearest, show
 from quota.errors import UsageError
 from quota.jobs.store.file import StoreError, is_time, wording
-from quota.jobs.store.tables import columns_of, tables_of
+from quota.jobs.store.rows import columns_of, tables_of
 
 BUILT_IN = {
     "videos": (

@@ -6,17 +6,22 @@ is_made         whether the file exists
 store_file      opens the file
 wording         the texts of its errors
 is_time         whether a value from the file is a time
+believed_ms     the time by which old data may be deleted
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
 
 import quota
 from quota.common.sqlite_file import DEADLINE_S, SqliteFile, Wording
 from quota.ledger.files import file_wording
+from quota.terms.limits import DAY_MS
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
@@ -75,3 +80,23 @@ def is_made(url: str) -> bool:
 def is_time(value: object) -> bool:
     """Whether a value is a time in ms, up to the year 9999."""
     return isinstance(value, int) and 0 <= value < 253_402_300_800_000
+
+
+MAX_AHEAD_MS = 2 * DAY_MS
+"""The longest time between two runs that the store believes at once. It believes a longer one after DOUBTED_MS."""
+
+DOUBTED_MS = DAY_MS
+
+
+def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
+    """The time by which a run may delete old data: now, or the time of the last run if now is days after it. Either the
+    machine was off, or its clock is wrong. When runs have had such a time for a day, the store believes it."""
+    row: Sequence[Any] = db.execute("SELECT time_ms, doubted_ms FROM store").fetchone() or (None, None)
+    time_ms, doubted_ms = (int(ms) if is_time(ms) else None for ms in row)
+    since_ms = now_ms if doubted_ms is None else min(doubted_ms, now_ms)
+    if time_ms is None or now_ms - time_ms <= MAX_AHEAD_MS or now_ms - since_ms >= DOUBTED_MS:
+        time_ms, doubted_ms = now_ms, None
+    else:
+        doubted_ms = since_ms
+    db.execute("UPDATE store SET time_ms = ?, doubted_ms = ?", (time_ms, doubted_ms))
+    return time_ms

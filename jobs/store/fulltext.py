@@ -67,6 +67,7 @@ _NEW_CASES = "[\u13f8-\u13fd\u1c80-\u1cbf\uab70-\uabbf\U000104b0-\U0001e943]+"
 _TYPED = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "ǽ": "ae", "Ǽ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH"}
     | dict(zip("øØǿǾłŁđĐħĦŧŦðÐ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDinN\u0433Г#", strict=True))
+    | dict.fromkeys("\u02b9\u02bb\u02bc\u02bd\u02be\u02bf", "'")  # Hawai\u02bbi, o\u02bbzbek
     | dict(zip("\u0671\u0649\u06cc\u06a9\u0629", "\u0627\u064a\u064a\u0643\u0647", strict=True))  # Arabic, Persian
 )
 """What people type for letters that Unicode does not decompose."""
@@ -172,6 +173,8 @@ def _without_accents(text: str) -> str:
 
 
 def _compatible(text: str) -> str:
-    """The text in normal form NFKC. NFKC sorts the marks of one letter in quadratic time, and upstream may send a
-    million of them. Unicode's stream-safe form therefore splits them with a mark that counts as an accent here."""
-    return unicodedata.normalize("NFKC", re.sub(_THIRTY_MARKS, "\\g<0>\u034f", text))
+    """The text in normal form NFKC. A trademark sign becomes a word, because NFKC makes letters of it. NFKC sorts the
+    marks of one letter in quadratic time, and upstream may send a million of them. Unicode's stream-safe form therefore
+    splits them with a mark that counts as an accent here."""
+    marked = re.sub(_THIRTY_MARKS, "\\g<0>\u034f", re.sub("[\u2120\u2122]", r" \g<0>", text))
+    return unicodedata.normalize("NFKC", marked)

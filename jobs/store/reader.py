@@ -1,9 +1,11 @@
-"""The store for an API: read-only, each answer from one snapshot of the file.
+"""Reads the videos of a store: for `quota search`, and for the API.
 
-    Reader      one connection
-    Chart       part of a region's newest complete ranking
-    Hits        part of the results of a search
-    Pass        when a region of a job was last complete
+    search          finds the videos that have some words
+    SearchResult    one result
+    Reader          the store for the API: read-only, each answer from one snapshot of the file
+    Chart           part of a region's newest complete ranking
+    Hits            part of the results of a search
+    Pass            when a region of a job was last complete
 
 A ranking is complete when its pass has ended; until then, the ranking before it is the newest. Its `version` names the
 ranking, and the `version` of Hits the state of the store, so that a client never continues a page in another state.
@@ -13,17 +15,107 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from quota.common.clock import host_clock
 from quota.common.sqlite_file import DamagedError
-from quota.jobs.store.file import is_time, path_of, store_file
+from quota.common.text import members
+from quota.jobs.store.checkpoints import AHEAD_MS
+from quota.jobs.store.file import MAX_COUNT, is_time, path_of, store_file
 from quota.jobs.store.fulltext import query
-from quota.jobs.store.rows import as_text, count_or_none
+from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, as_text, count_or_none, text_or_none
+
+MAX_RANKED = 50_000
+"""The most videos that a search ranks: to rank 645,000 took 1.6 s."""
+
+
+class Ranking(NamedTuple):
+    """The newest rank of a video in one region's ranking of one job."""
+
+    job: str
+    region: str
+    rank: int
+    taken_at_ms: int
+
+
+class SearchResult(NamedTuple):
+    """One search result and its rankings. Texts and counts are None if upstream left them out."""
+
+    video_id: str
+    title: str | None
+    channel_title: str | None
+    published_at: str | None
+    view_count: int | None
+    rankings: tuple[Ranking, ...]
+
+    def as_json(self) -> dict[str, object]:
+        rankings = [members(ranking, "job region rank taken_at") for ranking in self.rankings]
+        return {**members(self, "video_id title channel_title published_at view_count"), "rankings": rankings}
+
+
+def search(
+    db: sqlite3.Connection,
+    phrases: str,
+    region: str | None,
+    limit: int,
+    since_ms: int,
+    now_ms: int,
+    job: str | None = None,
+) -> list[SearchResult]:
+    """Like `Store.search`, for a query of `quota.jobs.store.fulltext`."""
+    values = {"query": phrases, "region": region, "job": job, "since_ms": since_ms, "most": MAX_RANKED, "limit": limit}
+    return [
+        SearchResult(
+            str(video_id),
+            text_or_none(title),
+            text_or_none(channel),
+            text_or_none(published),
+            count_or_none(views),
+            _rankings(db, video_id, region, job, now_ms),
+        )
+        for video_id, title, channel, published, views in db.execute(_SEARCH, values).fetchall()
+    ]
+
+
+# The weights: a word in the title counts for more than a word in the description. The query reads only the videos that
+# it may show: with long descriptions, reading is slower than ranking.
+_SEARCH = """
+WITH ranked AS (
+    SELECT videos_text.rowid AS id, bm25(videos_text, 10, 1, 4, 4) AS score FROM videos_text
+    WHERE videos_text MATCH :query
+        AND (:since_ms = 0 OR :since_ms <= (SELECT refreshed_ms FROM videos v WHERE v.id = videos_text.rowid))
+        AND (:region IS NULL AND :job IS NULL OR EXISTS (
+            SELECT 1 FROM rankings r WHERE ifnull(r.region = :region, 1) AND ifnull(r.job = :job, 1)
+                AND r.taken_at_ms >= :since_ms
+                AND r.video_id = (SELECT video_id FROM videos v WHERE v.id = videos_text.rowid)))
+    ORDER BY videos_text.rowid DESC LIMIT :most
+)
+SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count
+FROM ranked JOIN videos v ON v.id = ranked.id
+WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :limit - 1), 0)
+ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
+"""
+
+
+def _rankings(
+    db: sqlite3.Connection, video_id: str, region: str | None, job: str | None, now_ms: int
+) -> tuple[Ranking, ...]:
+    """The newest ranking of each job and region. A ranking that a wrong clock dated ahead counts only if it is
+    alone."""
+    rows = db.execute(
+        # With max(), SQLite takes the other columns from the row that has the maximum.
+        "SELECT job, region, rank, taken_at_ms, max(taken_at_ms - iif(taken_at_ms > ?, ?, 0)) FROM rankings"
+        " WHERE video_id = ? AND ifnull(region = ?, 1) AND ifnull(job = ?, 1)"
+        " GROUP BY job, region ORDER BY rank, region, job",
+        (now_ms + AHEAD_MS, MAX_COUNT, video_id, region, job),
+    ).fetchall()
+    return tuple(Ranking(*row[:4]) for row in rows if count_or_none(row[2]) is not None and is_time(row[3]))
+
+
+# -- the store for an API ----------------------------------------------------------------------------------------------
 
 BUSY_TIMEOUT_S = 0.2
 """In WAL mode, writers never block a reader; only a program with an exclusive lock does."""
@@ -37,8 +129,12 @@ MAX_RANK = 2**31
 """The highest valid rank. No upstream has as many rows; a damaged file may."""
 
 
+StoredRow = Mapping[str, Any]
+"""Columns of a video or a channel, by name. In a damaged file, a value may have any type."""
+
+
 class Chart(NamedTuple):
-    """Ranks of one ranking. `rows` have the rank and a VideoRow, with None for a video that the store lacks.
+    """Ranks of one ranking. `rows` have the rank and the video, with None for all that the store lacks.
 
     `completed_ms` is the end of the job's last pass. `more`: the ranking has further ranks.
     """
@@ -49,7 +145,7 @@ class Chart(NamedTuple):
     taken_ms: int
     completed_ms: int
     total: int
-    rows: Sequence[tuple[int, VideoRow]]
+    rows: Sequence[tuple[int, StoredRow]]
     more: bool
 
 
@@ -60,7 +156,7 @@ class Hits(NamedTuple):
     version: str
     changed_ms: int
     total: int
-    rows: Sequence[VideoRow]
+    rows: Sequence[StoredRow]
 
 
 class Pass(NamedTuple):
@@ -71,32 +167,9 @@ class Pass(NamedTuple):
     completed_ms: int | None
 
 
-VideoRow = namedtuple(
-    "VideoRow",
-    "video_id title description channel_id channel_title category_id published_at tags default_language audio_language"
-    " live_broadcast thumbnail_url view_count like_count comment_count duration definition has_caption is_licensed",
-)
-"""Columns of the table `videos`. In a damaged file, a value may have any type."""
-
-
-class ChannelRow(NamedTuple):
-    """Columns of the table `channels`. A channel known only from its videos has just id, title and `refreshed_ms`."""
-
-    channel_id: Any
-    title: Any
-    description: Any = None
-    custom_url: Any = None
-    country: Any = None
-    published_at: Any = None
-    thumbnail_url: Any = None
-    view_count: Any = None
-    subscriber_count: Any = None
-    video_count: Any = None
-    refreshed_ms: Any = None
-
-
-_VIDEO = ", ".join(f"v.{name}" for name in VideoRow._fields)
-_CHANNEL = ", ".join(ChannelRow._fields)
+_VIDEO_COLUMNS = ("video_id", *VIDEO_FIELDS)
+_VIDEO = ", ".join(f"v.{name}" for name in _VIDEO_COLUMNS)
+_CHANNEL_COLUMNS = ("channel_id", *CHANNEL_FIELDS, "refreshed_ms")
 
 _WANTED = (
     f"SELECT {_VIDEO}"  # noqa: S608  # constants
@@ -165,29 +238,30 @@ class Reader:
             rows = db.execute(_WANTED, {"ids": json.dumps(wanted)}).fetchall()
             if len(rows) != len(wanted):
                 raise DamagedError("the index names videos that are not there")
-            return Hits(state, newest_ms, len(ids), list(map(VideoRow._make, rows)))
+            return Hits(state, newest_ms, len(ids), list(map(_video, rows)))
 
         return self._file.transact(work, write=False)
 
-    def video(self, video_id: str) -> tuple[VideoRow, Any] | None:
-        """A video, and the time of its last fetch in ms; None if the store has no such video."""
+    def video(self, video_id: str) -> StoredRow | None:
+        """A video with its `refreshed_ms`; None if the store has no such video."""
         sql = f"SELECT {_VIDEO}, v.refreshed_ms FROM videos v WHERE video_id = ?"  # noqa: S608  # constants
         row = self._file.transact(lambda db: db.execute(sql, (video_id,)).fetchone(), write=False)
-        return (VideoRow(*row[:-1]), row[-1]) if row else None
+        return {**_video(row[:-1]), "refreshed_ms": row[-1]} if row else None
 
-    def channel(self, channel_id: str) -> ChannelRow | None:
-        """A channel as upstream sent it, or as its newest video names it; None if the store has neither."""
+    def channel(self, channel_id: str) -> StoredRow | None:
+        """A channel as upstream sent it, or as its newest video names it, with just its id, title and `refreshed_ms`;
+        None if the store has neither."""
 
-        def work(db: sqlite3.Connection) -> ChannelRow | None:
-            sql = f"SELECT {_CHANNEL} FROM channels WHERE channel_id = ?"  # noqa: S608  # constants
+        def work(db: sqlite3.Connection) -> StoredRow | None:
+            sql = f"SELECT {', '.join(_CHANNEL_COLUMNS)} FROM channels WHERE channel_id = ?"  # noqa: S608  # constants
             if row := db.execute(sql, (channel_id,)).fetchone():
-                return ChannelRow(*row)
+                return dict(zip(_CHANNEL_COLUMNS, row, strict=True))
             sql = (
                 "SELECT channel_id, channel_title, refreshed_ms FROM videos WHERE channel_id = ?"
                 " ORDER BY refreshed_ms DESC, id DESC LIMIT 1"
             )
             row = db.execute(sql, (channel_id,)).fetchone()
-            return ChannelRow(row[0], row[1], refreshed_ms=row[2]) if row else None
+            return dict(zip(("channel_id", "title", "refreshed_ms"), row, strict=True)) if row else None
 
         return self._file.transact(work, write=False)
 
@@ -220,8 +294,12 @@ def _chart(
         values,
     ).fetchall()
     version = f"{_id(db)} {taken_ms} {job}"
-    listed = [(rank, VideoRow(video_id, *row[1:])) for rank, video_id, *row in rows[:count]]
+    listed = [(rank, {**_video(row), "video_id": video_id}) for rank, video_id, *row in rows[:count]]
     return Chart(version, job, region, taken_ms, completed_ms, total, listed, len(rows) > count)
+
+
+def _video(row: Sequence[Any]) -> StoredRow:
+    return dict(zip(_VIDEO_COLUMNS, row, strict=True))
 
 
 def _by_relevance(db: sqlite3.Connection, scored: Sequence[tuple[float, int]], first: int, last: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""Upstream's resources as rows of the store: the value under each name, or null if the value is invalid.
+"""What upstream and fetch functions return, as rows of the store.
 
-    video_row, channel_row          one resource as a row
+    video_row, channel_row          one resource as a row: the value under each name, or null if the value is invalid
     upsert                          put a row into its table
     save_video                      put a video into its table, or note that a list had it or a call asked for it
     part                            an object inside a resource
@@ -8,16 +8,31 @@
     count_or_none                   a count
 
 No value from upstream raises an error here, except a resource without an id.
+
+Rows of a job's own tables are JSON:
+
+    Row             one checked row
+    TableOfRows     a table and its numbers
+    rows_of         the rows of a page, all valid
+    save_rows       inserts or refreshes rows in the store
+    keep_reading    keeps values that change over time
+    columns_of      the column names of a table's fields
+    write_views     makes a view of each table with a column for each field
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from quota.common.text import show
+from quota.errors import BadAnswer
+from quota.jobs.job import MAX_DEPTH, is_deep
 from quota.jobs.store.fulltext import indexed
+from quota.settings.model import TableSettings
 
 
 def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object]) -> None:
@@ -50,60 +65,31 @@ def save_video(
 
 
 def video_row(video: Mapping[str, Any], now_ms: int) -> dict[str, object]:
-    snippet, statistics, details = (part(video, name) for name in ("snippet", "statistics", "contentDetails"))
-    title, description, channel_title = (
-        text_or_none(snippet.get(name)) for name in ("title", "description", "channelTitle")
-    )
-    tags = snippet.get("tags")
-    # Without \u escapes: the index reads this text too.
-    tags = as_text(json.dumps([str(tag) for tag in tags], ensure_ascii=False)) if isinstance(tags, list) else None
-    return {
-        "video_id": as_text(video["id"]),
-        "title": title,
-        "description": description,
-        "channel_id": text_or_none(snippet.get("channelId")),
-        "channel_title": channel_title,
-        "category_id": text_or_none(snippet.get("categoryId")),
-        "published_at": text_or_none(snippet.get("publishedAt")),
-        "tags": tags,
-        "default_language": text_or_none(snippet.get("defaultLanguage")),
-        "audio_language": text_or_none(snippet.get("defaultAudioLanguage")),
-        "live_broadcast": text_or_none(snippet.get("liveBroadcastContent")),
-        "thumbnail_url": _thumbnail(snippet),
-        "view_count": count_or_none(statistics.get("viewCount")),
-        "like_count": count_or_none(statistics.get("likeCount")),
-        "comment_count": count_or_none(statistics.get("commentCount")),
-        "duration": text_or_none(details.get("duration")),
-        "definition": text_or_none(details.get("definition")),
-        "has_caption": _flag(details.get("caption")),
-        "is_licensed": _flag(details.get("licensedContent")),
-        "title_words": _words(title),
-        "description_words": _words(description),
-        "channel_words": _words(channel_title),
-        "tags_words": _words(tags),
-        "first_seen_ms": now_ms,
-        "refreshed_ms": now_ms,
+    row = {"video_id": as_text(video["id"]), **_values(video, VIDEO_FIELDS)}
+    words = {
+        "title_words": _words(row["title"]),
+        "description_words": _words(row["description"]),
+        "channel_words": _words(row["channel_title"]),
+        "tags_words": _words(row["tags"]),
     }
+    return {**row, **words, "first_seen_ms": now_ms, "refreshed_ms": now_ms}
 
 
 def channel_row(channel: Mapping[str, Any], now_ms: int) -> dict[str, object]:
-    snippet, statistics = part(channel, "snippet"), part(channel, "statistics")
-    hidden = statistics.get("hiddenSubscriberCount") is True
+    hidden = {"subscriber_count": None} if part(channel, "statistics").get("hiddenSubscriberCount") is True else {}
+    playlists = part(part(channel, "contentDetails"), "relatedPlaylists")
     return {
         "channel_id": as_text(channel["id"]),
-        "title": text_or_none(snippet.get("title")),
-        "description": text_or_none(snippet.get("description")),
-        "custom_url": text_or_none(snippet.get("customUrl")),
-        "country": text_or_none(snippet.get("country")),
-        "published_at": text_or_none(snippet.get("publishedAt")),
-        "thumbnail_url": _thumbnail(snippet),
-        "view_count": count_or_none(statistics.get("viewCount")),
-        "subscriber_count": None if hidden else count_or_none(statistics.get("subscriberCount")),
-        "video_count": count_or_none(statistics.get("videoCount")),
-        "uploads_id": text_or_none(part(part(channel, "contentDetails"), "relatedPlaylists").get("uploads")),
+        **_values(channel, CHANNEL_FIELDS),
+        **hidden,
+        "uploads_id": text_or_none(playlists.get("uploads")),
         "first_seen_ms": now_ms,
         "refreshed_ms": now_ms,
     }
+
+
+def _values(resource: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    return {column: field.read(part(resource, field.part).get(field.name)) for column, field in fields.items()}
 
 
 def part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -147,11 +133,240 @@ def _flag(value: object) -> int | None:
     return {True: 1, False: 0, "true": 1, "false": 0}.get(value) if isinstance(value, (bool, str)) else None
 
 
-def _thumbnail(snippet: Mapping[str, Any]) -> str | None:
+def _tags(value: object) -> str | None:
+    # Without \u escapes: the index reads this text too.
+    return as_text(json.dumps([str(tag) for tag in value], ensure_ascii=False)) if isinstance(value, list) else None
+
+
+def _thumbnail(sizes: object) -> str | None:
     """The URL of the largest thumbnail that upstream has."""
-    sizes = part(snippet, "thumbnails")
-    for size in ("maxres", "standard", "high", "medium", "default"):
-        url = part(sizes, size).get("url")
-        if isinstance(url, str):
-            return as_text(url)
+    if isinstance(sizes, dict):
+        for size in ("maxres", "standard", "high", "medium", "default"):
+            url = part(sizes, size).get("url")
+            if isinstance(url, str):
+                return as_text(url)
     return None
+
+
+class Field(NamedTuple):
+    """Upstream's field for a column: its part of the resource, its name, and the function that reads its value."""
+
+    part: str
+    name: str
+    read: Callable[[Any], Any]
+
+
+VIDEO_FIELDS = {
+    "published_at": Field("snippet", "publishedAt", text_or_none),
+    "channel_id": Field("snippet", "channelId", text_or_none),
+    "title": Field("snippet", "title", text_or_none),
+    "description": Field("snippet", "description", text_or_none),
+    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail),
+    "channel_title": Field("snippet", "channelTitle", text_or_none),
+    "live_broadcast": Field("snippet", "liveBroadcastContent", text_or_none),
+    "tags": Field("snippet", "tags", _tags),
+    "category_id": Field("snippet", "categoryId", text_or_none),
+    "default_language": Field("snippet", "defaultLanguage", text_or_none),
+    "audio_language": Field("snippet", "defaultAudioLanguage", text_or_none),
+    "duration": Field("contentDetails", "duration", text_or_none),
+    "definition": Field("contentDetails", "definition", text_or_none),
+    "has_caption": Field("contentDetails", "caption", _flag),
+    "is_licensed": Field("contentDetails", "licensedContent", _flag),
+    "view_count": Field("statistics", "viewCount", count_or_none),
+    "like_count": Field("statistics", "likeCount", count_or_none),
+    "comment_count": Field("statistics", "commentCount", count_or_none),
+}
+"""The columns of a video, in the order of upstream's resource."""
+
+CHANNEL_FIELDS = {
+    "title": Field("snippet", "title", text_or_none),
+    "description": Field("snippet", "description", text_or_none),
+    "custom_url": Field("snippet", "customUrl", text_or_none),
+    "published_at": Field("snippet", "publishedAt", text_or_none),
+    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail),
+    "country": Field("snippet", "country", text_or_none),
+    "view_count": Field("statistics", "viewCount", count_or_none),
+    "subscriber_count": Field("statistics", "subscriberCount", count_or_none),
+    "video_count": Field("statistics", "videoCount", count_or_none),
+}
+
+
+# -- rows of a job's own tables ----------------------------------------------------------------------------------------
+
+MAX_ROW_BYTES = 1_000_000
+"""The largest row, as JSON."""
+
+MAX_FIELDS = 1_000
+"""The most fields of a row, not counting fields inside other fields."""
+
+MAX_KEY_CHARACTERS = 1_000
+MAX_COLUMNS = 200
+"""The most columns of a view. The most frequent fields come first."""
+
+OURS = ("key", "job", "region", "first_seen_ms", "refreshed_ms", "first_seen_at", "refreshed_at")
+"""Names that are reserved for our columns in views and exports."""
+
+VIDEO_HISTORY = ("view_count", "like_count", "comment_count", "title")
+"""The fields in the history of a video. A new reading has a change in one of them."""
+
+
+class TableOfRows(NamedTuple):
+    """A job's own table: the number of rows, when the oldest and the newest row were refreshed, and the fields of
+    rows."""
+
+    name: str
+    rows: int
+    oldest_ms: int
+    newest_ms: int
+    fields: tuple[str, ...]
+
+
+class Row(NamedTuple):
+    """One row: its table, its key as text, and the object as JSON. `reading` goes into the history; "" for none."""
+
+    table: str
+    key: str
+    data: str
+    reading: str
+
+
+def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """The rows of a page. Raises BadAnswer, which names job, table and row, if the store cannot take a row."""
+    checked: list[Row] = []
+    for table, objects in rows.items():
+        settings = tables.get(table, TableSettings())
+        keys: set[str] = set()
+        for number, item in enumerate(objects, 1):
+            try:
+                row = _row(table, item, settings.key, settings.history)
+                if row.key in keys:
+                    raise ValueError(f"its key {show(row.key)} stands twice in this page")
+            except (TypeError, ValueError) as error:
+                raise BadAnswer(f"job {job!r}: table {table!r}, row {number}: {error}") from None
+            keys.add(row.key)
+            checked.append(row)
+    return checked
+
+
+def _row(table: str, row: Any, key: Sequence[str], history: Sequence[str]) -> Row:
+    if not isinstance(row, dict) or not all(isinstance(field, str) for field in row):
+        raise TypeError(f"it is no object with text names, but {show(row)}")
+    if len(row) > MAX_FIELDS:
+        raise ValueError(f"it has {len(row):,} fields, over {MAX_FIELDS:,}")
+    if is_deep(row):
+        raise ValueError(f"it is nested over {MAX_DEPTH} deep")
+    _check_numbers(row)
+    data = as_text(json.dumps(row, ensure_ascii=False, allow_nan=False))
+    if len(data.encode()) > MAX_ROW_BYTES:
+        raise ValueError(f"it has {len(data.encode()):,} bytes, over {MAX_ROW_BYTES:,}")
+    parts = [_key_part(row, field) for field in key]
+    name = parts[0] if len(parts) == 1 else json.dumps(parts, ensure_ascii=False)
+    if len(name) > MAX_KEY_CHARACTERS:
+        raise ValueError(f"its key has {len(name):,} characters, over {MAX_KEY_CHARACTERS:,}")
+    reading = json.dumps({field: row.get(field) for field in history}, ensure_ascii=False) if history else ""
+    return Row(table, name, data, as_text(reading))
+
+
+def _key_part(row: Mapping[str, Any], field: str) -> str:
+    if field not in row:
+        raise ValueError(f"it has no {field!r}, which is its key")
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ValueError(f"its key {field!r} is {show(value)}, and must be text or a whole number")
+    return as_text(str(value))
+
+
+def _check_numbers(value: object) -> None:
+    """Raises ValueError for a whole number of more than 64 bits: SQLite would read another number."""
+    if isinstance(value, dict):
+        for inside in value.values():
+            _check_numbers(inside)
+    elif isinstance(value, list | tuple):
+        for inside in value:
+            _check_numbers(inside)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("it holds a whole number of more than 64 bits; send it as text")
+
+
+def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: Sequence[Row]) -> None:
+    db.executemany(
+        "INSERT INTO rows (name, key, job, region, data, first_seen_ms, refreshed_ms)"
+        " VALUES (:table, :key, :job, :region, :data, :now_ms, :now_ms) ON CONFLICT (name, key) DO UPDATE SET"
+        " job = excluded.job, region = excluded.region, data = excluded.data, refreshed_ms = excluded.refreshed_ms",
+        [
+            {"table": r.table, "key": r.key, "job": job, "region": region, "data": r.data, "now_ms": now_ms}
+            for r in rows
+        ],
+    )
+    for row in rows:
+        if row.reading:
+            keep_reading(db, row.table, row.key, row.reading, now_ms)
+
+
+def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now_ms: int) -> None:
+    """Keep a reading if it differs from the last one."""
+    last = db.execute(
+        "SELECT data FROM history WHERE name = ? AND key = ? AND taken_at_ms <= ? ORDER BY taken_at_ms DESC LIMIT 1",
+        (table, key, now_ms),  # a clock that was ahead left later ones
+    ).fetchone()
+    if last is None or last[0] != reading:
+        db.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?)", (table, key, now_ms, reading))
+
+
+def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:
+    """The names of the fields in a table's rows, the most frequent first."""
+    sql = (
+        "SELECT j.key FROM rows, json_each(rows.data) j WHERE rows.name = ? GROUP BY j.key"
+        " ORDER BY count(*) DESC, min(rows.id), min(j.id) LIMIT ?"
+    )
+    return [str(name) for (name,) in db.execute(sql, (table, most))]
+
+
+def tables_of(db: sqlite3.Connection) -> Iterator[tuple[str, int, int, int]]:
+    """Each table: its name, the number of rows, and when the oldest and the newest row were refreshed."""
+    sql = "SELECT name, count(*), min(refreshed_ms), max(refreshed_ms) FROM rows GROUP BY name ORDER BY name"
+    yield from db.execute(sql)
+
+
+def columns_of(db: sqlite3.Connection, table: str, most: int) -> dict[str, str]:
+    """The column name of each field of a table, in a view or an export that also has our columns."""
+    return told_apart(fields_of(db, table, most), OURS)
+
+
+def told_apart(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """A unique name for each of `names`: a taken name gets `_` at its end. SQLite's names ignore case."""
+    lowered, called = set(taken), {}
+    for name in names:
+        called[name] = name
+        while called[name].lower() in lowered:
+            called[name] += "_"
+        lowered.add(called[name].lower())
+    return called
+
+
+def write_views(db: sqlite3.Connection) -> None:
+    """Remake the view of each table, with a column for each of its fields."""
+    for table, view in told_apart(name for name, *_ in list(tables_of(db))).items():
+        fields = columns_of(db, table, MAX_COLUMNS).items()
+        columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
+        columns += ["first_seen_ms", "refreshed_ms"]
+        db.execute(f"DROP VIEW IF EXISTS {quoted(view)}")
+        db.execute(
+            f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)} FROM rows WHERE name = {_literal(table)}"  # noqa: S608 - quoted
+        )
+
+
+def _value_of(field: str) -> str:
+    """The value of a field in SQL. The paths of SQLite's JSON functions cannot express every name."""
+    if re.fullmatch(r'[^"\\\x00-\x1f]+', field):
+        return f"json_extract(data, {_literal(f'$.{quoted(field)}')})"
+    return f"(SELECT value FROM json_each(data) WHERE json_each.key = {_literal(field)})"  # noqa: S608 - quoted
+
+
+def quoted(name: str) -> str:
+    """A name of a table or column in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -18,7 +18,7 @@ from typing import Any
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.sqlite_file import SqliteFile
 from quota.common.text import members, shorten
-from quota.jobs.store.expired import believed_ms
+from quota.jobs.store.file import believed_ms
 from quota.reports.runs import Bought, RegionOfRun, Run
 from quota.terms.limits import DAY_MS
 

@@ -13,6 +13,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,46 +22,40 @@ from quota.common.clock import host_clock
 from quota.common.text import members, show
 from quota.jobs.job import Cursor, Page
 from quota.jobs.store.checkpoints import (
-    PENDING,
-    RESTART,
+    FIRST_PAGE,
+    OF_REGION,
     Checkpoint,
+    add_checkpoint,
+    assigned,
     by_rotation,
+    change_checkpoint,
     digest_of,
+    in_round,
     is_empty,
     key_of,
     read_checkpoint,
-    stand_of,
 )
-from quota.jobs.store.expired import believed_ms, delete_expired
-from quota.jobs.store.file import NO_SPACE, StoreError, is_time, path_of, store_file
+from quota.jobs.store.file import NO_SPACE, StoreError, believed_ms, is_made, is_time, path_of, store_file
 from quota.jobs.store.fulltext import query
+from quota.jobs.store.reader import SearchResult, search
 from quota.jobs.store.rows import (
-    as_text,
-    channel_row,
-    count_or_none,
-    part,
-    save_video,
-    text_or_none,
-    upsert,
-)
-from quota.jobs.store.runs import (
-    RunHistory,
-    entries,
-    note_page,
-    note_units,
-    read_bought,
-)
-from quota.jobs.store.search import SearchResult, search
-from quota.jobs.store.tables import (
     VIDEO_HISTORY,
     Row,
     TableOfRows,
+    as_text,
+    channel_row,
+    count_or_none,
     fields_of,
     keep_reading,
+    part,
     save_rows,
+    save_video,
     tables_of,
+    text_or_none,
+    upsert,
     write_views,
 )
+from quota.jobs.store.runs import RunHistory, entries, note_page, note_units, read_bought
 from quota.ledger.files import refuse_others
 from quota.reports.runs import Bought
 from quota.settings.model import StoreSettings
@@ -75,6 +70,10 @@ MIN_FREE_BYTES = 4_000_000
 """More than a full page needs, in the write-ahead log and in the file."""
 
 MAX_IDS_READ = 50
+
+DELETE_PER_TRANSACTION = 1_000
+MAX_DELETED = 20_000
+"""The most rows of a table that one `delete_expired` deletes: several times what a run of 50 regions adds."""
 
 
 class Elsewhere(NamedTuple):
@@ -123,6 +122,11 @@ class Store:
     def existing(cls, settings: StoreSettings) -> Store:
         """The existing store of a configuration. Raises StoreError if there is none yet."""
         return cls(settings.url, retention_ms=settings.retention_ms, create=False)
+
+    @classmethod
+    def if_made(cls, settings: StoreSettings) -> AbstractContextManager[Store | None]:
+        """The same for a block, or None if there is none yet. Raises OSError."""
+        return cls.existing(settings) if is_made(settings.url) else nullcontext()
 
     def close(self) -> None:
         self._file.close()
@@ -214,20 +218,17 @@ class Store:
         """
 
         def work_on(db: sqlite3.Connection) -> list[Checkpoint]:
-            checkpoints = {region: read_checkpoint(db, job, region, work) for region in regions}
+            checkpoints = [read_checkpoint(db, job, region, work) for region in regions]
             # A damaged row reads as an empty checkpoint. Delete it, or the next page would add to its numbers.
-            afresh = [key_of(checkpoint) for checkpoint in checkpoints.values() if is_empty(checkpoint)]
-            db.executemany("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", afresh)
-            if not any(checkpoint.pending for checkpoint in checkpoints.values()):
-                for checkpoint in checkpoints.values():
-                    # A pass that failed half way may have kept its cursor, and continues from it.
-                    key = key_of(checkpoint)
-                    db.execute("INSERT OR IGNORE INTO checkpoints (job, work, region) VALUES (?, ?, ?)", key)
-                    db.execute(PENDING, key)
-                    if checkpoint.cursor is None:
-                        db.execute(RESTART, key)
-                checkpoints = {region: read_checkpoint(db, job, region, work) for region in regions}
-            return by_rotation(checkpoints.values())
+            db.executemany(_DELETE, [key_of(checkpoint) for checkpoint in checkpoints if is_empty(checkpoint)])
+            before = by_rotation(checkpoints)
+            covered = list(map(in_round, before))
+            for checkpoint in covered if covered != before else ():
+                add_checkpoint(db, checkpoint)
+                change_checkpoint(
+                    db, checkpoint, **{name: getattr(checkpoint, name) for name in ("pending", *FIRST_PAGE)}
+                )
+            return covered
 
         return self._write(work_on)
 
@@ -245,17 +246,14 @@ class Store:
 
         def work(db: sqlite3.Connection) -> None:
             for checkpoint, cursors in places:
-                key, started_at_ms = key_of(checkpoint), checkpoint.started_at_ms
+                started_at_ms = checkpoint.started_at_ms
                 own = read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
                 if checkpoint.ranks > (own.ranks if own.started_at_ms == started_at_ms else 0):
                     db.execute(_UNRANK, (checkpoint.job, checkpoint.region, started_at_ms))
-                db.execute("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", key)
-                cursor = None if checkpoint.cursor is None else json.dumps(checkpoint.cursor)
-                counts = checkpoint.pages, checkpoint.items, checkpoint.ranks
-                times = started_at_ms, checkpoint.completed_at_ms, checkpoint.failed_at_ms
-                db.execute(_STAND, (*key, int(checkpoint.pending), cursor, *counts, *times))
-                had = [(*key, digest) for digest in cursors]
-                db.executemany("INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", had)
+                db.execute(_DELETE, key_of(checkpoint))
+                add_checkpoint(db, checkpoint)
+                for digest in cursors:
+                    db.execute(_NOTE_CURSOR, {**key_of(checkpoint), "digest": digest})
 
         self._write(work)
 
@@ -281,7 +279,7 @@ class Store:
     ) -> Checkpoint:
         """Store one page and the checkpoint after it, both or neither. Returns the new checkpoint.
 
-        `rows` are the page's rows, checked by `quota.jobs.store.tables.rows_of`.
+        `rows` are the page's rows, checked by `quota.jobs.store.rows.rows_of`.
         `started_at_ms` dates the pass if this is its first page. `finished` ends the pass. Raises StoreError if the
         store no longer has this checkpoint: somebody deleted the file, put another in its place, or changed it.
         """
@@ -289,7 +287,7 @@ class Store:
 
         def work(db: sqlite3.Connection) -> None:
             stored = read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
-            if is_empty(stored) or stand_of(stored) != stand_of(checkpoint):
+            if is_empty(stored) or _place_of_pass(stored) != _place_of_pass(checkpoint):
                 raise StoreError(f"store {self.path}: it was replaced or changed while the job ran; run again")
             taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
@@ -314,25 +312,20 @@ class Store:
                     for rank, video in enumerate(page.videos, checkpoint.ranks + 1)
                 ]
                 db.executemany("INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", ranked)
-            db.execute(
-                "UPDATE checkpoints SET pending = ?, cursor = ?, pages = pages + ?, items = items + ?,"
-                " ranks = ranks + ?, started_at_ms = ?, completed_at_ms = coalesce(?, completed_at_ms)"
-                " WHERE job = ? AND work = ? AND region = ?",
-                (
-                    int(not finished),
-                    None if finished or page.cursor is None else json.dumps(page.cursor),
-                    int(page.complete),
-                    page.items,
-                    len(page.videos) if page.ranked else 0,
-                    taken_at_ms,
-                    max(now_ms, taken_at_ms) if finished else None,  # a clock may go back
-                    *key_of(checkpoint),
-                ),
+            change_checkpoint(
+                db,
+                checkpoint,
+                pending=not finished,
+                cursor=None if finished else page.cursor,
+                pages=number if page.complete else checkpoint.pages,
+                items=checkpoint.items + page.items,
+                ranks=checkpoint.ranks + (len(page.videos) if page.ranked else 0),
+                started_at_ms=taken_at_ms,
+                # A clock may go back.
+                completed_at_ms=max(now_ms, taken_at_ms) if finished else checkpoint.completed_at_ms,
             )
             if not finished:
-                db.execute(
-                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", (*key_of(checkpoint), digest_of(page.cursor))
-                )
+                db.execute(_NOTE_CURSOR, {**key_of(checkpoint), "digest": digest_of(page.cursor)})
 
         return self._changed(checkpoint, work, PAGE_BUSY_TIMEOUT_S)
 
@@ -347,54 +340,37 @@ class Store:
 
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
         """Whether an earlier step of the current pass, in this run or another, left this very cursor."""
-        sql = "SELECT 1 FROM cursors WHERE job = ? AND work = ? AND region = ? AND digest = ?"
-        key = (*key_of(checkpoint), digest_of(cursor))
-        return self._read(lambda db: db.execute(sql, key).fetchone()) is not None
+        sql = f"SELECT 1 FROM cursors WHERE {OF_REGION} AND digest = :digest"  # noqa: S608  # a constant
+        values = {**key_of(checkpoint), "digest": digest_of(cursor)}
+        return self._read(lambda db: db.execute(sql, values).fetchone()) is not None
 
     def reset(self, checkpoint: Checkpoint) -> None:
         """Reset the region to its first page, in the current round or in the next one."""
-
-        def work(db: sqlite3.Connection) -> None:
-            db.execute(RESTART, key_of(checkpoint))
-            db.execute(PENDING, key_of(checkpoint))
-
-        self._write(work)
+        self._write(lambda db: change_checkpoint(db, checkpoint, pending=True, **FIRST_PAGE))
 
     def finish(self, checkpoint: Checkpoint) -> Checkpoint:
         """End a pass that needs no further page: the job now asks for fewer pages than when the pass began."""
-        sql = (
-            "UPDATE checkpoints SET pending = 0, cursor = NULL, completed_at_ms = ?"
-            " WHERE job = ? AND work = ? AND region = ?"
-        )
-        completed_at_ms = max(self._clock(), checkpoint.started_at_ms or 0)
-        return self._changed(checkpoint, lambda db: db.execute(sql, (completed_at_ms, *key_of(checkpoint))))
+        ended = {"pending": False, "cursor": None, "completed_at_ms": max(self._clock(), checkpoint.started_at_ms or 0)}
+        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, **ended))
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
         """End a pass with an error. The round counts the region as covered, so that it does not hold up the others.
 
         With `keep_cursor` the next round continues from the cursor, otherwise it begins with the first page.
         """
-
-        def work(db: sqlite3.Connection) -> None:
-            db.execute(
-                "UPDATE checkpoints SET pending = 0, failed_at_ms = ? WHERE job = ? AND work = ? AND region = ?",
-                (self._clock(), *key_of(checkpoint)),
-            )
-            if not keep_cursor:
-                db.execute(RESTART, key_of(checkpoint))
-
-        return self._changed(checkpoint, work)
+        ended = {"pending": False, "failed_at_ms": self._clock(), **({} if keep_cursor else FIRST_PAGE)}
+        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, **ended))
 
     def turn_back(self, checkpoint: Checkpoint) -> Checkpoint:
         """Make the current round cover the region after all, behind the regions that did not fail."""
-        return self._changed(checkpoint, lambda db: db.execute(PENDING, key_of(checkpoint)))
+        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, pending=True))
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
         """Start a pass again from its first page, and delete the rankings that it has stored."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(_UNRANK, (checkpoint.job, checkpoint.region, checkpoint.started_at_ms))
-            db.execute(RESTART, key_of(checkpoint))
+            change_checkpoint(db, checkpoint, **FIRST_PAGE)
 
         return self._changed(checkpoint, work)
 
@@ -427,17 +403,18 @@ class Store:
         return RunHistory(self._file, self._clock)
 
     def search(
-        self, words: str, region: str | None = None, limit: int = 20, *, since_ms: int = 0
+        self, words: str, region: str | None = None, limit: int = 20, *, since_ms: int = 0, job: str | None = None
     ) -> list[SearchResult]:
         """Videos that have all these words in title, description, channel or tags, best match first.
 
         Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.
         Among equally good matches the most viewed comes first. If more than MAX_RANKED match, only the latest of them
-        are ranked. `region` selects videos with a rank there, and `since_ms` videos fetched, and ranked there, since
-        then. Raises UsageError for no words or too many.
+        are ranked. `region` and `job` select videos with a rank there, and `since_ms` videos fetched, and ranked there,
+        since then. Raises UsageError for no words or too many.
         """
-        phrases, wanted, now_ms = query(as_text(words)), text_or_none(region), self._clock()
-        return self._read(lambda db: search(db, phrases, wanted, limit, since_ms, now_ms))
+        phrases, now_ms = query(as_text(words)), self._clock()
+        region, job = text_or_none(region), text_or_none(job)
+        return self._read(lambda db: search(db, phrases, region, limit, since_ms, now_ms, job))
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
         """Ids of the channels in the region's newest ranking of each job, from the first id after `after` on, in order.
@@ -484,15 +461,32 @@ class Store:
         """
         now_ms = self._clock()
         cutoff_ms = self._write(lambda db: believed_ms(db, now_ms)) - self.retention_ms
-        return delete_expired(self._file, cutoff_ms)
+        deleted = 0
+        for sql in _DELETE_SOME:
+            for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
+                count = self._write(partial(_delete_some, sql, cutoff_ms))
+                deleted += count
+                if count < DELETE_PER_TRANSACTION:
+                    break
+
+        def restart_expired(db: sqlite3.Connection) -> None:
+            for sql in _EXPIRE:
+                db.execute(sql, {**FIRST_PAGE, "cutoff_ms": cutoff_ms})
+
+        self._write(restart_expired)
+        return deleted
 
 
 _UNRANK = "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
 
-_STAND = (
-    "INSERT INTO checkpoints (job, work, region, pending, cursor, pages, items, ranks,"
-    " started_at_ms, completed_at_ms, failed_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+_DELETE = f"DELETE FROM checkpoints WHERE {OF_REGION}"  # noqa: S608  # a constant
+
+_NOTE_CURSOR = "INSERT OR IGNORE INTO cursors VALUES (:job, :work, :region, :digest)"
+
+
+def _place_of_pass(checkpoint: Checkpoint) -> tuple[object, ...]:
+    """The state to which a page is added."""
+    return (checkpoint.pending, *(getattr(checkpoint, name) for name in FIRST_PAGE))
 
 
 def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
@@ -503,3 +497,32 @@ def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: i
     ).fetchone():
         started_at_ms += 1
     return started_at_ms
+
+
+def _delete_some(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
+    return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
+
+
+_DELETE_SOME = (
+    "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
+    " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
+    "DELETE FROM videos WHERE id IN (WITH cutoff(ms) AS (VALUES (?))"
+    " SELECT id FROM videos, cutoff WHERE refreshed_ms < ms OR listed_ms < ms LIMIT ?)",
+    "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
+    "DELETE FROM rows WHERE id IN (SELECT id FROM rows WHERE refreshed_ms < ? LIMIT ?)",
+    "DELETE FROM history WHERE (name, key, taken_at_ms) IN"
+    " (SELECT name, key, taken_at_ms FROM history WHERE taken_at_ms < ? LIMIT ?)",
+)
+
+_EXPIRE = (
+    f"UPDATE checkpoints SET {assigned(FIRST_PAGE)} WHERE cursor IS NOT NULL AND started_at_ms < :cutoff_ms",  # noqa: S608
+    "DELETE FROM checkpoints WHERE pending = 0 AND cursor IS NULL"
+    " AND max(ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < :cutoff_ms",
+    "DELETE FROM runs WHERE started_ms < :cutoff_ms",
+    "DELETE FROM charts WHERE taken_at_ms < :cutoff_ms",
+    "DELETE FROM bought WHERE day_ms < :cutoff_ms",
+    # Of work that no job does any longer.
+    "DELETE FROM checkpoints"
+    " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < :cutoff_ms"
+    " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)",
+)

@@ -3,7 +3,7 @@
     run_schedule    the door: run until told to stop
     _JobQueue       one job's ticks, one at a time
 
-APScheduler keeps the time: it wakes up when the next tick of a stream (see `quota.jobs.schedule.ticks`) is due. Each
+APScheduler keeps the time: it wakes up when the next tick of a stream (see `quota.jobs.ticks`) is due. Each
 tick then passes these stages:
 
     queue           runs the ticks of a job one after the other; keeps only the newest waiting tick of each stream
@@ -52,9 +52,9 @@ from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
 from quota.jobs.job import RunReport
 from quota.jobs.places import checkpoints_of
-from quota.jobs.schedule.ticks import Stream, Tick, streams
 from quota.jobs.store.checkpoints import by_rotation
 from quota.jobs.store.store import Store
+from quota.jobs.ticks import Stream, Tick, streams
 from quota.reports.notify import Ping
 from quota.settings.model import JobSettings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
@@ -323,11 +323,7 @@ class _JobQueue:
         settings = self.settings.store
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
             checkpoints = checkpoints_of(session, self.job, store)
-        # If earlier runs left nothing pending, the tick begins a round over all regions.
-        first, *_ = by_rotation(checkpoints) or by_rotation(
-            checkpoint._replace(pending=True) for checkpoint in checkpoints
-        )
-        return refusal_of(session.budget(self.job.credential), self.job, self.fetch, first)
+        return refusal_of(session.budget(self.job.credential), self.job, self.fetch, by_rotation(checkpoints)[0])
 
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
         """One run. The tick waits for a run of the job on this machine, or of the same store on another."""

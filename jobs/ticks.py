@@ -1,0 +1,186 @@
+"""When the ticks of all jobs start. Pure: `quota schedule` runs by it, and `quota plan` looks ahead with it.
+
+    Stream    a sequence of ticks: a job's, or with `stagger` those of one region
+    Tick      one start: when, of which job, over which regions
+    streams   the streams of the configured jobs
+    ticks     their ticks between two times, in order
+    crontab   lines for `crontab -e` that run the jobs instead: `quota schedule --crontab`
+
+A tick starts at the time of its schedule, plus `stagger` times the position of its region, plus its jitter. The jitter
+depends on the tick's name and time alone. So all machines compute the same start, agree on which of them runs the tick,
+and a plan predicts it to the millisecond.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from heapq import merge
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import quota
+from quota.common.clock import NEVER
+from quota.common.text import many
+from quota.settings.folders import state_folder
+from quota.settings.model import JobSettings, Settings
+from quota.settings.schedules import MAX_PAUSE_DAYS, Every, Schedule, parse_schedule
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, format_duration, load_zone
+
+
+class Tick(NamedTuple):
+    """One start. `regions` is what `run_job` is given: empty for all of the job's."""
+
+    at_ms: int
+    job: str
+    regions: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name by which schedulers that share a ledger know this tick."""
+        return f"tick:{self.job}:{','.join(self.regions)}:{self.at_ms}"
+
+
+class Stream(NamedTuple):
+    """A sequence of ticks. One tick runs at a time, and each starts `offset_ms` later than its schedule."""
+
+    job: str
+    regions: tuple[str, ...]
+    schedule: Schedule
+    offset_ms: int
+    jitter_ms: int
+
+    def ticks(self, since_ms: int, until_ms: int) -> Iterator[Tick]:
+        """The ticks with since_ms <= at_ms < until_ms, in order."""
+        # As far as another fire could matter to the last tick.
+        since, until = since_ms - self.offset_ms - self.jitter_ms, until_ms - self.offset_ms + self.jitter_ms
+        for base_ms, following_ms in pairwise(chain(self.schedule.fires(since, until), [NEVER])):
+            at_ms = base_ms + self.offset_ms + self._jitter(base_ms, following_ms)
+            if since_ms <= at_ms < until_ms:
+                yield Tick(at_ms, self.job, self.regions)
+
+    def after(self, at_ms: int) -> Tick:
+        """The first tick later than `at_ms`."""
+        # Try a day first: most schedules have a tick within it, and few need a search over years.
+        for days in (1, 32, MAX_PAUSE_DAYS):
+            tick = next(self.ticks(at_ms + 1, at_ms + days * DAY_MS), None)
+            if tick is not None:
+                return tick
+        raise AssertionError("the configuration has a schedule that never fires")
+
+    def _jitter(self, base_ms: int, following_ms: int) -> int:
+        """Less than the time until the next fire, so that no tick overtakes another. If the clock goes forward, that
+        time may be an hour shorter than the schedule says."""
+        most_ms = min(self.jitter_ms, following_ms - base_ms - 1)
+        return crc32(f"{self.job}\n{','.join(self.regions)}\n{base_ms}".encode()) % (most_ms + 1)
+
+
+def streams(jobs: Iterable[JobSettings]) -> list[Stream]:
+    """The streams of all jobs that have a schedule, in the order of the configuration and of each job's regions."""
+    of_jobs = []
+    for job in jobs:
+        if job.schedule is None:
+            continue
+        schedule = parse_schedule(job.schedule, job.timezone)
+        groups = [(region,) for region in job.regions] if job.stagger_ms and job.regions else [()]
+        for position, regions in enumerate(groups):
+            of_jobs.append(Stream(job.name, regions, schedule, position * job.stagger_ms, job.jitter_ms))
+    return of_jobs
+
+
+def ticks(jobs: Iterable[JobSettings], since_ms: int, until_ms: int) -> Iterator[Tick]:
+    """Every tick of these jobs with since_ms <= at_ms < until_ms, by time, then in the configuration's order."""
+    return merge(*(stream.ticks(since_ms, until_ms) for stream in streams(jobs)), key=lambda tick: tick.at_ms)
+
+
+# -- lines for cron ----------------------------------------------------------------------------------------------------
+
+
+def crontab(settings: Settings) -> Iterator[str]:
+    """The lines, in the order of the jobs. What cron cannot do is a comment that says what to do. Raises ConfigError if
+    no job has a schedule."""
+    jobs = settings.jobs.values()
+    if settings.path is None or all(job.schedule is None for job in jobs):
+        raise quota.ConfigError(f'{settings.source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
+    yield "# Written by `quota schedule --crontab`. Put it into `crontab -e`."
+    yield f"QUOTA_CONFIG={settings.path.absolute()}"
+    if os.environ.get("QUOTA_STATE_DIR"):
+        yield f"QUOTA_STATE_DIR={state_folder()}"
+    for variable in _variables(settings):
+        yield "# Cron does not know the variables of your shell: set this one here, or keep the secret in a file."
+        yield f"# {variable}=..."
+    for job in jobs:
+        yield ""
+        yield from _lines(job)
+
+
+def _variables(settings: Settings) -> list[str]:
+    """The variables of the environment that hold the secrets of credentials."""
+    refs = [ref for each in settings.credentials.values() for ref in (each.key_ref, each.auth_ref) if ref]
+    return sorted({ref.rpartition("env:")[2] for ref in refs if "env:" in ref})
+
+
+def _lines(job: JobSettings) -> Iterator[str]:
+    if job.schedule is None:
+        yield f"# {job.name}: it has no schedule; give it one in quota.toml, or start it with `quota run`."
+        return
+    line = _cron_line(job.schedule)
+    if line is None:
+        yield f"# {job.name}: cron cannot run a job {job.schedule!r}; choose a cron line, or use `quota schedule`."
+        return
+    names_minutes_only = line.split()[1:] == ["*"] * 4
+    if not names_minutes_only and not _is_local(job.timezone):
+        yield f"# {job.name}: these times are in {job.timezone}, and cron goes by the zone of this machine."
+        yield f"# Put CRON_TZ={job.timezone} above the line if your cron knows it (cronie); else change the hours."
+    for key, pause_ms in (("stagger", job.stagger_ms), ("jitter", job.jitter_ms)):
+        if pause_ms:
+            text = format_duration(pause_ms)
+            at_once = (
+                f"it starts {many(len(job.regions), 'region')} at once" if key == "stagger" else "it starts on time"
+            )
+            yield f"# {job.name}: cron has no {key} ({text}): {at_once}; for the {key} use `quota schedule`."
+    yield f"{line}  {_command()} run {_escaped(job.name)} --quiet"
+
+
+def _cron_line(schedule: str) -> str | None:
+    """A schedule as a line of cron; None for an interval that does not divide an hour or a day."""
+    parsed = parse_schedule(schedule)
+    if not isinstance(parsed, Every):
+        return " ".join(schedule.split())
+    for unit_ms, whole_ms, line in (
+        (MINUTE_MS, HOUR_MS, "{} * * * *"),
+        (HOUR_MS, DAY_MS, "0 {} * * *"),
+        (DAY_MS, DAY_MS, "0 0 * * *"),
+    ):
+        if parsed.interval_ms % unit_ms == 0 and whole_ms % parsed.interval_ms == 0:
+            step = parsed.interval_ms // unit_ms
+            if parsed.interval_ms < whole_ms:
+                return line.format("*" if step == 1 else f"*/{step}")
+            if unit_ms == DAY_MS:
+                return line
+    return None
+
+
+def _is_local(zone: str) -> bool:
+    """Whether a zone has the wall clock of this machine, all the year."""
+    year, there = datetime.now(UTC).year, load_zone(zone)
+    days = [datetime(year, month, 1, 12, tzinfo=UTC) for month in range(1, 13)]
+    return all(day.astimezone().utcoffset() == day.astimezone(there).utcoffset() for day in days)
+
+
+def _command() -> str:
+    """This program, by its path."""
+    program = Path(sys.executable).with_name("quota")
+    if program.exists():
+        return _escaped(str(program))
+    return f"{_escaped(sys.executable)} -m quota"
+
+
+def _escaped(text: str) -> str:
+    """A word for cron's shell. Cron itself reads % as the end of the line."""
+    return shlex.quote(text).replace("%", "\\%")
