@@ -67,21 +67,8 @@ IN_MEMORY = frozenset(("tmpfs", "ramfs", "rootfs"))
 
 NETWORK = frozenset(
     (
-        *(
-            "9p",
-            "afs",
-            "beegfs",
-            "ceph",
-            "cifs",
-            "gfs2",
-            "glusterfs",
-            "lustre",
-            "ncpfs",
-            "nfs",
-            "nfs4",
-            "ocfs2",
-            "smb3",
-        ),
+        *("9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs"),
+        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3"),
         *(f"fuse.{name}" for name in ("ceph", "davfs", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")),
     )
 )

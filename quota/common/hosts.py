@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import select
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
@@ -76,18 +77,19 @@ def readings_of(path: str) -> tuple[str, ...]:
             for shorter in (slashed, unended, unmarked, re.split("[?#\0]", slashed, maxsplit=1)[0]):
                 parts = [part for part in shorter.split("/") if part]
                 readings[f"/{'/'.join(parts)}"] = None
-                readings[f"/{'/'.join(_followed(parts))}"] = None
+                readings[f"/{'/'.join(without_dots(parts))}"] = None
     return tuple(readings)
 
 
-def _followed(parts: list[str]) -> list[str]:
-    followed: list[str] = []
+def without_dots(parts: Iterable[str]) -> list[str]:
+    """The parts of a path with `.` and `..` resolved."""
+    resolved: list[str] = []
     for part in parts:
         if part == "..":
-            del followed[-1:]
+            del resolved[-1:]
         elif part != ".":
-            followed.append(part)
-    return followed
+            resolved.append(part)
+    return resolved
 
 
 def is_googles(host: str) -> bool:

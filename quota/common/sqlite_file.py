@@ -81,8 +81,6 @@ class SqliteFile:
     version          the version of its format
     error, wording   each failure raises an `error` with the message from `wording`
     unusable         raised instead of `error` if a retry is no use: another format, another program's file, damage
-    durable          every commit waits for the disk; otherwise a crash of the machine, but not of a process, may lose
-                     the last commits
     private          only this user may read the file, and a new folder; otherwise other users may read it
     lenient          replaces bytes that are not UTF-8 when it reads text
     read_only        write nothing and make no file: a missing or empty file is an error
@@ -99,7 +97,6 @@ class SqliteFile:
     error: type[Exception]
     wording: Wording
     unusable: type[Exception] | None = None
-    durable: bool = False
     private: bool = True
     lenient: bool = False
     read_only: bool = False
@@ -292,7 +289,7 @@ class SqliteFile:
                 db.execute(f"PRAGMA application_id = {self.application_id}")
                 db.execute(f"PRAGMA user_version = {self.version}")
             db.execute("COMMIT")
-        db.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'NORMAL'}")
+        db.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine, not of a process, may lose the last commits
 
     def _format(self, db: sqlite3.Connection) -> int:
         """The version of our format in the file, or 0 for an empty file."""

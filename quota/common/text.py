@@ -12,6 +12,7 @@
     many            a count with its noun
     spell           a duration
     members         a record as JSON has it
+    csv_writer      rows as CSV has them
 
 They keep every message short and on one line, and no value in it can move the cursor.
 """
@@ -19,8 +20,9 @@ They keep every message short and on one line, and no value in it can move the c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import IO, Any
 
 from quota.common.clock import NEVER, rfc3339
 
@@ -130,3 +132,32 @@ def _member(record: object, name: str) -> object:
     field = f"{name}_ms"
     at_ms = getattr(record, field) if hasattr(record, field) else getattr(record, f"{name.removesuffix('_at')}_ms")
     return None if at_ms in (None, NEVER) else rfc3339(at_ms)
+
+
+class _Lines:
+    """A file in which rows end with a line feed. With that as its own ending, csv would leave a carriage return
+    unquoted."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, row: str) -> int:
+        return self._file.write(row.removesuffix("\r\n") + "\n")
+
+
+def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, Any]], object]:
+    """Write the header of a CSV with a line for each row. Returns a function that writes a row: a list or an object
+    becomes JSON."""
+    import csv  # late: few commands write it
+
+    writer = csv.DictWriter(_Lines(file), columns, restval="", extrasaction="ignore", lineterminator="\r\n")
+    writer.writeheader()
+    return lambda row: writer.writerow({name: _cell(value) for name, value in row.items()})
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else value

@@ -8,17 +8,18 @@
 
 Read in this order:
 
-    rules.py, match.py, identity.py    which rule counts a request: its path, and who sends it
+    rules.py, match.py, identity.py    which rule counts a request: its path, and who sends it; opens the storage
     contract.py                        the protocol of a storage
     algorithms.py                      counter, gcra and log, without I/O
     sqlite_storage.py, redis_storage.py    where the states are stored
-    names.py, counting.py              the names of the states; the totals of a process
-    deciding.py                        a decision within 0.25 s, whatever the storage does
-    middleware.py, answers.py          the middleware, and the responses to clients
+    names.py                           the names of the states, and how many identities are alive
+    deciding.py                        a decision within 0.25 s, whatever the storage does; the counts of a process
+    middleware.py                      the middleware, and the responses to clients
     configured.py, check.py            reads the rules in quota.toml; checks them for `quota check`
-    storage.py, metrics.py             opens the storage; the metrics for operators
+    metrics.py                         the metrics for operators
 
-The gate never imports this package.
+The gate never imports this package. Programs of users import these names alone. The keys, names and scripts in Redis
+are shared with programs in other languages (lua/README.md): another format needs another prefix.
 """
 
 from __future__ import annotations

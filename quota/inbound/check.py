@@ -11,8 +11,7 @@ from quota.common.findings import Finding, obstacle, warning
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
 from quota.inbound.configured import rule_of, rules_of, table_of
-from quota.inbound.rules import Rule, Rules
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import Rule, Rules, open_storage
 from quota.ledger.factory import file_of
 from quota.settings.model import Settings
 from quota.settings.tables import rule_names

@@ -3,6 +3,7 @@
     Verdict     the decision of one rule
     Decider     asks the storage, on an event loop or in a thread; if it does not answer, `fail` decides
     Breaker     stops asking a storage that does not answer
+    Counts      the outcomes of requests, until the storage has them
 
 A decision takes at most `contract.WALL_S`. After three failures in a row, one request per second tries the storage and
 the others do not wait. A process logs one line when an outage begins and one when it ends.
@@ -12,19 +13,20 @@ from __future__ import annotations
 
 import atexit
 import threading
-from asyncio import AbstractEventLoop, Future, wait
+from asyncio import AbstractEventLoop, wait
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from weakref import ref
 
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.errors import StorageAway
-from quota.inbound.contract import WALL_S, Decision, Storage
-from quota.inbound.counting import Counts, Outcome
+from quota.inbound.contract import MAX_TOTALS, WALL_S, Decision, Storage
 from quota.inbound.rules import Rule
 
 FAILURES = 3
@@ -34,6 +36,17 @@ SAY_AGAIN_S = 60.0
 
 HAND_OVER_S = 10.0
 THREADS = 8
+
+Outcome = Literal["admitted", "refused", "shadowed", "failed_open", "failed_closed"]
+"""What became of a request. `shadowed`: a shadow rule would have refused it."""
+
+BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.025, 0.1, 0.25)
+"""Upper bounds of the histogram of decision times. The last bucket has no bound."""
+
+REQUESTS = "requests"
+TOOK = [f"took|{n}" for n in range(len(BUCKETS_S) + 1)]
+TOOK_US = "took_us"
+"""The totals in the storage: `requests|RULE|OUTCOME`, the decisions in each bucket, and the time of all decisions."""
 
 
 class Verdict(NamedTuple):
@@ -96,6 +109,39 @@ class Breaker:
         self._lock = threading.Lock()
 
 
+class Counts:
+    """The outcomes of requests that this process has not handed over yet. Every 10 s it adds them to the totals of all
+    workers in the storage. Safe in several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def add(self, rule: str, outcome: Outcome, took_s: float) -> None:
+        """Count a request, and how long its decision took."""
+        request, took, took_us = f"{REQUESTS}|{rule}|{outcome}", TOOK[bisect_left(BUCKETS_S, took_s)], int(took_s * 1e6)
+        with self._lock:
+            self._counts[request] += 1
+            self._counts[took] += 1
+            self._counts[TOOK_US] += took_us
+
+    def hand_over(self, storage: Storage) -> None:
+        """Add all counts to the storage's totals. After StorageAway, the rest stays here."""
+        with self._lock:
+            rest, self._counts = dict(self._counts), Counter()
+        try:
+            while rest:
+                part = dict(list(rest.items())[:MAX_TOTALS])
+                storage.add_totals(part)
+                rest = {name: number for name, number in rest.items() if name not in part}
+        finally:
+            with self._lock:
+                self._counts.update(rest)
+
+
 class Decider:
     """Decides the requests of one process. Safe in several threads and after a fork."""
 
@@ -106,51 +152,56 @@ class Decider:
         self._threads = _threads()
         self._hand_over_at = 0.0
         start_over_in_child(self)
-        _at_exit(self)
+        atexit.register(_hand_over_rest, ref(self))
 
     def decide(self, rule: Rule, identity: str) -> Verdict:
         """Decide in this thread, which may wait up to WALL_S."""
         started = perf_counter()
         if not self._breaker.lets_through():
-            return self._without(rule, started)
+            return self._verdict(rule, started)
         try:
             decision = self.storage.decide(rule.policy, identity, rule.cost)
         except StorageAway as error:
-            return self._without(rule, started, error)
-        return self._with(rule, decision, started)
+            return self._verdict(rule, started, error=error)
+        return self._verdict(rule, started, decision)
 
     async def decide_soon(self, loop: AbstractEventLoop, rule: Rule, identity: str) -> Verdict:
         """The same in a thread, while the event loop goes on. If all threads are busy or none can start, the storage
         counts as away."""
         started = perf_counter()
         if not self._breaker.lets_through():
-            return self._without(rule, started)
+            return self._verdict(rule, started)
         try:
             future = loop.run_in_executor(self._threads, self.storage.decide, rule.policy, identity, rule.cost)
         except RuntimeError as error:  # no thread can start, or the process is about to end
-            return self._without(rule, started, error)
-        # After WALL_S the future is not cancelled: its connection has an answer to read.
-        future.add_done_callback(_look)
+            return self._verdict(rule, started, error=error)
+        # After WALL_S nobody may await the future, and asyncio logs an exception that nobody reads. It is not
+        # cancelled: its connection has an answer to read.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await wait((future,), timeout=WALL_S)
         if not done:
-            return self._without(rule, started, StorageAway(f"{self.storage.label}: no answer within {WALL_S} s"))
+            away = StorageAway(f"{self.storage.label}: no answer within {WALL_S} s")
+            return self._verdict(rule, started, error=away)
         try:
-            return self._with(rule, future.result(), started)
+            return self._verdict(rule, started, future.result())
         except StorageAway as error:
-            return self._without(rule, started, error)
+            return self._verdict(rule, started, error=error)
 
-    def _with(self, rule: Rule, decision: Decision, started: float) -> Verdict:
-        self._breaker.answered()
-        outcome: Outcome = "admitted" if decision.admitted else "shadowed" if rule.shadow else "refused"
+    def _verdict(
+        self, rule: Rule, started: float, decision: Decision | None = None, *, error: Exception | None = None
+    ) -> Verdict:
+        """What becomes of a request. Without a decision, the rule's `fail` decides. `error` is the storage's failure,
+        and None if it was not asked."""
+        outcome: Outcome
+        if decision is not None:
+            self._breaker.answered()
+            outcome = "admitted" if decision.admitted else "shadowed" if rule.shadow else "refused"
+        else:
+            if error is not None:
+                self._breaker.failed(error)
+            outcome = "failed_closed" if rule.fail == "closed" and not rule.shadow else "failed_open"
         self.counts.add(rule.name, outcome, perf_counter() - started)
         return Verdict(rule, outcome, decision)
-
-    def _without(self, rule: Rule, started: float, error: Exception | None = None) -> Verdict:
-        if error is not None:
-            self._breaker.failed(error)
-        outcome: Outcome = "failed_closed" if rule.fail == "closed" and not rule.shadow else "failed_open"
-        self.counts.add(rule.name, outcome, perf_counter() - started)
-        return Verdict(rule, outcome, None)
 
     # -- totals --------------------------------------------------------------------------------------------------------
 
@@ -185,18 +236,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
 
 
-def _look(future: Future[Decision]) -> None:
-    """Read the exception of a future that nobody may await any more. Otherwise asyncio logs it."""
-    if not future.cancelled():
-        future.exception()
-
-
-def _at_exit(decider: Decider) -> None:
+def _hand_over_rest(decider: ref[Decider]) -> None:
     """Hand over the rest when the process ends."""
-    weak = ref(decider)
-
-    def rest() -> None:
-        if (living := weak()) is not None:
-            living.hand_over()
-
-    atexit.register(rest)
+    if (living := decider()) is not None:
+        living.hand_over()

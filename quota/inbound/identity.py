@@ -105,7 +105,7 @@ class Proxies:
         client = parse_address(peer) if peer else None
         is_trusted = self._is_trusted(client) if client is not None else self._unix and not peer
         if not is_trusted:
-            return self._named(client, peer)
+            return self._address(client, peer)
         parse = _forwarded_for if self.field == FORWARDED else parse_address
         for entry in _from_the_right(",".join(lines()), quotes=self.field == FORWARDED):
             address = parse(entry)
@@ -114,9 +114,9 @@ class Proxies:
             client = address
             if not self._is_trusted(address):
                 break
-        return self._named(client, peer)
+        return self._address(client, peer)
 
-    def _named(self, client: Address | None, peer: str | None) -> str:
+    def _address(self, client: Address | None, peer: str | None) -> str:
         if client is None and not peer and not self._is_warned:
             self._is_warned = True
             trust = "" if self._unix else f'add "{UNIX}" to trusted_proxies, and '
@@ -158,7 +158,8 @@ class Identify:
     def wsgi(self, environ: Mapping[str, Any]) -> str:
         """The identity of a WSGI request."""
         peer = environ.get("REMOTE_ADDR")
-        return self._who(environ, None if peer == _WAITRESS_UNIX else peer, _wsgi_user, _wsgi_lines)
+        peer = None if peer == _WAITRESS_UNIX else peer
+        return self._who(environ, peer, lambda environ: environ.get("REMOTE_USER"), _wsgi_lines)
 
     def _who(
         self,
@@ -303,10 +304,6 @@ def _asgi_lines(scope: Mapping[str, Any], field: str) -> list[str]:
 def _wsgi_lines(environ: Mapping[str, Any], field: str) -> list[str]:
     value = environ.get(f"HTTP_{field.upper().replace('-', '_')}")
     return [] if value is None else [str(value).strip(_BLANKS)]
-
-
-def _wsgi_user(environ: Mapping[str, Any]) -> str | None:
-    return environ.get("REMOTE_USER")
 
 
 def _asgi_user(scope: Mapping[str, Any]) -> str | None:

@@ -19,11 +19,12 @@ module does not know. So it assumes every meaning:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 from unicodedata import combining, normalize
 
+from quota.common.hosts import without_dots
 from quota.common.text import show
 
 ANY_SEGMENT = "{}"
@@ -109,11 +110,15 @@ def readings(path: str) -> Iterable[Segments]:
     if path.isascii() and "/." not in path:
         return (_split(path.lower()),)
     ways: dict[Segments, None] = {}
-    for decoded in (path, _NO_UTF_8.sub("", path), _latin(path)) if _NO_UTF_8.search(path) else (path,):
+    decodings = [path]
+    if _NO_UTF_8.search(path):
+        as_latin = _NO_TEXT.sub("", path).encode("utf-8", "surrogateescape").decode("latin-1")
+        decodings += [_NO_UTF_8.sub("", path), as_latin]
+    for decoded in decodings:
         for text in dict.fromkeys((decoded.casefold(), _folded(decoded))):
             spelled = _split(text)
-            for reading in (spelled, _resolved(spelled), _resolved(text.split("/"))):
-                ways[reading] = None
+            for segments in (spelled, without_dots(spelled), without_dots(text.split("/"))):
+                ways[tuple(filter(None, segments))] = None
     return ways
 
 
@@ -143,10 +148,6 @@ def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
     return named.values()
 
 
-def _latin(path: str) -> str:
-    return _NO_TEXT.sub("", path).encode("utf-8", "surrogateescape").decode("latin-1")
-
-
 def _split(path: str) -> Segments:
     return tuple([segment for segment in path.split("/") if segment])
 
@@ -174,13 +175,3 @@ def _with_few_marks(text: str) -> str:
 @lru_cache(maxsize=1024)
 def _is_mark(char: str) -> bool:
     return combining(normalize("NFKD", char)[0]) > 0
-
-
-def _resolved(segments: Sequence[str]) -> Segments:
-    kept: list[str] = []
-    for segment in segments:
-        if segment == "..":
-            del kept[-1:]
-        elif segment != ".":
-            kept.append(segment)
-    return tuple([segment for segment in kept if segment])

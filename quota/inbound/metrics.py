@@ -9,14 +9,14 @@ metrics_app  an ASGI application that serves it
 from __future__ import annotations
 
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from quota.errors import StorageAway
 from quota.inbound.contract import Storage
-from quota.inbound.counting import BUCKETS_S, Requests, decision_times, requests_in
-from quota.inbound.rules import Rule, Rules
-from quota.inbound.storage import opened
+from quota.inbound.deciding import BUCKETS_S, REQUESTS, TOOK, TOOK_US
+from quota.inbound.rules import Rule, Rules, opened
 from quota.reports.metrics import COUNTER, GAUGE, MEDIA_TYPE, Sample
 from quota.reports.metrics import exposition as as_text
 
@@ -29,30 +29,33 @@ SECONDS = "quota_inbound_decision_seconds"
 
 
 class Report(NamedTuple):
-    """Totals from the storage. Workers add to them every 10 s."""
+    """Totals from the storage, and identities by rule. Workers add to the totals every 10 s."""
 
-    requests: Sequence[Requests]
+    totals: Mapping[str, int]
     identities: Mapping[str, int]
-    decisions: Sequence[int]
-    """The number of decisions within each bound of BUCKETS_S, then of all decisions."""
-    decision_s: float
 
     def ended(self, rule: str, outcome: str) -> int:
         """The number of requests of a rule with this outcome."""
-        return sum(row.number for row in self.requests if (row.rule, row.outcome) == (rule, outcome))
+        return self.totals.get(f"{REQUESTS}|{rule}|{outcome}", 0)
 
 
 def read_report(storage: Storage, rules: Sequence[Rule]) -> Report:
     """Read the totals from the storage. Raises StorageAway."""
-    totals = storage.totals()
-    identities = {rule.name: storage.alive(rule.policy) for rule in rules}
-    decisions, decision_s = decision_times(totals)
-    return Report(tuple(requests_in(totals)), identities, decisions, decision_s)
+    return Report(storage.totals(), {rule.name: storage.alive(rule.policy) for rule in rules})
 
 
 def nothing_yet(rules: Sequence[Rule]) -> Report:
     """The report of a storage without requests."""
-    return Report((), dict.fromkeys((rule.name for rule in rules), 0), [0] * (len(BUCKETS_S) + 1), 0.0)
+    return Report({}, dict.fromkeys((rule.name for rule in rules), 0))
+
+
+def requests_in(totals: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
+    """The rule, the outcome and the number of requests in a storage's totals, sorted."""
+    for name, number in sorted(totals.items()):
+        kind, _, rest = name.partition("|")
+        rule, _, outcome = rest.partition("|")
+        if kind == REQUESTS:
+            yield rule, outcome, number
 
 
 def exposition(report: Report | None) -> str:
@@ -60,14 +63,16 @@ def exposition(report: Report | None) -> str:
     if report is None:
         return as_text([Sample("quota_inbound_storage_up", {}, 0)], FAMILIES)
     samples = [Sample("quota_inbound_storage_up", {}, 1)]
-    for rule, outcome, number in report.requests:
+    for rule, outcome, number in requests_in(report.totals):
         samples.append(Sample("quota_inbound_requests_total", {"rule": rule, "outcome": outcome}, number))
     for rule, count in report.identities.items():
         samples.append(Sample("quota_inbound_identities", {"rule": rule}, count))
     lines = [f"# HELP {SECONDS} How long decisions took.", f"# TYPE {SECONDS} histogram"]
+    decisions = list(accumulate(report.totals.get(name, 0) for name in TOOK))
     bounds = [*map(str, BUCKETS_S), "+Inf"]
-    lines += [f'{SECONDS}_bucket{{le="{at}"}} {n}' for at, n in zip(bounds, report.decisions, strict=True)]
-    lines += [f"{SECONDS}_sum {report.decision_s}", f"{SECONDS}_count {report.decisions[-1]}"]
+    lines += [f'{SECONDS}_bucket{{le="{at}"}} {n}' for at, n in zip(bounds, decisions, strict=True)]
+    decision_s = report.totals.get(TOOK_US, 0) / 1e6
+    lines += [f"{SECONDS}_sum {decision_s}", f"{SECONDS}_count {decisions[-1]}"]
     return as_text(samples, FAMILIES) + "".join(f"{line}\n" for line in lines)
 
 

@@ -1,20 +1,23 @@
-"""The names that a storage keeps instead of identities: 8 bytes, made with a salt that only the storage has (I3, I4).
+"""The names that a storage keeps instead of identities, and how many identities each window met (I8).
 
-A name is the BLAKE2b hash of the salt followed by the identity. This is as safe as BLAKE2b's keyed mode, which Node
-lacks, because nobody can extend a BLAKE2b hash. A program in any language that reads the salts finds the same names.
+A name is 8 bytes of the BLAKE2b hash of a salt followed by the identity. Only the storage has the salts (I3, I4). This
+is as safe as BLAKE2b's keyed mode, which Node lacks, because nobody can extend a BLAKE2b hash. A program in any
+language that reads the salts finds the same names.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
-from quota.errors import UsageError
-from quota.inbound.contract import MAX_WINDOW_MS, Limit, Policy
+from quota.errors import StorageAway, UsageError
+from quota.inbound.contract import MAX_TOTALS, MAX_WINDOW_MS, Limit, Policy
 from quota.terms.limits import DAY_MS
 
 NAME_BYTES = 8
@@ -153,3 +156,44 @@ def _salt(text: object) -> bytes:
     if isinstance(text, str) and _SALT.fullmatch(text):
         return bytes.fromhex(text)
     raise UnreadableError
+
+
+# -- how many identities -----------------------------------------------------------------------------------------------
+
+MetWindow = tuple[str, int, int]
+"""A window of a rule: the rule's name, the window's length in ms, and the window's number."""
+
+
+class Met:
+    """How many identities each window counted for the first time. Safe in several threads.
+
+    A window has two counts: new identities, and identities that the window before it had counted too.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[MetWindow, list[int]] = {}
+        self._lock = threading.RLock()  # a signal handler may note while its thread does
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def note(self, window: MetWindow, *, was_before: bool) -> None:
+        """The window met one more identity. `was_before`: the window before it had counted this identity."""
+        with self._lock:
+            self._counts.setdefault(window, [0, 0])[was_before] += 1
+            if len(self._counts) >= MAX_TOTALS:  # this worker hands nothing over
+                del self._counts[next(iter(self._counts))]
+
+    @contextmanager
+    def handed_over(self) -> Iterator[Mapping[MetWindow, Sequence[int]]]:
+        """The counts (new, counted before) by window. They are removed here, unless the block raises StorageAway."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        try:
+            yield counts
+        except StorageAway:
+            with self._lock:
+                for window, (new, again) in counts.items():
+                    kept = self._counts.setdefault(window, [0, 0])
+                    kept[:] = [kept[0] + new, kept[1] + again]
+            raise

@@ -29,7 +29,6 @@ from quota.inbound.contract import (
     Policy,
     checked_totals,
 )
-from quota.inbound.counting import Met
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import Failed, explained
 from quota.ledger.redis_log import script
@@ -83,7 +82,7 @@ class RedisStorage:
         self._fixed: Mapping[str, str] = {}
         self._days: dict[str, tuple[str, int]] = {}
         self._prolonged_ms = 0  # when the lifetime of the permanent salts was last set
-        self._met = Met()
+        self._met = names.Met()
         start_over_in_child(self)
 
     # -- the decision ------------------------------------------------------------------------------------------------
@@ -176,7 +175,7 @@ class RedisStorage:
         limit = policy.longest
         now_ms = self._now_ms()
         number = now_ms // limit.window_ms
-        used = self._logs(policy, limit, number) if policy.algorithm == "log" else self._states(policy, limit, number)
+        used = self._used(policy, limit, number)
         if policy.algorithm == "gcra":
             at_ms = now_ms - number * limit.window_ms
             used = ((name, gcra_used(limit, free_at, at_ms)) for name, free_at in used)
@@ -184,24 +183,19 @@ class RedisStorage:
             count, (Consumer(name, units, limit) for name, units in used), key=lambda consumer: consumer.used
         )
 
-    def _states(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
+    def _used(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
+        """The name of each identity in a window, and its stored number. A list has its name in its key."""
+        wanted = f"{PREFIX}{{*}}{_suffix(policy, limit, number)}" + (":*" if policy.algorithm == "log" else "")
         packed = "1" if policy.algorithm == "gcra" else "0"
-        for key in self._keys(f"{PREFIX}{{*}}{_suffix(policy, limit, number)}"):
+        for key in self._keys(wanted):
             cursor = "0"
             while True:
                 cursor, *states = self._script("inbound_top", ["1", key, cursor, packed])
                 with self._reading(key):
-                    yield from zip(states[::2], map(_count, states[1::2]), strict=True)
+                    for name, stored in zip(states[::2], states[1::2], strict=True):
+                        yield name or key.rpartition(":")[2], _count(stored)
                 if cursor == "0":
                     break
-
-    def _logs(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
-        wanted = f"{PREFIX}{{*}}{_suffix(policy, limit, number)}:*"
-        for key in self._keys(wanted):
-            _, *units = self._script("inbound_top", ["1", key, "0", "0"])
-            with self._reading(key):
-                if units:
-                    yield key.rpartition(":")[2], _count(units[1])
 
     def _keys(self, wanted: str) -> Iterator[str]:
         try:
@@ -269,7 +263,7 @@ class RedisStorage:
 
     def start_over_in_child(self) -> None:
         """The parent hands over the identities that it met."""
-        self._met = Met()
+        self._met = names.Met()
 
 
 def _suffix(policy: Policy, limit: Limit, number: int) -> str:

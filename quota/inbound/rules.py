@@ -2,6 +2,7 @@
 
     Rule      methods and a path, with one or more limits, an algorithm, and what happens in an outage
     Rules     the rules of one application in their order, with the settings for all of them
+    opened    the rules and the storage that its workers share
 
 The first rule that matches counts the request. A rule without a path matches every request, so it comes last. A request
 that no rule matches is not limited. With several limits, all of them admit a request, or none counts it.
@@ -9,6 +10,7 @@ that no rule matches is not limited. With several limits, all of them admit a re
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -17,9 +19,12 @@ from typing import Any, Literal, get_args
 from quota.common.functions import made_by
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
-from quota.inbound.contract import Algorithm, Limit, Policy
+from quota.inbound.contract import Algorithm, Limit, Policy, Storage
 from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, several
 from quota.inbound.match import EVERYTHING, Pattern, Segments, names, parse_pattern
+from quota.ledger.factory import REDIS_SCHEMES, canonical, file_of
+from quota.ledger.files import check_options
+from quota.settings.folders import make_state_folder
 from quota.terms.limits import format_duration
 from quota.web.documents import seconds
 
@@ -79,7 +84,7 @@ class Rule:
             f'"{policy}";q={limit.number};w={seconds(limit.window_ms)}'
             for policy, limit in zip(self.policies, self.limits, strict=True)
         )
-        """The value of `RateLimit-Policy`: see `quota.inbound.answers`."""
+        """The value of `RateLimit-Policy`: see `quota.inbound.middleware`."""
 
     def __repr__(self) -> str:
         return f"<Rule {self.name}: {' '.join(self.methods) or 'any method'} {self.path or 'any path'}>"
@@ -201,3 +206,49 @@ def _flag(key: str, value: object) -> bool:
     if not isinstance(value, bool):  # "no" would be true, and a shadow rule refuses nothing
         raise ConfigError(f"{key}: {show(value)} is neither True nor False")
     return value
+
+
+# -- the storage -------------------------------------------------------------------------------------------------------
+
+STATE_FILE = "inbound.db"
+
+
+def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage:
+    """The storage at a URL: `sqlite:///path`, or a Redis url as for a ledger.
+
+    It connects at the first use. `clock` (ms since 1970) replaces the storage's own clock, for tests and simulation
+    only. Raises ConfigError for any other scheme.
+    """
+    url = canonical(url)
+    scheme, slashes, _ = url.partition("://")
+    if file_of(url) is not None and slashes:
+        from quota.inbound.sqlite_storage import SqliteStorage
+
+        check_options(url, "inbound storage")
+        return SqliteStorage(url, clock=clock)
+    if scheme in REDIS_SCHEMES and slashes:
+        from quota.inbound.redis_storage import RedisStorage
+
+        return RedisStorage(url, clock=clock)
+    raise ConfigError(
+        f"inbound storage of kind {scheme.partition(':')[0]!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB"
+    )
+
+
+def opened(rules: Rules | Sequence[Rule]) -> tuple[Rules, Storage]:
+    """The rules and their storage, which connects at the first use. Raises ConfigError."""
+    whole = rules if isinstance(rules, Rules) else Rules(rules)
+    return whole, open_storage(_url_of(whole))
+
+
+def is_there(rules: Rules) -> bool:
+    """Whether the storage exists. A missing file is left to the first worker, whose user then owns it."""
+    path = file_of(_url_of(rules))
+    return path is None or os.path.exists(path)
+
+
+def _url_of(rules: Rules) -> str:
+    """The url of the storage. Default: SQLite in the state folder, for the workers of one machine."""
+    if rules.url is not None:
+        return rules.url
+    return f"sqlite:///{make_state_folder() / STATE_FILE}"

@@ -32,9 +32,8 @@ from quota.inbound.contract import (
     Policy,
     checked_totals,
 )
-from quota.inbound.counting import Met, Window
 from quota.ledger.files import file_wording, label_of, path_of, refuse_others
-from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
+from quota.terms.arguments import whole, whole_clock
 
 T = TypeVar("T")
 
@@ -107,7 +106,7 @@ class SqliteStorage:
         self._lock = threading.Lock()
         self._plans: dict[Policy, _Numbered] = {}
         self._clock = host_clock if clock is None else whole_clock(clock)
-        self._met = Met()
+        self._met = names.Met()
         start_over_in_child(self)
 
     # -- the decision ------------------------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ class SqliteStorage:
 
     def _decide(
         self, db: sqlite3.Connection, policy: Policy, identity_bytes: bytes, cost: int
-    ) -> tuple[Decision, _Numbered | None, tuple[Window, bool] | None]:
+    ) -> tuple[Decision, _Numbered | None, tuple[names.MetWindow, bool] | None]:
         """The decision, and what to keep after the commit: a new plan, and the window that met a new identity."""
         now_ms = self._clock()
         plan, made = self._plans.get(policy), None
@@ -284,7 +283,7 @@ class SqliteStorage:
 
     def start_over_in_child(self) -> None:
         """Another thread of the parent may have held the lock. The parent hands over the identities that it met."""
-        self._lock, self._met = threading.Lock(), Met()
+        self._lock, self._met = threading.Lock(), names.Met()
 
 
 def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:
@@ -293,10 +292,8 @@ def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:
 
 
 def counted(state: Any) -> int | None:
-    """The state of `counter` or `gcra`. Raises UnreadableError for other values."""
-    if state is None or (type(state) is int and 0 <= state <= MAX_NUMBER):
-        return state
-    raise names.UnreadableError
+    """The state of `counter` or `gcra`. Raises DamagedError for other values."""
+    return None if state is None else checked_row((state,), integers=1)[0]
 
 
 def checked_name(name: Any) -> int:
