@@ -1,12 +1,12 @@
-"""Airbyte's CDK: an `api_budget` whose budget is the ledger, so that all syncs and all else share one.
+"""Airbyte's CDK: an `api_budget` whose budget is the ledger, so all syncs and other programs share one budget.
 
     budget = ledger_budget("main", "videos.list", url_base="https://www.googleapis.com")
-    HttpClient(name="videos", logger=logger, api_budget=budget)          # what a stream of Python has
+    HttpClient(name="videos", logger=logger, api_budget=budget)          # a Python stream has this client
     Videos(authenticator=..., api_budget=budget)                         # or an `HttpStream`
 
-The CDK's own policies count in one process, and sleep. This one charges each attempt to the ledger before it leaves. A
-refusal ends the sync as transient: what was read is kept by its state, and the platform's next attempt goes on there. A
-ledger that does not answer ends it as a system error.
+The CDK's own policies count in one process, and sleep. This policy charges each attempt to the ledger before it leaves.
+A refusal ends the sync as transient: the state keeps what was read, and the platform's next attempt resumes there. If
+the ledger does not answer, the sync ends as a system error.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import quota
 
 
 class LedgerPolicy(BaseCallRatePolicy):
-    """Requests that one API method prices."""
+    """Requests that cost as much as one API method."""
 
     def __init__(self, budget: quota.Budget, method: str, url_base: str, path: str | None = None) -> None:
         super().__init__([HttpRequestRegexMatcher(url_base=url_base, url_path_pattern=path)])
         self.budget, self.method = budget, method
 
     def try_acquire(self, request: Any, weight: int) -> None:
-        """Charge the request, or end the sync. `weight` is the CDK's; the price is the cost book's."""
+        """Charge the request, or end the sync. `weight` comes from the CDK; the price comes from the cost book."""
         decision = self.budget.charge(self.method, job="airbyte")
         if not decision.admitted:
             kind = FailureType.config_error if decision.when() is None else FailureType.transient_error
@@ -38,9 +38,9 @@ class LedgerPolicy(BaseCallRatePolicy):
             raise AirbyteTracedException(sentence, message=sentence, failure_type=kind)
 
     def update(self, available_calls: int | None, call_reset_ts: Any) -> None:
-        """Nothing: the ledger already counts what others spend."""
+        """Do nothing: the ledger already counts what others spend."""
 
 
 def ledger_budget(credential: str, method: str, url_base: str) -> APIBudget:
-    """A budget for all requests to a host. The session stays open as long as the process, as its ledger does."""
+    """A budget for all requests to a host. The session and its ledger stay open as long as the process."""
     return APIBudget([LedgerPolicy(quota.open().budget(credential), method, url_base)])

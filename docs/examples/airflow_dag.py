@@ -1,8 +1,8 @@
-"""Airflow: a call that is refused becomes a task that waits for its time, or a skip. No worker slot is held meanwhile.
+"""Airflow: a refused call becomes a task that waits for its time, or a skip. No worker slot is held meanwhile.
 
-`popular` is rescheduled at the time at which its call fits. `nightly` is skipped: its next run asks again. `budget` is
-a deferrable sensor for tasks that should not begin without budget; the triggerer waits for it. Each logs why. Where the
-ledger does not answer they fail, and are tried again as `retries` says.
+Airflow reschedules `popular` to the time at which its call fits, and skips `nightly`, whose next run asks again.
+`budget` is a deferrable sensor for tasks that should not begin without budget; the triggerer waits for it. Each task
+logs the reason. If the ledger does not answer, the tasks fail, and Airflow retries them as `retries` says.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BudgetSensor(BaseSensorOperator):
 
 
 def come_back(decision: quota.Decision) -> Any:
-    """When a refused call is worth another try. Where waiting does not help the task fails, and is not tried again."""
+    """The time for another try. If waiting does not help, the task fails, and Airflow does not retry it."""
     when = decision.when()
     if when is None:
         raise AirflowFailException(decision.sentence())
@@ -66,7 +66,7 @@ def videos() -> None:
         try:
             return titles(region)
         except quota.Refused as refused:
-            come_back(refused.decision)  # fails where it is no matter of budget
+            come_back(refused.decision)  # fails if the budget is not the reason
             raise AirflowSkipException(str(refused)) from None
 
     BudgetSensor(task_id="budget", method="videos.list") >> [popular("DE"), nightly("US")]

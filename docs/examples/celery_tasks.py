@@ -1,11 +1,11 @@
-"""Celery: a task that is refused is delivered again when its call fits. No worker is held meanwhile.
+"""Celery: the broker delivers a refused task again when its call fits. No worker is held meanwhile.
 
     celery -A celery_tasks worker
     celery -A celery_tasks call celery_tasks.popular --args '["DE"]'
 
-A broker delivers a task again that was not acknowledged within its `visibility_timeout`, an hour with Redis. A longer
-wait is therefore taken in steps: a call that is refused once more costs nothing. Tasks that are refused together have
-one time, so each comes back up to a tenth of its wait later: at once they would only refuse each other.
+A broker delivers a task again if nobody acknowledges it within its `visibility_timeout`, which is an hour with Redis.
+So the task takes a longer wait in steps; a call that is refused again costs nothing. Tasks that are refused together
+get the same time, so each comes back up to a tenth of its wait later: otherwise they would only refuse each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def popular(task: Task, region: str) -> list[str]:
         return titles(region)
     except quota.Refused as refused:
         when = refused.decision.when()
-        if when is None:  # waiting does not help: the task fails, and says what to do
+        if when is None:  # waiting does not help: the task fails with the remedy
             raise
         if refused.decision.reason == "ledger-unavailable":
             logger.error("%s", refused)

@@ -1,10 +1,10 @@
-"""Dagster: the budget is a resource, and a refused run is started again when its call fits. No process waits meanwhile.
+"""Dagster: the budget is a resource, and a sensor starts a refused run again when its call fits. No process waits.
 
     dagster dev -f dagster_definitions.py
 
-`RetryRequested(seconds_to_wait=...)` would keep the run's process until then. Here the run fails at once with its time
-in a tag, and the sensor starts it again when that is past: once, because the run's id is the key of the new one. Where
-the ledger does not answer the run fails without that tag, as at any outage.
+`RetryRequested(seconds_to_wait=...)` would keep the run's process until then. Here the run fails at once, with its time
+in a tag, and the sensor starts it again after that time. It does so once, because the run's id is the key of the new
+run. If the ledger does not answer, the run fails without that tag, as in any outage.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def titles(context: dg.OpExecutionContext, config: Region, ledger: Ledger) -> li
     except quota.Refused as refused:
         when = refused.decision.when()
         outage = refused.decision.reason == "ledger-unavailable"
-        if when is not None and not outage:  # without a time waiting does not help: the failure says what to do
+        if when is not None and not outage:  # without a time, waiting does not help: the failure has the remedy
             context.instance.add_run_tags(context.run_id, {RETRY_AT: when.at.isoformat(), **REFUSED})
         raise dg.Failure(str(refused), allow_retries=False) from None
     return [video["snippet"]["title"] for video in answer["items"]]
@@ -57,7 +57,7 @@ def popular() -> None:
 
 @dg.sensor(job=popular, minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)
 def again(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
-    """Starts refused runs again, each at its time. Those of the last tick are marked, and so never read again."""
+    """Start refused runs again, each at its time. A tick marks the runs that it read, so the next tick skips them."""
     for run_id in (context.cursor or "").split():
         context.instance.add_run_tags(run_id, STARTED_AGAIN)
     waiting = dg.RunsFilter(tags=REFUSED, statuses=[dg.DagsterRunStatus.FAILURE])

@@ -1,9 +1,9 @@
-"""dlt: its REST client is metered. A refused pipeline loads what it has and ends well; the next run goes on there.
+"""dlt: its REST client is metered. A refused pipeline loads what it has and ends well; the next run resumes there.
 
     python dlt_pipeline.py
 
-dlt stores the place with the data, in one load: no page is lost, and none is fetched twice. Where the ledger does not
-answer the pipeline loads what it has, too, and fails then.
+dlt stores the place with the data, in one load, so no page is lost, and no page is fetched twice. If the ledger does
+not answer, the pipeline loads what it has, and then fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dlt.resource(primary_key="id", write_disposition="merge")
 def videos(region: str, refusals: list[quota.Refused]) -> Iterator[list[dict[str, Any]]]:
-    """A region's popular videos, page by page. Where the budget ends, the resource ends, and says so in `refusals`."""
+    """A region's popular videos, page by page. When the budget is spent, the resource ends and notes the refusal."""
     place = dlt.current.resource_state().setdefault(region, {})
     with quota.open() as q, quota.labels(job="dlt", region=region), requests.Session() as session:
         session.mount(API, requests_adapter(q.budget(), "videos.list", hosts=HOST))
@@ -47,7 +47,7 @@ def videos(region: str, refusals: list[quota.Refused]) -> Iterator[list[dict[str
                 place["token"] = page.response.json().get("nextPageToken")
                 yield list(page)
         except quota.Refused as refused:
-            refusals.append(refused)  # what was fetched is loaded together with the place
+            refusals.append(refused)  # dlt loads the fetched pages together with the place
 
 
 def run() -> Any:
@@ -56,7 +56,7 @@ def run() -> Any:
     loaded = pipeline.run(videos("DE", refusals))
     for refused in refusals:
         if refused.decision.when() is None or refused.decision.reason == "ledger-unavailable":
-            raise refused  # no matter of budget: somebody must look
+            raise refused  # the budget is not the reason: somebody must look
         logger.warning("%s", refused)
     return loaded
 

@@ -1,8 +1,8 @@
-"""Prefect: a flow that is refused ends, and leaves a run of itself for the time at which its call fits.
+"""Prefect: a refused flow ends, and schedules a new run for the time at which its call fits.
 
     python prefect_flow.py      # serves the deployment `popular/every-hour`
 
-A flow that is called without that deployment just ends. Where the ledger does not answer it fails.
+A flow without that deployment just ends. If the ledger does not answer, the flow fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def popular(region: str) -> Any:
     except quota.Refused as refused:
         when = refused.decision.when()
         if when is None or refused.decision.reason == "ledger-unavailable":
-            raise  # no matter of budget: the run fails, and says what to do
+            raise  # the budget is not the reason: the run fails with the remedy
         message, again = str(refused), {"region": region}
         try:
             run_deployment(DEPLOYMENT, parameters=again, scheduled_time=when.at, timeout=0, as_subflow=False)
@@ -38,7 +38,7 @@ def popular(region: str) -> Any:
 
 
 def refused_state(message: str) -> State[None]:
-    """Shown as "Refused", and no failure."""
+    """A final state that Prefect shows as "Refused", not as a failure."""
     return Completed(name="Refused", message=message)
 
 

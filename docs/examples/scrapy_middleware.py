@@ -1,15 +1,15 @@
-"""Scrapy: a downloader middleware. When the budget says no, the spider ends; with a JOBDIR the next one goes on there.
+"""Scrapy: a downloader middleware. A spider ends when the budget is spent; a JOBDIR lets the next crawl resume there.
 
     scrapy crawl videos -s JOBDIR=crawls/videos
 
 `settings.py`:
 
-    DOWNLOADER_MIDDLEWARES = {"scrapy_middleware.Budget": 950}  # behind retries and redirects: each attempt is charged
-    QUOTA_CREDENTIAL = "main"                                    # optional; the first one otherwise
+    DOWNLOADER_MIDDLEWARES = {"scrapy_middleware.Budget": 950}  # after retries and redirects: it charges each attempt
+    QUOTA_CREDENTIAL = "main"                                    # optional; default: the first credential
 
-The reason in `spider_closed` and `finish_reason` is "quota", or "no_ledger" where that does not answer.
+The reason in `spider_closed` and `finish_reason` is "quota", or "no_ledger" if the ledger does not answer.
 
-A request names its API method: `Request(url, meta={"quota": "videos.list"})`. Others are not charged.
+A request names its API method: `Request(url, meta={"quota": "videos.list"})`. Other requests are not charged.
 """
 
 from __future__ import annotations

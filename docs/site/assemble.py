@@ -1,10 +1,9 @@
-"""The sources of the site, in one folder: the pages of the repository, and those that are made from the code.
+"""Make the sources of the site in one folder: the pages of the repository, and pages made from the code.
 
     python docs/site/assemble.py build/site-source
 
-docs/index.md says which page stands in which section. The pages keep their places, so that their links hold; only the
-index moves to the top. Made from the code are the options of every command, every setting, and the names of the
-package.
+docs/index.md gives each page its section. The pages keep their paths, so that their links work; only the index moves
+to the top. The pages made from the code have the options of every command, every setting, and the names of the package.
 """
 
 from __future__ import annotations
@@ -95,13 +94,13 @@ def helps(group: click.Group, context: click.Context, prefix: str) -> Iterator[t
 def settings() -> str:
     """every setting, from the schema, and the commented configuration that `quota init --full` writes"""
     schema = json.loads((ROOT / "config" / "quota.schema.json").read_text(encoding="utf-8"))
-    rows = "".join(f"| `{key}` | {said} |\n" for key, said in keys(schema, ""))
+    rows = "".join(f"| `{key}` | {description} |\n" for key, description in keys(schema, ""))
     text = (ROOT / "config" / "quota.toml").read_text(encoding="utf-8")
     return f"# Every setting\n\n| key | means |\n| --- | --- |\n{rows}\n## Commented\n\n```toml\n{text}```\n"
 
 
 def keys(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Every key below a table of the schema, with what it says of it."""
+    """Every key below a table of the schema, with its description."""
     for name, value in schema.get("properties", {}).items():
         if "description" in value:
             default = f" Default: `{json.dumps(value['default'])}`." if "default" in value else ""
@@ -113,7 +112,7 @@ def keys(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def package() -> str:
-    """the names of the Python package, with what their docstrings say"""
+    """the names of the Python package, with their docstrings"""
     parts = ["# The names of the package", described(quota)]
     for name in quota.__all__:
         parts += member(f"quota.{name}", getattr(quota, name))
@@ -139,7 +138,7 @@ def signature(function: FunctionType) -> str:
 
 
 def described(thing: object) -> str:
-    """A docstring. Its indented parts are set as they stand."""
+    """A docstring. Its indented parts become code blocks."""
     text = inspect.getdoc(thing) or ""
     return re.sub(
         r"(?m)^( {4,}.*(?:\n(?: {4,}.*|))*)", lambda block: f"\n```text\n{block[1].rstrip()}\n```\n\n", text
@@ -147,7 +146,7 @@ def described(thing: object) -> str:
 
 
 MADE = {"options": options, "settings": settings, "package": package}
-"""Pages that are made, in the section Reference."""
+"""The pages made from the code, in the section Reference."""
 
 if __name__ == "__main__":
     assemble(Path(sys.argv[1]).resolve())
