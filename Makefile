@@ -36,11 +36,11 @@ bench: .venv/installed-test .venv/installed-bench
 
 # The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around each
 # change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what others
-# wrote, a hundred kills of each job, the uploads of 500 channels, 1,500 random plans, schemas and environments, ledgers
-# that lose what they have for 10 minutes, 2,000 faults of the connections of event loops, 100 histories of cut
-# connections under each library that is instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, decisions
-# interrupted by signals at every place, runs that have their whole time to stop, and every command of the tests of
-# commands in a process that starts from nothing.
+# wrote, a hundred kills of each job, a ledger that moves under load, the uploads of 500 channels, 1,500 random plans,
+# schemas and environments, ledgers that lose what they have for 10 minutes, 2,000 faults of the connections of event
+# loops, 100 histories of cut connections under each library that is instrumented, bodies of 2 GB and 1,000 slow callers
+# of the proxy, decisions interrupted by signals at every place, runs that have their whole time to stop, and every
+# command of the tests of commands in a process that starts from nothing.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=60000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/rules
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
@@ -48,6 +48,7 @@ soak: .venv/installed-test
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
 	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py $(addprefix tests/e2e/jobs/test_,fetches.py described_api.py)
+	@QUOTA_TEST_KILLS=5 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
 	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/unit/jobs/test_simulation.py $(addprefix tests/unit/settings/test_,schema.py environment.py)

@@ -40,7 +40,7 @@ class Effort:
 
 
 FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, DAY_UNITS, 1, 3_000, projects=1_000)
-QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, 200, 400, 150, projects=50)
+QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, 200, 400, 150, projects=5)
 
 
 def main() -> None:

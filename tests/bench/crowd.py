@@ -24,7 +24,7 @@ from bench.budgets import charging, guarded, one
 from bench.inbound import POLICIES, asking
 from bench.kinds import CHEAP
 from bench.race import time_calls
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import open_storage
 from quota.ledger.factory import open_ledger
 from support.patience import be_patient
 from support.servers import RedisServer

@@ -26,7 +26,7 @@ from bench.report import Bar, Report
 from quota.errors import StorageAway
 from quota.inbound.algorithms import States, decide
 from quota.inbound.contract import Decision, Limit, Policy
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import open_storage
 from support.servers import RedisServer
 
 if TYPE_CHECKING:

@@ -203,7 +203,7 @@ def ask(port: int, path: str) -> None:
 
 
 def serve_them(folder: str, workers: int) -> None:
-    from quota.web.lifecycle import address_of, listen, serve
+    from quota.web.serving import address_of, listen, serve
 
     listener = listen("127.0.0.1", 0)
     address = address_of(listener)
@@ -213,7 +213,7 @@ def serve_them(folder: str, workers: int) -> None:
 
 
 def serve_with_them(folder: str, number: str) -> None:
-    from quota.web.lifecycle import serve
+    from quota.web.serving import serve
 
     serve(lambda: make_app(folder), shared_socket(number), ready=lambda: print("ready", flush=True))
 

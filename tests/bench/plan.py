@@ -16,6 +16,7 @@ from pathlib import Path
 
 from quota.jobs.plan.plan import make_plan
 from quota.settings.load import load_settings
+from support.configurations import both_windows
 
 DAY = date(2026, 11, 23)
 SIZES = (100, 1_000)
@@ -33,19 +34,7 @@ class Row:
 
 
 def configuration(jobs: int, units: int) -> str:
-    limits = f"""
-[credentials.main]
-api = "youtube-v3"
-[[credentials.main.limits]]
-name = "day"
-units = {units}
-window = "24h"
-[[credentials.main.limits]]
-name = "pacific-day"
-units = {units}
-window = {{ calendar = "day", zone = "America/Los_Angeles" }}
-"""
-    return limits + "".join(
+    return both_windows(units) + "".join(
         f'[jobs.j{number}]\nfetch = "trending"\nregions = ["US", "GB", "DE", "FR"]\npages = 2\n'
         f'schedule = "{number % 30}-59/30 * * * *"\nleave = {number % 3 * 100}\n'
         for number in range(jobs)

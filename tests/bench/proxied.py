@@ -62,8 +62,7 @@ class Deciding:
 def serve_all(config: str, root: str) -> None:
     import quota
     from quota.proxy.app import make_app
-    from quota.web.lifecycle import address_of, listen, serve
-    from quota.web.protection import names_of, protected
+    from quota.web.serving import address_of, listen, names_of, protected, serve
 
     def all_of_them() -> Any:
         session = quota.open_async(config)

@@ -5,6 +5,7 @@ QUOTA_TEST_SECONDS says how long faults strike (300), QUOTA_TEST_SEED which ones
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -12,13 +13,16 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from chaos.evidence import Evidence, gather
 from chaos.plan import LOSSES
-from chaos.report import publish, table, write
 from chaos.scene import Scene
 from chaos.supervisor import Supervisor
 from chaos.verdict import judge
+
+if TYPE_CHECKING:
+    from chaos.verdict import Verdict
 
 SECONDS = 300.0
 COURSE = "course.pickle"
@@ -57,6 +61,86 @@ def main() -> int:
         return 0
     print(f"  everything lies in {folder}")
     return 1
+
+
+# -- the figures of a run, for people and for machines ----------------------------------------------------------------
+
+TABLES = ("limits", "against the truth")
+"""Figures of each limit: a table each."""
+
+FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
+PAGE = Path(__file__).resolve().parents[2] / "FAULTS.md"
+
+
+def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
+    path.write_text(json.dumps({**found, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
+
+
+def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
+    """Put the figures between the marks of the page that says what happens when things break."""
+    found = verdict.figures
+    limits, answers = found["limits"].values(), found["decisions by answer"]
+    beyond = sum(max(0, row["overspent by the ledger"] - row["excused there"]) for row in limits)
+    unknown = found["spent before a loss was known"]
+    too_much = [row["too much, share"] for row in found["against the truth"].values()]
+    recovery, wasted, pages = found["recovery ms"], found["wasted"], found["pages"]
+    moves, shared, clocks = found["moves"], found["shared pages"], found["wrong clocks"]
+    rows = {
+        "seed, seconds of faults": f"{scene.seed}, {scene.seconds:g}",
+        "faults": f"{sum(found['faults'].values())} of {len(found['faults'])} kinds",
+        "decisions": f"{found['decisions']:,}, admitted {answers['admitted']:,}",
+        "units on the wire / charged": f"{found['wire units']:,} / {found['charged units']:,}",
+        "of these on allowances, repaid": f"{found['allowance units']:,}, {_repaid(found['debts'])}",
+        "losses of the ledger": str(found["losses"]),
+        "moves by editing its url / by the command, killed on its way": f"{moves['by editing the url']} / "
+        f"{moves['by the command']}, {moves['killed on their way']}",
+        "units spent before a loss or an edit was known": f"{sum(unknown)}, after one at most {max([0, *unknown])}",
+        "units overspent beyond that and the allowance": str(beyond),
+        "calls that upstream refused for its quota": str(found["refused by upstream"]),
+        "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
+        "of these for a shared job / its regions taken over / given to two": f"{shared['fetched']:,} / "
+        f"{shared['regions taken over']} / {shared['regions given to two']}",
+        "refused for a clock hours behind / sent in spite of it": f"{clocks['refused for that']} / {clocks['sent']}",
+        "back after an outage, median / longest": f"{recovery['median']} ms / {recovery['max']} ms",
+        "budget wasted by caution": f"{wasted['units']} units, {100 * wasted['share']:.1f}%",
+        "limits counted too high, on average": f"by {100 * min(too_much):.1f} to {100 * max(too_much):.1f}%",
+    }
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
+    before, start, rest = path.read_text(encoding="utf-8").partition("<!-- figures -->\n")
+    _, end, after = rest.partition("<!-- /figures -->")
+    path.write_text(before + start + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
+
+
+def _repaid(debts: dict[str, int]) -> str:
+    return "all, once" if not debts["unpaid"] and not debts["missing"] else f"but for {debts}"
+
+
+def table(scene: Scene, verdict: Verdict) -> str:
+    """Seed, faults by kind, and one line a figure; the limits as a table of their own."""
+    lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
+    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
+    for table_name in TABLES:
+        lines += _columns(verdict.figures[table_name])
+    lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
+    return "\n".join(lines)
+
+
+def _columns(rows: dict[str, dict[str, Any]]) -> list[str]:
+    columns = list(next(iter(rows.values())))
+    found = ["  limit    " + "  ".join(columns)]
+    for name, row in rows.items():
+        found.append(f"  {name:<8} " + "  ".join(f"{row[column]:>{len(column)},}" for column in columns))
+    return found
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_inline(one)}" for name, one in value.items()) or "-"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

@@ -85,10 +85,6 @@ class ChaosServer(RedisServer):
             client.save()
         shutil.copy(self.folder / "dump.rdb", self._copies / "dump.rdb")
 
-    @property
-    def has_copies(self) -> bool:
-        return (self._copies / "aof").exists() and (self._copies / "dump.rdb").exists()
-
     def flush(self) -> tuple[list[Entry], int]:
         """FLUSHALL; the log as it was in the very moment, and that moment."""
         with self.client() as client:

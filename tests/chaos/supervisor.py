@@ -8,13 +8,10 @@ import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chaos.evidence import store_id
@@ -23,14 +20,16 @@ from chaos.plan import CLOCK_WRONG, MOVES, make_plan
 from chaos.scene import AHEAD_MS, FETCH, HEAL_S, MACHINES, SHARED, WORKERS, Scene
 from chaos.server import ChaosServer, Entry
 from support.clocks import FAKETIME, wrong_clock
+from support.commands import Quota, program
 from support.proxy import Proxy
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable, Iterator
 
     from chaos.plan import Step
+    from support.forked import Forked
 
-TESTS = Path(__file__).resolve().parent.parent
 START_S = 60
 MOVE_S = 60
 POLL_S = 0.02
@@ -115,7 +114,7 @@ class Worker:
         self.lost = False
         """Its machine is gone: nothing starts there."""
 
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[str] | Forked | None = None
 
     @property
     def life(self) -> str:
@@ -129,14 +128,14 @@ class Worker:
         if self.lost or (self.process is not None and self.process.poll() is None):
             return
         self.lives += 1
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))}
-        environment["QUOTA_STATE_DIR"] = str(self.scene.machine(self.machine) / "state")
-        if ahead_ms:
-            environment |= {**wrong_clock(ahead_ms // 1_000), AHEAD_MS: str(ahead_ms)}
-        command = [sys.executable, "-m", "chaos.worker", str(self.scene.folder), self.machine, self.kind, self.life]
+        environment = {**wrong_clock(ahead_ms // 1_000), AHEAD_MS: str(ahead_ms)} if ahead_ms else {}
         with (self.scene.folder / f"{self.life}.err").open("wb") as errors:
-            self.process = subprocess.Popen(
-                [*command, str(seed)], cwd=TESTS, env=environment, stdin=subprocess.DEVNULL, stderr=errors
+            self.process = Quota(self.scene.machine(self.machine)).start(
+                *(str(self.scene.folder), self.machine, self.kind, self.life, str(seed)),
+                script=program("chaos.worker"),
+                env=environment,
+                stdout=errors.fileno(),
+                stderr=errors.fileno(),
             )
 
     def kill(self) -> bool:
@@ -211,8 +210,8 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _upstream(self) -> Iterator[str]:
-        command = [sys.executable, "-m", "chaos.upstream", str(self.scene.quota_units), str(self.scene.wire)]
-        with subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True) as process:
+        words = (str(self.scene.quota_units), str(self.scene.wire))
+        with Quota(self.scene.folder).start(*words, script=program("chaos.upstream"), stderr=2) as process:
             assert process.stdout is not None
             try:
                 yield process.stdout.readline().strip()
@@ -367,7 +366,7 @@ class Supervisor:
         time.sleep(dice.uniform(0.1, 1.0))
         while True:
             with self._mover(old, new) as mover:
-                said = mover.communicate()[0]
+                said = "".join(mover.communicate())
             if mover.returncode == 0:
                 break
             if time.monotonic() > deadline:
@@ -377,18 +376,8 @@ class Supervisor:
         self._kill_all()
         self._restart_all(step)
 
-    def _mover(self, old: str, new: str) -> subprocess.Popen[str]:
-        folder = self.scene.machine(WORKERS[0][0])
-        environment = {**os.environ, "QUOTA_STATE_DIR": str(folder / "state")}
-        command = [sys.executable, "-m", "quota", "ledger", "move", old, new, "--config", str(folder / "quota.toml")]
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def _mover(self, old: str, new: str) -> subprocess.Popen[str] | Forked:
+        return Quota(self.scene.machine(WORKERS[0][0])).start("ledger", "move", old, new)
 
     def _kill_all(self) -> None:
         for worker in self.workers:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.__main__ import run
+from chaos.__main__ import run, table
 from chaos.evidence import Event, Evidence, Life, gather
 from chaos.plan import CLOCK_WRONG, LOSSES, LOSSY, MOVES, OWNER_LOST, STEADY, UPSTREAM, make_plan
-from chaos.report import table
 from chaos.scene import FETCH, SHARED, SHARED_REGIONS, Scene
 from chaos.verdict import judge
 
@@ -144,7 +143,7 @@ TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
 
 
 @pytest.mark.timeout(SECONDS + 240)
-def test_what_reached_the_wire_was_charged_and_what_was_fetched_is_stored(tmp_path: Path) -> None:
+def test_every_request_was_charged_and_every_page_is_stored(tmp_path: Path) -> None:
     """Nothing reaches the wire uncharged, no window is overspent, what a ledger lost is put back, no page is lost.
 
     And none of the checks that say so passes whatever happened: each finds what was changed in the evidence for it.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from support.loops import KINDS, Run, runner
 from support.losses import RedisStorage, SqliteStorage
-from support.servers import RedisServer
+from support.processes import Run, runner
+from support.servers import RedisServer, immortal
 from support.setup import Setup
 from support.topologies import PLACES, Pool, missing
 
@@ -91,11 +91,28 @@ def ledger_url(ledger_place: LedgerStorage) -> str:
 
 
 @pytest.fixture
+def any_ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty ledger: on each kind if the test names `ledger_place`; else in SQLite, because the test is of rules that
+    no ledger knows."""
+    if "ledger_place" in request.fixturenames:
+        return str(request.getfixturevalue("ledger_url"))
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
 def server(redis_server: RedisServer) -> RedisServer:
     """The shared server, empty."""
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
     return redis_server
+
+
+@pytest.fixture
+def admin(server: RedisServer) -> Iterator[redis.Redis]:
+    """The administrator of the shared server. Afterwards no key may be left without a lifetime."""
+    with redis.Redis(port=server.port, decode_responses=True) as client:
+        yield client
+        assert immortal(client) == []
 
 
 @pytest.fixture
@@ -112,7 +129,7 @@ def setup(ledger_url: str) -> Iterator[Setup]:
     setup.ledger.close()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine in a loop of its own, of either kind."""
-    return runner(request.param)
+    """Runs a coroutine in a loop of its own, of asyncio; with `each_loop`, of either kind."""
+    return runner(getattr(request, "param", "asyncio"))

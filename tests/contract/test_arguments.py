@@ -25,8 +25,7 @@ from quota.terms.arguments import labels
 from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
-from support.claims import claim_of
-from support.setup import budget_of, limit
+from support.setup import budget_of, claim_of, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -322,7 +321,7 @@ def test_a_name_by_inheritance_is_a_name(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 65, "\n", "a\x1b", 0, False, b""])
-def test_a_name_that_no_charge_may_have_is_told_where_it_is_given(setup: Setup, name: Any) -> None:
+def test_an_invalid_name_raises_where_it_is_given(setup: Setup, name: Any) -> None:
     """Not at the charge inside a block of labels, which may be far from there; and no 0 is taken for none."""
     budget = setup.budget()
     for give in (lambda: labels(job=name), lambda: labels(region=name)):

@@ -25,14 +25,12 @@ import quota
 from quota.ledger.log import Append, Reply
 from quota.ledger.sqlite_log import SqliteLog
 from support.installation import until
-from support.loops import KINDS, Run
 from support.losses import LedgerStorage, RedisStorage
 from support.patience import patient
-from support.processes import in_child
+from support.processes import KINDS, Run, each_loop, in_child, in_threads
 from support.proxy import Proxy
 from support.servers import RedisServer, free_port
 from support.setup import charges_at, ids_of
-from support.threads import in_threads
 
 BOOK = """
 api = "weather"
@@ -90,46 +88,51 @@ def keys(config: Path) -> Counter[str]:
         return Counter(charge.key for charge in charges_at(q.ledger, "main"))
 
 
+async def in_session(config: Path, work: Callable[[quota.AsyncSession], Awaitable[Any]]) -> Any:
+    """The result of work in a session of its own."""
+    async with quota.open_async(config) as q:
+        return await work(q)
+
+
 # -- the same answers --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.topology
-def test_it_says_what_a_budget_says(ledger_url: str, configure: Configure, run: Run) -> None:
+def test_an_async_budget_answers_like_a_budget(ledger_url: str, configure: Configure, run: Run) -> None:
     config = configure(ledger_url, 25)
 
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget = q.budget()
-            assert q.budget("main") is budget
-            assert (budget.credential, budget.project, budget.book.name) == ("main", "main", blocking.book.name)
-            assert budget.limits == blocking.limits
-            first = await budget.charge("history.get", job="nightly", region="DE")
-            assert (first.admitted, first.cost_units, first.remaining_units, first.source) == (True, 10, 15, "ledger")
-            with quota.labels(job="labelled", region="FR"):
-                second = await budget.charge("forecast.get", units=9)
-            entries = charges_at(s.ledger, "main")
-            assert [(i, e.job, e.region, e.units) for i, e in zip(ids_of(entries), entries, strict=True)] == [
-                (first.id, "nightly", "DE", 10),
-                (second.id, "labelled", "FR", 9),
-            ]
-            ours, theirs = await budget.peek("history.get"), blocking.peek("history.get")
-            assert ours == theirs._replace(decided_at_ms=ours.decided_at_ms)
-            assert (ours.admitted, ours.reason) == (False, "limit")
-            ours, theirs = await budget.charge("history.get"), blocking.charge("history.get")
-            assert ours == theirs._replace(decided_at_ms=ours.decided_at_ms)
-            assert (await budget.peek("forecast.get")).admitted
-            assert second.id is not None
-            for before, units in ((await budget.settle(second.id, 4), 9), (await budget.refund(second.id), 4)):
-                assert (before.id, before.key, before.units) == (entries[1].id, entries[1].key, units)
-            assert await budget.usage() == blocking.usage()
-            assert await budget.usage("nightly") == blocking.usage("nightly")
-            outlook = await budget.outlook(["history.get"])
-            assert outlook.states == blocking.outlook(["history.get"]).states
-            assert await budget.owed_units() == 0
+    async def main(q: quota.AsyncSession) -> None:
+        budget = q.budget()
+        assert q.budget("main") is budget
+        assert (budget.credential, budget.project, budget.book.name) == ("main", "main", blocking.book.name)
+        assert budget.limits == blocking.limits
+        first = await budget.charge("history.get", job="nightly", region="DE")
+        assert (first.admitted, first.cost_units, first.remaining_units, first.source) == (True, 10, 15, "ledger")
+        with quota.labels(job="labelled", region="FR"):
+            second = await budget.charge("forecast.get", units=9)
+        entries = charges_at(s.ledger, "main")
+        assert [(i, e.job, e.region, e.units) for i, e in zip(ids_of(entries), entries, strict=True)] == [
+            (first.id, "nightly", "DE", 10),
+            (second.id, "labelled", "FR", 9),
+        ]
+        ours, theirs = await budget.peek("history.get"), blocking.peek("history.get")
+        assert ours == theirs._replace(decided_at_ms=ours.decided_at_ms)
+        assert (ours.admitted, ours.reason) == (False, "limit")
+        ours, theirs = await budget.charge("history.get"), blocking.charge("history.get")
+        assert ours == theirs._replace(decided_at_ms=ours.decided_at_ms)
+        assert (await budget.peek("forecast.get")).admitted
+        assert second.id is not None
+        for before, units in ((await budget.settle(second.id, 4), 9), (await budget.refund(second.id), 4)):
+            assert (before.id, before.key, before.units) == (entries[1].id, entries[1].key, units)
+        assert await budget.usage() == blocking.usage()
+        assert await budget.usage("nightly") == blocking.usage("nightly")
+        outlook = await budget.outlook(["history.get"])
+        assert outlook.states == blocking.outlook(["history.get"]).states
+        assert await budget.owed_units() == 0
 
     with quota.open(config) as s:
         blocking = s.budget()
-        run(main())
+        run(in_session(config, main))
 
 
 @pytest.mark.topology
@@ -163,18 +166,17 @@ def test_several_calls_together_are_charged_all_or_none_and_each_once(
             while len(told) < answered + 3:  # or no connection with TLS would ever come to ask
                 await asyncio.sleep(0.02)
 
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            killing = asyncio.create_task(kill()) if isinstance(ledger_place, RedisStorage) else None
-            await asyncio.gather(*[work(q.budget(), number) for number in (1, 1, 2, 3, 5, 8)])
-            if killing is not None:
-                killing.cancel()
-            while (decisions := await q.budget().charge_many(["forecast.get"]))[0].admitted:
-                told.append([str(one.id) for one in decisions])
-            with pytest.raises(quota.UsageError, match="1 to 100 calls"):
-                await q.budget().charge_many([])
+    async def main(q: quota.AsyncSession) -> None:
+        killing = asyncio.create_task(kill()) if isinstance(ledger_place, RedisStorage) else None
+        await asyncio.gather(*[work(q.budget(), number) for number in (1, 1, 2, 3, 5, 8)])
+        if killing is not None:
+            killing.cancel()
+        while (decisions := await q.budget().charge_many(["forecast.get"]))[0].admitted:
+            told.append([str(one.id) for one in decisions])
+        with pytest.raises(quota.UsageError, match="1 to 100 calls"):
+            await q.budget().charge_many([])
 
-    run(main())
+    run(in_session(config, main))
     order = charged(config)
     confirmed = {one for batch in told for one in batch}
     assert confirmed <= set(order)
@@ -193,35 +195,34 @@ def test_an_unknown_charge_and_an_unknown_credential_and_a_bad_configuration(
 ) -> None:
     config = configure(ledger_url)
 
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            with pytest.raises(quota.UnknownCharge):
-                await q.budget().refund("1795233255077-0")
-            with pytest.raises(quota.UsageError, match="no credential 'other'"):
-                q.budget("other")
-            with pytest.raises(quota.UsageError):
-                await q.budget().settle("1795233255077-0", -1)
+    async def main(q: quota.AsyncSession) -> None:
+        with pytest.raises(quota.UnknownCharge):
+            await q.budget().refund("1795233255077-0")
+        with pytest.raises(quota.UsageError, match="no credential 'other'"):
+            q.budget("other")
+        with pytest.raises(quota.UsageError):
+            await q.budget().settle("1795233255077-0", -1)
 
-    run(main())
+    run(in_session(config, main))
     config.write_text("nonsense = 1")
     with pytest.raises(quota.ConfigError):
         quota.open_async(config)
 
 
+@each_loop
 def test_tasks_that_contend_for_a_budget_get_exactly_what_it_holds(
     ledger_url: str, configure: Configure, run: Run
 ) -> None:
     async def work(budget: quota.AsyncBudget) -> int:
         return sum([(await budget.charge("forecast.get")).admitted for _ in range(10)])
 
-    async def main() -> int:
-        async with quota.open_async(config) as q:
-            return sum(await asyncio.gather(*(work(q.budget()) for _ in range(64))))
+    async def main(q: quota.AsyncSession) -> int:
+        return sum(await asyncio.gather(*(work(q.budget()) for _ in range(64))))
 
     config = configure(ledger_url, 500)
-    assert run(main()) == 500
+    assert run(in_session(config, main)) == 500
     assert len(charged(config)) == 500
-    assert run(main()) == 0
+    assert run(in_session(config, main)) == 0
 
 
 def test_a_closed_session_stays_closed(ledger_url: str, configure: Configure, run: Run) -> None:
@@ -252,92 +253,90 @@ def test_a_closed_session_stays_closed(ledger_url: str, configure: Configure, ru
 def test_spend_charges_around_a_block_and_a_refusal_leaves_it_out(
     ledger_url: str, configure: Configure, run: Run
 ) -> None:
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget = q.budget()
-            async with budget.spend("forecast.get", job="nightly") as decision:
-                assert decision.admitted
-            with pytest.raises(ValueError, match="body"):
-                async with budget.spend("forecast.get"):
-                    raise ValueError("body")
-            with pytest.raises(quota.Refused) as refused:
-                async with budget.spend("forecast.get"):
-                    raise AssertionError("its body has run")
-            assert refused.value.decision.reason == "limit"
+    async def main(q: quota.AsyncSession) -> None:
+        budget = q.budget()
+        async with budget.spend("forecast.get", job="nightly") as decision:
+            assert decision.admitted
+        with pytest.raises(ValueError, match="body"):
+            async with budget.spend("forecast.get"):
+                raise ValueError("body")
+        with pytest.raises(quota.Refused) as refused:
+            async with budget.spend("forecast.get"):
+                raise AssertionError("its body has run")
+        assert refused.value.decision.reason == "limit"
 
     config = configure(ledger_url, 2)
-    run(main())
+    run(in_session(config, main))
     assert len(charged(config)) == 2
 
 
 def test_a_decorated_coroutine_function_is_charged_when_it_is_awaited(
     ledger_url: str, configure: Configure, run: Run
 ) -> None:
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget = q.budget()
+    async def main(q: quota.AsyncSession) -> None:
+        budget = q.budget()
 
-            @budget.spend("forecast.get")
-            async def fetch(city: str, *, days: int = 1) -> str:
-                """Fetches."""
-                return f"{city} {days}"
+        @budget.spend("forecast.get")
+        async def fetch(city: str, *, days: int = 1) -> str:
+            """Fetches."""
+            return f"{city} {days}"
 
-            assert inspect.iscoroutinefunction(fetch)
-            assert (fetch.__name__, fetch.__doc__) == ("fetch", "Fetches.")
-            waiting = [fetch("Bonn", days=2), fetch("Berlin")]
-            assert (await budget.usage())[0].used_units == 0
-            assert await waiting[0] == "Bonn 2"
-            assert (await budget.usage())[0].used_units == 1
-            assert await waiting[1] == "Berlin 1"
-            with pytest.raises(quota.Refused):
-                await fetch("Paris")
+        assert inspect.iscoroutinefunction(fetch)
+        assert (fetch.__name__, fetch.__doc__) == ("fetch", "Fetches.")
+        waiting = [fetch("Bonn", days=2), fetch("Berlin")]
+        assert (await budget.usage())[0].used_units == 0
+        assert await waiting[0] == "Bonn 2"
+        assert (await budget.usage())[0].used_units == 1
+        assert await waiting[1] == "Berlin 1"
+        with pytest.raises(quota.Refused):
+            await fetch("Paris")
 
     config = configure(ledger_url, 2)
-    run(main())
+    run(in_session(config, main))
 
 
+@each_loop
 def test_a_decorated_async_generator_is_charged_when_its_first_item_is_asked_for(
     ledger_url: str, configure: Configure, run: Run
 ) -> None:
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget, ended = q.budget(), []
+    async def main(q: quota.AsyncSession) -> None:
+        budget, ended = q.budget(), []
 
-            @budget.spend("forecast.get")
-            async def pages(first: int) -> AsyncGenerator[int, int]:
-                try:
-                    while True:
-                        try:
-                            first += (yield first) or 1
-                        except KeyError:
-                            first = 0
-                finally:
-                    ended.append(first)
+        @budget.spend("forecast.get")
+        async def pages(first: int) -> AsyncGenerator[int, int]:
+            try:
+                while True:
+                    try:
+                        first += (yield first) or 1
+                    except KeyError:
+                        first = 0
+            finally:
+                ended.append(first)
 
-            assert inspect.isasyncgenfunction(pages)
-            items = pages(5)
-            assert (await budget.usage())[0].used_units == 0
-            assert await anext(items) == 5
-            assert (await budget.usage())[0].used_units == 1
-            assert [await anext(items), await items.asend(10), await items.athrow(KeyError())] == [6, 16, 0]
-            await items.aclose()
-            assert ended == [0]
+        assert inspect.isasyncgenfunction(pages)
+        items = pages(5)
+        assert (await budget.usage())[0].used_units == 0
+        assert await anext(items) == 5
+        assert (await budget.usage())[0].used_units == 1
+        assert [await anext(items), await items.asend(10), await items.athrow(KeyError())] == [6, 16, 0]
+        await items.aclose()
+        assert ended == [0]
 
-            @budget.spend("forecast.get")
-            async def two() -> AsyncIterator[str]:
-                yield "a"
-                yield "b"
+        @budget.spend("forecast.get")
+        async def two() -> AsyncIterator[str]:
+            yield "a"
+            yield "b"
 
-            assert [item async for item in two()] == ["a", "b"]
-            with pytest.raises(quota.Refused):
-                await anext(aiter(two()))
-            assert (await budget.usage())[0].used_units == 2
+        assert [item async for item in two()] == ["a", "b"]
+        with pytest.raises(quota.Refused):
+            await anext(aiter(two()))
+        assert (await budget.usage())[0].used_units == 2
 
     config = configure(ledger_url, 2)
-    run(main())
+    run(in_session(config, main))
 
 
-def test_what_is_not_async_is_an_error_at_decoration_that_names_open(configure: Configure) -> None:
+def test_decorating_a_plain_function_raises_and_names_open(configure: Configure) -> None:
     def plain() -> None: ...
 
     def generator() -> Any:
@@ -358,33 +357,32 @@ def test_what_is_not_async_is_an_error_at_decoration_that_names_open(configure: 
 def test_without_a_server_the_allowance_decides_and_is_repaid(
     server: RedisServer, configure: Configure, run: Run
 ) -> None:
-    async def away() -> None:
-        async with quota.open_async(config) as q:
-            decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
-            assert sum(one.admitted for one in decisions) == 5
-            assert {one.reason for one in decisions if not one.admitted} == {"ledger-unavailable"}
-            assert {one.source for one in decisions if one.admitted} == {"allowance"}
-            assert await q.budget().owed_units() == 5
-            drawn = next(one.id for one in decisions if one.admitted)
-            assert drawn is not None
-            assert (await q.budget().refund(drawn)).units == 1
+    async def away(q: quota.AsyncSession) -> None:
+        decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
+        assert sum(one.admitted for one in decisions) == 5
+        assert {one.reason for one in decisions if not one.admitted} == {"ledger-unavailable"}
+        assert {one.source for one in decisions if one.admitted} == {"allowance"}
+        assert await q.budget().owed_units() == 5
+        drawn = next(one.id for one in decisions if one.admitted)
+        assert drawn is not None
+        assert (await q.budget().refund(drawn)).units == 1
 
-    async def back() -> None:
-        async with quota.open_async(config) as q:
-            assert (await q.budget().charge("forecast.get")).admitted
-            assert await q.budget().owed_units() == 0
-            assert (await q.budget().usage())[0].used_units == 5
+    async def back(q: quota.AsyncSession) -> None:
+        assert (await q.budget().charge("forecast.get")).admitted
+        assert await q.budget().owed_units() == 0
+        assert (await q.budget().usage())[0].used_units == 5
 
     port = free_port()
     config = configure(f"redis://127.0.0.1:{port}/0", of_ledger=ALLOWANCE)
-    run(away())
+    run(in_session(config, away))
     started = RedisServer(port=port)
     try:
-        run(back())
+        run(in_session(config, back))
     finally:
         started.close()
 
 
+@each_loop
 @pytest.mark.usefixtures("real_walls")
 @pytest.mark.parametrize("of_ledger", ["", ALLOWANCE])
 def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
@@ -426,23 +424,22 @@ def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
 def test_corrections_at_a_silent_server_hold_up_no_decision(
     server: RedisServer, configure: Configure, run: Run
 ) -> None:
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget = q.budget()
-            ids = [decision.id for decision in await budget.charge_many(["forecast.get"] * 40)]
-            proxy.pause()
-            given_back = [asyncio.ensure_future(budget.refund(charge_id or "")) for charge_id in ids]
-            await asyncio.sleep(0)
-            assert (await budget.charge("forecast.get")).reason == "ledger-unavailable"
-            assert not all(one.done() for one in given_back), "the decision waited for all of them"
-            for one in given_back:
-                one.cancel()
-            await asyncio.gather(*given_back, return_exceptions=True)
-            proxy.resume()
+    async def main(q: quota.AsyncSession) -> None:
+        budget = q.budget()
+        ids = [decision.id for decision in await budget.charge_many(["forecast.get"] * 40)]
+        proxy.pause()
+        given_back = [asyncio.ensure_future(budget.refund(charge_id or "")) for charge_id in ids]
+        await asyncio.sleep(0)
+        assert (await budget.charge("forecast.get")).reason == "ledger-unavailable"
+        assert not all(one.done() for one in given_back), "the decision waited for all of them"
+        for one in given_back:
+            one.cancel()
+        await asyncio.gather(*given_back, return_exceptions=True)
+        proxy.resume()
 
     with Proxy(server.port) as proxy:
         config = configure(proxy.url)
-        run(main())
+        run(in_session(config, main))
 
 
 # -- cancellations, loops, forks ---------------------------------------------------------------------------------------
@@ -459,7 +456,8 @@ def attack(proxy: Proxy, r: random.Random, over: threading.Event) -> None:
     over.set()
 
 
-def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
+@each_loop
+def test_no_call_is_charged_twice_and_each_confirmed_charge_is_there(
     server: RedisServer, configure: Configure, run: Run
 ) -> None:
     """A fifth of the tasks are cancelled while connections are cut."""
@@ -487,15 +485,14 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
                 else:
                     confirmed.append(decision.id)
 
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            await asyncio.gather(*(work(q.budget()) for _ in range(64)))
+    async def main(q: quota.AsyncSession) -> None:
+        await asyncio.gather(*(work(q.budget()) for _ in range(64)))
 
     with Proxy(server.port) as proxy:
         config = configure(proxy.url, 10_000_000)
         attacking = threading.Thread(target=attack, args=(proxy, r, over))
         attacking.start()
-        run(main())
+        run(in_session(config, main))
         attacking.join()
         time.sleep(0.2)  # what was delayed has arrived by now
         proxy.heal()
@@ -507,6 +504,7 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
     assert cancelled > 0
 
 
+@each_loop
 def test_a_charge_of_a_cancelled_task_is_refunded(configure: Configure, run: Run, tmp_path: Path) -> None:
     """The task is cancelled while another program locks the ledger's file."""
     config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
@@ -534,6 +532,7 @@ def test_a_charge_of_a_cancelled_task_is_refunded(configure: Configure, run: Run
     run(main())
 
 
+@each_loop
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
     configure: Configure, run: Run, tmp_path: Path, *, cancelled: bool
@@ -549,18 +548,17 @@ def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
                 await asyncio.sleep(0)
         return await budget.charge("forecast.get")
 
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            assert (await q.budget().charge("forecast.get")).admitted
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("quota.async_budget.WAIT_S", 0.05)
-                patch.setattr(SqliteLog, "append", slow)
-                decisions = await asyncio.gather(*(charge(q.budget()) for _ in range(20)))
-            waited = [decision for decision in decisions if not decision.admitted]
-            assert len(waited) > 10
-            assert {decision.reason for decision in waited} == {"ledger-unavailable"}
-            assert "nothing was charged" in waited[0].detail
-            admitted.extend(decision for decision in decisions if decision.admitted)
+    async def main(q: quota.AsyncSession) -> None:
+        assert (await q.budget().charge("forecast.get")).admitted
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("quota.async_budget.WAIT_S", 0.05)
+            patch.setattr(SqliteLog, "append", slow)
+            decisions = await asyncio.gather(*(charge(q.budget()) for _ in range(20)))
+        waited = [decision for decision in decisions if not decision.admitted]
+        assert len(waited) > 10
+        assert {decision.reason for decision in waited} == {"ledger-unavailable"}
+        assert "nothing was charged" in waited[0].detail
+        admitted.extend(decision for decision in decisions if decision.admitted)
 
     def slow(*args: Any) -> Reply:
         time.sleep(0.03)
@@ -569,40 +567,40 @@ def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
     append = SqliteLog.append
     admitted: list[quota.Decision] = []
     config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
-    run(main())
+    run(in_session(config, main))
     assert len(charged(config)) == 1 + len(admitted)
 
 
-def test_who_waits_behind_a_decision_that_a_locked_file_held_up_does_not_wait_as_long_again(
+def test_a_decision_behind_a_delayed_decision_does_not_wait_twice(
     configure: Configure, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SqliteLog, "_deadline_s", 0.3)
     config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
     askers: set[str] = set()
 
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget = q.budget()
-            assert (await budget.charge("forecast.get")).admitted
-            with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
-                patch.setattr(SqliteLog, "append", noted)
-                other.execute("BEGIN EXCLUSIVE")
-                decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(10)))
-                other.rollback()
-            assert {decision.reason for decision in decisions} == {"ledger-unavailable"}
-            assert sum("was not asked this; nothing was charged" in decision.detail for decision in decisions) == 9
-            assert (await budget.charge("forecast.get")).admitted
+    async def main(q: quota.AsyncSession) -> None:
+        budget = q.budget()
+        assert (await budget.charge("forecast.get")).admitted
+        with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+            patch.setattr(SqliteLog, "append", noted)
+            other.execute("BEGIN EXCLUSIVE")
+            decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(10)))
+            other.rollback()
+        assert {decision.reason for decision in decisions} == {"ledger-unavailable"}
+        assert sum("was not asked this; nothing was charged" in decision.detail for decision in decisions) == 9
+        assert (await budget.charge("forecast.get")).admitted
 
     def noted(log: SqliteLog, project: str, request: Append) -> Reply:
         askers.add(request.entries[0].key)
         return append(log, project, request)
 
     append = SqliteLog.append
-    run(main())
+    run(in_session(config, main))
     assert len(askers) == 1
     assert len(charged(config)) == 2
 
 
+@each_loop
 def test_one_session_serves_loops_after_each_other_and_in_threads(
     ledger_url: str, configure: Configure, run: Run
 ) -> None:
@@ -626,7 +624,7 @@ def test_threads_that_ask_at_once_get_the_same_budget(
     config, interval = configure(ledger_url), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(60):
+        for _ in range(30):
             q: Any = quota.open_async(config) if kind == "awaited" else quota.open(config)
             budgets = in_threads(q.budget, *[()] * 4)
             run(q.aclose()) if kind == "awaited" else q.close()
@@ -635,6 +633,7 @@ def test_threads_that_ask_at_once_get_the_same_budget(
         sys.setswitchinterval(interval)
 
 
+@each_loop
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
 def test_a_child_forked_in_a_loop_charges_and_so_does_its_parent(
@@ -721,7 +720,8 @@ def test_a_call_at_the_end_of_a_process_gets_an_error_or_an_answer(
     assert set(said[1::2]) == {"ok"}
 
 
-def test_without_an_asyncio_loop_an_error_says_what_to_do(ledger_url: str, configure: Configure, run: Run) -> None:
+@each_loop
+def test_an_error_without_an_asyncio_loop_has_the_remedy(ledger_url: str, configure: Configure, run: Run) -> None:
     def awaited_elsewhere(awaitable: Awaitable[Any]) -> None:
         with pytest.raises(
             quota.UsageError, match=r"loop of asyncio or uvloop; .* trio, call a budget of quota.open\(\)"
@@ -739,17 +739,16 @@ def test_without_an_asyncio_loop_an_error_says_what_to_do(ledger_url: str, confi
     run(q.aclose())
 
 
-def test_each_task_is_told_why_a_server_closed_their_connection(configure: Configure, run: Run) -> None:
+def test_each_task_learns_why_the_server_closed_the_connection(configure: Configure, run: Run) -> None:
     """It says so to one of them, and closes it."""
 
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(5)))
-            assert all("wants a password" in decision.detail for decision in decisions)
+    async def main(q: quota.AsyncSession) -> None:
+        decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(5)))
+        assert all("wants a password" in decision.detail for decision in decisions)
 
     with RedisServer("--requirepass", "secret") as closed:
         config = configure(closed.url)
-        run(main())
+        run(in_session(config, main))
 
 
 @pytest.mark.parametrize("loop", KINDS)

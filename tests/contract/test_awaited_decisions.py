@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from support.losses import LedgerStorage
 
 SEEDS = int(os.environ.get("QUOTA_TEST_SEEDS", "3"))
-DECISIONS = 300
+DECISIONS = 220
 PRICE_CHANGE_MS = 1_764_806_400_000
 """When `videos.insert` gets cheaper."""
 
@@ -182,7 +182,7 @@ class History:
         self.ledger.close()
 
 
-def test_an_awaited_decision_is_the_one_that_blocks(ledger_place: LedgerStorage, tmp_path: Path) -> None:
+def test_an_awaited_decision_equals_a_blocking_decision(ledger_place: LedgerStorage, tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     for seed in range(1, 1 + SEEDS):
         folder = tmp_path / str(seed)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import charge_id, project_of
-from quota.cli.render import render_parts as render
 from quota.errors import UnknownCharge
 from quota.explain.charge import explain_charge
 from quota.terms.limits import DAY_MS, HOUR_MS
 from quota.wording import charge_parts
-from support.explaining import NOON_MS, World, shown_lines, units_in
+from support.explaining import NOON_MS, World, text_of, units_in
 from support.setup import ids_of
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def world(ledger_url: str, tmp_path: Path, state_dir: Path) -> Iterator[World]:
-    world = World(ledger_url, tmp_path)
+def world(any_ledger_url: str, tmp_path: Path, state_dir: Path) -> Iterator[World]:
+    world = World(any_ledger_url, tmp_path)
     yield world
     world.session.close()
 
@@ -45,23 +44,24 @@ def test_every_charge_before_and_after(world: World) -> None:
             admitted.append(decision)
             if dice.random() < 0.3:
                 world.budget.settle(str(dice.choice(admitted).id), dice.choice([0, 3]))
-    entries = world.log()
+    entries, views = world.log(), {limit.name: limit.view for limit in world.budget.limits}
     assert len(admitted) == len(entries) > 40
     for decision, entry in zip(admitted, entries, strict=True):
         x = explain_charge(world.session, str(decision.id))
         assert (x.charge, x.at_ms, x.charged_units) == (entry, decision.decided_at_ms, decision.cost_units)
         states = {state.name: state for state in decision.limits}
-        assert {limit.name for limit in x.limits} == states.keys()
+        assert {row.name for row in x.limits} == states.keys()
         assert {*states, *x.not_counted_by} == {"day", "pacific", "searches"}
-        for limit, before_units in x.limits.items():
-            state = states[limit.name]
-            assert (before_units, x.after_units(limit)) == (state.used_units - state.cost_units, state.used_units)
+        for row in x.limits:
+            state, view = states[row.name], views[row.name]
+            assert (row.before_units, row.after_units) == (state.used_units - state.cost_units, state.used_units)
             alone = [entry._replace(units=1)]
-            assert units_in(limit.view, alone, x.leaves_ms(limit) - 1), "it counts until then"
-            assert not units_in(limit.view, alone, x.leaves_ms(limit))
-            assert x.is_whole(limit)
+            assert units_in(view, alone, row.leaves_ms - 1), "it counts until then"
+            assert not units_in(view, alone, row.leaves_ms)
+            assert row.whole
 
 
+@pytest.mark.usefixtures("ledger_place")
 def test_a_charge_that_has_left_the_log_is_explained_from_the_past(world: World) -> None:
     assert world.charge("videos.list", units=300, job="first").admitted
     world.now_ms += HOUR_MS
@@ -70,7 +70,7 @@ def test_a_charge_that_has_left_the_log_is_explained_from_the_past(world: World)
     world.pass_days(20)
     x = explain_charge(world.session, settled)
     assert (x.charged_units, x.charge.units, x.charge.settled) == (500, 40, True)
-    assert {limit.name: units for limit, units in x.limits.items()} == {"day": 300, "pacific": 300}
+    assert {row.name: row.before_units for row in x.limits} == {"day": 300, "pacific": 300}
 
 
 def test_an_id_that_no_charge_has(world: World) -> None:
@@ -82,7 +82,7 @@ def test_an_id_that_no_charge_has(world: World) -> None:
         with pytest.raises(UnknownCharge, match="`quota log` lists the charges"):
             explain_charge(world.session, wrong)
     (oldest,) = ids_of(world.log()[:1])
-    assert not all(map(explain_charge(world.session, oldest).is_whole, world.budget.limits)), "more was before it"
+    assert not all(row.whole for row in explain_charge(world.session, oldest).limits), "more was before it"
 
 
 @pytest.mark.usefixtures("real_walls")
@@ -96,15 +96,15 @@ def test_a_drawn_charge_before_and_after_it_was_repaid(ledger_url: str, tmp_path
         thread.submit(lambda: another.enter_context(journal.locked())).result()
         x = explain_charge(world.session, drawn)
     assert (x.in_log, x.charged_units, x.charge.units, x.charge.region) == (False, None, 4, "DE")
-    assert "It is owed" in " ".join(shown_lines(render(charge_parts(x))))
+    assert "It is owed" in text_of(charge_parts(x))
     drawn_ms = world.now_ms
     world.now_ms += HOUR_MS
     until_handed_over(world)
     x = explain_charge(world.session, drawn)
     assert (x.in_log, x.at_ms, x.charge.id[0], x.charge.units) == (True, drawn_ms, world.now_ms, 4)
-    assert [*x.limits.values()] == [0, 0]
+    assert [row.before_units for row in x.limits] == [0, 0]
     handed = charge_id(world.now_ms, x.charge.key, 0)
-    assert f"as charge {handed}" in " ".join(" ".join(shown_lines(render(charge_parts(x)))).split())
+    assert f"as charge {handed}" in text_of(charge_parts(x))
     assert explain_charge(world.session, handed).charge == x.charge
     world.session.close()
 

@@ -46,7 +46,7 @@ def stored(setup: Setup) -> tuple[Sequence[Entry], Sequence[Entry]]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("most", [1, 3, 100])
 def test_the_history_is_the_past_and_then_the_log_in_pieces_of_any_size(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
@@ -99,7 +99,7 @@ class Trimming:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("method", ["begin", "past", "read"])
-@pytest.mark.parametrize("most", [1, 2, 100])
+@pytest.mark.parametrize("most", [1, 100])
 def test_an_entry_trimmed_during_a_read_comes_once(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, method: str, count: int, most: int
 ) -> None:

@@ -5,14 +5,25 @@ from __future__ import annotations
 import ctypes
 import grp
 import os
+import stat
 import struct
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.files import doubt_of_path
+import quota
+from quota.common.files import doubt_of_path, make_folder
+from quota.journal.journal import Journal
+from quota.ledger.factory import Identity, open_ledger
+from quota.reports.notify import Notice, notify
+from quota.rules.entry import START, Entry
+from quota.settings.folders import make_state_folder
+from quota.terms.limits import DAY_MS
+from support.commands import Quota
+from support.setup import claim_of, state_at
 from support.users import NOBODY, as_user, needs_root
 
 if TYPE_CHECKING:
@@ -69,7 +80,7 @@ WRITABLE = {
 
 @needs_root
 @pytest.mark.parametrize(("folder", "file"), SOUND.values(), ids=SOUND)
-def test_what_only_the_user_and_root_could_have_written_is_sound(
+def test_a_file_that_only_the_user_and_root_could_write_is_sound(
     base: Path, folder: tuple[int, int, int], file: tuple[int, int, int]
 ) -> None:
     assert doubt(a_file(base, folder, file)) == ""
@@ -77,14 +88,14 @@ def test_what_only_the_user_and_root_could_have_written_is_sound(
 
 @needs_root
 @pytest.mark.parametrize(("folder", "file", "why"), WRITABLE.values(), ids=WRITABLE)
-def test_what_others_could_have_written_is_named(
+def test_a_file_that_others_could_write_is_named(
     base: Path, folder: tuple[int, int, int], file: tuple[int, int, int], why: str
 ) -> None:
     assert why in doubt(a_file(base, folder, file))
 
 
 @needs_root
-def test_a_group_with_somebody_else_in_it_is_not_the_users_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_with_another_member_is_not_the_users_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a web server was added to a user's group, or the user to one of developers."""
     named = {MINE: ["alice"], VOLUMES: []}
     groups = {gid: grp.struct_group((f"g{gid}", "x", gid, members)) for gid, members in named.items()}
@@ -99,7 +110,7 @@ def test_a_group_with_somebody_else_in_it_is_not_the_users_own(base: Path, monke
 
 
 @needs_root
-def test_a_supplementary_group_that_is_somebodys_primary_one_is_not_the_users_own(base: Path) -> None:
+def test_a_supplementary_group_that_is_anothers_primary_group_is_not_the_users_own(base: Path) -> None:
     path = a_file(base, (ME, MINE, 0o755), (ME, NOBODY, 0o664))
     assert "can be written by the group nogroup" in as_user(ME, MINE, [MINE, NOBODY], lambda: doubt_of_path(path))
     assert as_user(ME, NOBODY, [], lambda: doubt_of_path(path)) == ""
@@ -151,7 +162,7 @@ def test_an_access_control_list_may_let_others_write(base: Path) -> None:
 
 
 @needs_root
-def test_what_is_mounted_read_only_is_nobodys_to_change(base: Path) -> None:
+def test_a_read_only_mount_is_sound(base: Path) -> None:
     """A ConfigMap: a folder of root with mode 777, mounted read-only."""
     path = a_file(base, (0, 0, 0o777), (0, 0, 0o644))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -194,3 +205,115 @@ def test_in_a_user_namespace_folders_of_an_unknown_owner_may_be_on_the_way(base:
     mine, of_root = as_user(0, 0, [], inside)
     assert mine == ""
     assert "belongs to nobody, and this is root" in of_root
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], autouse=True)
+def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def modes(base: Path) -> dict[str, int]:
+    """Of all folders below."""
+    return {str(p.relative_to(base)): stat.S_IMODE(p.stat().st_mode) for p in base.rglob("*") if p.is_dir()}
+
+
+def of_a_ledger(folder: Path) -> None:
+    with closing(open_ledger(f"sqlite:///{folder}/ledger.db")) as ledger:
+        state_at(ledger).claim(claim_of("a"))
+
+
+def of_a_journal(folder: Path) -> None:
+    journal = Journal(folder, Identity("", "p"), keep_ms=DAY_MS)
+    journal.write("e", [Entry((5, 5), 1, "units", "videos.list", "", "", "key")])
+    journal.note_whole("e", START, (5, 5))
+    journal.close()
+
+
+def of_a_draw(folder: Path) -> None:
+    draws = Journal(folder, Identity("", "p"), keep_ms=DAY_MS).draws
+    call = Entry(START, 1, "units", "videos.list", "", "", "key")
+    assert draws.draw([call], "", START, now_ms=5, window_ms=DAY_MS, allowance_units=50)
+
+
+def of_the_state(folder: Path) -> None:
+    os.environ["QUOTA_STATE_DIR"] = str(folder)
+    assert make_state_folder() == folder
+
+
+def of_a_session(folder: Path) -> None:
+    os.environ["QUOTA_STATE_DIR"] = str(folder)
+    with quota.open() as session:
+        assert session.budget().charge("videos.list").admitted
+
+
+def of_a_notice(folder: Path) -> None:
+    os.environ["QUOTA_STATE_DIR"] = str(folder)
+    configuration = folder.parents[1] / "notify.toml"
+    configuration.write_text('[notify]\ncommand = ["true"]\n[credentials.main]\napi = "youtube-v3"\nproject = "p"\n')
+    with quota.open(configuration) as session:
+        notify(session, [Notice("refused", "p", "day", "it is full", DAY_MS, here=True)])
+
+
+def of_a_command(folder: Path) -> None:
+    done = Quota(folder.parents[1])("charge", "videos.list", QUOTA_STATE_DIR=str(folder))
+    assert done.returncode == 0, done.stderr
+
+
+def of_the_demo(folder: Path) -> None:
+    """No file of it can be written by others, and only the store be read: it holds what upstream shows to everybody.
+    What others wrote there would be fetched by."""
+    done = Quota(folder.parents[1])("demo", "--keep", str(folder))
+    assert done.returncode == 0, done.stderr
+    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert files.pop("videos.db") == 0o644 & ~umask
+    assert files.pop("quota.toml") == 0o644 & ~umask
+    assert {"demo.key", "ledger.db"} <= files.keys()
+    assert set(files.values()) == {0o600}, files
+
+
+MADE_BY = (
+    *(make_folder, of_a_ledger, of_a_journal, of_a_draw, of_the_state, of_a_session, of_a_notice),
+    *(of_a_command, of_the_demo),
+)
+
+
+@pytest.mark.parametrize("make", MADE_BY)
+def test_every_folder_is_private_and_one_that_is_there_is_left_alone(
+    state_dir: Path, tmp_path: Path, make: object
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there").chmod(0o755)
+    make(tmp_path / "there" / "above" / "folder")  # type: ignore[operator]
+    made = modes(tmp_path)
+    assert made.pop("there") == 0o755
+    assert "there/above/folder" in made
+    assert set(made.values()) == {0o700}
+    (tmp_path / "there" / "above" / "folder").chmod(0o750)
+    make(tmp_path / "there" / "above" / "folder")  # type: ignore[operator]
+    assert modes(tmp_path)["there/above/folder"] == 0o750
+
+
+def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(OSError, match="file"):
+            make_folder(path)
+
+
+def test_a_path_may_be_relative_and_end_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_folder("a/b/")
+    make_folder("a/c/../d")
+    assert set(modes(tmp_path)) == {"a", "a/b", "a/c", "a/d"}
+
+
+def test_a_configuration_can_be_written_by_its_owner_alone(tmp_path: Path) -> None:
+    assert Quota(tmp_path)("init").returncode == 0
+    assert stat.S_IMODE((tmp_path / "quota.toml").stat().st_mode) & 0o022 == 0

@@ -15,8 +15,8 @@ from quota.cli.program import cli
 from quota.common.files import NotAloneError, first_within, open_alone
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit, Policy
-from quota.inbound.storage import open_storage
-from quota.jobs.lock import lock_file
+from quota.inbound.rules import open_storage
+from quota.jobs.places import lock_file
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
 from quota.journal.draws import Draws
@@ -26,8 +26,7 @@ from quota.ledger.files import refuse_others
 from quota.reports.metrics import write_file
 from quota.rules.entry import START, Entry
 from quota.terms.limits import DAY_MS
-from support.claims import claim_of
-from support.setup import state_at
+from support.setup import claim_of, state_at
 from support.users import NOBODY, as_user, needs_root, not_root
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, place: Place) ->
 
 
 @pytest.mark.parametrize("place", PLACES, ids=ids)
-def test_a_link_to_nothing_makes_nothing_there(tmp_path: Path, place: Place) -> None:
+def test_a_dangling_link_creates_no_file(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)
     path.symlink_to(tmp_path / "made")
     if place.makes and not place.beside:
@@ -180,7 +179,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", MADE, ids=[place.use.__name__ for place in MADE])
-def test_what_every_user_may_write_is_refused(tmp_path: Path, place: Place) -> None:
+def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)
     place.use(path)
     if path.exists():
@@ -252,7 +251,7 @@ def test_a_state_folder_of_others_stops_every_command(
 
 
 @needs_root
-def test_check_says_who_could_put_another_folder_in_the_place_of_ours(
+def test_check_names_who_could_replace_our_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a folder that every user may write to, each may rename ours away: the budget would begin anew."""
@@ -281,7 +280,7 @@ def test_a_state_folder_that_others_may_read_is_used(tmp_path: Path, monkeypatch
         assert session.budget().charge("videos.list").admitted
 
 
-def test_a_ledger_through_a_link_of_ones_own_is_used(tmp_path: Path) -> None:
+def test_a_ledger_through_the_users_own_link_is_used(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     a_ledger(tmp_path / "disk" / "ledger.db")
     (tmp_path / "ledger.db").symlink_to("disk/ledger.db")
@@ -291,7 +290,7 @@ def test_a_ledger_through_a_link_of_ones_own_is_used(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_ledger_of_others_is_a_matter_of_the_configuration_and_no_allowance_takes_its_place(tmp_path: Path) -> None:
+def test_a_foreign_ledger_is_a_configuration_error_and_no_allowance_replaces_it(tmp_path: Path) -> None:
     config = tmp_path / "quota.toml"
     config.write_text(
         '[ledger]\nurl = "sqlite:///ledger.db"\nunavailable = { max_cost = 1, allowance = 50 }\n'
@@ -309,7 +308,7 @@ def test_a_ledger_of_others_is_a_matter_of_the_configuration_and_no_allowance_ta
 
 
 @needs_root
-def test_a_ledger_that_becomes_anothers_is_used_no_longer(tmp_path: Path) -> None:
+def test_a_ledger_that_gets_another_owner_is_used_no_longer(tmp_path: Path) -> None:
     with closing(open_ledger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
         state_at(ledger).claim(claim_of("a"))
         os.unlink(tmp_path / "ledger.db")
@@ -319,7 +318,7 @@ def test_a_ledger_that_becomes_anothers_is_used_no_longer(tmp_path: Path) -> Non
             state_at(ledger).claim(claim_of("a"))
 
 
-def test_a_lock_that_may_not_be_made_names_its_file_and_what_to_do(tmp_path: Path, state_dir: Path) -> None:
+def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path, state_dir: Path) -> None:
     state_dir.mkdir(exist_ok=True)
     state_dir.chmod(0o500)
     (tmp_path / "store").mkdir(mode=0o500)
@@ -328,7 +327,7 @@ def test_a_lock_that_may_not_be_made_names_its_file_and_what_to_do(tmp_path: Pat
 
 
 @needs_root
-def test_the_lock_of_a_run_is_its_users_alone(tmp_path: Path, state_dir: Path) -> None:
+def test_only_the_user_can_open_the_lock_of_a_run(tmp_path: Path, state_dir: Path) -> None:
     os.close(lock_file(f"sqlite:///{tmp_path}/videos.db", "trending"))
     (lock,) = state_dir.iterdir()
     os.chown(lock, NOBODY, NOBODY)
@@ -358,7 +357,7 @@ def test_a_journal_of_another_user_is_not_read(tmp_path: Path, caplog: pytest.Lo
 @needs_root
 @pytest.mark.parametrize("moment", ["before it is made", "after it was found", "after it was gone"])
 @pytest.mark.parametrize("kind", ["a file", "a link"])
-def test_what_others_put_there_while_a_file_is_made_is_not_taken_for_it(
+def test_a_file_planted_during_creation_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
 ) -> None:
     """One's own file stands there and is gone again, and somebody is quicker at each step between."""
@@ -409,7 +408,7 @@ def _no_umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_umask")
 @pytest.mark.parametrize("place", MADE, ids=[place.use.__name__ for place in MADE])
-def test_without_a_umask_no_file_is_wider_than_meant(tmp_path: Path, place: Place) -> None:
+def test_an_open_umask_widens_no_file_mode(tmp_path: Path, place: Place) -> None:
     place.use(path_of(place, tmp_path))
     public = {"videos.db", "videos.db-wal", "videos.db-shm", "quota-p.prom", "quota.toml"}
     for path in tmp_path.rglob("*"):
@@ -417,7 +416,7 @@ def test_without_a_umask_no_file_is_wider_than_meant(tmp_path: Path, place: Plac
         assert mode == (0o700 if path.is_dir() else 0o644 if path.name in public else 0o600), path
 
 
-def test_what_others_could_have_made_has_an_error_of_its_own(tmp_path: Path) -> None:
+def test_a_file_of_the_wrong_kind_has_its_own_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_CREAT):
         with pytest.raises(NotAloneError, match="is neither a file nor a folder"):
@@ -428,7 +427,7 @@ def test_what_others_could_have_made_has_an_error_of_its_own(tmp_path: Path) -> 
         )
 
 
-def test_a_pipe_in_the_place_of_a_database_is_not_made_somebodys_alone(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_database_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     with pytest.raises(ConfigError) as refused:
         refuse_others(str(tmp_path / "file"), "ledger")

@@ -18,10 +18,10 @@ from quota.deciding.allowance import Allowance
 from quota.errors import CostExceedsLimit
 from quota.ledger.factory import open_ledger
 from quota.rules.entry import is_reservation
-from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.terms.limits import Calendar, Limit, Selector, View
+from support.books import parse_book
 from support.setup import budget_of, limit
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def test_the_allowance_goes_by_the_price_of_the_day_too(tmp_path: Path) -> None:
         assert (decision.source, decision.cost_units, decision.remaining_units) == ("allowance", 100, 9_900)
 
 
-def test_how_a_budget_stands_goes_by_the_price_of_the_day(setup: Setup) -> None:
+def test_the_state_of_a_budget_uses_the_price_of_the_day(setup: Setup) -> None:
     """A limit that counts uploads alone is full as long as the cheapest of them does not fit."""
     budget = setup.budget(limit(2_000, methods=("videos.insert",)))
     setup.now_ms = CHANGE_MS - 10

@@ -116,7 +116,7 @@ def test_more_kinds_than_are_handed_over_at_once_are_all_counted(setup: Setup) -
     assert len(setup.state.refusals().newest) == MAX_REFUSALS
 
 
-def test_no_more_kinds_are_kept_than_there_is_room(setup: Setup) -> None:
+def test_the_recorder_keeps_a_bounded_number_of_kinds(setup: Setup) -> None:
     budget, recorder = recorded(setup, limit(1))
     refused = budget.charge("videos.list", units=1) and budget.charge("videos.list")
     for n in range(MAX_KINDS + 50):
@@ -126,7 +126,7 @@ def test_no_more_kinds_are_kept_than_there_is_room(setup: Setup) -> None:
     assert sum(calls for _, _, _, calls in counts_of(setup)) == MAX_KINDS + 1
 
 
-def test_a_child_does_not_tell_what_its_parent_was_refused(setup: Setup) -> None:
+def test_a_child_does_not_report_refusals_of_its_parent(setup: Setup) -> None:
     budget, recorder = recorded(setup, limit(1))
     budget.charge("videos.list")
     budget.charge("videos.list")
@@ -141,7 +141,7 @@ def test_a_child_does_not_tell_what_its_parent_was_refused(setup: Setup) -> None
 
 
 @pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
-def test_refusals_whose_hand_over_lost_its_answer_count_once(behind_proxy: tuple[Setup, Proxy], fault: str) -> None:
+def test_refusals_count_once_if_the_answer_is_lost(behind_proxy: tuple[Setup, Proxy], fault: str) -> None:
     setup, proxy = behind_proxy
     budget, recorder = recorded(setup, limit(1))
     budget.charge("videos.list")

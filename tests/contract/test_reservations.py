@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.rules.spent import Spent as Entry
-    from support.loops import Run
+    from support.processes import Run
 
 NOW_MS = 1_795_255_200_000
 
@@ -192,7 +192,7 @@ def test_a_wrong_number_of_units_settles_nothing(world: World, wrong: Any) -> No
     assert world.used() == 7
 
 
-def test_more_than_was_reserved_counts_in_full_and_one_line_a_day_says_so(
+def test_more_than_was_reserved_counts_in_full_and_is_logged_once_a_day(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def over(method: str, units: int) -> None:
@@ -221,7 +221,7 @@ def test_a_bound_that_can_never_fit_raises_as_any_call_does(world: World) -> Non
     assert (world.used(), world.reserved()) == (6_000, (6_000, 0))
 
 
-def test_a_price_is_no_bound_and_neither_is_what_nobody_can_settle(world: World) -> None:
+def test_a_price_is_no_reservation(world: World) -> None:
     """A block that is charged the book's price, a decorated function, `charge`: each costs what it costs."""
 
     @world.budget.spend("chat", units=10)
@@ -236,7 +236,7 @@ def test_a_price_is_no_bound_and_neither_is_what_nobody_can_settle(world: World)
     assert world.used() == 111
 
 
-def test_on_an_event_loop_the_same_is_awaited(world: World, run: Run) -> None:
+def test_reservations_work_on_an_event_loop(world: World, run: Run) -> None:
     async def main() -> None:
         async with quota.open_async(world.config) as q:
             budget = q.budget()
@@ -298,7 +298,7 @@ def test_a_price_becomes_a_bound_on_its_day(world: World) -> None:
 # -- whatever becomes of the ledger ------------------------------------------------------------------------------------
 
 
-def test_the_status_and_the_page_say_what_is_reserved(world: World) -> None:
+def test_the_status_and_the_page_show_reserved_units(world: World) -> None:
     with world.budget.spend("chat", units=3_000):
         pass
     with world.budget.spend("chat", units=2_000) as call:

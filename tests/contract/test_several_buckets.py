@@ -20,8 +20,8 @@ from quota.ledger.factory import open_ledger
 from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.rules.entry import END
 from quota.rules.facts import Exhaustion
-from quota.settings.books import parse_book
 from quota.terms.limits import HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from support.books import parse_book
 from support.setup import budget_of as any_budget_of
 from support.setup import ids_of, limit
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from quota.budget import Budget
     from quota.ledger.log import Log
     from quota.rules.spent import Spent as Entry
-    from support.loops import Run
+    from support.processes import Run
     from support.setup import Setup
 
 FORGE = parse_book(
@@ -105,7 +105,7 @@ def test_a_call_of_two_buckets_is_one_decision_and_two_charges(setup: Setup) -> 
     assert second.key == f"{first.key}+1"
 
 
-def test_either_bucket_refuses_it_and_then_neither_is_charged(setup: Setup) -> None:
+def test_either_bucket_may_refuse_a_call_and_then_neither_is_charged(setup: Setup) -> None:
     budget = budget_of(setup)
     for _ in range(4):
         assert budget.charge("write").admitted
@@ -129,7 +129,7 @@ def test_a_peek_sees_all_buckets_and_changes_nothing(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("bucket", ["core", "points"])
-def test_a_bucket_that_upstream_closed_closes_it(setup: Setup, bucket: str) -> None:
+def test_a_closed_bucket_closes_a_call_of_two_buckets(setup: Setup, bucket: str) -> None:
     budget = budget_of(setup)
     closed = Exhaustion(bucket, setup.now_ms, setup.now_ms + 1_000, "said so", "the test")
     setup.state.exhaust(closed)
@@ -137,7 +137,7 @@ def test_a_bucket_that_upstream_closed_closes_it(setup: Setup, bucket: str) -> N
     assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("exhausted", bucket, closed.until_ms)
 
 
-def test_a_limit_that_counts_calls_counts_one_for_each_bucket_it_counts(setup: Setup) -> None:
+def test_a_limit_of_calls_counts_a_call_once_per_counted_bucket(setup: Setup) -> None:
     budget = budget_of(setup, CALLS, EVERYTHING)
     assert [(one.name, one.cost_units) for one in budget.charge("write").limits] == [("calls", 1), ("all", 2)]
     assert used(budget) == {"calls": 1, "all": 2}
@@ -148,7 +148,7 @@ def test_a_call_never_fits_if_one_part_never_fits(setup: Setup) -> None:
         budget_of(setup, CORE, limit(4, MINUTE_MS, name="points", buckets=("points",))).charge("write")
 
 
-def test_units_of_the_caller_are_those_of_the_first_bucket(setup: Setup) -> None:
+def test_units_of_the_caller_are_for_the_first_bucket(setup: Setup) -> None:
     budget = budget_of(setup)
     assert [one.cost_units for one in budget.charge("write", units=8).limits] == [8, 5]
     assert [(one.bucket, one.units) for one in log(setup)] == [("core", 8), ("points", 5)]
@@ -163,7 +163,7 @@ def test_an_unknown_method_costs_the_default_of_its_verb_in_all_buckets(setup: S
 # -- together with others ----------------------------------------------------------------------------------------------
 
 
-def test_calls_together_have_an_id_each(setup: Setup) -> None:
+def test_each_call_of_a_batch_has_an_id(setup: Setup) -> None:
     budget = budget_of(setup, CORE, POINTS, EVERYTHING)
     decisions = budget.charge_many(["read", "status", ("search", 3), "write"])
     entries = [f"{one.id[0]}-{one.key}" for one in log(setup)]
@@ -177,7 +177,7 @@ def test_calls_together_have_an_id_each(setup: Setup) -> None:
     assert used(budget) == {"core": 2, "points": 9, "all": 5}
 
 
-def test_more_charges_than_fit_into_one_step_are_an_error_of_one_line(setup: Setup) -> None:
+def test_too_many_charges_for_a_step_are_one_line(setup: Setup) -> None:
     budget = budget_of(setup, limit(1_000, HOUR_MS, name="core", buckets=("core",)))
     assert len(budget.charge_many(["read"] * 50)) == 50
     with pytest.raises(UsageError) as error:
@@ -194,7 +194,7 @@ def test_more_charges_than_fit_into_one_step_are_an_error_of_one_line(setup: Set
 # -- given back --------------------------------------------------------------------------------------------------------
 
 
-def test_a_refund_gives_back_all_of_it_and_may_be_repeated(setup: Setup) -> None:
+def test_a_refund_returns_all_parts_and_may_be_repeated(setup: Setup) -> None:
     budget = budget_of(setup)
     charge_id = budget.charge("write").id or ""
     budget.charge("read")
@@ -220,7 +220,7 @@ def test_a_refund_corrects_all_of_its_charges_in_one_step(setup: Setup) -> None:
     assert second == (first_ms, first + 1), "entries of one append follow each other"
 
 
-def test_to_settle_sets_the_first_bucket_and_leaves_the_others(setup: Setup) -> None:
+def test_settle_sets_the_first_bucket_and_leaves_the_others(setup: Setup) -> None:
     budget = budget_of(setup)
     charge_id = budget.charge("write").id or ""
     assert budget.settle(charge_id, 7).units == 1
@@ -236,7 +236,7 @@ def test_an_attempt_that_never_left_is_refunded_in_all_buckets(setup: Setup) -> 
 
 
 @pytest.mark.parametrize("wrong", ["{}+", "+{}", "{}+x", "{}++{}", "+".join(["{}"] * 102), "{}+1-999", "+", "{} {}"])
-def test_an_id_that_cannot_be_right_changes_nothing(setup: Setup, wrong: str) -> None:
+def test_an_invalid_id_changes_nothing(setup: Setup, wrong: str) -> None:
     budget = budget_of(setup)
     first, second = (budget.charge("write").id or "").split("+")
     with pytest.raises(UnknownCharge, match="has no charge"):
@@ -278,7 +278,7 @@ def test_a_free_call_needs_no_ledger(setup: Setup) -> None:
 # -- while the ledger does not answer ----------------------------------------------------------------------------------
 
 
-def test_it_is_drawn_on_the_allowance_and_handed_over_and_refunded_as_one(setup: Setup, tmp_path: Path) -> None:
+def test_a_call_of_two_buckets_is_drawn_handed_over_and_refunded_whole(setup: Setup, tmp_path: Path) -> None:
     """Two processes of one machine: the first does not reach the ledger, and the second hands over what it drew."""
 
     def budget_over(ledger: Log) -> Budget:

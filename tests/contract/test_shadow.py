@@ -27,7 +27,7 @@ def shadow(units: int, window_ms: int = DAY_MS, **fields: Any) -> Limit:
     return replace(limit(units, window_ms, **{"name": "trial", **fields}), shadow=True)
 
 
-def test_it_counts_on_beyond_its_number_and_refuses_nobody(setup: Setup) -> None:
+def test_a_shadow_limit_counts_beyond_its_number_and_refuses_nothing(setup: Setup) -> None:
     budget = setup.budget(limit(5), shadow(3, HOUR_MS))
     decisions = [budget.charge("videos.list") for _ in range(6)]
     assert [one.admitted for one in decisions] == [True] * 5 + [False]
@@ -39,7 +39,7 @@ def test_it_counts_on_beyond_its_number_and_refuses_nobody(setup: Setup) -> None
     assert decisions[5].retry_at_ms == setup.now_ms + DAY_MS, "no shadow delays a call"
 
 
-def test_a_peek_says_what_it_would_do(setup: Setup) -> None:
+def test_a_peek_shows_what_a_shadow_limit_would_refuse(setup: Setup) -> None:
     budget = setup.budget(limit(500), shadow(2))
     assert budget.peek("videos.list").would_refuse == ()
     budget.charge("videos.list", units=2)
@@ -76,7 +76,7 @@ def test_each_job_may_have_a_shadow_and_leave_something_in_it(setup: Setup) -> N
     assert budget.charge("videos.list", job="b").would_refuse == ()
 
 
-def test_decisions_are_those_without_shadows_and_say_what_the_limit_would_have_refused(setup: Setup) -> None:
+def test_shadow_limits_change_no_decision_and_show_what_they_would_refuse(setup: Setup) -> None:
     """Random calls beside a count by hand."""
     r, enforced, trial = Random(7), limit(60, HOUR_MS), shadow(25, HOUR_MS)
     budget, log = setup.budget(enforced, trial), list[tuple[int, int]]()
@@ -104,7 +104,7 @@ def session(ledger_url: str, state_dir: Path, setup: Setup) -> Session:
     return Session(given_settings(tables), clock=lambda: setup.now_ms)
 
 
-def test_status_spend_metrics_and_log_tell_it(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+def test_status_spend_metrics_and_log_show_a_shadow_refusal(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     from quota.reports.status import read_status
 
     caplog.set_level(logging.INFO, "quota")

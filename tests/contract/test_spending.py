@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import Budget, project_of
+from quota.cli.render import render_status
 from quota.deciding import project as project_module
 from quota.deciding.recorder import Recorder
 from quota.ledger.factory import open_ledger
@@ -19,6 +21,7 @@ from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota
+from support.explaining import shown_lines
 from support.setup import budget_of, limit
 
 if TYPE_CHECKING:
@@ -107,7 +110,7 @@ def test_refusals_are_summed_since_an_hour_and_since_the_beginning(setup: Setup)
     assert read_sums(project)[1] == [("day", "nightly", "limit", 2)]
 
 
-def test_the_command_says_so_in_one_line(ledger_url: str, tmp_path: Path) -> None:
+def test_the_command_names_in_one_line_where_the_charges_begin(ledger_url: str, tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(f'[ledger]\nurl = "{ledger_url}"\n[credentials.main]\napi = "youtube-v3"\n')
     end_ms = time.time_ns() // 1_000_000
@@ -152,13 +155,13 @@ RESETS = [
 
 @pytest.mark.parametrize(("api", "window", "resets"), RESETS)
 def test_a_reset_is_upstreams_own_or_none(state_dir: Path, tmp_path: Path, api: str, window: str, resets: bool) -> None:
-    quota = Quota(tmp_path)
-    quota.configure(
+    Quota(tmp_path).configure(
         f'[credentials.main]\napi = "{api}"\n[[credentials.main.limits]]\nname = "it"\nunits = 100\nwindow = {window}\n'
     )
     midnight_ms = 1_795_334_400_000  # on the Pacific coast, 08:00 in UTC
     with Session(load_settings(), clock=lambda: midnight_ms - 1) as session:
-        (row,) = read_status(session).credentials[0].limits
+        status = read_status(session)
+    (row,) = status.credentials[0].limits
     assert (row.resets_ms, row.zone) == ((midnight_ms, "America/Los_Angeles") if resets else (None, None))
-    assert (quota.json("status")["credentials"][0]["limits"][0]["resets_at"] is not None) is resets
-    assert ("upstream resets" in quota("status").stdout) is resets
+    assert ('"resets_at": null' not in json.dumps(status.as_json())) is resets
+    assert ("upstream resets" in " ".join(shown_lines(render_status(status)))) is resets

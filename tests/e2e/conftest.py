@@ -1,21 +1,51 @@
-"""What the tests of the programs in lua/README.md share."""
+"""What several folders of these tests share."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import fcntl
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
+from support.commands import Quota
+from support.emulator import Emulator
 from support.servers import immortal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from support.servers import RedisServer
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    """The command line, in a folder without a configuration."""
+    return Quota(tmp_path)
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def shared(redis_server: RedisServer) -> str:
+    """The url of a server that knows no ledger and no script."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        client.script_flush()
+    return redis_server.url
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty ledger of each kind is."""
+    url: str = request.getfixturevalue("shared") if request.param == "redis" else f"sqlite:///{tmp_path}/ledger.db"
+    return url
 
 
 @pytest.fixture
@@ -32,6 +62,24 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder in which somebody ran `quota ledger scripts scripts`."""
     folder = tmp_path_factory.mktemp("home")
-    command = [sys.executable, "-m", "quota", "ledger", "scripts", "scripts"]
-    subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
+    assert Quota(folder)("ledger", "scripts", "scripts").returncode == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Has a function fill a folder, once for all workers of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    folders = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, new = folders / name, folders / f"{name}-new"
+        with (folders / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                new.mkdir()
+                fill(new)
+                new.rename(folder)
+        return folder
+
+    return made

@@ -7,10 +7,10 @@ lost, and what works without the file works.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
+import subprocess
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,18 @@ from quota.common.sqlite_file import DEADLINE_S
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
 from quota.ledger.sqlite_log import SqliteLog
-from support.commands import one_line
+from support.commands import Quota, one_line
+from support.configurations import limited
 from support.disks import fill, small_disk
 from support.installation import Installation
+from support.processes import in_child
 from support.users import not_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from support.forked import Forked
 
 CONFIG = """
 [ledger]
@@ -89,20 +94,14 @@ class Machine(Installation):
         self.folder.chmod(0o755)
         (self.folder / "quota.toml").chmod(0o644)
 
-    def as_nobody(self, work: Callable[[], object]) -> Any:
+    def as_nobody(self, work: Callable[[], Any]) -> Any:
         """What `work` gives when somebody else than root does it, in a process of its own."""
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                with not_root():
-                    os.write(writer, json.dumps(work()).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        os.waitpid(child, 0)
-        with os.fdopen(reader) as pipe:
-            return json.load(pipe)
+
+        def without_rights() -> Any:
+            with not_root():
+                return work()
+
+        return in_child(without_rights)
 
 
 @pytest.fixture
@@ -280,10 +279,59 @@ def test_a_lock_beside_the_store_is_one_line(machine: Machine) -> None:
     assert "set QUOTA_STATE_DIR" in lines[0]
 
 
-def test_without_any_place_for_its_lock_nothing_is_run(machine: Machine) -> None:
+def test_a_run_without_a_place_for_its_lock_does_not_start(machine: Machine) -> None:
     machine.quota.configure(
         (machine.folder / "quota.toml").read_text().replace(str(machine.folder / "store"), "/proc/no")
     )
     machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
     assert "set QUOTA_STATE_DIR to another folder" in one_line(machine.quota("run", "t"), 78)
     assert machine.requests == 0
+
+
+# -- files beside the ledger's, deleted while processes have them open -------------------------------------------------
+
+LIMIT = 60
+CHARGER = """
+import sys, time, quota
+with quota.open() as session:
+    for line in sys.stdin:
+        time.sleep(0.002)  # the answer is as old as that of a process that has its requests to make
+        print(session.budget().charge("videos.list").reason, flush=True)
+"""
+
+
+@pytest.mark.parametrize("deleted", [("-shm",), ("-wal",), ("-wal", "-shm")], ids="+".join)
+@pytest.mark.parametrize("restored", [False, True], ids=["", "restored"])
+def test_files_deleted_beside_an_open_ledger_split_it_for_nobody(
+    tmp_path: Path, deleted: tuple[str, ...], restored: bool
+) -> None:
+    command = Quota(tmp_path)
+    command.configure(limited(LIMIT))
+    with ExitStack() as stack:
+
+        def charger() -> subprocess.Popen[str] | Forked:
+            return stack.enter_context(command.start(script=CHARGER, stdin=subprocess.PIPE))
+
+        def charge(process: subprocess.Popen[str] | Forked) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        chargers = [charger(), charger()]
+        reasons = [charge(process) for process in chargers]
+        if restored:
+            command.shell("cp ledger.db copy")
+            reasons += [charge(process) for process in chargers]
+            command.shell("cp copy ledger.db")  # into the same file, so its inode stays
+        for suffix in deleted:
+            (tmp_path / f"ledger.db{suffix}").unlink()
+        chargers.append(charger())
+        for _ in range(LIMIT):
+            reasons += [charge(process) for process in reversed(chargers)]
+        assert reasons.count("ok") == LIMIT
+        assert set(reasons) <= {"ok", "limit", "ledger-unavailable"}
+        assert reasons[-3:] == ["limit"] * 3
+        (limit,) = command.json("status")["credentials"][0]["limits"]
+        assert limit["used_units"] == LIMIT

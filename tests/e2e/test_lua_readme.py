@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from e2e.inbound.test_other_languages import SEND
+from e2e.inbound.test_examples import SEND
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_log import keys_of, script
 from quota.rules.facts import Exhaustion
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
+from support.commands import Quota
 from support.proxy import Proxy
 from support.setup import budget_of, state_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from support.servers import RedisServer
 
@@ -179,24 +180,20 @@ def php(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def go(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[str]:
     """As `php`, compiled."""
     path = shutil.which("go")
     if path is None or not (GO_PACKAGES / "src/github.com/gomodule/redigo").is_dir():
         pytest.skip("no go, or no redigo; on Debian: apt-get install golang-go golang-github-gomodule-redigo-dev")
-    folder = tmp_path_factory.mktemp("go")
-    program = example("charge.go")
-    assert program.count(GO_WALLS) == 1
-    (folder / "charge.go").write_text(program.replace(GO_WALLS, GO_WALLS_OF_THE_TEST), encoding="utf-8")
-    env = {
-        **os.environ,
-        "GO111MODULE": "off",
-        "GOPATH": str(GO_PACKAGES),
-        "GOCACHE": str(folder / "cache"),
-        "CGO_ENABLED": "0",
-    }
-    subprocess.run([path, "build", "charge.go"], cwd=folder, env=env, timeout=600, check=True)
-    return [str(folder / "charge")]
+
+    def build(folder: Path) -> None:
+        program = example("charge.go")
+        assert program.count(GO_WALLS) == 1
+        (folder / "charge.go").write_text(program.replace(GO_WALLS, GO_WALLS_OF_THE_TEST), encoding="utf-8")
+        env = {"GO111MODULE": "off", "GOPATH": str(GO_PACKAGES), "GOCACHE": str(folder / "cache"), "CGO_ENABLED": "0"}
+        subprocess.run([path, "build", "charge.go"], cwd=folder, env=os.environ | env, timeout=600, check=True)
+
+    return [str(made_once("go", build) / "charge")]
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +294,7 @@ def test_they_end_with_an_error_where_two_answers_do_not_come_in_time(
     assert "ADMITTED" not in done.stdout
 
 
-def test_what_the_server_refuses_is_an_error_that_names_it_and_is_not_asked_again(
+def test_an_error_of_the_server_is_named_and_not_retried(
     server: RedisServer, client: redis.Redis, connecting: list[str], home: Path
 ) -> None:
     charge(client, "tick0900-1")
@@ -337,15 +334,7 @@ with quota.open() as session:
 def test_python_needs_no_script_but_the_same_limit(server: RedisServer, client: redis.Redis, home: Path) -> None:
     (home / "quota.toml").write_text(SETTINGS.replace(":6379", f":{server.port}"), encoding="utf-8")
     charge(client, "tick0900-1")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=home,
-        env={**os.environ, "YOUTUBE_API_KEY": "key", "QUOTA_STATE_DIR": str(home / "state")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = Quota(home)(script=PROGRAM, YOUTUBE_API_KEY="key")
     assert (done.stdout, done.stderr, done.returncode) == ("True 9300\n", "", 0)
     assert charge(client, "tick0900-2")[4] == 300
 
@@ -353,9 +342,7 @@ def test_python_needs_no_script_but_the_same_limit(server: RedisServer, client: 
 # -- what it says of the ledger ----------------------------------------------------------------------------------------
 
 
-def test_what_other_programs_charged_comes_back_after_the_server_was_emptied(
-    client: redis.Redis, budget: Budget
-) -> None:
+def test_charges_of_other_programs_come_back_after_a_flush(client: redis.Redis, budget: Budget) -> None:
     epoch = charge(client, "tick0900-1")[3]
     assert budget.usage()[0].used_units == 100
     client.flushall()

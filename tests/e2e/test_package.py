@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -12,10 +11,14 @@ import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from quota.jobs.emulator import Emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
@@ -43,21 +46,18 @@ regions = ["DE"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from it. One for all workers of a test run."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "package"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "dist").exists():
-            source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*NOT_SHIPPED))
-            done = run(sys.executable, "-m", "build", "--outdir", str(folder / "made"), str(source), cwd=folder)
-            said = (done.stdout + done.stderr).splitlines()
-            warned = [x for x in said if re.search(r"(?i)\bwarning|deprecat", x) and "Location 'file:" not in x]
-            assert warned == []  # pip's own about a mirror that is not there are not the package's
-            (folder / "made").rename(folder / "dist")
-    return folder / "dist"
+def built(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """A folder with the sdist, and the wheel that was built from it. `make release` builds them in an environment of
+    their own."""
+
+    def build(folder: Path) -> None:
+        source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*NOT_SHIPPED))
+        command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(source))
+        done = run(*command, cwd=folder)
+        lines = (done.stdout + done.stderr).splitlines()
+        assert [line for line in lines if re.search(r"(?i)\bwarning|deprecat", line)] == []
+
+    return made_once("package", build) / "dist"
 
 
 def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

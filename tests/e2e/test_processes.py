@@ -26,20 +26,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-import redis
 from tenacity import wait_none
 
 import quota
 from quota.reports.status import read_status
+from support.configurations import both_windows
 from support.emulator import Emulator
 from support.installation import Installation
-from support.killed import KILLED, killed_anywhere
+from support.processes import KILLED, killed_anywhere
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from quota.jobs.job import RunReport
-    from support.servers import RedisServer
 
 KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "8"))
 REGIONS = ["US", "DE"]
@@ -49,17 +46,6 @@ ITEMS = 50
 
 CALLS_IN_A_TICK = 7_000
 """Of functions of ours, without the store's."""
-
-LIMITS = """
-[[credentials.main.limits]]
-name = "day"
-units = {units}
-window = "24h"
-[[credentials.main.limits]]
-name = "pacific-day"
-units = {units}
-window = {{ calendar = "day", zone = "America/Los_Angeles" }}
-"""
 
 
 class Machine(Installation):
@@ -72,16 +58,13 @@ class Machine(Installation):
         self.ledger = ledger
 
     def configure(self, *, units: int = 9_500, unavailable: str = "") -> None:
+        credential = f'key = "file:key"\nendpoint = "{self.upstream.address}"'
         (self.folder / "quota.toml").write_text(
             f"""
 [ledger]
 url = "{self.ledger}"
 {f"unavailable = {unavailable}" if unavailable else ""}
-[credentials.main]
-api = "youtube-v3"
-key = "file:key"
-endpoint = "{self.upstream.address}"
-{LIMITS.format(units=units)}
+{both_windows(units, credential=credential)}
 [store]
 url = "sqlite:///videos.db"
 [jobs.t]
@@ -128,19 +111,11 @@ regions = {json.dumps(REGIONS)}
                     assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def machine(request: pytest.FixtureRequest, tmp_path: Path, state_dir: Path) -> Iterator[Machine]:
-    url = "sqlite:///ledger.db"
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("redis_server")
-        url = server.url
-        with redis.Redis(port=server.port) as client:
-            client.flushall()
-            client.script_flush()
-    with Emulator() as upstream:
-        made = Machine(tmp_path, url, upstream)
-        made.configure()
-        yield made
+@pytest.fixture
+def machine(ledger_url: str, upstream: Emulator, tmp_path: Path, state_dir: Path) -> Machine:
+    machine = Machine(tmp_path, ledger_url, upstream)
+    machine.configure()
+    return machine
 
 
 # -- killed at an exact step -------------------------------------------------------------------------------------------
@@ -233,7 +208,7 @@ def test_a_tick_killed_at_any_step_loses_nothing_and_the_next_one_goes_on(machin
     machine.check_nothing_is_lost_or_doubled(kills=1)
 
 
-@pytest.mark.parametrize("machine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("ledger_url", ["sqlite"], indirect=True)
 @steps(*IN_SQLITE)
 def test_a_tick_killed_inside_the_embedded_ledger_goes_on(machine: Machine, step: Step) -> None:
     """What was not committed was not charged, and its request has not left."""
@@ -243,7 +218,7 @@ def test_a_tick_killed_inside_the_embedded_ledger_goes_on(machine: Machine, step
     machine.check_nothing_is_lost_or_doubled(kills=0)
 
 
-@pytest.mark.parametrize("machine", ["redis"], indirect=True)
+@pytest.mark.parametrize("ledger_url", ["redis"], indirect=True)
 @steps(*IN_REDIS)
 def test_a_tick_killed_while_the_shared_ledger_answers_goes_on(machine: Machine, step: Step) -> None:
     killed_at(machine, step)

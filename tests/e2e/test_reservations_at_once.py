@@ -66,7 +66,7 @@ def work(target: Any, *row: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_never_is_more_reserved_and_used_than_the_limit(
+def test_reserved_and_used_units_never_exceed_the_limit(
     kind: str, state_dir: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"

@@ -43,20 +43,20 @@ def _everything(quota: Quota, *outputs: str) -> str:
     return "\n".join(seen)
 
 
-@pytest.mark.parametrize(("where", "level"), [("env:YOUTUBE_API_KEY", "debug"), ("file:the-key", "")])
 @pytest.mark.parametrize(
-    ("key", "fault", "status"),
+    ("where", "level", "key", "fault", "status"),
     [
-        ("AIzaSyThisIsTheSecretOfTheTests_0123456", None, 0),
-        ("not~of.the+usual/shape", None, 0),
-        ("invalid-AIzaSyThisIsTheSecretOfTheTests", None, 78),
-        ("disabled-AIzaSyThisIsTheSecretOfTheTest", None, 78),
-        ("AIzaSyThisIsTheSecretOfTheTests_0123456", "exhaust", 0),
-        ("AIzaSyThisIsTheSecretOfTheTests_0123456", "truncate", 0),
+        ("env:YOUTUBE_API_KEY", "debug", "AIzaSyThisIsTheSecretOfTheTests_0123456", None, 0),
+        ("file:the-key", "debug", "not~of.the+usual/shape", None, 0),
+        ("env:YOUTUBE_API_KEY", "", "not~of.the+usual/shape", None, 0),
+        ("file:the-key", "", "invalid-AIzaSyThisIsTheSecretOfTheTests", None, 78),
+        ("env:YOUTUBE_API_KEY", "debug", "disabled-AIzaSyThisIsTheSecretOfTheTest", None, 78),
+        ("file:the-key", "debug", "AIzaSyThisIsTheSecretOfTheTests_0123456", "exhaust", 0),
+        ("env:YOUTUBE_API_KEY", "debug", "AIzaSyThisIsTheSecretOfTheTests_0123456", "truncate", 0),
     ],
 )
 def test_the_key_is_seen_nowhere(
-    tmp_path: Path, level: str, where: str, key: str, fault: str | None, status: int
+    tmp_path: Path, where: str, level: str, key: str, fault: str | None, status: int
 ) -> None:
     quota = Quota(tmp_path)
     (tmp_path / "the-key").write_text(f"{key}\n")

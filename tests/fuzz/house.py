@@ -24,7 +24,7 @@ from quota.common.clock import host_clock
 from quota.dashboard.app import make_app as make_page
 from quota.errors import LedgerError, UnknownCharge
 from quota.inbound.configured import load_rules
-from quota.inbound.storage import opened
+from quota.inbound.rules import opened
 from quota.jobs.api.app import make_app as make_api
 from quota.jobs.runner import run_job
 from quota.journal.files import framed, unframed
@@ -34,7 +34,7 @@ from quota.rules.entry import Entry
 from quota.rules.facts import Compared, Grant
 from quota.rules.refusals import RefusalCount
 from quota.terms.limits import DAY_MS, HOUR_MS
-from support.claims import claim_of
+from support.setup import claim_of
 
 if TYPE_CHECKING:
     import pytest

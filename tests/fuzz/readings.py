@@ -21,7 +21,7 @@ from quota.reports.spending import SPEND_FIELDS, read_charges, read_refusals, re
 from quota.reports.status import read_status
 from quota.rules.refusals import RefusalCount
 from quota.terms.limits import DAY_MS, HOUR_MS
-from support.claims import claim_of
+from support.setup import claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

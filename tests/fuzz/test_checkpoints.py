@@ -136,7 +136,7 @@ def _cursor(r: Input, job: str) -> bytes:
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.usefixtures("_upstream")
-def test_a_store_with_damaged_bytes_answers_or_says_so(part: int) -> None:
+def test_a_damaged_store_answers_or_is_one_line(part: int) -> None:
     """Flipped bytes anywhere in the file: search, a pass and the clean-up work, or raise StoreError."""
 
     def attempt(r: Input) -> None:

@@ -28,14 +28,14 @@ OPTIONS = {
     "exec": ("--auto", "--summary", "--units", "--credential", "--job", "--region", "--config"),
     "status": ("--check", "--json", "--config"),
     "spend": ("--by", "--since", "--limit", "--job", "--format", "--credential", "--json", "--config"),
-    "reopen": ("--because", "--credential", "--config"),
+    "reopen": ("--because", "--dry-run", "--credential", "--config"),
     "costs": ("--format", "--credential", "--json", "--config"),
     "init": ("--force",),
     "check": ("--json", "--config"),
     "prove": ("--json",),
     "run": ("--region", "--fail-on-refusal", "--json", "--config"),
     "plan": ("--days", "--from", "--may-be-refused", "--json", "--config"),
-    "search": ("--region", "--limit", "--json", "--config"),
+    "search": ("--job", "--region", "--limit", "--json", "--config"),
 }
 ARGUMENTS = {
     "charge": ("videos.list",), "peek": ("search.list",), "refund": ("1795233255077-0",), "exec": ("videos.list",),
@@ -67,7 +67,7 @@ VALUES = {
     "--may-be-refused": ("trending", "other", "\udcff"),
     "--limit": ("1", "0", "1000", "1001", "9" * 30),
 }
-FLAGS = ("--auto", "--summary", "--json", "--check", "--force", "--fail-on-refusal")
+FLAGS = ("--auto", "--summary", "--json", "--check", "--dry-run", "--force", "--fail-on-refusal")
 WORDS = (
     "videos.list", "youtube.search.list", "search", "trending", "other", "main", "US", "DE", "units", "quota.toml",
     "1795233255077-0", "allowance-1", "day,job", "method", "hour", "7d", "2026-11-01", "9999-12-31", "0001-01-01",
@@ -141,7 +141,7 @@ def test_any_arguments_end_in_a_documented_status(
     ],
 )
 @pytest.mark.usefixtures("_here")
-def test_what_would_go_on_for_ever_fails_as_well(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_command_fails(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = _quota(monkeypatch, args)
     assert status in (2, 78)
     _check_streams(status, out, err)
@@ -175,7 +175,7 @@ def test_what_would_go_on_for_ever_fails_as_well(args: list[str], monkeypatch: p
     ],
 )
 @pytest.mark.usefixtures("_here")
-def test_what_once_failed_otherwise(args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_once_failed(args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _quota(monkeypatch, args)[0::2] == (status, said.encode())
     with quota.open("quota.toml") as session:
         assert {state.used_units for state in session.budget().usage()} == {1}, "nothing more was charged"

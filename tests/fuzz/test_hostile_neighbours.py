@@ -42,7 +42,7 @@ def upstream(tmp_path: Path, state_dir: Path, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whatever_stands_in_a_row_is_shown_or_named(part: int, upstream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_row_content_is_shown_or_named(part: int, upstream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House("sqlite:///ledger.db", "sqlite:///inbound.db", upstream)
 
     def attempt(r: Input) -> None:
@@ -74,7 +74,7 @@ def test_no_text_of_a_row_moves_the_cursor(name: str, upstream: str, monkeypatch
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whatever_stands_in_a_key_is_shown_or_named(
+def test_any_key_content_is_shown_or_named(
     part: int, upstream: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redis.Redis(port=redis_server.port) as client:

@@ -88,7 +88,7 @@ def files(tmp_path: Path, state_dir: Path) -> Files:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_damaged_ledger_decides_or_says_so(part: int, files: Files) -> None:
+def test_a_damaged_ledger_decides_or_is_one_line(part: int, files: Files) -> None:
     def attempt(r: Input) -> None:
         good = r.choice((files.with_wal, files.clean))
         files.put(good, journal=r.random() < 0.5)
@@ -131,7 +131,7 @@ def test_ids_that_no_journal_knows_are_not_asked_for_without_end(files: Files) -
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_damaged_journal_decides_or_says_so(part: int, files: Files) -> None:
+def test_a_damaged_journal_decides_or_is_one_line(part: int, files: Files) -> None:
     """While the ledger has all of it, has lost some of it, or cannot answer; and while a draw is owed."""
 
     def attempt(r: Input) -> None:

@@ -53,7 +53,7 @@ def test_a_charge_that_is_dated_3000_years_ahead_is_waited_for_at_once(
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_what_other_programs_wrote_is_answered_or_named(
+def test_foreign_data_is_answered_or_named(
     part: int, redis_server: RedisServer, tmp_path: Path, state_dir: Path
 ) -> None:
     (tmp_path / "quota.toml").write_text(CONFIG.format(redis_server.url))

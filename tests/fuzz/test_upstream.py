@@ -16,8 +16,8 @@ import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.clients.discovery import batched_answers
-from quota.clients.failures import Answer as Failed
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
+from quota.clients.upstream_errors import Answer as Failed
 from quota.common.log_lines import RedactingFilter
 from quota.common.redact import redact, register
 from quota.common.text import printable

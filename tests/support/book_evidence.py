@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from quota.clients.upstream import upstream_of
 from quota.common.clock import NEVER
 from quota.terms.api import Hosts
+from support.books import price_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def _requests(book: CostBook, requests: list[dict[str, Any]]) -> Iterator[str]:
         if method is None:
             price = book.default_price(row["request"].partition(" ")[0])
         elif method in book.methods:
-            price = book.price(method, date.fromisoformat(row["on"]) if "on" in row else None)
+            price = price_on(book, method, date.fromisoformat(row["on"])) if "on" in row else book.price(method)
         else:
             yield f"{said}: no method {method}"
             continue

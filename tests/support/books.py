@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from quota.settings.books import parse_book
-from quota.terms.costs import CostBook
+from datetime import date
+
+from quota.settings.books import book_of
+from quota.settings.toml import parse_toml
+from quota.terms.costs import CostBook, Price
+
+
+def parse_book(text: str, name: str) -> CostBook:
+    """A cost book from TOML text. `name` is the book's name, also in messages."""
+    return book_of(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
+
+
+def price_on(book: CostBook, method: str, day: date) -> Price:
+    """The price of a method on a day."""
+    prices = book.methods[book.canonical(method)]
+    return next((price for price in reversed(prices) if price.since <= day), prices[0])
+
 
 BOOK: CostBook = parse_book(
     """

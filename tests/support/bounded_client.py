@@ -3,7 +3,6 @@ says how that ended and how much memory it took."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import resource
 import sys
@@ -12,18 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import httpx
-import requests
-
 import quota
-from quota.clients.aiohttp import aiohttp_middleware
-from quota.clients.httpx import httpx_async_transport, httpx_transport
-from quota.clients.requests import requests_adapter
 from quota.reconcile.monitoring import read_figures
 from quota.reports.notify import _send
+from support.http_clients import Aiohttp, AsyncHttpx, Httpx, Requests
 
 SPARE_BYTES = 200_000_000
+CLIENTS: dict[str, Any] = {"requests": Requests, "httpx": Httpx, "async httpx": AsyncHttpx, "aiohttp": Aiohttp}
 Ask = Callable[[str], object]
 
 
@@ -34,7 +28,6 @@ def memory_bytes(what: str) -> int:
 
 def client(kind: str, session: quota.Session, address: str) -> Ask:
     """What asks `address` for a target. The body of an answer that is no error is read, as far as the client goes."""
-    budget, hosts = session.budget(), [address.removeprefix("http://")]
     if kind == "google":
         youtube = session.google(max_body_mb=1, max_answer_s=2, max_items=100, timeout_s=2)
 
@@ -53,44 +46,8 @@ def client(kind: str, session: quota.Session, address: str) -> Ask:
         return with_monitoring
     if kind == "notify":
         return lambda target: _send(f"{address}/{target}", b"{}", 2)
-    if kind == "requests":
-        plain = requests.Session()
-        plain.trust_env = False
-        plain.mount("http://", requests_adapter(budget, "videos.list", hosts=hosts))
-
-        def with_requests(target: str) -> object:
-            with plain.get(f"{address}/{target}", timeout=2, stream=True, allow_redirects=False) as response:
-                return response.status_code
-
-        return with_requests
-    if kind == "httpx":
-        blocking = httpx.Client(transport=httpx_transport(budget, "videos.list", hosts=hosts), timeout=2)
-
-        def with_httpx(target: str) -> object:
-            with blocking.stream("GET", f"{address}/{target}") as response:
-                return response.status_code
-
-        return with_httpx
-    runner = asyncio.Runner()
-    if kind == "async httpx":
-        waiting = httpx.AsyncClient(transport=httpx_async_transport(budget, "videos.list", hosts=hosts), timeout=2)
-
-        async def with_async_httpx(target: str) -> object:
-            async with waiting.stream("GET", f"{address}/{target}") as response:
-                return response.status_code
-
-        return lambda target: runner.run(with_async_httpx(target))
-
-    async def with_aiohttp(target: str) -> object:
-        middleware = aiohttp_middleware(budget, "videos.list", hosts=hosts)
-        patience = aiohttp.ClientTimeout(sock_read=2, total=3)
-        async with (
-            aiohttp.ClientSession(middlewares=[middleware], timeout=patience) as several,
-            several.get(f"{address}/{target}", allow_redirects=False) as response,
-        ):
-            return response.status
-
-    return lambda target: runner.run(with_aiohttp(target))
+    metered = CLIENTS[kind](session.budget(), "videos.list", hosts=[address.removeprefix("http://")])
+    return lambda target: metered.stream(f"{address}/{target}", lambda piece: True, wait_s=2)
 
 
 def main(kind: str, address: str) -> None:

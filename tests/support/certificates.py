@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -59,3 +60,14 @@ class Certificates:
         certificate, key = shown or self.server
         options = ["--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
         return [*options, "--tls-ca-cert-file", str(self.ca), "--tls-auth-clients", "yes" if wants_clients else "no"]
+
+
+@cache
+def private_key() -> str:
+    """The key with which a service account signs."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(*form).decode()

@@ -20,27 +20,37 @@ ROOT = Path(__file__).resolve().parents[2]
 QUOTA = [sys.executable, "-m", "quota"]
 
 
+def program(module: str) -> str:
+    """The script that runs a module of the tests as a program, for `Quota.start`."""
+    path = f"import runpy, sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); "
+    return path + f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+
+
 class Quota:
     """Runs `quota` commands in one folder with one state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.forked = True
-        """False where what a command imports is the question."""
+        """False where it matters what a process has imported, or how its interpreter starts."""
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))},
             "QUOTA_STATE_DIR": str(folder / "state"),
             "XDG_CONFIG_HOME": str(folder / "no-config"),
             "COLUMNS": "80",
         }
+        self.env_of_programs: dict[str, str] = {}
+        """What only those programs read that a command starts: an interpreter, as it begins."""
 
-    def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        if self.forked and can_be_forked(args, {**self.env, **env}):
-            return run_forked(args, self.folder, {**self.env, **env}, 300)
+    def __call__(self, *args: str, script: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        """What a `quota` command leaves, or a Python program with these arguments."""
+        env = {**self.env, **env}
+        if self.forked and can_be_forked(args, env, script):
+            return run_forked(args, self.folder, env | self.env_of_programs, 300, script)
         return subprocess.run(
-            [*QUOTA, *args],
+            [*_command(script), *args],
             cwd=self.folder,
-            env={**self.env, **env},
+            env=env | self.env_of_programs,
             capture_output=True,
             text=True,
             timeout=300,
@@ -54,10 +64,10 @@ class Quota:
         """A `quota` command that goes on meanwhile, or a Python program; `options` are its streams."""
         env = {**self.env, **(env or {})}
         if self.forked and can_be_forked(args, env, script):
-            return Forked(args, self.folder, env, script=script, **options)
-        command = [sys.executable, "-c", script] if script else QUOTA
+            return Forked(args, self.folder, env | self.env_of_programs, script=script, **options)
+        env |= self.env_of_programs
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen([*command, *args], cwd=self.folder, env=env, text=True, **streams)
+        return subprocess.Popen([*_command(script), *args], cwd=self.folder, env=env, text=True, **streams)
 
     def shell(self, script: str) -> subprocess.CompletedProcess[str]:
         """What a shell makes of `script`, in which `quota` is the command. One that gets limits or closed streams from
@@ -77,6 +87,16 @@ class Quota:
             pass_fds=fds,
         )
 
+    def programs(self) -> tuple[Path, list[int]]:
+        """A folder for a PATH, in which `quota` and `python` are, and the descriptors that they have to inherit."""
+        folder = self.folder / ".bin"
+        folder.mkdir(exist_ok=True)
+        command, fds = for_a_shell(self.env)
+        for name, program in (("quota", command), ("python", [sys.executable])):
+            (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n')
+            (folder / name).chmod(0o755)
+        return folder, fds
+
     def json(self, *args: str, status: int = 0, **env: str) -> Any:
         done = self(*args, "--json", **env)
         assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
@@ -86,6 +106,10 @@ class Quota:
         path = self.folder / "quota.toml"
         path.write_text(text, encoding="utf-8")
         return path
+
+
+def _command(script: str) -> list[str]:
+    return [sys.executable, "-c", script] if script else QUOTA
 
 
 def one_line(done: subprocess.CompletedProcess[str], status: int) -> str:

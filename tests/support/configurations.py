@@ -1,5 +1,56 @@
 """Configurations that several folders of tests share."""
 
+
+def limited(units: int, more: str = "", *, ledger: str = "sqlite:///ledger.db") -> str:
+    """A ledger, and a credential that may spend so many units in 24 hours."""
+    return f"""
+[ledger]
+url = "{ledger}"
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+limits = [{{ name = "day", units = {units}, window = "24h" }}]
+{more}
+"""
+
+
+def configuration(
+    address: str, jobs: str, *, units: int = 9_500, ledger: str = "sqlite:///ledger.db", store: str = ""
+) -> str:
+    """A configuration with one credential, a ledger and a store in the folder, and these tables of jobs."""
+    return f"""
+[ledger]
+url = "{ledger}"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{address}"
+limits = [{{ name = "day", units = {units}, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+{store}
+{jobs}
+"""
+
+
+def both_windows(units: int, *, credential: str = "", pacing: bool = False) -> str:
+    """A credential with these lines that may spend so many units in any 24 hours and in a day of upstream's."""
+    return f"""
+[credentials.main]
+api = "youtube-v3"
+{credential}
+[[credentials.main.limits]]
+name = "day"
+units = {units}
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+units = {units}
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+pacing = {str(pacing).lower()}
+"""
+
+
 EVERY_KEY = """
 textfile = "metrics"
 notify = { command = ["tell", "tell"], url = "env:HOOK", stale = "6h", insecure_endpoint = true }

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
 
 from support.plain_http import Answer, Arrived
-
-SPEND = """\
-import sys, urllib.request
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-for _ in range(int(sys.argv[2])):
-    opener.open(sys.argv[1]).read()
-"""
 
 
 @dataclass
@@ -43,8 +34,3 @@ class Counting:
         if not left:
             return Answer(403, b'{"message": "API rate limit exceeded for user ID 1."}', headers)
         return Answer(200, self.said.get(request.target.partition("?")[0], b"{}"), headers)
-
-
-def second_program(address: str, calls: int) -> None:
-    """Another program that spends the same token, and knows nothing of us."""
-    subprocess.run([sys.executable, "-c", SPEND, address, str(calls)], check=True, timeout=300)

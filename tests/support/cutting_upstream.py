@@ -8,7 +8,7 @@ import struct
 import threading
 from http.server import BaseHTTPRequestHandler
 
-from support.serving import Serving
+from support.plain_http import Serving
 
 BODY = b'{"items": [1, 2, 3]}'
 

@@ -1,8 +1,6 @@
 """Decisions that reach the log late: between each question and its arrival others charge, correct, close buckets, and
 the clock moves over edges, forth and back.
 
-    python -m support.delayed_decisions FROM_SEED TO_SEED DECISIONS       (in the folder `tests`)
-
 After every admission the whole log is summed: at the time of the ledger, no limit of whoever was admitted is exceeded,
 and none of its buckets is closed.
 """
@@ -280,25 +278,3 @@ class DelayedDecisions:
             elif entry.kind == "correction" and entry.of in units:
                 units[entry.of] = entry.units
         assert units == {key: self.by_key[key].units for key in units}
-
-
-def main() -> None:
-    first, last, decisions = map(int, sys.argv[1:4])
-    counts: Counter[str] = Counter()
-    exceeded = 0
-    for seed in range(first, last):
-        run = DelayedDecisions(seed)
-        try:
-            run.run(decisions)
-            run.check_the_oracle()
-        except ExceededError as error:
-            exceeded += 1
-            print(error, flush=True)
-        counts += run.counts
-    print(f"seeds {first} to {last - 1} of {decisions:,} decisions, {exceeded} exceeded")
-    print(dict(sorted(counts.items())))
-    sys.exit(exceeded > 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from quota.budget import Budget, project_of
+from quota.cli.render import render_parts
 from quota.deciding.history import charges
 from quota.decision import Decision
 from quota.explain.refusal import RefusalExplained, explain_refusal
@@ -18,15 +19,17 @@ from quota.rules.spent import Spent
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
+from quota.wording import refusal_parts
 from support.setup import budget_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from rich.console import RenderableType
 
     from quota.ledger.state import State
+    from quota.wording import Part
 
 NOON_MS = 1_795_291_200_000  # noon on the Pacific coast
 
@@ -110,6 +113,18 @@ class World:
         assert explained is not None
         return explained
 
+    def explain_under(self, text: str) -> RefusalExplained:
+        """The last refusal, explained under another configuration."""
+        self.path.write_text(text, encoding="utf-8")
+        with closing(Session(load_settings(self.path), clock=lambda: self.now_ms)) as session:
+            explained = explain_refusal(session)
+        assert explained is not None
+        return explained
+
+    def shown(self) -> str:
+        """What is shown of the last refusal, on one line."""
+        return text_of(refusal_parts(self.explain()))
+
     def log(self) -> list[Spent]:
         return charges(self.session.project())
 
@@ -133,6 +148,11 @@ def units_in(view: View, entries: list[Spent], now_ms: int) -> Counter[tuple[str
         if start_ms < entry.id[0] <= now_ms and view.selector.counts(entry.bucket, entry.method, entry.job):
             found[entry.job, entry.method, entry.region] += view.selector.cost(entry.units)
     return +found
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """All that is shown, on one line."""
+    return " ".join(" ".join(shown_lines(render_parts(parts))).split())
 
 
 def shown_lines(what: RenderableType) -> list[str]:

@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 IMPORTED = (
     *("json", "random", "sqlite3", "ssl", "tomllib", "zoneinfo", "redis", "rich.console", "rich.table"),
     *("quota.cli.program", "quota.cli.render", "quota.ledger.redis_log", "quota.ledger.sqlite_log"),
-    *("quota.reports.status", "quota.session", "quota.jobs.runner", "quota.jobs.store", "quota.clients.google"),
+    *("quota.cli.reports", "quota.cli.doctor", "quota.cli.book", "quota.inbound.configured"),
+    *("quota.session", "quota.jobs.commands", "quota.jobs.checks", "quota.jobs.dashboard", "quota.clients.google"),
+    *("quota.dashboard.app", "uvicorn.protocols.http.h11_impl"),
 )
 
 LONGEST = 60_000
@@ -49,6 +52,7 @@ def can_be_forked(args: Sequence[str], env: Mapping[str, str], script: str = "")
 
     return (
         os.environ.get("QUOTA_TEST_EXEC") != "1"
+        and hasattr(os, "pidfd_open")  # Linux
         and of_the_interpreter(env) == of_the_interpreter(os.environ)
         and len(_message(args, "", env, script)) < LONGEST
     )
@@ -155,10 +159,10 @@ class Forked:
 
 
 def run_forked(
-    args: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float
+    args: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float, script: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run` does it, with nothing to read, and what is written captured as text."""
-    process = Forked(args, folder, env)
+    process = Forked(args, folder, env, script=script)
     try:
         stdout, stderr = process.communicate(timeout_s)
     except subprocess.TimeoutExpired:
@@ -201,41 +205,55 @@ def _end(ours: socket.socket, server: subprocess.Popen[bytes]) -> None:
 
 
 def serve(fd: int) -> None:
-    """Start a process for each message, until nobody is there to send one."""
+    """Start a process for each message and tell how it ends, until nobody is there to send one."""
     for name in IMPORTED:
         import_module(name)
     gc.collect()
     gc.freeze()  # or each process would copy all of it, only to look for what is garbage
-    with socket.socket(fileno=fd) as messages:
-        while True:
-            message, fds, _, _ = socket.recv_fds(messages, 2 * LONGEST, 4)
-            if not message:
-                return
-            if os.fork() == 0:
-                messages.close()
-                _answer(message, fds)
-            for one in fds:
-                os.close(one)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+    messages = socket.socket(fileno=fd)
+    running: dict[int, tuple[int, int]] = {}
+    """The pid of each process and where its status is told, by what is readable once it has ended."""
+    events = select.poll()
+    events.register(messages, select.POLLIN)
+    while True:
+        for ready, _ in events.poll():
+            if ready == fd:
+                message, fds, _, _ = socket.recv_fds(messages, 2 * LONGEST, 4)
+                if not message:
+                    return
+                *streams, answer = fds
+                pid = os.fork()
+                if pid == 0:
+                    for ended, (_, others) in running.items():
+                        os.close(ended)
+                        os.close(others)
+                    messages.close()
+                    os.close(answer)
+                    _answer(message, streams)
+                for one in streams:
+                    os.close(one)
+                ended = os.pidfd_open(pid)
+                running[ended] = pid, answer
+                events.register(ended, select.POLLIN)
+                _tell(answer, pid)
+            else:
+                pid, answer = running.pop(ready)
+                events.unregister(ready)
+                os.close(ready)
+                _tell(answer, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                os.close(answer)
 
 
-def _answer(message: bytes, fds: list[int]) -> None:
-    *streams, answer = fds
-    pid = os.fork()
-    if pid == 0:
-        os.close(answer)
-        for target, one in enumerate(streams):
-            os.dup2(one, target)
-            os.close(one)
-        _go_on(*json.loads(message))
-    for one in streams:
-        os.close(one)
+def _tell(answer: int, number: int) -> None:
     with contextlib.suppress(OSError):  # who asked has gone
-        os.write(answer, str(pid).encode())
-        os.write(answer, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-    os._exit(0)
+        os.write(answer, str(number).encode())
+
+
+def _answer(message: bytes, streams: list[int]) -> NoReturn:
+    for target, one in enumerate(streams):
+        os.dup2(one, target)
+        os.close(one)
+    _go_on(*json.loads(message))
 
 
 def _go_on(args: list[str], folder: str, env: dict[str, str], umask: int, script: str) -> NoReturn:
@@ -273,5 +291,6 @@ def _go_on(args: list[str], folder: str, env: dict[str, str], umask: int, script
 
 
 def _without_tests() -> list[str]:
+    """Where modules are looked for, but for the checkout and its tests, which pytest adds."""
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [path for path in sys.path[1:] if path != tests]
+    return [path for path in sys.path[1:] if path not in (tests, os.path.dirname(tests))]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quota.inbound.contract import Decision, Limit, LimitState, Policy
 from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+ALGORITHMS = ("counter", "gcra", "log")
 
 
 class Clock:
@@ -81,6 +86,12 @@ class Oracle:
     def remaining(self, identity: str, limit: Limit, now_ms: int) -> int:
         none = most(limit)
         return none - first(none, lambda used: used == none or self.fits(identity, limit, now_ms, none - used))
+
+
+def run_sql(path: Path, statement: str, *values: object) -> list[Any]:
+    """The rows that a statement gives on the file of a storage."""
+    with closing(sqlite3.connect(path)) as db, db:
+        return db.execute(statement, values).fetchall()
 
 
 def policy(algorithm: str, number: int = 3, window_ms: int = MINUTE_MS, *, rule: str = "a") -> Policy:

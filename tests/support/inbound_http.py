@@ -12,24 +12,24 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import uvicorn
 
-from quota.inbound import asgi, load_rules
-from quota.web.lifecycle import address_of, listen, serve
+from quota.inbound import Rule, Rules, asgi, load_rules
+from quota.web.serving import address_of, listen, serve
+from support.commands import Quota, program
 from support.patience import be_patient
-from support.web import Served, helped_by, served_by, shared_socket
+from support.web import Served, helped_by, shared_socket
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
 CONNECTIONS = 8
 
 
@@ -51,6 +51,7 @@ class Client:
     """One connection to a server, kept open."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
 
     def __call__(self, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
@@ -68,22 +69,16 @@ class Client:
 
 def status_of(port: int) -> int:
     """The status of one request, over a connection of its own."""
-    client = Client(port)
-    try:
+    with closing(Client(port)) as client:
         return client().status
-    finally:
-        client.close()
 
 
 def burst(port: int, path: str, count: int) -> list[Answer]:
     """So many requests at once, over several connections."""
 
     def send(share: int) -> list[Answer]:
-        client = Client(port)
-        try:
+        with closing(Client(port)) as client:
             return [client(path) for _ in range(share)]
-        finally:
-            client.close()
 
     shares = [count // CONNECTIONS + (n < count % CONNECTIONS) for n in range(CONNECTIONS)]
     with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -110,11 +105,17 @@ def running(app: Any, **options: Any) -> Iterator[int]:
         listener.close()
 
 
+@contextmanager
+def limited(app: Any, url: str, *rules: Rule, **options: Any) -> Iterator[Client]:
+    """A client of `app` behind these rules, whose storage is at this url. The options are those of Rules."""
+    with running(asgi(app, Rules(rules, url=url, **options))) as port, closing(Client(port)) as client:
+        yield client
+
+
 def serving(folder: Path, *arguments: str) -> Served:
     """This module as a program, with the quota.toml in a folder."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(folder)])}
-    env |= {"QUOTA_STATE_DIR": str(folder / "state"), "QUOTA_CONFIG": str(folder / "quota.toml")}
-    return served_by([sys.executable, "-m", "support.inbound_http", *arguments], cwd=folder, env=env)
+    env = {"QUOTA_CONFIG": str(folder / "quota.toml")}
+    return Served(Quota(folder).start(*arguments, script=program("support.inbound_http"), env=env))
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -137,7 +138,7 @@ def main(what: str, name: str = "") -> None:
     elif what == "asgi":
         serve(lambda: _loaded(name), listener, ready=lambda: print(address, flush=True))
     else:
-        _helpers = helped_by([sys.executable, "-m", "support.inbound_http", "worker"], listener, int(what) - 1)
+        _helpers = helped_by([sys.executable, "-c", program("support.inbound_http"), "worker"], listener, int(what) - 1)
         serve(_patient_app, listener, ready=lambda: print(address, flush=True))
 
 

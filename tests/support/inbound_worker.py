@@ -15,7 +15,7 @@ from quota.common.clock import host_clock
 from quota.errors import StorageAway
 from quota.inbound import redis_storage
 from quota.inbound.contract import Limit, Policy
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import open_storage
 
 
 def main(

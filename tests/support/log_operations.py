@@ -1,7 +1,5 @@
 """Random operations on a log, each answer held against the brute-force oracle.
 
-    python -m support.log_operations memory|sqlite|redis FROM_SEED TO_SEED OPERATIONS       (in the folder `tests`)
-
 Three callers, each with limits, a project and a clock of its own, charge, also several at once, peek, look and correct
 on one log. Upstream closes buckets, grants less than the limits say, and counts units of others. The ledger's clock
 walks, jumps, and steps back, around days on which clocks change. Callers start anew, with and without what was kept.
@@ -12,7 +10,6 @@ A seed does the same each time. A difference says the seed, the operation, both 
 from __future__ import annotations
 
 import random
-import sys
 import traceback
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -40,7 +37,6 @@ from support.log_paces import (
     PRICES,
     SKEWS_MS,
     small_bounds,
-    urls,
 )
 
 if TYPE_CHECKING:
@@ -576,25 +572,3 @@ class RandomOperations:
             if sum(units.values()) != want:
                 raise self._difference(f"in the log {sum(units.values())} of {view.name}", f"the oracle {want}")
         self.counts["oracle checked"] += 1
-
-
-def main() -> None:
-    kind, first, last, operations = sys.argv[1], *map(int, sys.argv[2:5])
-    counts: Counter[str] = Counter()
-    differences = 0
-    with urls(kind) as new_url:
-        for seed in range(first, last):
-            with RandomOperations(new_url(), seed) as run:
-                try:
-                    run.run(operations)
-                except DifferenceError as difference:
-                    differences += 1
-                    print(difference, flush=True)
-            counts += run.counts
-    print(f"{kind}: seeds {first} to {last - 1} of {operations:,} operations, {differences} differences")
-    print(dict(sorted(counts.items())))
-    sys.exit(differences > 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,17 +2,14 @@
 
 Pace            windows, and steps of the clock that fill them
 small_bounds    bounds that a short run meets
-urls            where empty ledgers lie
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
 from typing import TYPE_CHECKING
 
 from quota.deciding.project import Project
@@ -21,10 +18,9 @@ from quota.rules import total
 from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Sliding
 from support.books import BOOK
-from support.servers import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from quota.terms.limits import Window
 
@@ -126,16 +122,3 @@ def small_bounds(*, small: bool = True) -> Iterator[None]:
     finally:
         for (module, name), bound in before.items():
             setattr(module, name, bound)
-
-
-@contextmanager
-def urls(kind: str) -> Iterator[Callable[[], str]]:
-    """The urls of empty ledgers of a kind: memory, sqlite, or redis, which has a server of its own. Its projects have
-    other names in each run."""
-    with ExitStack() as stack:
-        if kind == "redis":
-            url = stack.enter_context(RedisServer()).url  # type: ignore[attr-defined]
-            yield lambda: url
-        else:
-            folder, numbers = stack.enter_context(tempfile.TemporaryDirectory()), count()
-            yield lambda: f"sqlite:///{folder}/{next(numbers)}.db" if kind == "sqlite" else "memory:"

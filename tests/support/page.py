@@ -14,6 +14,7 @@ from support.web import Served
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from quota.dashboard.app import Dashboard
     from quota.jobs.emulator import Emulator
 
 SCRIPT = "<script>alert(1)</script>"
@@ -115,6 +116,13 @@ def furnish(folder: Path, upstream: Emulator) -> Quota:
         partner.exhaust("units", now_ms, now_ms + 3 * HOUR_MS, "quotaExceeded: <i>used up</i>", "a-machine")
         partner.charge("videos.list", job="charts")
     return quota_command
+
+
+def overview(dashboard: Dashboard) -> str:
+    """The first page, from parts that were all read."""
+    for kept in dashboard._all():
+        kept.get(60)
+    return dashboard.site.overview(dashboard.state())
 
 
 def serve(house: Quota, *options: str) -> Served:

@@ -10,12 +10,8 @@ A command ends with status 0, unless `echo $?` is the next one. Times, ids and p
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
-import sys
 from typing import TYPE_CHECKING, NamedTuple
-
-from support.forked import for_a_shell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +32,9 @@ _SHAPES = {
     r"─+": "─",
     r" +": " ",
 }
+
+WARNINGS_ARE_ERRORS = "import warnings; warnings.simplefilter('error')\n"
+"""Stands before a program of a page."""
 
 
 class Block(NamedTuple):
@@ -82,19 +81,15 @@ def try_page(text: str, quota: Quota, replace: Mapping[str, str]) -> list[tuple[
         elif block.language == "console":
             done += _type(commands(body), quota)
         elif block.language == "python":
-            _run([sys.executable, "-W", "error", "-c", body], quota)
+            ran = quota(script=WARNINGS_ARE_ERRORS + body)
+            assert ran.returncode == 0, (ran.stdout + ran.stderr)[-2000:]
         elif block.language not in ("sql", "http"):  # jobs/test_data.py and inbound/test_examples.py try these
             raise AssertionError(f"nobody tries this block of {block.language or 'no language'}: {body[:200]}")
     return done
 
 
 def _type(typed: list[Command], quota: Quota) -> list[tuple[Command, list[str]]]:
-    programs = quota.folder / ".bin"  # no functions: what runs in the background can be killed
-    programs.mkdir(exist_ok=True)
-    asked, fds = for_a_shell(quota.env)
-    for name, program in (("quota", asked), ("python", [sys.executable])):
-        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n')
-        (programs / name).chmod(0o755)
+    programs, fds = quota.programs()  # no functions: what runs in the background can be killed
     lines = [f'PATH="{programs}:$PATH"', "trap 'kill $(jobs -p) 2>/dev/null' EXIT", "status=0"]
     for command in typed:
         lines += ["(exit $status)", command.line, 'status=$?; echo "@@$status"']

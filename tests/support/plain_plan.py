@@ -4,7 +4,6 @@ ledger, one after the other.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import NEVER
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quota.jobs.plan.simulation import Step
-    from quota.jobs.schedule.ticks import Tick
+    from quota.jobs.ticks import Tick
     from quota.settings.model import JobSettings, Settings
     from quota.terms.costs import Part
 
@@ -40,7 +39,7 @@ class PlainSimulation:
         self.settings = settings
         self.now_ms = self.start_ms = start_ms
         self.until_ms = until_ms
-        self.session = Session(replace(settings, ledger=LedgerSettings("sqlite://", None)), clock=lambda: self.now_ms)
+        self.session = Session(settings._replace(ledger=LedgerSettings("sqlite://", None)), clock=lambda: self.now_ms)
         self.replay(state)
         self.steps: dict[str, tuple[Step, ...]] = {}
         self.machines: dict[str, list[dict[str, Region]]] = {}

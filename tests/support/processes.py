@@ -1,19 +1,33 @@
-"""Processes of a test's own. What fails in one of them fails the test at once, with that process's traceback."""
+"""Processes, threads and event loops of a test's own. What fails in one of them fails the test.
+
+A process fails it at once, with its traceback.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import multiprocessing
 import os
+import signal
 import traceback
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
 
 from support.patience import be_patient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import random
     from typing import Self
+
+    from support.installation import Installation
+
+T = TypeVar("T")
 
 
 class Children:
@@ -107,3 +121,73 @@ def _run(
     except BaseException:
         tell.send((False, traceback.format_exc()))
         os._exit(1)
+
+
+# -- commands that die in the middle -----------------------------------------------------------------------------------
+
+KILLED = """
+import os, sys
+from quota.cli.program import main
+event, where, nth, then = sys.argv[1:5]
+nth, seen = int(nth), 0
+(module, function), (then_module, then_function) = where.split(":"), then.split(":")
+def any_of_ours(frame, what, _):
+    global seen
+    name = frame.f_globals.get("__name__") or ""
+    # The store takes nine of ten calls, to put a page's texts together.
+    if what == "call" and name.startswith("quota.") and name not in ("quota.jobs.store.store", "quota.jobs.store.rows"):
+        seen += 1
+        if seen == nth:
+            os.kill(os.getpid(), 9)
+def this_one(frame, what, _):
+    global seen
+    if what == event and frame.f_code.co_qualname == function and frame.f_globals.get("__name__") == module:
+        seen += 1
+        if seen == nth:
+            if not then_function:
+                os.kill(os.getpid(), 9)
+            sys.setprofile(that_one)
+def that_one(frame, what, _):
+    if what == "call" and frame.f_code.co_qualname == then_function and frame.f_globals.get("__name__") == then_module:
+        os.kill(os.getpid(), 9)
+del sys.argv[1:5]
+sys.setprofile(this_one if function else any_of_ours)
+main()
+"""
+
+
+def killed_anywhere(machine: Installation, dice: random.Random, calls: int, *command: str) -> bool:
+    """Run a command of `quota` that dies at one of its first `calls` of functions of ours. Whether it came to that."""
+    nth = str(dice.randint(1, calls))
+    with machine.start("call", ":", nth, ":", *command, script=KILLED) as process:
+        out, err = process.communicate(timeout=300)
+    assert process.returncode in (0, -signal.SIGKILL), (process.returncode, out, err)
+    return process.returncode != 0
+
+
+# -- threads and event loops -------------------------------------------------------------------------------------------
+
+
+def in_threads(target: Callable[..., T], *rows: tuple[object, ...]) -> list[T]:
+    """What `target` returns for each row of arguments. Each has a thread of its own, and all begin together."""
+    ready = Barrier(len(rows))
+
+    def begin(row: tuple[object, ...]) -> T:
+        ready.wait()
+        return target(*row)
+
+    with ThreadPoolExecutor(len(rows)) as threads:
+        return list(threads.map(begin, rows))
+
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine in a loop of its own."""
+
+KINDS = ["asyncio", "uvloop"]
+each_loop = pytest.mark.parametrize("run", KINDS, indirect=True)
+
+
+def runner(kind: str) -> Run:
+    if kind == "asyncio":
+        return asyncio.run
+    return pytest.importorskip("uvloop").run  # type: ignore[no-any-return]

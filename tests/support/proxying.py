@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import quota
 from quota.proxy.app import make_app
-from quota.web.lifecycle import served
-from quota.web.protection import names_of
-from support.raw_http import whole
+from quota.web.serving import names_of, served
+from support.plain_http import whole
 from support.setup import charges_at
 
 if TYPE_CHECKING:

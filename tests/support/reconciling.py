@@ -10,6 +10,7 @@ import redis
 
 import quota
 from quota.deciding.history import entries
+from quota.reconcile.monitoring import read_figures
 from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
 from quota.terms.limits import HOUR_MS, Calendar
 from support.emulator import Emulator
@@ -79,7 +80,7 @@ class Site:
     def reconcile(self, **options: Any) -> Reconciled:
         with self.session() as session:
             (credential,) = chosen_credentials(session, None)
-            return reconcile(session, credential, **options)
+            return reconcile(session, credential, read_figures, **options)
 
     def used(self) -> dict[str, int]:
         with self.session() as session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from socketserver import StreamRequestHandler
 from typing import TYPE_CHECKING
 
-from support.serving import Serving
+from support.plain_http import Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,10 +1,11 @@
-"""A ledger and the budgets of one project over it, for tests of decisions."""
+"""A ledger, the budgets of one project over it, its state and its claims, for tests of decisions."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.ledger.state import State
+from quota.rules.claims import Claim
 from quota.rules.entry import Keys
 from quota.rules.spent import Spent
 from quota.terms.costs import CostBook
-from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 
 NOW_MS = 1_793_000_000_000
+HOLD_MS, LEASE_MS = 2 * HOUR_MS, 10 * MINUTE_MS
+"""Of claims."""
 
 
 @dataclass
@@ -94,3 +98,32 @@ def ids_of(entries: Iterable[Spent]) -> list[str]:
 def state_at(ledger: Log, project: str = "p") -> State:
     """The facts, claims and refusals of a project."""
     return Project(ledger, project).state
+
+
+@dataclass
+class Clocked:
+    """A state, and its clock. The keys of its changes are `k0`, `k1` and so on, each with the `name`."""
+
+    log: Log
+    project: str = "p"
+    name: str = ""
+    now_ms: int = NOW_MS
+
+    def __post_init__(self) -> None:
+        keys = count()
+        self.state = State(self.log, self.project, lambda: f"k{next(keys)}{self.name}", lambda: self.now_ms)
+
+
+def claim_of(owner: str, run: str = "", *regions: str, **more: Any) -> Claim:
+    """A claim of a store, whose machine and host have its name; by default of the regions US and DE."""
+    given = {
+        "name": "trending|trending",
+        "owner": owner,
+        "run": run or f"run of {owner}",
+        "machine": f"machine of {owner}",
+        "host": f"host of {owner}",
+        "regions": regions or ("US", "DE"),
+        "hold_ms": HOLD_MS,
+        "lease_ms": LEASE_MS,
+    }
+    return Claim(**{**given, **more})

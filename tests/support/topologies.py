@@ -22,8 +22,7 @@ import redis
 
 from quota.ledger.redis_needs import COMMANDS, pattern_of, rights
 from support.certificates import Certificates
-from support.clusters import Nodes
-from support.sentinels import Sentinels
+from support.clusters import Nodes, Sentinels
 from support.servers import RedisServer, executables, free_port, has_tls, version
 
 if TYPE_CHECKING:

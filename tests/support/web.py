@@ -11,20 +11,19 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Self
 
 from quota.errors import ConfigError, QuotaError
-from quota.web import lifecycle
+from quota.web import serving
 from quota.web.documents import Problem, send_problem
-from quota.web.lifecycle import address_of, listen, serve
-from quota.web.protection import names_of, protected
+from quota.web.serving import address_of, listen, names_of, protected, serve
+from support.commands import Quota, program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from support.forked import Forked
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 class Served:
@@ -66,8 +65,8 @@ def served_by(command: Sequence[str], cwd: Path | None = None, env: Mapping[str,
 
 def hanging(*options: str, path: Path | None = None) -> Served:
     """This module as a program. `path` has further modules."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *([path] if path else ()))))}
-    return served_by([sys.executable, "-m", "support.web", *options], env=env)
+    env = {"PYTHONPATH": str(path)} if path else {}
+    return Served(Quota(Path(gettempdir())).start(*options, script=program("support.web"), env=env))
 
 
 def helped_by(command: Sequence[str], listener: socket.socket, count: int) -> list[subprocess.Popen[bytes]]:
@@ -124,7 +123,7 @@ def main(fault: str = "") -> None:
         return protected(app, hosts=names_of("127.0.0.1"))
 
     if fault == "impatient":
-        lifecycle.HEAD_WITHIN_S = lifecycle.READ_WITHIN_S = 0.2
+        serving.HEAD_WITHIN_S = serving.READ_WITHIN_S = 0.2
         fault = ""
     listener = listen("127.0.0.1", 0)
     if fault:

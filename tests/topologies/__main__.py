@@ -14,23 +14,35 @@ and may break the bounds on time.
 from __future__ import annotations
 
 import os
+import re
+import statistics
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.servers import executables, version
-from support.topologies import PLACES, missing
-from topologies import contract, cost, failover, partition, reshard
-from topologies.contract import ROOT
+from support.servers import RedisServer, executables, version
+from support.topologies import PLACES, Topology, missing
+from topologies import failover, partition
+from topologies.charging import budget_of
 from topologies.network import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quota.budget import Budget
+
+ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("contract", "cost", "failover", "reshard", "partition")
 COLUMNS = ("topology", "server", "contract passed", "cost", "back after", "lost", "put back", "overspent")
 ALL = ("plain@redis", *PLACES)
+CALLS, FIRST = 600, 50
+"""Decisions whose cost is measured, and those that do not count."""
 
 
 class Table:
@@ -91,15 +103,43 @@ def run(parts: set[str], places: set[str]) -> Table:
 
 
 def _contract(table: Table, place: str) -> None:
-    passed, wrong, said = contract.run(place, marked_only=os.environ.get("QUOTA_TEST_MARKED") == "1")
+    """Every test of `tests/contract` that has a ledger, with the ledger there."""
+    environment = {"QUOTA_TEST_TOPOLOGY": place, "QUOTA_TEST_REDIS": executables()[place.partition("@")[2]]}
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "-q", "tests/contract"]
+    if os.environ.get("QUOTA_TEST_MARKED") == "1":
+        command += ["-m", "topology"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    counts = re.findall(r"(\d+) (passed|failed|errors?)\b", done.stdout[-2_000:])
+    passed = sum(int(number) for number, word in counts if word == "passed")
+    wrong = sum(int(number) for number, word in counts if word != "passed")
     table.fill(*place.split("@"), contract_passed=f"{passed:,} of {passed + wrong:,}")
     if wrong or not passed:
-        table.wrong.append(f"contract {place}: {said[-3_000:]}")
+        table.wrong.append(f"contract {place}: {done.stdout[-3_000:]}")
 
 
 def _cost(table: Table, place: str) -> None:
-    here_ms, plain_ms = cost.run(place)
+    """The median of a decision there and on a plain server of the same build: the two take turns, call by call."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        there = stack.enter_context(Topology(place, folder / "servers"))
+        plain = stack.enter_context(RedisServer(executable=there.executable))
+        budgets = [budget_of(url, folder / str(n), "cost", 10**9) for n, url in enumerate((there.url, plain.url))]
+        took_ms: tuple[list[float], ...] = ([], [])
+        for _ in range(CALLS):
+            for budget, times_ms in zip(budgets, took_ms, strict=True):
+                times_ms.append(_charge_ms(budget))
+        for budget in budgets:
+            budget.ledger.close()
+        here_ms, plain_ms = (statistics.median(times_ms[FIRST:]) for times_ms in took_ms)
     table.fill(*place.split("@"), cost=f"{here_ms / plain_ms:.2f} x ({here_ms:.2f} ms)")
+
+
+def _charge_ms(budget: Budget) -> float:
+    began_s = time.perf_counter()
+    assert budget.charge("videos.list", units=1).admitted
+    return (time.perf_counter() - began_s) * 1_000
 
 
 def _failover(table: Table, place: str) -> None:
@@ -117,7 +157,7 @@ def _failover(table: Table, place: str) -> None:
 
 
 def _reshard(table: Table, server: str) -> None:
-    outcome = reshard.run(server)
+    outcome = failover.run_reshard(server)
     table.wrong_in(f"reshard {server}", outcome)
     table.fill("cluster, a slot moves", server, lost=f"{outcome.lost}", put_back=f"{outcome.put_back}", overspent="0")
 

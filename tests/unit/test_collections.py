@@ -165,7 +165,7 @@ def test_a_client_that_is_not_awaited_takes_no_budget_that_is(ledger: SqliteLog,
 
 
 @pytest.mark.parametrize("names", [None, 5, [5], [None], [""], "", [b"x"]])
-def test_names_that_are_none_are_an_error(ledger: SqliteLog, names: Any) -> None:
+def test_invalid_names_are_an_error(ledger: SqliteLog, names: Any) -> None:
     for take in (
         lambda: Selector(buckets=names),
         lambda: Selector(methods=names),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from quota.settings.books import parse_book
 from quota.settings.limits import default_limits
 from quota.terms.evidence import Level, heard, whole_limits
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from support.books import parse_book
 
 BOOK = parse_book(
     """
@@ -42,7 +42,7 @@ def follows(
     return None if said is None else (said.until_ms - now_ms, {limit.name for limit in said.limits})
 
 
-def test_it_speaks_of_the_window_that_the_answer_names_by_its_limit_or_its_reset() -> None:
+def test_evidence_is_about_the_window_of_the_answers_limit_or_reset() -> None:
     of_core = [limit for limit in LIMITS if limit.view.selector.buckets == ("core",)]
     hour = {limit.name for limit in of_core if limit.view.window == Sliding(HOUR_MS)}
     day = {limit.name for limit in of_core} - hour
@@ -77,13 +77,11 @@ def test_it_speaks_of_the_window_that_the_answer_names_by_its_limit_or_its_reset
         pytest.param(5, 1_000, NOW + 50, id="over, if the answer was on its way for as long as the call took"),
     ],
 )
-def test_nothing_follows_from_what_cannot_be_or_is_over(
-    remaining: int, limit: int | None, reset_ms: int | None
-) -> None:
+def test_impossible_or_past_figures_are_ignored(remaining: int, limit: int | None, reset_ms: int | None) -> None:
     assert follows(remaining, limit, reset_ms) is None
 
 
-def test_nothing_follows_for_a_bucket_that_the_book_does_not_have() -> None:
+def test_figures_of_an_unknown_bucket_are_ignored() -> None:
     assert heard(Level("search", 0, 30), BOOK, LIMITS, NOW, NOW) is None
 
 
@@ -97,7 +95,7 @@ def test_yesterdays_level_says_nothing_of_today() -> None:
     assert follows(10, 1_000, took_ms=HOUR_MS) is None, "charged a window ago"
 
 
-def test_what_others_used_is_no_more_than_what_upstream_counted_or_a_limit_can_hold() -> None:
+def test_units_of_others_are_bounded_by_upstreams_count_and_the_limit() -> None:
     hour = next(limit for limit in LIMITS if limit.view.window == Sliding(HOUR_MS))
 
     def used(remaining: int, limit: int | None) -> int:

@@ -20,7 +20,6 @@ from quota.terms.limits import (
     HOUR_MS,
     MINUTE_MS,
     PERIODS,
-    WEEKDAYS,
     Calendar,
     Count,
     Limit,
@@ -180,12 +179,12 @@ def test_asking_in_any_order_gives_the_same_edges() -> None:
 
 
 @pytest.mark.parametrize("zone", ["", "Mars/Base", "../../etc/passwd", "/etc/passwd", "America", "a\0b", "x" * 5_000])
-def test_a_zone_that_is_none_is_refused_where_it_is_given(zone: str) -> None:
+def test_an_unknown_zone_raises_where_it_is_given(zone: str) -> None:
     with pytest.raises(ValueError, match="is not a time zone"):
         Calendar("day", zone)
 
 
-def test_a_machine_without_time_zone_data_is_told_what_to_install() -> None:
+def test_an_error_names_the_missing_time_zone_package() -> None:
     program = "import sys; sys.modules['tzdata'] = None; from quota.terms.limits import load_zone; load_zone('UTC')"
     env = {**os.environ, "PYTHONTZPATH": ""}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
@@ -204,7 +203,7 @@ def test_a_machine_without_time_zone_data_is_told_what_to_install() -> None:
         (("month", "UTC", 2, "sunday"), "a month has no weekday on which it `starts`; only a week has"),
     ],
 )
-def test_a_calendar_that_is_none_is_refused_where_it_is_given(arguments: tuple[Any, ...], message: str) -> None:
+def test_an_unknown_calendar_raises_where_it_is_given(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises((ValueError, UsageError), match=f"^{message}$"):
         Calendar(*arguments)
 
@@ -215,88 +214,56 @@ def test_a_calendar_that_is_none_is_refused_where_it_is_given(arguments: tuple[A
 @pytest.mark.parametrize(
     ("calendar", "at", "edges"),
     [
-        (
-            Calendar("month", "UTC"),
-            "2026-12-31T23:59:59.999",
-            ("2026-12-01T00:00", "2027-01-01T00:00", "2027-02-01T00:00"),
-        ),
-        (Calendar("month", "UTC"), "2028-02-29T12:00", ("2028-02-01T00:00", "2028-03-01T00:00", "2028-04-01T00:00")),
-        (Calendar("month", PACIFIC), "2026-11-15T00:00", ("2026-11-01T07:00", "2026-12-01T08:00", "2027-01-01T08:00")),
+        (Calendar("month", "UTC"), "2026-12-31T23:59:59.999", "2026-12-01T00:00 2027-01-01T00:00 2027-02-01T00:00"),
+        (Calendar("month", "UTC"), "2028-02-29T12:00", "2028-02-01T00:00 2028-03-01T00:00 2028-04-01T00:00"),
+        (Calendar("month", PACIFIC), "2026-11-15T00:00", "2026-11-01T07:00 2026-12-01T08:00 2027-01-01T08:00"),
         # 2026-11-25 is a Wednesday.
-        (Calendar("week", "UTC"), "2026-11-25T12:00", ("2026-11-23T00:00", "2026-11-30T00:00", "2026-12-07T00:00")),
-        (Calendar("week", "UTC"), "2026-11-29T23:59", ("2026-11-23T00:00", "2026-11-30T00:00", "2026-12-07T00:00")),
-        (Calendar("week", "UTC"), "2026-11-30T00:00", ("2026-11-30T00:00", "2026-12-07T00:00", "2026-12-14T00:00")),
+        (Calendar("week", "UTC"), "2026-11-25T12:00", "2026-11-23T00:00 2026-11-30T00:00 2026-12-07T00:00"),
+        (Calendar("week", "UTC"), "2026-11-29T23:59", "2026-11-23T00:00 2026-11-30T00:00 2026-12-07T00:00"),
+        (Calendar("week", "UTC"), "2026-11-30T00:00", "2026-11-30T00:00 2026-12-07T00:00 2026-12-14T00:00"),
         (
             Calendar("week", "UTC", starts="sunday"),
             "2026-11-28T23:59",
-            ("2026-11-22T00:00", "2026-11-29T00:00", "2026-12-06T00:00"),
+            "2026-11-22T00:00 2026-11-29T00:00 2026-12-06T00:00",
         ),
         # The clocks go back on the Sunday, forward on the Sunday.
-        (Calendar("week", PACIFIC), "2026-10-28T00:00", ("2026-10-26T07:00", "2026-11-02T08:00", "2026-11-09T08:00")),
+        (Calendar("week", PACIFIC), "2026-10-28T00:00", "2026-10-26T07:00 2026-11-02T08:00 2026-11-09T08:00"),
         (
             Calendar("week", PACIFIC, starts="sunday"),
             "2026-03-10T00:00",
-            ("2026-03-08T08:00", "2026-03-15T07:00", "2026-03-22T07:00"),
+            "2026-03-08T08:00 2026-03-15T07:00 2026-03-22T07:00",
         ),
         # A week that begins on a day without midnight, and one that begins on a date that was left out.
         (
             Calendar("week", "America/Sao_Paulo", starts="sunday"),
             "2018-11-05T00:00",
-            ("2018-11-04T03:00", "2018-11-11T02:00", "2018-11-18T02:00"),
+            "2018-11-04T03:00 2018-11-11T02:00 2018-11-18T02:00",
         ),
         (
             Calendar("week", "Pacific/Apia", starts="friday"),
             "2012-01-01T00:00",
-            ("2011-12-30T10:00", "2012-01-05T10:00", "2012-01-12T10:00"),
+            "2011-12-30T10:00 2012-01-05T10:00 2012-01-12T10:00",
         ),
         # A billing period from the 15th on.
-        (
-            Calendar("month", "UTC", 15),
-            "2026-11-14T23:59",
-            ("2026-10-15T00:00", "2026-11-15T00:00", "2026-12-15T00:00"),
-        ),
-        (
-            Calendar("month", "UTC", 15),
-            "2026-12-15T00:00",
-            ("2026-12-15T00:00", "2027-01-15T00:00", "2027-02-15T00:00"),
-        ),
+        (Calendar("month", "UTC", 15), "2026-11-14T23:59", "2026-10-15T00:00 2026-11-15T00:00 2026-12-15T00:00"),
+        (Calendar("month", "UTC", 15), "2026-12-15T00:00", "2026-12-15T00:00 2027-01-15T00:00 2027-02-15T00:00"),
         # A month that has no such day begins on its last one.
-        (
-            Calendar("month", "UTC", 31),
-            "2027-02-27T23:59",
-            ("2027-01-31T00:00", "2027-02-28T00:00", "2027-03-31T00:00"),
-        ),
-        (
-            Calendar("month", "UTC", 31),
-            "2027-02-28T00:00",
-            ("2027-02-28T00:00", "2027-03-31T00:00", "2027-04-30T00:00"),
-        ),
-        (
-            Calendar("month", "UTC", 30),
-            "2028-02-29T00:00",
-            ("2028-02-29T00:00", "2028-03-30T00:00", "2028-04-30T00:00"),
-        ),
-        (
-            Calendar("month", PACIFIC, 8),
-            "2026-03-08T07:59",
-            ("2026-02-08T08:00", "2026-03-08T08:00", "2026-04-08T07:00"),
-        ),
+        (Calendar("month", "UTC", 31), "2027-02-27T23:59", "2027-01-31T00:00 2027-02-28T00:00 2027-03-31T00:00"),
+        (Calendar("month", "UTC", 31), "2027-02-28T00:00", "2027-02-28T00:00 2027-03-31T00:00 2027-04-30T00:00"),
+        (Calendar("month", "UTC", 30), "2028-02-29T00:00", "2028-02-29T00:00 2028-03-30T00:00 2028-04-30T00:00"),
+        (Calendar("month", PACIFIC, 8), "2026-03-08T07:59", "2026-02-08T08:00 2026-03-08T08:00 2026-04-08T07:00"),
         # Quarters of an hour, also where a zone is three quarters off, and in the hour that comes twice.
         (
             Calendar("quarter-hour", "Asia/Kathmandu"),
             "2026-01-10T12:44",
-            ("2026-01-10T12:30", "2026-01-10T12:45", "2026-01-10T13:00"),
+            "2026-01-10T12:30 2026-01-10T12:45 2026-01-10T13:00",
         ),
-        (
-            Calendar("quarter-hour", PACIFIC),
-            "2026-11-01T09:14",
-            ("2026-11-01T09:00", "2026-11-01T09:15", "2026-11-01T09:30"),
-        ),
+        (Calendar("quarter-hour", PACIFIC), "2026-11-01T09:14", "2026-11-01T09:00 2026-11-01T09:15 2026-11-01T09:30"),
     ],
     ids=str,
 )
-def test_edges_of_other_periods(calendar: Calendar, at: str, edges: tuple[str, ...]) -> None:
-    assert tuple(map(utc, calendar.edges(ms(at)))) == edges
+def test_edges_of_other_periods(calendar: Calendar, at: str, edges: str) -> None:
+    assert " ".join(map(utc, calendar.edges(ms(at)))) == edges
 
 
 def begins(calendar: Calendar, day: date) -> bool:
@@ -314,12 +281,8 @@ def begins(calendar: Calendar, day: date) -> bool:
     ("period", "day", "starts"),
     [
         ("day", 1, "monday"),
-        ("week", 1, "monday"),
         ("week", 1, "sunday"),
-        ("week", 1, "thursday"),
         ("month", 1, "monday"),
-        ("month", 15, "monday"),
-        ("month", 29, "monday"),
         ("month", 31, "monday"),
     ],
 )
@@ -337,18 +300,6 @@ def test_they_agree_with_watching_a_clock_on_the_wall(zone: str, period: Period,
     for (start_ms, next_ms), (_, after_ms) in pairwise(pairwise(changes)):
         for at_ms in (start_ms, start_ms + 1, (start_ms + next_ms) // 2, next_ms - 1):
             assert calendar.edges(at_ms) == (start_ms, next_ms, after_ms)
-
-
-EVERY_KIND = [
-    *(Calendar(period, PACIFIC) for period in PERIODS),
-    *(Calendar("week", "UTC", starts=weekday) for weekday in WEEKDAYS),
-    *(Calendar("month", "UTC", day) for day in range(1, 32)),
-]
-
-
-@pytest.mark.parametrize("calendar", EVERY_KIND, ids=str)
-def test_the_edges_of_every_kind_follow_each_other(calendar: Calendar) -> None:
-    check_chain(calendar, "2027-12-20", days=1 if calendar.longest_ms < DAY_MS else 500)
 
 
 def test_the_names_of_windows() -> None:

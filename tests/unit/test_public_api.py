@@ -93,7 +93,7 @@ FOR_USERS = [
 """The rest of a budget is for clients and jobs."""
 
 
-def test_on_an_event_loop_there_are_the_same_methods(state_dir: Path) -> None:
+def test_an_async_budget_has_the_same_methods(state_dir: Path) -> None:
     blocking = quota.open()
     awaited = quota.open_async()
     assert _public(awaited) == ["aclose", "budget", "run", "settings"]
@@ -111,12 +111,12 @@ def _public(thing: object) -> list[str]:
 
 
 @pytest.mark.parametrize("name", quota.__all__)
-def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(quota, name))
 
 
 @pytest.mark.parametrize("name", [n for n in quota.__all__ if inspect.isclass(getattr(quota, n))])
-def test_every_public_method_says_what_it_does(name: str) -> None:
+def test_every_public_method_has_a_docstring(name: str) -> None:
     undocumented = [
         attribute
         for attribute, value in vars(getattr(quota, name)).items()
@@ -126,7 +126,7 @@ def test_every_public_method_says_what_it_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in quota.__all__ if n.endswith(("Error", "Refused"))])
-def test_no_error_is_one_that_clients_retry(name: str) -> None:
+def test_clients_retry_none_of_our_errors(name: str) -> None:
     """The Google client retries an OSError, with sleeps; a refusal has to end the work."""
     error = getattr(quota, name)
     assert issubclass(error, quota.QuotaError)
@@ -149,7 +149,7 @@ def test_it_loads_nothing_before_the_command_can_answer_ctrl_c() -> None:
 
 
 @pytest.mark.parametrize("given", [5, 1.5, True, b"quota.toml", ["main"], {"main": 1}, object()])
-def test_what_cannot_be_the_name_of_a_credential_or_of_a_file_is_one_line(given: Any, state_dir: Path) -> None:
+def test_an_invalid_credential_name_or_path_is_one_line(given: Any, state_dir: Path) -> None:
     doors: list[Callable[[], object]] = [lambda: quota.open(given), lambda: quota.open_async(given)]
     awaited = quota.open_async()
     with quota.open() as session:
@@ -163,12 +163,12 @@ def test_what_cannot_be_the_name_of_a_credential_or_of_a_file_is_one_line(given:
 
 
 @pytest.mark.parametrize("clock", [5, "now", 1.5])
-def test_what_is_no_clock_is_one_line(clock: Any, state_dir: Path) -> None:
+def test_an_invalid_clock_is_one_line(clock: Any, state_dir: Path) -> None:
     with quota.open(clock=clock) as session, pytest.raises(quota.UsageError, match="is not a function"):
         session.budget()
 
 
-def test_a_name_as_long_as_a_book_is_shortened_in_what_is_said_of_it(state_dir: Path) -> None:
+def test_messages_shorten_a_very_long_name(state_dir: Path) -> None:
     with quota.open() as session:
         for door in (session.budget().refund, session.budget, session.google, lambda name: session.google(api=name)):
             with pytest.raises(quota.QuotaError) as error:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError
-from quota.settings.books import parse_book
 from quota.terms.api import NO_BODY, RequestBody, Reserve
+from support.books import parse_book
 
 CHAT = Reserve(4_096, ("max_tokens",), 3)
 
@@ -73,7 +73,7 @@ def test_a_text_that_only_some_servers_read_hides_no_number(text: bytes) -> None
     assert Reserve(10, ("max_tokens",)).bound(RequestBody(b'{"x": "' + text + b'", "max_tokens": 9000}')) == 9_000
 
 
-def test_a_body_that_cannot_be_read_counts_by_the_length_that_is_known() -> None:
+def test_an_unreadable_body_counts_by_its_length() -> None:
     assert CHAT.bound(NO_BODY) == 4_096
     assert CHAT.bound(RequestBody(None, 30)) == 4_106
     assert CHAT.bound(RequestBody(None)) == 4_096
@@ -100,7 +100,7 @@ def test_no_body_raises() -> None:
 # -- in a cost book ----------------------------------------------------------------------------------------------------
 
 
-def test_a_book_says_it_in_place_of_units() -> None:
+def test_a_book_may_have_a_reservation_in_place_of_units() -> None:
     book = parse_book(
         BOOK.format(chat='{ reserve = { json = "/max_tokens", default = 4_096, bytes_per_unit = 3 } }'), "b"
     )
@@ -134,7 +134,7 @@ def test_a_book_says_it_in_place_of_units() -> None:
         ('{ reserve = { default = 9, jsn = "/a" } }', "chat.reserve.jsn: unknown key; did you mean 'json'?"),
     ],
 )
-def test_a_reserve_that_is_none_is_one_line(chat: str, said: str) -> None:
+def test_an_invalid_reserve_is_one_line(chat: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_book(BOOK.format(chat=chat), "b")
     assert said in str(refused.value)

@@ -48,7 +48,7 @@ def written(folder: Path) -> Path:
     return path
 
 
-def test_a_session_and_its_budget_say_what_they_are_of(tmp_path: Path) -> None:
+def test_the_repr_of_a_session_and_a_budget_names_their_project(tmp_path: Path) -> None:
     path = written(tmp_path)
     with quota.open(path) as q:
         assert repr(q) == f"<quota.Session of {path}: main>"

@@ -106,7 +106,7 @@ RUN_AT_ONCE: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("kind", RUN_LATER)
-def test_what_runs_later_than_it_is_called_is_an_error_at_decoration(budget: Budget, kind: str) -> None:
+def test_decorating_a_generator_or_coroutine_raises(budget: Budget, kind: str) -> None:
     """It would be charged without being run, and no longer be known for what it is."""
     wanted = (
         r"runs later than it is called.*with budget\.spend"
@@ -120,14 +120,14 @@ def test_what_runs_later_than_it_is_called_is_an_error_at_decoration(budget: Bud
 
 
 @pytest.mark.parametrize("kind", NO_FUNCTIONS)
-def test_what_is_no_function_is_an_error_at_decoration(budget: Budget, kind: str) -> None:
+def test_decorating_a_value_that_is_not_a_function_raises(budget: Budget, kind: str) -> None:
     with pytest.raises(UsageError, match=r"spend below @(static|class)method|spend decorates functions") as refused:
         budget.spend("videos.list")(NO_FUNCTIONS[kind])
     assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("kind", RUN_AT_ONCE)
-def test_what_runs_when_it_is_called_is_charged_for_each_call(budget: Budget, kind: str) -> None:
+def test_each_call_of_a_decorated_function_is_charged(budget: Budget, kind: str) -> None:
     spending = budget.spend("videos.list")(RUN_AT_ONCE[kind])
     assert charges(budget) == 0
     assert [spending(1, 2), spending(1, 2)] == [2, 2]
@@ -152,7 +152,7 @@ def test_below_staticmethod_and_classmethod_it_is_charged(budget: Budget) -> Non
     assert charges(budget) == 2
 
 
-def test_inside_what_runs_later_it_charges_when_that_runs(budget: Budget) -> None:
+def test_spend_inside_a_generator_charges_when_it_runs(budget: Budget) -> None:
     async def fetch() -> str:
         with budget.spend("videos.list") as decision:
             return str(decision.id)

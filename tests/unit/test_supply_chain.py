@@ -30,7 +30,7 @@ def asked_for() -> list[Requirement]:
 
 
 @pytest.mark.parametrize("asked", asked_for(), ids=str)
-def test_what_the_project_needs_is_pinned_to_a_version_that_it_allows(asked: Requirement) -> None:
+def test_each_dependency_is_pinned_to_an_allowed_version(asked: Requirement) -> None:
     """If not: `make constraints`."""
     versions = [
         next(iter(pin.specifier)).version
@@ -87,7 +87,7 @@ HURT = {"name": "c", "version": "2", "vulns": [{"id": "X-1", "fix_versions": ["3
         ([SOUND, HURT], 1, "audit: c 2: X-1, mended in ['3']\naudit: 2 of 2 packages audited, 1 vulnerable"),
     ],
 )
-def test_an_audit_says_what_it_audited(found: object, status: int, said: str, tmp_path: Path) -> None:
+def test_an_audit_names_what_it_audited(found: object, status: int, said: str, tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
     if found is not None:
         path.write_text(json.dumps({"dependencies": found}))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +19,6 @@ from support.processes import Children, in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -28,26 +30,26 @@ def fail_or_rest(fails: bool) -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", "anew"])
-def test_who_fails_ends_the_wait_for_all_at_once_with_what_it_said(start: str) -> None:
+def test_a_failing_process_ends_the_wait_with_its_message(start: str) -> None:
     children = Children(fail_or_rest, (False,), (True,), (False,), start=start)
     with pytest.raises(AssertionError, match=r"in process 1:\n(?s:.*)ValueError: of one of them"):
         children.answers()
     assert all(process.exitcode is not None for process in children.processes)
 
 
-def test_who_dies_ends_the_wait_too() -> None:
+def test_a_dead_process_ends_the_wait() -> None:
     with pytest.raises(AssertionError, match="process 0 ended with -9 and told nothing"):
         in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_who_failed_before_it_was_killed_fails_the_test() -> None:
+def test_a_process_that_failed_before_its_kill_fails_the_test() -> None:
     children = Children(fail_or_rest, (True,))
     children.processes[0].join()
     with pytest.raises(AssertionError, match="of one of them"):
         children.kill()
 
 
-def test_who_tells_goes_on_until_killed() -> None:
+def test_a_reporting_process_runs_until_killed() -> None:
     def tell_and_rest(n: int) -> Iterator[int]:
         yield n
         threading.Event().wait()
@@ -84,3 +86,58 @@ def test_a_command_for_a_shell_is_stopped_as_any_other(tmp_path: Path) -> None:
             assert b"http://" in emulator.stdout.readline()
             emulator.send_signal(number)
             assert emulator.wait(100) == status
+
+
+# -- skips -------------------------------------------------------------------------------------------------------------
+
+
+TESTS = Path(__file__).resolve().parents[1]
+
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+
+SKIPS = """
+import pytest
+
+def test_that_runs(): ...
+
+@pytest.mark.skipif(True, reason="no such thing here")
+def test_with_a_mark(): ...
+
+def test_with_a_call():
+    pytest.skip("nothing to run on")
+
+@pytest.mark.xfail(strict=True)
+def test_that_should_fail():
+    raise ValueError
+"""
+
+MODULE = """
+import pytest
+pytest.importorskip("no_such_module", reason="no such module")
+def test_a(): ...
+"""
+
+
+@pytest.mark.parametrize(("workers", "value"), [("1", "1"), ("0", "")])
+def test_a_skipped_test_fails_where_everything_should_be_there(tmp_path: Path, workers: str, value: str) -> None:
+    (tmp_path / "test_skips.py").write_text(SKIPS)
+    (tmp_path / "test_module.py").write_text(MODULE)
+    shutil.copy(TESTS / "conftest.py", tmp_path / "conftest.py")
+    done = subprocess.run(
+        [*PYTEST, "-n", workers, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "QUOTA_TEST_NO_SKIPS": value, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    reasons = ("no such thing here", "nothing to run on", "no such module")
+    assert [reason in done.stdout for reason in reasons] == [True] * 3, done.stdout
+    if value:
+        assert done.returncode != 0
+        assert "skipped" not in done.stdout.splitlines()[-1]
+        assert "with QUOTA_TEST_NO_SKIPS=1 no test may be skipped" in done.stdout
+    else:
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.splitlines()[-1].startswith("1 passed, 3 skipped, 1 xfailed")

@@ -21,7 +21,7 @@ def refused(reason: Reason, retry_at_ms: int | None = None, **more: object) -> D
     )._replace(**more)  # type: ignore[arg-type]
 
 
-def test_it_is_the_moment_of_the_decision_and_the_seconds_until_then() -> None:
+def test_when_has_the_time_and_the_seconds_until_then() -> None:
     at_ms = host_clock() + HOUR_MS
     when = refused("limit", at_ms).when()
     assert when is not None
@@ -35,7 +35,7 @@ def test_a_moment_that_is_past_is_no_negative_wait() -> None:
 
 
 @pytest.mark.parametrize("reason", ["limit", "run", "ledger-unavailable"])
-def test_where_nobody_can_say_when_it_is_soon(reason: Reason) -> None:
+def test_when_is_soon_if_the_time_is_unknown(reason: Reason) -> None:
     before = datetime.now(UTC)
     when = refused(reason).when()
     assert when is not None
@@ -45,7 +45,7 @@ def test_where_nobody_can_say_when_it_is_soon(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("decision", [refused("closed"), refused("clock"), refused("ledger-unavailable", lasting=True)])
-def test_where_somebody_must_act_there_is_no_such_time(decision: Decision) -> None:
+def test_when_is_none_if_somebody_must_act(decision: Decision) -> None:
     assert decision.when() is None
 
 
@@ -55,7 +55,7 @@ def test_a_call_that_was_admitted_is_worth_a_try_now() -> None:
     assert when.seconds == 0
 
 
-def test_every_reason_is_told_one_way_or_the_other() -> None:
+def test_every_reason_has_a_time_or_none() -> None:
     told = {reason: refused(reason).when() is None for reason in get_args(Reason)}
     assert {reason for reason, never in told.items() if never} == {"closed", "clock"}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.ledger.memory_log import MemoryLog
-from support.states import Clocked
+from support.setup import Clocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from quota.ledger import state as state_module
 from quota.ledger.state import MAX_CHANGES, Change, change
 from quota.rules.entry import END, START
 from support.cut_log import CutLog
-from support.threads import in_threads
+from support.processes import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ def to(**becomes: str | None) -> Any:
     return lambda *_: Change("done", becomes)
 
 
-def test_a_rule_gets_the_fields_that_there_are_and_says_what_becomes_of_them(log: Log) -> None:
+def test_a_rule_gets_the_present_fields_and_returns_the_new_fields(log: Log) -> None:
     asked = []
 
     def rule(now_ms: int, fields: Mapping[str, str]) -> Change[str]:
@@ -144,7 +144,7 @@ def test_eight_threads_that_add_to_one_field_lose_nothing(log: Log) -> None:
 
 
 @pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
-def test_where_an_answer_is_lost_the_rule_is_asked_about_what_stands_then(log: Log, fault: Any) -> None:
+def test_the_rule_runs_again_on_the_current_fields_if_an_answer_is_lost(log: Log, fault: Any) -> None:
     cut = CutLog(log)
     cut.faults = [fault]
     assert change(cut, "p", ("a",), to(a="x")) == "done"
@@ -152,7 +152,7 @@ def test_where_an_answer_is_lost_the_rule_is_asked_about_what_stands_then(log: L
     assert cut.writes == (2 if fault == "drop-request" else 1)
 
 
-def test_where_it_is_lost_again_the_caller_learns_it(log: Log) -> None:
+def test_a_second_lost_answer_raises(log: Log) -> None:
     cut = CutLog(log)
     cut.faults = ["drop-request", "drop-request"]
     with pytest.raises(LedgerError, match="the connection was cut"):
@@ -171,9 +171,7 @@ def fence(log: Log) -> str:
     return epoch
 
 
-def test_a_change_waits_a_little_for_a_fence_and_says_why_it_was_not_made(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_waits_for_a_fence_and_then_raises(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "FENCED_WITHIN_S", 0.2)
     fence(log)
     began_s = time.monotonic()

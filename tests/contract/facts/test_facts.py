@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.common.clock import NEVER
-from quota.errors import UsageError
+from quota.errors import LedgerError, UsageError
 from quota.rules.entry import END, START
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
+from quota.rules.refusals import RefusalCount, RefusedSum
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.cut_log import CutLog
-from support.states import NOW_MS, Clocked
+from support.setup import NOW_MS, Clocked
 
 if TYPE_CHECKING:
     from quota.ledger.log import Log
@@ -42,7 +43,7 @@ def test_each_change_of_the_facts_leaves_a_marker_and_what_changes_nothing_none(
     assert [tuple(made) for made in facts.changed_by] == [(NOW_MS, "k0"), (NOW_MS, "k3"), (NOW_MS, "k5")]
 
 
-def test_what_upstream_counted_is_kept_beside_the_grants(here: Clocked) -> None:
+def test_upstreams_counts_are_kept_beside_the_grants(here: Clocked) -> None:
     raised, compared = Grant("units", 260, NOW_MS, NOW_MS + DAY_MS), Compared("units", 210, 8, 202, 0, 1, 2, NOW_MS)
     here.state.grant([raised], [compared])
     here.state.grant([])
@@ -53,17 +54,11 @@ def test_what_upstream_counted_is_kept_beside_the_grants(here: Clocked) -> None:
     assert (facts.grants, facts.compared) == ((raised,), ())
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda state: state.exhaust(Exhaustion("a b", 1, 2, "", "")),
-        lambda state: state.grant([Grant("units", 1, 2, 2)]),
-        lambda state: state.grant([], [Compared("units", 1, 1, 0, -1, 1, 2, 3)]),
-    ],
-)
-def test_an_impossible_fact_is_refused_and_changes_nothing(here: Clocked, ask: Any) -> None:
+def test_an_impossible_fact_is_refused_and_changes_nothing(here: Clocked) -> None:
     with pytest.raises(UsageError):
-        ask(here.state)
+        here.state.exhaust(Exhaustion("a b", 1, 2, "", ""))
+    with pytest.raises(UsageError):
+        here.state.grant([Grant("units", 1, 2, 2)])
     assert here.state.facts() == Facts()
     assert markers(here.log) == []
 
@@ -98,7 +93,7 @@ def test_a_bucket_is_reopened_once_whichever_answer_is_lost(log: Log, fault: Any
     assert markers(log) == ["k0", "k1"]
 
 
-def test_what_upstream_says_after_a_reopening_is_not_lifted_by_its_repeat(log: Log) -> None:
+def test_a_repeated_reopening_does_not_lift_a_later_exhaustion(log: Log) -> None:
     """The answer is lost, and before it is asked for again, upstream closes the bucket anew."""
     cut = CutLog(log)
     here, other = Clocked(cut), Clocked(log, name=" other", now_ms=NOW_MS + 5)  # type: ignore[arg-type]
@@ -110,7 +105,7 @@ def test_what_upstream_says_after_a_reopening_is_not_lifted_by_its_repeat(log: L
     assert markers(log) == ["k0", "k1", "k0 other"]
 
 
-def test_what_is_granted_after_a_grant_is_not_replaced_by_its_repeat(log: Log) -> None:
+def test_a_repeated_grant_does_not_replace_a_later_grant(log: Log) -> None:
     earlier, later = (Grant("units", units, NOW_MS, NOW_MS + DAY_MS) for units in (100, 200))
     cut = CutLog(log)
     here, other = Clocked(cut), Clocked(log, name=" other")  # type: ignore[arg-type]
@@ -128,3 +123,50 @@ def test_a_change_that_did_not_arrive_is_made_whatever_others_change_meanwhile(l
     cut.afterwards = lambda: other.state.exhaust(exhaustion(other, "search"))
     assert here.state.reopen("units", "raised") is True
     assert [closed.reopened_ms > 0 for closed in here.state.facts().exhaustions] == [False, True]
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+HOUR = NOW_MS // HOUR_MS * HOUR_MS
+
+
+def count(calls: int, hour_ms: int = HOUR, job: str = "j") -> RefusalCount:
+    return RefusalCount(hour_ms, "day", job, "limit", calls)
+
+
+def test_a_stored_refusal_is_read_again_and_leaves_no_marker(here: Clocked) -> None:
+    assert here.state.refusals() == ([], [], [])
+    here.state.add_refusals([count(3), count(1, HOUR - HOUR_MS)], ["a", "b"])
+    here.state.add_refusals([count(2)], ["c"])
+    assert here.state.refusals() == (
+        [count(1, HOUR - HOUR_MS), count(5)],
+        [RefusedSum("day", "j", "limit", 6)],
+        ["a", "b", "c"],
+    )
+    assert here.state.refusals(HOUR).counts == [count(5)]
+    assert [*here.log.read("p", START, END, 10)] == []
+
+
+@pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
+def test_refusals_added_again_after_a_lost_answer_count_once(log: Log, fault: Any) -> None:
+    """Whatever others have added in between."""
+    cut = CutLog(log)
+    here, other = Clocked(cut), Clocked(log, name=" other")  # type: ignore[arg-type]
+    cut.faults = [fault]
+    cut.afterwards = lambda: other.state.add_refusals([count(10)], ["theirs"])
+    here.state.add_refusals([count(3)], ["ours"])
+    refusals = here.state.refusals()
+    assert refusals.counts == [count(13)]
+    assert sorted(refusals.newest) == ["ours", "theirs"]
+
+
+def test_a_repeated_key_adds_its_refusals_once(log: Log) -> None:
+    """The answer was lost, and then the one to its repeat."""
+    cut = CutLog(log)
+    here = Clocked(cut)  # type: ignore[arg-type]
+    cut.faults = ["drop-request", "drop-reply"]
+    with pytest.raises(LedgerError):
+        here.state.add_refusals([count(3)], ["a"], key="mine")
+    here.state.add_refusals([count(3)], ["a"], key="mine")
+    assert here.state.refusals() == ([count(3)], [RefusedSum("day", "j", "limit", 3)], ["a"])

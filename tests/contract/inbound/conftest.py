@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import open_storage
 from support.inbound import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from quota.inbound.contract import Storage
     from support.servers import RedisServer
@@ -33,6 +34,17 @@ def storage(url: str, clock: Clock) -> Iterator[Storage]:
     storage = open_storage(url, clock=clock)
     yield storage
     storage.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of `on_sqlite`."""
+    return tmp_path / "inbound.db"
+
+
+@pytest.fixture
+def on_sqlite(path: Path, clock: Clock) -> Storage:
+    return open_storage(f"sqlite:///{path}", clock=clock)
 
 
 @pytest.fixture

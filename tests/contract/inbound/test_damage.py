@@ -4,6 +4,7 @@ cannot be read is one error."""
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ import redis
 from quota.errors import ConfigError, StorageAway, UsageError
 from quota.inbound.contract import MAX_SCALE, Limit, Policy
 from quota.inbound.redis_storage import RedisStorage
-from quota.inbound.storage import open_storage
-from support.inbound import policy
+from quota.inbound.rules import open_storage
+from support.inbound import ALGORITHMS, MINUTE_MS, policy, run_sql
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from support.inbound import Clock
     from support.servers import RedisServer
 
-MINUTE_MS, HOUR_MS = 60_000, 3_600_000
-ALGORITHMS = ("counter", "gcra", "log")
+HOUR_MS = 3_600_000
 
 
 def away(ask: Callable[[], object]) -> str:
@@ -38,7 +38,7 @@ def away(ask: Callable[[], object]) -> str:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_deleted_begins_afresh_once_for_all_workers(tmp_path: Path, clock: Clock) -> None:
+def test_all_workers_start_one_new_file_after_a_deletion(tmp_path: Path, clock: Clock) -> None:
     """The old salts and the numbers of the limits went with it. The rules meet the new file in another order."""
     url = f"sqlite:///{tmp_path / 'inbound.db'}"
     running, new = open_storage(url, clock=clock), open_storage(url, clock=clock)
@@ -59,21 +59,15 @@ def test_a_file_that_was_deleted_begins_afresh_once_for_all_workers(tmp_path: Pa
     new.close()
 
 
-def test_what_a_failed_transaction_made_is_not_believed(tmp_path: Path, clock: Clock) -> None:
+def test_a_failed_transaction_leaves_nothing_in_a_workers_memory(path: Path, clock: Clock) -> None:
     """Its salts, its numbers and whom it met were never stored."""
-    path = tmp_path / "inbound.db"
     first, second = (open_storage(f"sqlite:///{path}", clock=clock) for _ in range(2))
     first.totals()
-    with sqlite3.connect(path) as db:
-        db.execute(
-            "CREATE TRIGGER t BEFORE INSERT ON states BEGIN SELECT RAISE(ABORT, 'as if the disk were full'); END"
-        )
-        db.commit()
-        for storage in (first, second):
-            for algorithm in ALGORITHMS:
-                away(partial(storage.decide, policy(algorithm, 4), "ann"))
-        db.execute("DROP TRIGGER t")
-    db.close()
+    run_sql(path, "CREATE TRIGGER t BEFORE INSERT ON states BEGIN SELECT RAISE(ABORT, 'as if the disk were full'); END")
+    for storage in (first, second):
+        for algorithm in ALGORITHMS:
+            away(partial(storage.decide, policy(algorithm, 4), "ann"))
+    run_sql(path, "DROP TRIGGER t")
     for algorithm in ALGORITHMS:
         one = policy(algorithm, 4)
         asked = (first, second, first, second)
@@ -82,38 +76,29 @@ def test_what_a_failed_transaction_made_is_not_believed(tmp_path: Path, clock: C
         storage.add_totals({})
     clock.ms += 10_000
     assert first.alive(policy("counter", 4)) == 3, "one identity for each algorithm"
-    first.close()
-    second.close()
 
 
-def test_people_may_look_while_somebody_writes(tmp_path: Path, clock: Clock) -> None:
+def test_a_report_can_be_read_during_a_write(on_sqlite: Storage, path: Path) -> None:
     """And nobody waits for them: to read all identities takes longer than a decision may."""
-    path = tmp_path / "inbound.db"
-    storage = open_storage(f"sqlite:///{path}", clock=clock)
-    storage.decide(policy("counter"), "ann")
-    storage.add_totals({"n": 1})
-    with sqlite3.connect(path, isolation_level=None) as writer:
+    on_sqlite.decide(policy("counter"), "ann")
+    on_sqlite.add_totals({"n": 1})
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        assert storage.totals() == {"n": 1}
-        assert [one.used for one in storage.top(policy("counter"))] == [1]
-        assert storage.alive(policy("counter")) in (0, 1)
-        writer.execute("ROLLBACK")
-    writer.close()
-    storage.close()
+        assert on_sqlite.totals() == {"n": 1}
+        assert [consumer.used for consumer in on_sqlite.top(policy("counter"))] == [1]
+        assert on_sqlite.alive(policy("counter")) in (0, 1)
 
 
-def test_the_file_is_swept_by_workers_that_live_for_a_few_requests(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "inbound.db"
-    for window in range(8):
+def test_the_file_is_swept_by_workers_that_live_for_a_few_requests(path: Path, clock: Clock) -> None:
+    """I5 in SQLite: little more than two windows are ever kept."""
+    for window in range(6):
         for n in range(20):
             storage = open_storage(f"sqlite:///{path}", clock=clock)
             for m in range(10):
                 storage.decide(policy("counter", 5, 10_000), f"{window} {n} {m}")
             storage.close()
         clock.ms += 10_000
-    with sqlite3.connect(path) as db:
-        assert db.execute("SELECT COUNT(*) FROM states").fetchone()[0] <= 700, "of 1600, two or three windows"
-    db.close()
+    assert run_sql(path, "SELECT COUNT(*) FROM states")[0][0] <= 700, "of 1200, two or three windows"
 
 
 SQL: dict[str, tuple[str, list[object]]] = {
@@ -130,19 +115,17 @@ def spoilt(path: Path, clock: Clock, one: Policy, statement: str, value: object)
     storage.decide(one, "ann")
     storage.add_totals({"n": 1})
     storage.close()
-    with sqlite3.connect(path) as db:
-        db.execute(statement, (value,))
-    db.close()
+    run_sql(path, statement, value)
     return storage
 
 
 @pytest.mark.parametrize("what", SQL)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_damaged_row_of_the_file_is_one_error(tmp_path: Path, clock: Clock, algorithm: str, what: str) -> None:
+def test_a_damaged_row_of_the_file_is_one_error(path: Path, clock: Clock, algorithm: str, what: str) -> None:
     statement, values = SQL[what]
     one = policy(algorithm)
     for value in values:
-        storage = spoilt(tmp_path / "inbound.db", clock, one, statement, value)
+        storage = spoilt(path, clock, one, statement, value)
         asks: dict[str, list[Callable[[], object]]] = {
             "states": [partial(storage.decide, one, "ann"), partial(storage.top, one)],
             "salts": [partial(storage.decide, one, "ann")],
@@ -151,22 +134,15 @@ def test_a_damaged_row_of_the_file_is_one_error(tmp_path: Path, clock: Clock, al
         }
         for ask in asks[what]:
             assert "is damaged; move it away (all limits begin at zero)" in away(ask), value
-        storage.close()
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE states SET state = ? WHERE expires_ms = (SELECT MAX(expires_ms) FROM states)",
-        "UPDATE states SET state = ? WHERE expires_ms = (SELECT MIN(expires_ms) FROM states)",
-    ],
-    ids=["current", "previous"],
-)
+@pytest.mark.parametrize("row", ["MAX", "MIN"], ids=["current", "previous"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_row_that_is_damaged_under_a_running_worker_is_one_error(
-    tmp_path: Path, clock: Clock, algorithm: str, statement: str
+    path: Path, clock: Clock, algorithm: str, row: str
 ) -> None:
-    path = tmp_path / "inbound.db"
+    statement = "UPDATE states SET state = ? WHERE expires_ms = (SELECT AGE(expires_ms) FROM states)"
+    statement = statement.replace("AGE", row)
     one = policy(algorithm, 9)
     for value in SQL["states"][1]:
         path.unlink(missing_ok=True)
@@ -176,12 +152,9 @@ def test_a_row_that_is_damaged_under_a_running_worker_is_one_error(
         clock.ms += MINUTE_MS
         assert storage.decide(one, "ann").admitted
         assert storage.decide(one, "ann").admitted
-        with sqlite3.connect(path) as db:
-            db.execute(statement, (value,))
-        db.close()
-        said = away(partial(storage.decide, one, "ann"))
-        assert "is damaged; move it away (all limits begin at zero)" in said, value
-        storage.close()
+        run_sql(path, statement, value)
+        message = away(partial(storage.decide, one, "ann"))
+        assert "is damaged; move it away (all limits begin at zero)" in message, value
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -211,7 +184,7 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["content", "string", "set"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_is_not_ours_under_our_names_is_one_error(
+def test_foreign_data_under_our_keys_is_one_error(
     redis_server: RedisServer, clock: Clock, algorithm: str, how: str
 ) -> None:
     """Each key in turn, of other types, and with other content."""
@@ -285,7 +258,7 @@ def test_a_worker_forgets_the_salts_of_days_that_are_over(on_redis: Storage, clo
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_rejected_requests_count_up_to_what_can_be_computed(storage: Storage) -> None:
+def test_rejected_requests_count_up_to_a_bound(storage: Storage) -> None:
     most = MAX_SCALE // 1_000
     one = Policy("a", (Limit(most, 1_000),), count_rejected=True)
     cost = most * 2 // 3
@@ -298,7 +271,7 @@ def test_rejected_requests_count_up_to_what_can_be_computed(storage: Storage) ->
 
 
 @pytest.mark.parametrize("identity", [None, b"ann", 7, ("ann",)])
-def test_an_identity_that_is_no_text_is_a_mistake_of_the_caller(storage: Storage, identity: object) -> None:
+def test_an_identity_that_is_not_text_raises(storage: Storage, identity: object) -> None:
     with pytest.raises(UsageError, match="an identity is text"):
         storage.decide(policy("log"), identity)  # type: ignore[arg-type]
 
@@ -321,13 +294,6 @@ def test_a_worker_that_knows_the_server_reads_the_salts_anew_in_two_commands(
     client.config_resetstat()
     assert on_redis.decide(one, "ann").limits[0].remaining == 1
     stats = client.info("commandstats")
-    asked_for = {name.removeprefix("cmdstat_") for name in stats} & {
-        "hgetall",
-        "mget",
-        "get",
-        "pexpire",
-        "evalsha",
-        "eval",
-    }
+    commands = {name.removeprefix("cmdstat_") for name in stats} & {"hgetall", "mget", "get", "evalsha", "eval"}
     # The script's own commands are counted too.
-    assert asked_for - {"pexpire"} == {"hgetall", "evalsha"} | ({"mget"} if algorithm == "counter" else set())
+    assert commands == {"hgetall", "evalsha"} | ({"mget"} if algorithm == "counter" else set())

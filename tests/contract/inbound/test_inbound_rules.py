@@ -11,7 +11,7 @@ import redis
 
 from quota.inbound import contract, names
 from quota.inbound.contract import Limit, Policy
-from quota.inbound.storage import open_storage
+from quota.inbound.rules import open_storage
 from quota.ledger.redis_log import script
 from quota.terms.limits import DAY_MS
 
@@ -110,7 +110,7 @@ WINDOW = NOW_MS // MINUTE
         (NOW_MS, 1, 0, contract.MAX_SCALE // MINUTE + 1, MINUTE, 1, WINDOW, "n", "n"),
     ],
 )
-def test_arguments_that_cannot_be_right_are_an_error(run: Callable[..., Any], name: str, words: tuple[object]) -> None:
+def test_invalid_arguments_are_an_error(run: Callable[..., Any], name: str, words: tuple[object]) -> None:
     with pytest.raises(redis.ResponseError, match="inbound: "):
         run(name, 2, *words)
 
@@ -133,13 +133,13 @@ def test_a_log_of_a_thousand_and_one_and_a_gcra_without_a_burst_are_errors(run: 
 
 
 @pytest.mark.parametrize("name", ["counter", "gcra", "log"])
-def test_who_means_another_window_is_told_the_time_and_nothing_is_counted(run: Callable[..., Any], name: str) -> None:
+def test_a_caller_in_another_window_gets_the_time_and_counts_nothing(run: Callable[..., Any], name: str) -> None:
     """I7."""
     for window in (WINDOW - 1, WINDOW + 1, 0, 10**9):
         assert run(name, 2, NOW_MS, 1, 1, 5, MINUTE, 1, window, "n", "n") == [-1, NOW_MS]
 
 
-def test_totals_that_cannot_be_right_are_an_error(run: Callable[..., Any]) -> None:
+def test_invalid_totals_are_an_error(run: Callable[..., Any]) -> None:
     """I8."""
     for keys, words in ((0, ("0",)), (1, ()), (1, ("1", "a")), (2, ("0", "1", "1")), (1, ("1001", *["1"] * 2_002))):
         with pytest.raises(redis.ResponseError, match=r"inbound_totals.lua: "):

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,16 @@ import pytest
 import redis
 
 from quota.errors import StorageAway
-from quota.inbound import redis_storage
+from quota.inbound import redis_storage, sqlite_storage
 from quota.inbound.contract import WALL_S, Limit, Policy
-from quota.inbound.storage import open_storage
-from support.inbound import policy
+from quota.inbound.rules import open_storage
+from support.clusters import Nodes
+from support.inbound import ALGORITHMS, MINUTE_MS, policy, run_sql
 from support.losses import SqliteStorage
-from support.processes import Children
+from support.patience import PATIENCE_S
+from support.processes import Children, in_threads
 from support.proxy import Proxy
-from support.servers import free_port
-from support.threads import in_threads
+from support.servers import free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from support.servers import RedisServer
 
 TESTS = Path(__file__).resolve().parents[2]
-MINUTE_MS = 60_000
-ALGORITHMS = ("counter", "gcra", "log")
 
 
 def worker(url: str, *options: object) -> subprocess.Popen[str]:
@@ -57,18 +57,18 @@ def admitted_ms(workers: list[subprocess.Popen[str]]) -> list[int]:
 
 def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
     """One of them has a clock that is an hour ahead, and one is killed."""
-    times = [worker(url, "log", 20, 1_000, 2.5, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
+    times = [worker(url, "log", 20, 1_000, 2, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
     times[2].send_signal(signal.SIGSTOP)
     times[2].send_signal(signal.SIGCONT)
-    threading.Timer(1.2, times[2].kill).start()
+    threading.Timer(1, times[2].kill).start()
     found = admitted_ms(times)
     spans_ms = [late - early for early, late in zip(found, found[20:], strict=False)]
     assert min(spans_ms) >= 1_000, "a 21st within a second of the first"
     assert len(found) >= 40, "and it does not hold up who may go"
 
 
-def test_who_is_killed_in_the_middle_of_a_decision_leaves_the_storage_usable(url: str) -> None:
-    for _ in range(3):
+def test_a_process_killed_in_a_decision_leaves_the_storage_usable(url: str) -> None:
+    for _ in range(2):
         one = worker(url, "counter", 1_000_000, MINUTE_MS, 20)
         assert one.stdout is not None
         one.stdout.readline()
@@ -216,12 +216,8 @@ def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
         storage.decide(one, "ann")
         clock.ms += 350
         if isinstance(ledger_place, SqliteStorage):
-            with sqlite3.connect(ledger_place.path) as db:
-                sizes = [
-                    len(state) // 6
-                    for (state,) in db.execute("SELECT state FROM states WHERE expires_ms > ?", (clock.ms,))
-                ]
-            db.close()
+            states = run_sql(ledger_place.path, "SELECT state FROM states WHERE expires_ms > ?", clock.ms)
+            sizes = [len(state) // 6 for (state,) in states]
         else:
             with ledger_place.open() as client:
                 sizes = [client.llen(key) for key in ledger_place.keys("quota:inbound:*:r7.10000:*")]
@@ -229,9 +225,7 @@ def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
 
 
 @pytest.mark.parametrize("algorithm", ["counter", "log"])
-def test_while_a_limit_changes_neither_number_is_exceeded_where_rejected_requests_count(
-    storage: Storage, algorithm: Algorithm
-) -> None:
+def test_neither_number_is_exceeded_while_a_limit_changes(storage: Storage, algorithm: Algorithm) -> None:
     """Some workers have the new number already."""
     numbers = (20, 5)
     admitted = dict.fromkeys(numbers, 0)
@@ -249,37 +243,14 @@ def test_gcra_does_not_misread_the_states_of_another_limit(storage: Storage) -> 
         assert not storage.decide(policy("gcra", number), "ann").admitted
 
 
-def test_the_file_is_swept_as_it_is_used(tmp_path: Path, clock: Clock) -> None:
-    """I5 in SQLite: of ten windows with 500 identities each, little more than two are ever kept."""
-    path = tmp_path / "inbound.db"
-    storage = open_storage(f"sqlite:///{path}", clock=clock)
-    sizes = []
-    for window in range(10):
-        for n in range(500):
-            storage.decide(policy("counter", 5, 10_000), f"{window} {n}")
-        with sqlite3.connect(path) as db:
-            sizes.append(db.execute("SELECT COUNT(*) FROM states").fetchone()[0])
-        db.close()
-        clock.ms += 10_000
-    assert max(sizes) <= 1_100
-    storage.close()
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_decisions_alone_delete_what_expired_in_a_quiet_time(tmp_path: Path, clock: Clock, algorithm: str) -> None:
+def test_decisions_alone_delete_what_expired_in_a_quiet_time(on_sqlite: Storage, path: Path, clock: Clock) -> None:
     """I5 in SQLite: four expired states for each new one, though no worker hands over its totals."""
-    path = tmp_path / "inbound.db"
-    storage = open_storage(f"sqlite:///{path}", clock=clock)
-    for n in range(500):
-        storage.decide(policy(algorithm, 5, 10_000), f"before {n}")
-    clock.ms += 30_000
-    for n in range(500):
-        storage.decide(policy(algorithm, 5, 10_000), f"after {n}")
-    with sqlite3.connect(path) as db:
-        counts = db.execute("SELECT expires_ms <= ?, COUNT(*) FROM states GROUP BY 1", (clock.ms,)).fetchall()
-    db.close()
+    for when in ("before", "after"):
+        for n in range(500):
+            on_sqlite.decide(policy("counter", 5, 10_000), f"{when} {n}")
+        clock.ms += 30_000
+    counts = run_sql(path, "SELECT expires_ms <= ?, COUNT(*) FROM states GROUP BY 1", clock.ms - 30_000)
     assert counts == [(0, 500)]
-    storage.close()
 
 
 # -- away --------------------------------------------------------------------------------------------------------------
@@ -312,42 +283,28 @@ def test_a_storage_that_is_not_there_is_one_error(url: str, tmp_path: Path) -> N
 
 def test_a_file_that_cannot_be_a_storage_is_the_same_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 5_000)
-    with sqlite3.connect(tmp_path / "other") as db:
-        db.execute("CREATE TABLE t (x)")
-    db.close()
+    run_sql(tmp_path / "other", "CREATE TABLE t (x)")
     for name, says in (("text", "is not an SQLite database"), ("other", "another program's")):
-        storage = open_storage(f"sqlite:///{tmp_path / name}")
         with pytest.raises(StorageAway, match=says):
-            storage.decide(policy("counter", 1), "ann")
-        storage.close()
+            open_storage(f"sqlite:///{tmp_path / name}").decide(policy("counter", 1), "ann")
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_a_file_that_another_process_holds_is_away_after_the_wall(tmp_path: Path) -> None:
-    storage = open_storage(f"sqlite:///{tmp_path / 'inbound.db'}")
-    assert storage.decide(policy("log", 3), "ann").admitted
-    with sqlite3.connect(tmp_path / "inbound.db", isolation_level=None, check_same_thread=False) as holder:
+def test_a_file_that_another_process_holds_is_away_after_the_wall_and_admits_once_it_is_let_go(
+    on_sqlite: Storage, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert on_sqlite.decide(policy("log", 3), "ann").admitted
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         began_s = time.monotonic()
         with pytest.raises(StorageAway, match="is locked by another process"):
-            storage.decide(policy("log", 3), "ann")
+            on_sqlite.decide(policy("log", 3), "ann")
         assert WALL_S <= time.monotonic() - began_s < WALL_S + 10
-        holder.execute("COMMIT")
-    holder.close()
-    storage.close()
-
-
-def test_who_waits_for_a_file_is_admitted_once_it_is_let_go(tmp_path: Path) -> None:
-    storage = open_storage(f"sqlite:///{tmp_path / 'inbound.db'}")
-    assert storage.decide(policy("log", 3), "ann").admitted
-    with sqlite3.connect(tmp_path / "inbound.db", isolation_level=None, check_same_thread=False) as holder:
-        holder.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(sqlite_storage, "WALL_S", PATIENCE_S)
         letting_go = threading.Timer(0.05, lambda: holder.execute("COMMIT"))
         letting_go.start()
-        assert storage.decide(policy("log", 3), "ann").limits[0].remaining == 1
+        assert on_sqlite.decide(policy("log", 3), "ann").limits[0].remaining == 1
         letting_go.join()  # a connection that is closed while it commits crashes Python
-    holder.close()
-    storage.close()
 
 
 @contextmanager
@@ -421,3 +378,67 @@ def test_a_server_that_was_restarted_is_asked_anew(on_redis: Storage, client: re
     client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     for remaining in (2, 1):
         assert on_redis.decide(policy("log", 3), "bob").limits[0].remaining == remaining
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------------
+
+
+POLICIES = (
+    Policy("a", (Limit(5, 3_600_000), Limit(6, 86_400_000))),
+    Policy("a", (Limit(5, 3_600_000, 5),), "gcra"),
+    Policy("a", (Limit(5, 3_600_000),), "log"),
+)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with Nodes() as nodes:
+        yield nodes
+
+
+def test_a_cluster_decides_and_survives_a_failover(nodes: Nodes) -> None:
+    storage, other = open_storage(nodes.url), open_storage(nodes.url)
+
+    # Several limits of a visitor are decided in one script: their keys lie in one slot, or this would be an error.
+    for n in range(60):
+        for rule in POLICIES:
+            for worker in (storage, other):
+                assert worker.decide(rule, f"visitor {n}").admitted
+    assert storage.decide(POLICIES[2], "visitor 0", 3).limits[0].remaining == 0
+    assert not other.decide(POLICIES[2], "visitor 0").admitted
+
+    # No hot node. Each visitor's node is drawn by chance: one in ten millions of draws leaves a node so few.
+    held = []
+    for node in nodes.servers[:3]:
+        with nodes.client(node) as client:
+            held.append(sum("{salts}" not in key for key in client.keys("quota:inbound:*")))
+    assert min(held) > 0.05 * sum(held), held
+
+    # Totals and names are those of the whole cluster.
+    for worker in (storage, other):
+        worker.add_totals({"requests": 60})
+    assert storage.totals() == {"requests": 120}
+    for rule in POLICIES:
+        assert len(storage.top(rule, 100)) == 60
+    assert Counter(one.used for one in storage.top(POLICIES[0], 100)) == {2: 60}
+
+    # The first node dies, and its replica takes over.
+    first, replica = nodes.servers[0], nodes.servers[3]
+    with nodes.client(replica) as asked, nodes.client(first) as client:
+        client.wait(1, 5_000)
+        first.kill()
+        until(lambda: asked.info("replication")["role"] == "master", "the replica did not take over")
+    deadline = time.monotonic() + 100
+    admitted = []
+    for n in range(60):
+        while True:
+            try:
+                admitted.append(storage.decide(POLICIES[2], f"visitor {n}").admitted)
+            except StorageAway:  # until the client has asked the nodes again
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+                continue
+            break
+    assert admitted == [False] + [True] * 59, "and nothing that was counted is lost"
+    storage.close()
+    other.close()

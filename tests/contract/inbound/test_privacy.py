@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
 from quota.inbound.contract import Policy
 from quota.inbound.names import ROTATION_LEAD_MS
-from quota.inbound.storage import open_storage
-from support.inbound import policy
+from quota.inbound.rules import open_storage
+from support.inbound import ALGORITHMS, policy, run_sql
 from support.losses import RedisStorage, SqliteStorage
 
 if TYPE_CHECKING:
@@ -22,17 +21,14 @@ if TYPE_CHECKING:
     from support.losses import LedgerStorage
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-ALGORITHMS = ("counter", "gcra", "log")
 
 
 def everything(place: LedgerStorage) -> Iterator[bytes]:
     """All that a storage holds: every key, field and value."""
     if isinstance(place, SqliteStorage):
-        with sqlite3.connect(place.path) as db:
-            for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                for row in db.execute(f"SELECT * FROM {table}"):  # noqa: S608  # of our own schema
-                    yield repr(row).encode()
-        db.close()
+        for (table,) in run_sql(place.path, "SELECT name FROM sqlite_master WHERE type = 'table'"):
+            for row in run_sql(place.path, f"SELECT * FROM {table}"):  # noqa: S608  # of our own schema
+                yield repr(row).encode()
         return
     with place.open() as client:
         for key in place.keys("*"):
@@ -47,10 +43,7 @@ def everything(place: LedgerStorage) -> Iterator[bytes]:
 
 def salts(place: LedgerStorage) -> set[str]:
     if isinstance(place, SqliteStorage):
-        with sqlite3.connect(place.path) as db:
-            found = {name for (name,) in db.execute("SELECT name FROM salts")}
-        db.close()
-        return found
+        return {name for (name,) in run_sql(place.path, "SELECT name FROM salts")}
     with place.open(decode_responses=True) as client:
         days = {key.decode().rpartition("{salts}:")[2] for key in place.keys("quota:inbound:{salts}:*")} - {"fixed"}
         return days | set(client.hgetall("quota:inbound:{salts}:fixed"))
@@ -70,7 +63,7 @@ def test_no_identity_is_stored(storage: Storage, ledger_place: LedgerStorage, id
     assert max(map(len, stored)) < 600, "nothing of a long identity is kept"
 
 
-def test_two_storages_have_other_names(url: str, storage: Storage, clock: Clock, tmp_path: object) -> None:
+def test_two_storages_have_different_names(url: str, storage: Storage, clock: Clock, tmp_path: object) -> None:
     other = open_storage(f"sqlite:///{tmp_path}/other.db", clock=clock)
     for one in (storage, other):
         one.decide(policy("log"), "203.0.113.7")
@@ -119,20 +112,15 @@ def test_a_days_salt_goes_when_its_windows_have_ended(
     assert salts(ledger_place) == {"shard", "0", "60000:20834"}
 
 
-def test_a_quiet_time_deletes_what_a_busy_one_left(tmp_path: Path, clock: Clock) -> None:
+def test_a_quiet_time_deletes_the_states_of_a_busy_time(on_sqlite: Storage, path: Path, clock: Clock) -> None:
     """Redis does that by itself."""
-    storage = open_storage(f"sqlite:///{tmp_path / 'inbound.db'}", clock=clock)
     for number in range(600):
-        storage.decide(policy("counter"), f"visitor {number}")
+        on_sqlite.decide(policy("counter"), f"visitor {number}")
     clock.ms += 2 * DAY_MS
     for _ in range(3):
-        storage.add_totals({})
-    storage.close()
-    with sqlite3.connect(tmp_path / "inbound.db") as db:
-        left = db.execute("SELECT COUNT(*) FROM states").fetchone()[0]
-        salts = [name for (name,) in db.execute("SELECT name FROM salts ORDER BY name")]
-    db.close()
-    assert (left, salts) == (0, ["0", "shard"])
+        on_sqlite.add_totals({})
+    assert run_sql(path, "SELECT COUNT(*) FROM states") == [(0,)]
+    assert run_sql(path, "SELECT name FROM salts ORDER BY name") == [("0",), ("shard",)]
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "log"])

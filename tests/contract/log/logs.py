@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import redis
 
+from quota.errors import LedgerError
 from quota.ledger.log import ANY, Append, Log, Reply
 from quota.ledger.memory_log import MemoryLog
 from quota.ledger.redis_log import RedisLog
@@ -110,6 +111,11 @@ def fence(log: Log, token: str = "token") -> str:  # noqa: S107  # no secret
     done, epoch = log.fence(P, log.begin(P).epoch, token)
     assert done
     return epoch
+
+
+def no_answer(*_: Any, **options: Any) -> Any:
+    """In the place of a method: as if the ledger were gone."""
+    raise LedgerError("no answer")
 
 
 # -- where a log lies ----------------------------------------------------------------------------------------------

@@ -20,11 +20,13 @@ from contract.log.logs import (
     marker,
     others,
 )
-from quota.ledger.log import ANY, MAX_ENTRIES, MAX_UNSEEN, Append, Log
+from quota.ledger.log import ANY, MAX_ENTRIES, MAX_UNSEEN, Append, Log, Room
 from quota.rules.entry import END, START
+from quota.terms.limits import Selector
 
 if TYPE_CHECKING:
     from contract.log.logs import Place
+    from quota.rules.entry import Entry
 
 LONGEST = "x" * 200
 
@@ -95,14 +97,14 @@ def test_entries_of_the_same_millisecond_follow_the_newest_whatever_number_is_se
     assert ask(log, charge(), seen=(NOW_MS, 11), seq=900).id == (NOW_MS, 12)
 
 
-def test_while_the_clock_is_behind_the_newest_entry_the_time_stands_still(log: Log, clock: Clock) -> None:
+def test_an_entry_takes_the_newest_entrys_time_if_the_clock_is_behind_it(log: Log, clock: Clock) -> None:
     seen = ask(log, charge(), seq=10).id
     clock.now_ms -= 5_000
     reply = ask(log, charge(), seen=seen, seq=3)
     assert (reply.id, reply.clock_ms) == ((NOW_MS, 11), NOW_MS - 5_000)
 
 
-def test_as_many_entries_as_may_come_at_once_are_appended(log: Log) -> None:
+def test_an_append_takes_the_largest_number_of_entries(log: Log) -> None:
     entries = [charge() for _ in range(MAX_ENTRIES)]
     ask(log, *entries)
     assert [entry.key for entry in entries_of(log)] == [entry.key for entry in entries]
@@ -128,13 +130,13 @@ def test_a_clock_that_the_author_does_not_accept_appends_nothing(
     assert log.begin(P).epoch == ("first" if word == "APPENDED" else "")
 
 
-def test_a_wrong_clock_is_told_with_what_is_unread(log: Log) -> None:
+def test_a_clock_answer_carries_the_unread_entries(log: Log) -> None:
     (first,) = added(log, charge())
     reply = ask(log, charge(), now_ms=NOW_MS + 1, room=9)
     assert (reply.word, list(reply.unseen), reply.whole) == ("CLOCK", [first], True)
 
 
-def test_who_only_reads_is_asked_for_no_time(log: Log) -> None:
+def test_a_reader_needs_no_time(log: Log) -> None:
     assert ask(log, now_ms=NOW_MS + 1, latest_ms=0).word == "READ"
 
 
@@ -144,7 +146,7 @@ def test_a_simulation_brings_its_own_clock(log: Log) -> None:
     assert ask(log, clock_ms=60_000).clock_ms == 60_000
 
 
-def test_without_a_clock_of_the_test_it_is_that_of_the_host_or_the_server(place: Place) -> None:
+def test_the_log_uses_the_clock_of_the_host_or_the_server(place: Place) -> None:
     log = place.open()
     before_ms = log.now_ms()
     reply = ask(log, charge())
@@ -155,21 +157,21 @@ def test_without_a_clock_of_the_test_it_is_that_of_the_host_or_the_server(place:
 # -- what is unread ------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_is_shown_what_lies_behind_the_entry_that_it_names(log: Log) -> None:
+def test_a_reader_gets_the_entries_after_the_entry_that_it_names(log: Log) -> None:
     entries = added(log, *[charge() for _ in range(5)])
     reply = ask(log, seen=entries[1].id)
     assert (reply.word, list(reply.unseen), reply.whole, reply.id) == ("READ", entries[2:], True, None)
     assert list(ask(log, seen=entries[-1].id).unseen) == []
 
 
-def test_what_was_appended_now_is_not_among_the_unread(log: Log) -> None:
+def test_the_unread_entries_exclude_the_appended_entries(log: Log) -> None:
     (first,) = added(log, charge())
     reply = ask(log, charge(), room=1)
     assert (reply.word, list(reply.unseen)) == ("APPENDED", [first])
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_an_answer_carries_500_entries_and_says_whether_that_is_all(log: Log, more: int) -> None:
+def test_an_answer_carries_500_entries_and_a_mark_if_more_follow(log: Log, more: int) -> None:
     (first,) = added(log, charge())
     entries = add_many(log, MAX_UNSEEN + more)
     for seen in (first.id, START):
@@ -179,7 +181,7 @@ def test_an_answer_carries_500_entries_and_says_whether_that_is_all(log: Log, mo
         assert reply.whole == (len(expected) <= MAX_UNSEEN)
 
 
-def test_reading_on_from_page_to_page_shows_everything_once(log: Log) -> None:
+def test_paging_shows_every_entry_once(log: Log) -> None:
     entries, shown, seen = add_many(log, 2 * MAX_UNSEEN + 7), [], START
     while True:
         reply = ask(log, seen=seen)
@@ -193,7 +195,7 @@ def test_reading_on_from_page_to_page_shows_everything_once(log: Log) -> None:
 # -- again ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_retry_is_told_the_id_of_the_first_try_and_appends_nothing(log: Log) -> None:
+def test_a_retry_gets_the_id_of_the_first_try_and_appends_nothing(log: Log) -> None:
     (before,) = added(log, charge())
     tried = [charge(7), charge(8)]
     first = ask(log, *tried, seen=before.id)
@@ -205,14 +207,14 @@ def test_a_retry_is_told_the_id_of_the_first_try_and_appends_nothing(log: Log) -
 
 
 @pytest.mark.parametrize("fields", [{"now_ms": NOW_MS + 1}, {"latest_ms": 0}, {"room": 0}])
-def test_a_retry_is_told_so_whatever_else_would_stop_it(log: Log, fields: dict[str, int]) -> None:
+def test_a_retry_gets_the_first_id_even_if_something_else_would_stop_it(log: Log, fields: dict[str, int]) -> None:
     tried = charge(7)
     first = ask(log, tried).id
     added(log, marker())
     assert ask(log, tried, **fields)[::5] == ("APPENDED", first)
 
 
-def test_a_retry_of_a_correction_is_told_so_too(log: Log) -> None:
+def test_a_retry_of_a_correction_gets_the_first_id(log: Log) -> None:
     (corrected,) = added(log, charge(100))
     tried = correction(corrected, 40)
     first = ask(log, tried, seen=corrected.id, room=ANY).id
@@ -221,7 +223,7 @@ def test_a_retry_of_a_correction_is_told_so_too(log: Log) -> None:
 
 
 @pytest.mark.parametrize("room", [0, ANY])
-def test_a_retry_whose_first_try_lies_beyond_the_page_is_not_appended_twice(log: Log, room: int) -> None:
+def test_a_retry_appends_nothing_if_its_first_try_is_beyond_the_page(log: Log, room: int) -> None:
     add_many(log, MAX_UNSEEN)
     tried = charge()
     first = add(log, tried)
@@ -232,7 +234,7 @@ def test_a_retry_whose_first_try_lies_beyond_the_page_is_not_appended_twice(log:
     assert sum(entry.key == tried.key for entry in entries_of(log)) == 1
 
 
-def test_the_first_charge_of_two_authors_who_read_an_empty_log_is_one_of_them(log: Log) -> None:
+def test_only_one_of_two_first_charges_to_an_empty_log_is_appended(log: Log) -> None:
     """Whoever is second learns the epoch that the first one gave the log, and decides again."""
     assert log.append(P, Append("", START, [charge()], new_epoch="one")).word == "APPENDED"
     reply = log.append(P, Append("", START, [charge()], room=0, new_epoch="two"))
@@ -240,9 +242,235 @@ def test_the_first_charge_of_two_authors_who_read_an_empty_log_is_one_of_them(lo
     assert len(log.read(P, START, END, 10)) == 1
 
 
-def test_who_has_read_an_empty_log_decides_again_once_somebody_has_begun_it(log: Log) -> None:
+def test_a_reader_of_an_empty_log_decides_again_after_the_first_entry(log: Log) -> None:
     """Even one who needs no room: an empty log that has begun may be what a loss has left."""
     (first,) = added(log, charge())
     reply = ask(log, charge(), epoch="", room=ANY)
     assert (reply.word, reply.epoch, list(reply.unseen)) == ("AGAIN", "first", [first])
     assert ask(log, charge(), epoch=reply.epoch, seen=first.id, room=0).word == "APPENDED"
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+SEARCH = {"bucket": "searches", "method": "search.list", "job": "other"}
+"""A charge that the limits of these tests do not count, unless they say so."""
+
+
+def fits(log: Log, room: int, **fields: object) -> bool:
+    """Whether somebody who has read nothing can append with this room. What was not appended is told in full."""
+    stood = entries_of(log)
+    reply = ask(log, charge(), room=room, **fields)
+    assert list(reply.unseen) == stood
+    assert len(entries_of(log)) == len(stood) + (reply.word == "APPENDED")
+    assert reply.word in ("APPENDED", "AGAIN")
+    return reply.word == "APPENDED"
+
+
+def takes(log: Log, units: int, *rooms_of: Selector) -> None:
+    """What is unread takes exactly so many units of a room: a unit less, and nothing is appended."""
+
+    def asked(room: int) -> bool:
+        return fits(log, 0 if rooms_of else room, rooms=[Room(selector, room) for selector in rooms_of])
+
+    assert not asked(units - 1)
+    assert asked(units)
+
+
+# -- one room for all ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("units", "weight"),
+    [
+        ((5,), 5),
+        ((5, 7), 12),
+        ((0,), 1),  # a call without a cost is a call
+        ((0, 0, 3), 5),
+        ((10**15 - 1,), 10**15 - 1),
+    ],
+)
+def test_each_unread_charge_takes_its_units_and_at_least_one(log: Log, units: tuple[int, ...], weight: int) -> None:
+    added(log, *[charge(each) for each in units])
+    takes(log, weight)
+
+
+def test_a_charge_needs_no_room_if_nothing_is_unread(log: Log) -> None:
+    (seen,) = added(log, charge(100))
+    assert ask(log, charge(), seen=seen.id, room=0).word == "APPENDED"
+
+
+@pytest.mark.parametrize(("before", "after", "weight"), [(100, 140, 40), (100, 100, 0), (100, 0, 0), (0, 1, 1)])
+def test_an_unread_correction_takes_what_it_adds(log: Log, before: int, after: int, weight: int) -> None:
+    (corrected,) = added(log, charge(before))
+    added(log, correction(corrected, after))
+    asked = {"seen": corrected.id}
+    if weight:
+        assert ask(log, charge(), room=weight - 1, **asked).word == "AGAIN"
+    assert ask(log, charge(), room=weight, **asked).word == "APPENDED"
+
+
+def test_unread_units_of_others_take_all_room(log: Log) -> None:
+    added(log, others(900), others(100))
+    takes(log, 1_000)
+
+
+def test_unread_entries_of_several_kinds_take_the_sum(log: Log) -> None:
+    (corrected,) = added(log, charge(10))
+    added(log, correction(corrected, 30), others(5), charge(0))
+    takes(log, 10 + 20 + 5 + 1)
+
+
+def test_an_unread_marker_leaves_no_room(log: Log) -> None:
+    """Some fact of the state has changed: the author reads it, and decides again."""
+    added(log, marker())
+    assert not fits(log, ANY - 1)
+    assert fits(log, ANY)
+
+
+def test_an_unreadable_entry_leaves_no_room_and_raises_nothing(log: Log, place: Place) -> None:
+    first, spoilt, last = added(log, charge(), charge(), charge())
+    place.spoil(log, spoilt.id)
+    unseen = list(ask(log).unseen)
+    assert [entry.id for entry in unseen] == [first.id, spoilt.id, last.id]
+    assert [entry.kind for entry in unseen] == ["charge", "unreadable", "charge"]
+    assert not fits(log, ANY - 1)
+    assert fits(log, ANY)
+
+
+def test_more_unread_entries_than_an_answer_carries_leave_no_room_at_all(log: Log) -> None:
+    """What lies behind the page may be a correction of the same charge, or the first try of this one."""
+    add_many(log, MAX_UNSEEN)
+    assert ask(log, charge(), room=MAX_UNSEEN - 1).word == "AGAIN"
+    assert ask(log, charge(), room=MAX_UNSEEN).word == "APPENDED"
+    for room in (ANY - 1, ANY):
+        assert ask(log, charge(), room=room).word == "AGAIN"
+    assert len(entries_of(log)) == MAX_UNSEEN + 1
+
+
+def test_several_entries_are_appended_together_or_not_at_all(log: Log) -> None:
+    added(log, charge(5))
+    assert ask(log, charge(1), charge(1), room=4).word == "AGAIN"
+    assert len(entries_of(log)) == 1
+    assert ask(log, charge(1), charge(1), room=5).word == "APPENDED"
+    assert len(entries_of(log)) == 3
+
+
+# -- a room for each limit -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        Selector(),
+        Selector(("units",)),
+        Selector(("searches", "units")),
+        Selector(methods=("videos.list",)),
+        Selector(jobs=("job",)),
+        Selector(("units",), ("videos.list",), ("job",)),
+    ],
+    ids=str,
+)
+def test_entries_that_a_limit_counts_take_its_room(log: Log, selector: Selector) -> None:
+    added(log, charge(5))
+    takes(log, 5, selector)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        Selector(("searches",)),
+        Selector(methods=("search.list",)),
+        Selector(jobs=("other",)),
+        Selector(("units",), ("videos.list",), ("other",)),
+    ],
+    ids=str,
+)
+def test_entries_that_a_limit_does_not_count_take_no_room(log: Log, selector: Selector) -> None:
+    (counted,) = added(log, charge(5))
+    added(log, correction(counted, 9))
+    assert fits(log, 0, rooms=[Room(selector, 0)])
+
+
+def test_a_limit_with_a_room_counts_only_what_it_selects(log: Log) -> None:
+    (corrected,) = added(log, charge(3))
+    added(log, charge(4), charge(100, **SEARCH), correction(corrected, 5), charge(0))
+    takes(log, 3 + 4 + 2 + 1, Selector(("units",)))
+
+
+def test_only_the_bucket_decides_whether_units_of_others_count(log: Log) -> None:
+    added(log, others(7))
+    takes(log, 7, Selector(("units",), ("videos.list",), ("job",)))
+    assert fits(log, 0, rooms=[Room(Selector(("searches",)), 1)])
+
+
+def test_a_limit_of_calls_counts_what_others_used_in_full(log: Log) -> None:
+    """Nobody says how many calls these were."""
+    added(log, others(7))
+    takes(log, 7, Selector(count="calls"))
+
+
+def test_a_limit_of_calls_counts_one_call_per_charge(log: Log) -> None:
+    corrected, refunded, _ = added(log, charge(0), charge(9), charge(100))
+    added(log, correction(corrected, 8))  # a call that was refunded counts again
+    added(log, correction(refunded, 0))
+    takes(log, 3 + 1, Selector(count="calls"))
+
+
+def test_a_single_limit_without_room_stops_the_append(log: Log) -> None:
+    added(log, charge(5))
+    roomy = Room(Selector(), 100)
+    assert not fits(log, 0, rooms=[roomy, Room(Selector(jobs=("job",)), 4)])
+    assert not fits(log, 0, rooms=[Room(Selector(jobs=("job",)), 4), roomy])
+    assert fits(log, 0, rooms=[roomy, Room(Selector(jobs=("job",)), 5), Room(Selector(("searches",)), 0)])
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_marker_or_an_unreadable_entry_leaves_no_limit_room(log: Log, place: Place, readable: bool) -> None:
+    (entry,) = added(log, marker() if readable else charge())
+    if not readable:
+        place.spoil(log, entry.id)
+    assert not fits(log, 0, rooms=[Room(Selector(("searches",)), ANY)])
+
+
+# -- who has decided already -----------------------------------------------------------------------------------------
+
+
+def unread(log: Log) -> list[Entry]:
+    (corrected,) = added(log, charge(100))
+    return [corrected, *added(log, marker(), others(10**9), correction(corrected, 10**9), charge(10**9))]
+
+
+def test_an_append_without_a_room_ignores_unread_entries(log: Log) -> None:
+    unread(log)
+    assert fits(log, ANY)
+
+
+def test_an_unread_correction_of_another_charge_stops_no_correction(log: Log) -> None:
+    corrected, other = added(log, charge(100), charge(100))
+    added(log, correction(corrected, 50), marker())
+    assert ask(log, correction(other, 50), seen=other.id, room=ANY).word == "APPENDED"
+
+
+@pytest.mark.parametrize("room", [10**6, ANY])
+@pytest.mark.parametrize("units", [0, 50, 100])
+def test_an_unread_correction_of_the_same_charge_stops_a_correction(log: Log, room: int, units: int) -> None:
+    """Its author says what the charge counted before, and has to read that first."""
+    (corrected,) = added(log, charge(100))
+    (first,) = added(log, correction(corrected, units))
+    late = correction(corrected, 30)
+    reply = ask(log, charge(), late, seen=corrected.id, room=room)
+    assert (reply.word, list(reply.unseen)) == ("AGAIN", [first])
+    assert log.corrections("p", [corrected.key])[corrected.key] == (units, first.id)
+    assert ask(log, late._replace(before_units=units), seen=first.id, room=room).word == "APPENDED"
+
+
+def test_a_correction_that_was_read_stops_no_correction(log: Log) -> None:
+    (corrected,) = added(log, charge(100))
+    (first,) = added(log, correction(corrected, 50))
+    added(log, charge())
+    assert ask(log, correction(corrected, 30, before_units=50), seen=first.id, room=ANY).word == "APPENDED"
+
+
+def test_an_append_without_a_room_still_needs_a_clock(log: Log) -> None:
+    assert ask(log, charge(), room=ANY, now_ms=NOW_MS + 1).word == "CLOCK"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from contract.log.logs import NOW_MS, Clock, P, add, add_many, added, charge, correction, entries_of, fence
+from contract.log.logs import NOW_MS, Clock, P, add, add_many, added, ask, charge, correction, entries_of, fence, marker
 from quota.budget import Budget
 from quota.deciding.project import Project
-from quota.ledger.log import MAX_UNSEEN, Log
+from quota.ledger.log import ANY, LEASE_MS, MAX_UNSEEN, Append, Log, fence_is_over, is_fence
 from quota.rules.entry import END, START, Id, id_text
 from quota.rules.total import RunningTotal
 from quota.terms.limits import DAY_MS, Selector, Sliding, View
 from support.books import BOOK
 from support.setup import limit
+
+if TYPE_CHECKING:
+    from contract.log.logs import Place
 
 
 def kept(epoch: str, head: Id) -> str:
@@ -20,7 +25,7 @@ def kept(epoch: str, head: Id) -> str:
     return f"{epoch} 5 0-0 {id_text(head)} -"
 
 
-def test_a_beginning_is_the_moment_as_it_is(log: Log, clock: Clock) -> None:
+def test_a_beginning_has_the_epoch_the_time_and_the_state(log: Log, clock: Clock) -> None:
     *_, last = added(log, charge(), charge())
     clock.now_ms += 5
     log.change(P, {}, {"facts": "a\tb\nc", "claim:x": "{}"})
@@ -35,7 +40,7 @@ def test_a_text_of_the_state_may_be_empty(log: Log) -> None:
     assert dict(log.begin(P, (), ("facts",)).state) == {"facts": ""}
 
 
-def test_what_was_kept_of_a_view_comes_with_what_lies_behind_it(log: Log) -> None:
+def test_a_kept_view_comes_with_the_entries_after_it(log: Log) -> None:
     entries = added(log, *[charge() for _ in range(5)])
     assert log.keep_views(P, "first", {"v": kept("first", entries[1].id)})
     beginning = log.begin(P, ("v",), ())
@@ -43,7 +48,7 @@ def test_what_was_kept_of_a_view_comes_with_what_lies_behind_it(log: Log) -> Non
     assert (list(beginning.entries), beginning.whole) == (entries[2:], True)
 
 
-def test_the_format_of_what_is_kept_is_that_of_running_totals(log: Log) -> None:
+def test_a_kept_view_has_the_format_of_a_running_total(log: Log) -> None:
     entries = added(log, charge(3), charge(4))
     view = View(Selector(), Sliding(DAY_MS))
     total = RunningTotal(view)
@@ -53,7 +58,7 @@ def test_the_format_of_what_is_kept_is_that_of_running_totals(log: Log) -> None:
     assert list(log.begin(P, (view.name,), ()).entries) == entries[1:]
 
 
-def test_of_several_views_the_earliest_says_what_is_shown(log: Log) -> None:
+def test_the_earliest_of_several_views_decides_which_entries_come(log: Log) -> None:
     entries = added(log, *[charge() for _ in range(5)])
     log.keep_views(P, "first", {"late": kept("first", entries[3].id), "early": kept("first", entries[0].id)})
     assert list(log.begin(P, ("late", "early"), ()).entries) == entries[1:]
@@ -67,7 +72,7 @@ def test_a_view_that_has_read_everything_comes_with_nothing(log: Log) -> None:
     assert (list(beginning.entries), beginning.whole) == ([], True)
 
 
-def test_where_one_view_is_not_kept_no_entries_are_shown(log: Log) -> None:
+def test_no_entries_come_if_a_view_is_not_kept(log: Log) -> None:
     first, _ = added(log, charge(), charge())
     log.keep_views(P, "first", {"v": kept("first", first.id)})
     beginning = log.begin(P, ("v", "w"), ())
@@ -84,7 +89,7 @@ def test_a_view_of_another_epoch_or_that_nobody_can_read_is_not_kept(log: Log, t
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_beginning_carries_500_entries_and_says_whether_that_is_all(log: Log, more: int) -> None:
+def test_a_beginning_carries_500_entries_and_a_mark_if_more_follow(log: Log, more: int) -> None:
     (first,) = added(log, charge())
     entries = add_many(log, MAX_UNSEEN + more)
     log.keep_views(P, "first", {"v": kept("first", first.id)})
@@ -118,7 +123,7 @@ def test_a_view_that_is_kept_again_takes_the_place_of_what_was_kept(log: Log) ->
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_piece_of_the_log_is_read_from_behind_one_entry_through_another(log: Log) -> None:
+def test_a_read_returns_the_entries_after_an_entry_up_to_another(log: Log) -> None:
     entries = added(log, *[charge() for _ in range(6)])
     ids = [entry.id for entry in entries]
     assert list(log.read(P, ids[1], ids[4], 10)) == entries[2:5]
@@ -135,7 +140,7 @@ def test_many_entries_are_read_at_once(log: Log) -> None:
     assert list(log.read(P, START, END, 2_100)) == entries[:2_100]
 
 
-def test_a_fence_or_a_seal_keeps_nobody_from_reading(log: Log) -> None:
+def test_a_fenced_or_sealed_log_can_be_read(log: Log) -> None:
     (first,) = added(log, charge(100))
     (corrected,) = added(log, correction(first, 40))
     log.change(P, {}, {"facts": "x"})
@@ -150,7 +155,7 @@ def test_a_fence_or_a_seal_keeps_nobody_from_reading(log: Log) -> None:
 # -- corrections -----------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_correction_of_a_charge_says_what_it_counts(log: Log) -> None:
+def test_the_newest_correction_sets_what_a_charge_counts(log: Log) -> None:
     first, second, third = added(log, charge(100), charge(100), charge(100))
     assert dict(log.corrections(P, [first.key])) == {}
     added(log, correction(first, 40), correction(second, 0))
@@ -191,8 +196,176 @@ def test_a_project_takes_no_charge_of_another_api(log: Log, clock: Clock) -> Non
     assert again.limits[0].used_units == 100
 
 
-def test_of_two_apis_that_begin_at_once_one_has_the_project(log: Log, clock: Clock) -> None:
+def test_two_apis_that_begin_at_once_do_not_share_a_project(log: Log, clock: Clock) -> None:
     asana, hubspot = (of_api(api, log, clock) for api in ("asana", "hubspot"))
     for project, _ in (asana, hubspot):
         project.begin(())
     assert [budget.charge("search.list").admitted for _, budget in (asana, hubspot)] == [True, False]
+
+
+# -- another log -------------------------------------------------------------------------------------------------------
+
+
+def is_behind(log: Log, epoch: str, seen: Id = START, **fields: object) -> bool:
+    """Whether an author who has read so far is behind, who appends as well as who only reads."""
+    stood = entries_of(log)
+    replies = [ask(log, *entries, epoch=epoch, seen=seen, room=ANY, **fields) for entries in ((), (charge(),))]
+    words = [reply.word for reply in replies]
+    if words != ["BEHIND", "BEHIND"]:
+        assert words in (["READ", "APPENDED"], ["READ", "AGAIN"])
+        return False
+    for reply in replies:
+        assert (list(reply.unseen), reply.id, reply.epoch) == ([], None, log.begin(P).epoch)
+    assert entries_of(log) == stood
+    return True
+
+
+def test_a_reader_of_this_log_finds_it_whole(log: Log) -> None:
+    assert not is_behind(log, "first", add(log, charge()))
+
+
+def test_a_log_is_not_behind_for_a_caller_that_has_read_nothing(log: Log) -> None:
+    add(log, charge())
+    assert not is_behind(log, "first")
+    assert not is_behind(log, "")
+
+
+def test_a_reader_of_another_log_finds_this_log_behind(log: Log) -> None:
+    seen = add(log, charge())
+    assert is_behind(log, "other")
+    assert is_behind(log, "other", seen)
+
+
+def test_an_emptied_log_is_behind_for_its_reader(log: Log) -> None:
+    assert is_behind(log, "first")
+    assert is_behind(log, "first", (NOW_MS, 7))
+    assert is_behind(log, "", (NOW_MS, 7))
+
+
+@pytest.mark.parametrize("lacking", [(NOW_MS - 1, 7), (NOW_MS, 6), (NOW_MS, 8), (NOW_MS, 10), (NOW_MS + 1, 0)])
+def test_a_log_that_lacks_what_its_author_has_seen_is_behind(log: Log, lacking: Id) -> None:
+    ask(log, charge(), seq=7)
+    ask(log, charge(), seen=(NOW_MS, 7), clock_ms=NOW_MS + 1, seq=10)
+    assert not is_behind(log, "first", (NOW_MS, 7))
+    assert is_behind(log, "first", lacking)
+
+
+@pytest.mark.parametrize("lacking", [(NOW_MS, 6), (NOW_MS, 9), (NOW_MS, 11), (NOW_MS + 1, 0)])
+def test_a_log_that_lacks_what_the_machine_of_its_author_has_seen_is_behind(log: Log, lacking: Id) -> None:
+    ask(log, charge(), charge(), seq=7)
+    assert is_behind(log, "first", (NOW_MS, 7), must=lacking)
+
+
+def test_a_log_that_has_what_the_machine_has_seen_is_not_behind(log: Log) -> None:
+    first, second, third = added(log, charge(), charge(), charge())
+    for must in (first, second, third):
+        assert not is_behind(log, "first", first.id, must=must.id)
+    add_far = [charge() for _ in range(600)]
+    *_, last = added(log, *add_far)
+    assert ask(log, epoch="first", seen=first.id, must=last.id).word == "READ"
+
+
+def test_a_trimmed_entry_is_not_missing_but_a_later_entry_may_be(log: Log, clock: Clock) -> None:
+    """Who has read up to there goes on; who has not may have missed a marker."""
+    first, second = added(log, charge(), charge())
+    clock.now_ms += 1_000
+    (last,) = added(log, charge())
+    assert log.trim(P, NOW_MS + 1) == 2
+    assert log.begin(P).trimmed == second.id
+    assert list(ask(log, epoch="first", seen=second.id).unseen) == [last]
+    for must in (first.id, second.id, (NOW_MS - 5, 0)):
+        assert ask(log, epoch="first", seen=last.id, must=must).word == "READ"
+    assert is_behind(log, "first", first.id)
+    assert is_behind(log, "first", (NOW_MS - 5, 0))
+    assert is_behind(log, "first", (second.id[0], second.id[1] + 1))
+    assert is_behind(log, "first", last.id, must=(second.id[0], second.id[1] + 1))
+
+
+def test_a_log_that_was_trimmed_to_its_end_goes_on(log: Log) -> None:
+    (last,) = added(log, charge())
+    assert log.trim(P, NOW_MS + 1) == 1
+    assert (log.begin(P).epoch, log.begin(P).tip) == ("first", START)
+    assert is_behind(log, "first", (last.id[0], last.id[1] + 1))
+    reply = ask(log, charge(), epoch="first", seen=last.id, seq=0)
+    assert (reply.word, reply.id) == ("APPENDED", (NOW_MS, last.id[1] + 1))
+
+
+def test_an_empty_log_gives_no_id_twice_under_an_earlier_clock(log: Log, clock: Clock) -> None:
+    (last,) = added(log, charge())
+    log.trim(P, NOW_MS + 1)
+    clock.now_ms -= 5_000
+    assert ask(log, charge(), epoch="first").id == (NOW_MS, last.id[1] + 1)
+
+
+# -- fences and seals ----------------------------------------------------------------------------------------------
+
+
+def test_a_fenced_log_is_behind_for_everybody_and_names_the_fence(log: Log) -> None:
+    seen = add(log, charge())
+    epoch = fence(log)
+    assert is_fence(epoch)
+    for author in ("first", "", epoch, "other"):
+        assert is_behind(log, author)
+        assert is_behind(log, author, seen)
+
+
+def test_nobody_appends_after_a_fence_has_ended(log: Log, clock: Clock) -> None:
+    """Its owner may have put half a log together. Whoever is next fences anew, and compares."""
+    seen = add(log, charge())
+    epoch = fence(log)
+    clock.now_ms += LEASE_MS
+    assert fence_is_over(epoch, clock.now_ms)
+    for author in ("first", "", epoch):
+        assert is_behind(log, author, seen if author else START)
+
+
+def test_a_sealed_log_is_behind_for_everybody_and_names_the_new_url(log: Log) -> None:
+    seen = add(log, charge())
+    assert log.seal(P, fence(log), "redis://elsewhere/0")
+    assert log.begin(P).epoch == "!redis://elsewhere/0"
+    for author in ("first", "", "!redis://elsewhere/0"):
+        assert is_behind(log, author, seen if author else START)
+
+
+def test_an_empty_log_can_be_fenced(log: Log) -> None:
+    fence(log)
+    assert is_behind(log, "")
+
+
+# -- a part is lost ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["log", "state"])
+def test_a_log_of_which_a_part_is_lost_is_behind_for_everybody(log: Log, stored: Place, part: str) -> None:
+    """Entries without an epoch, or an epoch without entries: what was read last may be gone, or not."""
+    *_, last = added(log, charge(), charge())
+    stored.lose(part)
+    for author in ("first", ""):
+        assert is_behind(log, author)
+    assert is_behind(log, "first", last.id)
+    assert not log.change(P, {}, {"facts": "x"}, marker()).done
+    assert log.trim(P, NOW_MS + 1) == 0
+    assert not log.keep_views(P, "first", {"v": "first 1 0-0 0-0 -"})
+
+
+@pytest.mark.parametrize("part", ["log", "state"])
+def test_a_log_of_which_a_part_is_lost_stands_behind_a_fence_that_is_over(log: Log, stored: Place, part: str) -> None:
+    """So whoever asks next fences it, and puts it together."""
+    entries = added(log, charge(), charge())
+    stored.lose(part)
+    beginning = log.begin(P)
+    assert is_fence(beginning.epoch)
+    assert fence_is_over(beginning.epoch, beginning.clock_ms)
+    epoch = fence(log)
+    assert log.replace(P, epoch, log.begin(P).tip, entries, "second")
+    assert entries_of(log) == entries
+    assert not is_behind(log, "second", entries[-1].id)
+
+
+def test_a_log_that_was_emptied_begins_anew(log: Log, stored: Place) -> None:
+    seen = add(log, charge())
+    stored.lose("log", "state")
+    assert is_behind(log, "first", seen)
+    assert log.begin(P).epoch == ""
+    assert log.append(P, Append("", START, [charge()], new_epoch="second")).epoch == "second"
+    assert is_behind(log, "first", seen)

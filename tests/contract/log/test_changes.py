@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from contract.log.logs import NOW_MS, Clock, P, add, added, ask, charge, entries_of, fence, marker
-from quota.ledger.log import Log
-from support.processes import Children
-from support.threads import in_threads
+from quota.ledger.log import EPOCH, KEPT_MS, Log
+from quota.rules.entry import START
+from quota.terms.limits import DAY_MS
+from support.processes import Children, in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from contract.log.logs import Place
+    from contract.log.logs import Place, RedisPlace
 
 
 def state_of(log: Log, *names: str) -> Mapping[str, str]:
     return dict(log.begin(P, (), names).state)
 
 
-def test_a_field_changes_where_it_is_as_expected(log: Log) -> None:
+def test_a_field_changes_if_it_has_the_expected_value(log: Log) -> None:
     changed = log.change(P, {"facts": None}, {"facts": "a"})
     assert (changed.done, changed.clock_ms, dict(changed.state)) == (True, NOW_MS, {"facts": "a"})
     assert log.change(P, {"facts": "a"}, {"facts": "b"}).done
@@ -29,7 +30,7 @@ def test_a_field_changes_where_it_is_as_expected(log: Log) -> None:
 
 
 @pytest.mark.parametrize("expected", [None, "a", "", "b "])
-def test_a_field_that_is_not_as_expected_does_not_change(log: Log, expected: str | None) -> None:
+def test_a_field_with_another_value_does_not_change(log: Log, expected: str | None) -> None:
     log.change(P, {}, {"facts": "b", "other": "c"})
     changed = log.change(P, {"other": "c", "facts": expected}, {"facts": "x", "claim": "y"}, marker())
     assert (changed.done, dict(changed.state)) == (False, {"facts": "b", "other": "c"})
@@ -37,14 +38,14 @@ def test_a_field_that_is_not_as_expected_does_not_change(log: Log, expected: str
     assert entries_of(log) == []
 
 
-def test_a_field_that_is_missing_is_not_an_empty_one(log: Log) -> None:
+def test_a_missing_field_is_not_an_empty_field(log: Log) -> None:
     assert not log.change(P, {"facts": ""}, {"facts": "x"}).done
     log.change(P, {}, {"facts": ""})
     assert not log.change(P, {"facts": None}, {"facts": "x"}).done
     assert log.change(P, {"facts": ""}, {"facts": "x"}).done
 
 
-def test_a_field_that_becomes_none_goes(log: Log) -> None:
+def test_a_field_set_to_none_is_removed(log: Log) -> None:
     log.change(P, {}, {"facts": "a", "other": "b"})
     changed = log.change(P, {"facts": "a"}, {"facts": None})
     assert (changed.done, dict(changed.state)) == (True, {})
@@ -64,7 +65,7 @@ def test_a_text_is_kept_as_it_is(log: Log) -> None:
     assert log.change(P, texts, {"tabs": None}).done
 
 
-def test_with_nothing_that_becomes_it_only_reads(log: Log) -> None:
+def test_a_change_of_no_field_only_reads(log: Log) -> None:
     log.change(P, {}, {"facts": "a"})
     changed = log.change(P, {"facts": None, "none": None}, {}, marker())
     assert (changed.done, dict(changed.state), changed.clock_ms) == (False, {"facts": "a"}, NOW_MS)
@@ -162,16 +163,128 @@ def count_up(log: Log, times: int) -> int:
     return lost
 
 
-def test_of_threads_that_change_a_field_at_once_each_change_counts(place: Place) -> None:
+def test_each_change_counts_when_threads_change_a_field_at_once(place: Place) -> None:
     log = place.open()
     in_threads(count_up, *[(log, 60)] * 2)
     assert state_of(log, "count") == {"count": "120"}
     assert [entry.kind for entry in entries_of(log)] == ["marker"] * 120
 
 
-def test_of_processes_that_change_a_field_at_once_each_change_counts(place: Place, stored: Place) -> None:
+def test_each_change_counts_when_processes_change_a_field_at_once(place: Place, stored: Place) -> None:
     log = place.open()
     count_up(log, 1)
     Children(lambda n: count_up(place.open(), n), (40,), (40,)).answers()
     assert state_of(log, "count") == {"count": "81"}
     assert len({entry.key for entry in entries_of(log)}) == len({entry.id for entry in entries_of(log)}) == 81
+
+
+# -- behind a fence ----------------------------------------------------------------------------------------------------
+
+
+def epoch_of(log: Log) -> str:
+    return log.begin(P).epoch
+
+
+def test_the_owner_of_a_fence_changes_the_state_behind_it(log: Log) -> None:
+    add(log, charge())
+    standing = fence(log)
+    changed = log.change(P, {EPOCH: standing, "facts": None}, {"facts": "a", "claim:b": "c"})
+    assert (changed.done, changed.epoch) == (True, standing)
+    assert dict(log.begin(P, (), ("facts", "claim:b")).state) == {"facts": "a", "claim:b": "c"}
+    assert not log.change(P, {EPOCH: standing, "facts": "b"}, {"facts": "d"}).done
+
+
+@pytest.mark.parametrize("epoch", [None, "", "first", "~token:1", "~token"])
+def test_a_caller_with_another_epoch_changes_nothing(log: Log, epoch: str | None) -> None:
+    add(log, charge())
+    standing = fence(log)
+    changed = log.change(P, {EPOCH: epoch}, {"facts": "a", EPOCH: "mine"})
+    assert (changed.done, changed.epoch) == (False, standing)
+    assert (epoch_of(log), list(log.names(P))) == (standing, [])
+
+
+def test_the_owner_of_a_fence_gives_the_log_back_as_it_was(log: Log) -> None:
+    tip = add(log, charge())
+    changed = log.change(P, {EPOCH: fence(log)}, {EPOCH: "first"})
+    assert (changed.done, changed.epoch, epoch_of(log)) == (True, "first", "first")
+    assert ask(log, charge(), seen=tip).word == "APPENDED"
+
+
+def test_an_empty_log_is_given_back_empty(log: Log) -> None:
+    changed = log.change(P, {EPOCH: fence(log)}, {EPOCH: None})
+    assert (changed.done, changed.epoch, epoch_of(log)) == (True, "", "")
+    assert list(log.projects()) == []
+    assert ask(log, charge(), epoch="").word == "APPENDED"
+
+
+def test_a_fence_that_somebody_else_has_taken_is_not_renewed(log: Log, clock: Clock) -> None:
+    """By `fence` it would be: that one is over, too."""
+    add(log, charge())
+    ours = fence(log, "ours")
+    clock.now_ms += 10_000
+    theirs = fence(log, "theirs")
+    clock.now_ms += 10_000
+    assert not log.change(P, {EPOCH: ours}, {EPOCH: "~ours:1"}).done
+    assert epoch_of(log) == theirs
+
+
+def test_a_log_is_put_in_place_while_its_fence_stands(log: Log) -> None:
+    add(log, charge(1))
+    standing, entries = fence(log), [charge(2, id=(NOW_MS, 0))]
+    assert log.replace(P, standing, log.begin(P).tip, entries, standing)
+    assert (epoch_of(log), entries_of(log)) == (standing, entries)
+    assert ask(log, charge(), epoch=standing, seen=(NOW_MS, 0)).word == "BEHIND"
+    assert log.change(P, {EPOCH: standing}, {EPOCH: "second"}).done
+    assert ask(log, charge(), epoch="second", seen=(NOW_MS, 0)).word == "APPENDED"
+
+
+def test_an_empty_log_that_was_put_in_place_is_opened(log: Log) -> None:
+    standing = fence(log)
+    assert log.replace(P, standing, START, [], standing)
+    assert log.change(P, {EPOCH: standing}, {EPOCH: "second"}).done
+    assert ask(log, charge(), epoch="second").word == "APPENDED"
+
+
+def test_a_caller_that_names_the_seal_lifts_it(log: Log) -> None:
+    tip = add(log, charge())
+    assert log.seal(P, fence(log), "redis://elsewhere/0")
+    for epoch in ("!", "!redis://other/0", "first"):
+        assert not log.change(P, {EPOCH: epoch}, {EPOCH: "~ours:1"}).done
+    assert log.change(P, {EPOCH: "!redis://elsewhere/0"}, {EPOCH: "~ours:1"}).done
+    assert epoch_of(log) == "~ours:1"
+    assert log.replace(P, "~ours:1", tip, [], "second")
+
+
+def test_no_view_is_kept_behind_a_fence_or_a_seal(log: Log) -> None:
+    add(log, charge())
+    standing = fence(log)
+    assert not log.keep_views(P, standing, {"v": "x"})
+    log.seal(P, standing, "redis://elsewhere/0")
+    assert not log.keep_views(P, "!redis://elsewhere/0", {"v": "x"})
+    assert dict(log.begin(P, ("v",)).state) == {}
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_a_seal_that_is_given_back_lives_as_long_as_before(log: Log, place: RedisPlace) -> None:
+    add(log, charge())
+    log.seal(P, fence(log), "redis://elsewhere/0")
+    log.change(P, {EPOCH: "!redis://elsewhere/0"}, {EPOCH: "~ours:1"})
+    log.seal(P, "~ours:1", "redis://elsewhere/0")
+    (state,) = place.client.keys("*:state")
+    assert place.client.pttl(state) > KEPT_MS - DAY_MS
+
+
+def test_the_names_are_those_of_all_fields_that_callers_keep(log: Log, clock: Clock) -> None:
+    assert list(log.names(P)) == []
+    add(log, charge())
+    log.change(P, {}, {"facts": "a", "place:d|DE\n": "e", "claim:b": "c", "viewed": "f", "gone": "g"})
+    log.change(P, {}, {"gone": None})
+    log.change(P, {}, {"facts": "b"}, charge()._replace(kind="marker"))
+    log.keep_views(P, "first", {"v": "x"})
+    clock.now_ms += 1
+    log.trim(P, clock.now_ms)
+    names = ["claim:b", "facts", "place:d|DE\n", "viewed"]
+    assert list(log.names(P)) == names
+    assert list(log.names("q")) == []
+    log.seal(P, fence(log), "redis://elsewhere/0")
+    assert list(log.names(P)) == names

@@ -14,10 +14,10 @@ from quota.ledger.redis_log import RedisLog, keys_of, script
 from quota.rules.entry import END, START, Entry
 from quota.rules.total import total_of
 from quota.terms.limits import HOUR_MS, Selector, Sliding, View
-from support.servers import RedisServer, immortal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 NOW_MS = 1_793_000_000_000
 P = "p"
@@ -25,82 +25,75 @@ KEYS = keys_of(P)[:3]
 
 
 @pytest.fixture
-def client() -> Iterator[redis.Redis]:
-    with RedisServer() as server, redis.Redis(port=server.port, decode_responses=True) as client:
-        yield client
-        assert immortal(client) == []
-
-
-@pytest.fixture
-def log(client: redis.Redis) -> Iterator[RedisLog]:
-    with closing(RedisLog(f"redis://127.0.0.1:{client.get_connection_kwargs()['port']}/0?socket_timeout=20")) as log:
+def log(admin: redis.Redis) -> Iterator[RedisLog]:
+    with closing(RedisLog(f"redis://127.0.0.1:{admin.get_connection_kwargs()['port']}/0?socket_timeout=20")) as log:
         yield log
 
 
-def charge(client: redis.Redis, key: str, units: int = 1, *, now_ms: int = NOW_MS, **more: Any) -> list[Any]:
+def charge(admin: redis.Redis, key: str, units: int = 1, *, now_ms: int = NOW_MS, **more: Any) -> list[Any]:
     limits = more.get("limits", [("units|*|*", 10, units, HOUR_MS)])
     call = [units, more.get("bucket", "units"), more.get("method", "videos.list"), more.get("job", "nightly"), "DE"]
     words = [now_ms, more.get("caller_ms", 0), more.get("epoch", ""), key, *call, *(word for x in limits for word in x)]
-    reply: list[Any] = client.eval(script("charge")[0], 3, *KEYS, *words)
+    reply: list[Any] = admin.eval(script("charge")[0], 3, *KEYS, *words)
     return reply
 
 
-def test_it_admits_what_fits_and_refuses_the_next_unit_until_the_first_has_left(client: redis.Redis) -> None:
-    outcomes = [charge(client, f"k{n}", 5)[0] for n in range(3)]
+def test_the_script_refuses_a_unit_too_many_until_the_first_has_left(admin: redis.Redis) -> None:
+    outcomes = [charge(admin, f"k{n}", 5)[0] for n in range(3)]
     assert outcomes == ["ADMITTED", "ADMITTED", "REFUSED"]
-    assert charge(client, "k3", 5, now_ms=NOW_MS + HOUR_MS - 1)[0] == "REFUSED"
-    assert charge(client, "k4", 5, now_ms=NOW_MS + HOUR_MS)[0] == "ADMITTED"
+    assert charge(admin, "k3", 5, now_ms=NOW_MS + HOUR_MS - 1)[0] == "REFUSED"
+    assert charge(admin, "k4", 5, now_ms=NOW_MS + HOUR_MS)[0] == "ADMITTED"
 
 
-def test_who_asks_again_with_the_same_key_is_not_charged_twice(client: redis.Redis, log: RedisLog) -> None:
-    first, again = charge(client, "k", 7), charge(client, "k", 7)
+def test_a_repeated_key_is_charged_once(admin: redis.Redis, log: RedisLog) -> None:
+    first, again = charge(admin, "k", 7), charge(admin, "k", 7)
     assert first[:2] == again[:2]
     assert [entry.units for entry in log.read(P, START, END, 9)] == [7]
 
 
-def test_several_limits_admit_together_or_not_at_all(client: redis.Redis, log: RedisLog) -> None:
+def test_several_limits_admit_together_or_not_at_all(admin: redis.Redis, log: RedisLog) -> None:
     limits = [("units|*|*", 10, 5, HOUR_MS), ("*|videos.list,search|*|calls", 1, 1, HOUR_MS)]
-    assert charge(client, "k1", 5, limits=limits)[4:] == [5, 1]
-    assert charge(client, "k2", 5, limits=limits)[0] == "REFUSED"
+    assert charge(admin, "k1", 5, limits=limits)[4:] == [5, 1]
+    assert charge(admin, "k2", 5, limits=limits)[0] == "REFUSED"
     assert len(log.read(P, START, END, 9)) == 1
 
 
-def test_a_fence_and_another_epoch_let_nothing_through(client: redis.Redis, log: RedisLog) -> None:
-    epoch = charge(client, "k1", now_ms=0)[3]
-    assert charge(client, "k2", now_ms=0, epoch="other")[0] == "BEHIND"
+def test_a_fence_or_another_epoch_admits_nothing(admin: redis.Redis, log: RedisLog) -> None:
+    epoch = charge(admin, "k1", now_ms=0)[3]
+    assert charge(admin, "k2", now_ms=0, epoch="other")[0] == "BEHIND"
     log.fence(P, epoch, "token")
-    assert charge(client, "k3", now_ms=0)[0] == "BEHIND"
-    client.delete(KEYS[0])
-    assert charge(client, "k4", now_ms=0)[0] == "BEHIND"
+    assert charge(admin, "k3", now_ms=0)[0] == "BEHIND"
+    admin.delete(KEYS[0])
+    assert charge(admin, "k4", now_ms=0)[0] == "BEHIND"
 
 
-def test_clocks_that_disagree_charge_nothing(client: redis.Redis) -> None:
-    assert charge(client, "k1", caller_ms=NOW_MS + 5_001)[0] == "CLOCK"
-    assert charge(client, "k2", caller_ms=NOW_MS - HOUR_MS - 1)[0] == "CLOCK"
-    assert charge(client, "k3", caller_ms=NOW_MS + 5_000)[0] == "ADMITTED"
+def test_clocks_that_disagree_charge_nothing(admin: redis.Redis) -> None:
+    assert charge(admin, "k1", caller_ms=NOW_MS + 5_001)[0] == "CLOCK"
+    assert charge(admin, "k2", caller_ms=NOW_MS - HOUR_MS - 1)[0] == "CLOCK"
+    assert charge(admin, "k3", caller_ms=NOW_MS + 5_000)[0] == "ADMITTED"
 
 
-def test_a_window_of_more_than_20_000_entries_is_an_error(client: redis.Redis, log: RedisLog) -> None:
-    assert charge(client, "k")[0] == "ADMITTED"
+def test_a_window_of_more_than_20_000_entries_is_an_error(admin: redis.Redis, log: RedisLog) -> None:
+    assert charge(admin, "k")[0] == "ADMITTED"
     entries = [Entry((NOW_MS + 1, n), 1, "search", "m", "j", "DE", f"x{n}") for n in range(20_000)]
     _, fence = log.fence(P, "k", "token")
     assert log.replace(P, fence, log.begin(P).tip, [*log.read(P, START, END, 1), *entries], "e2")
     with pytest.raises(redis.ResponseError, match="more than 20,000"):
-        charge(client, "k2")
+        charge(admin, "k2")
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"key": "a b"}, {"key": ""}, {"units": -1}, {"limits": []}, {"limits": [("units", 1, 1, 1)]}, {"job": "a\tb"}],
 )
-def test_arguments_that_cannot_be_right_write_nothing(wrong: dict[str, Any], client: redis.Redis) -> None:
+def test_invalid_arguments_write_nothing(wrong: dict[str, Any], admin: redis.Redis) -> None:
     with pytest.raises(redis.ResponseError, match=r"charge\.lua"):
-        charge(client, **{"key": "k", **wrong})
-    assert client.keys("*") == []
+        charge(admin, **{"key": "k", **wrong})
+    assert admin.keys("*") == []
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_it_counts_as_the_running_totals_do(seed: int, client: redis.Redis, log: RedisLog) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_it_counts_as_the_running_totals_do(seed: int, admin: redis.Redis, log: RedisLog) -> None:
     pick, now_ms = random.Random(seed), NOW_MS
     views = [
         (View(Selector(("units",)), Sliding(HOUR_MS)), "units|*|*"),
@@ -110,12 +103,9 @@ def test_it_counts_as_the_running_totals_do(seed: int, client: redis.Redis, log:
     limits = [(counts, 10**6, 0, view.window.longest_ms) for view, counts in views]
     for number in range(150):
         now_ms += pick.choice((0, 1, 60_000, 300_000))
-        call = {
-            "bucket": pick.choice(("units", "search")),
-            "method": pick.choice("abc"),
-            "job": pick.choice(("j1", "j2")),
-        }
-        reply = charge(client, f"k{number}", pick.randrange(5), now_ms=now_ms, limits=limits, **call)
+        names = {"bucket": ("units", "search"), "method": "abc", "job": ("j1", "j2")}
+        call = {name: pick.choice(choices) for name, choices in names.items()}
+        reply = charge(admin, f"k{number}", pick.randrange(5), now_ms=now_ms, limits=limits, **call)
         entries = log.read(P, START, END, 5_000)
         before = [entry for entry in entries if entry.id < next(x.id for x in entries if x.key == f"k{number}")]
         for used, (view, _) in zip(reply[4:], views, strict=True):

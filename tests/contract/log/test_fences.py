@@ -72,7 +72,7 @@ def test_the_owner_of_a_fence_renews_it(log: Log, clock: Clock) -> None:
     assert epoch_of(log) == "second"
 
 
-def test_a_token_that_begins_as_another_is_another(log: Log) -> None:
+def test_a_token_with_the_same_prefix_is_another_token(log: Log) -> None:
     standing = fence(log, "theirs")
     for token in ("their", "theirs:1"):
         assert log.fence(P, standing, token) == (False, standing)
@@ -86,7 +86,7 @@ def test_a_fence_that_ends_later_than_any_lease_is_over(log: Log, clock: Clock) 
     assert log.fence(P, "", "ours")[0]
 
 
-def test_of_several_who_fence_at_once_one_has_it(place: Place, stored: Place) -> None:
+def test_only_one_of_several_processes_gets_the_fence(place: Place, stored: Place) -> None:
     log = place.open()
     add(log, charge())
     tokens = [(f"t{n}",) for n in range(6)]
@@ -107,7 +107,7 @@ def union_of(log: Log) -> list[Entry]:
     return [first, second, once, others(9, id=(NOW_MS, 0)), marker()._replace(id=(NOW_MS, 1)), twice]
 
 
-def test_another_log_takes_the_place_of_the_one_behind_a_fence(log: Log) -> None:
+def test_a_fenced_log_can_be_replaced(log: Log) -> None:
     gone = added(log, charge(1), charge(2))
     added(log, correction(gone[0], 5))
     log.keep_views(P, "first", {"v": "x", "w": "y"})
@@ -137,7 +137,7 @@ def test_many_entries_take_the_place_of_a_log_at_once(log: Log) -> None:
     assert entries_of(log) == entries
 
 
-def test_nothing_is_replaced_where_somebody_has_appended_since_it_was_read(log: Log) -> None:
+def test_a_log_with_a_newer_entry_is_not_replaced(log: Log) -> None:
     first, _ = added(log, charge(), charge())
     stood, epoch = entries_of(log), fence(log)
     for tip in (START, first.id, (NOW_MS, 2**41)):
@@ -145,7 +145,7 @@ def test_nothing_is_replaced_where_somebody_has_appended_since_it_was_read(log: 
     assert (entries_of(log), epoch_of(log)) == (stood, epoch)
 
 
-def test_nothing_is_replaced_but_behind_the_fence_that_stands(log: Log) -> None:
+def test_only_the_owner_of_the_fence_replaces_the_log(log: Log) -> None:
     tip = add(log, charge())
     stood = entries_of(log)
     assert not log.replace(P, "first", tip, union_of(log), "second")
@@ -178,7 +178,7 @@ def test_an_empty_log_may_be_replaced(log: Log) -> None:
     assert len(entries_of(log)) == 6
 
 
-def test_how_far_a_log_was_trimmed_comes_with_it_or_stays(log: Log, clock: Clock) -> None:
+def test_a_replacement_brings_its_trim_mark_or_keeps_the_old_mark(log: Log, clock: Clock) -> None:
     (left,) = added(log, charge())
     clock.now_ms += 1_000
     tip = add(log, charge())
@@ -209,7 +209,7 @@ def test_a_fence_becomes_a_seal(log: Log) -> None:
     assert entries_of(log) == stood
 
 
-def test_only_the_fence_that_stands_becomes_a_seal(log: Log) -> None:
+def test_only_a_standing_fence_becomes_a_seal(log: Log) -> None:
     add(log, charge())
     assert not log.seal(P, "first", "redis://elsewhere/0")
     standing = fence(log)
@@ -217,7 +217,7 @@ def test_only_the_fence_that_stands_becomes_a_seal(log: Log) -> None:
     assert epoch_of(log) == standing
 
 
-def test_nothing_takes_the_place_of_a_seal(log: Log, clock: Clock) -> None:
+def test_nothing_replaces_a_seal(log: Log, clock: Clock) -> None:
     tip = add(log, charge())
     standing, seal = fence(log), "!redis://elsewhere/0"
     log.seal(P, standing, "redis://elsewhere/0")

@@ -27,6 +27,7 @@ from contract.log.logs import (
     entries_of,
     fence,
     marker,
+    no_answer,
     others,
 )
 from quota.deciding import fence as fences
@@ -45,7 +46,7 @@ from quota.rules.refusals import RefusalCount
 from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.patience import PATIENCE_S
-from support.threads import in_threads
+from support.processes import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,7 +182,7 @@ def test_all_that_counts_moves_there_and_back(pair: Pair) -> None:
     assert content(pair.new) == held
 
 
-def test_a_log_that_has_moved_has_an_epoch_of_its_own_and_no_kept_views(pair: Pair) -> None:
+def test_a_moved_log_has_a_new_epoch_and_no_kept_views(pair: Pair) -> None:
     """So every machine compares it with what it has seen."""
     used(pair.old, pair.clock)
     epoch = pair.old.begin(P).epoch
@@ -190,7 +191,7 @@ def test_a_log_that_has_moved_has_an_epoch_of_its_own_and_no_kept_views(pair: Pa
     assert (beginning.epoch != epoch, dict(beginning.state)) == (True, {})
 
 
-def test_who_asks_the_old_log_gets_nothing_and_reads_where_it_has_moved(pair: Pair) -> None:
+def test_the_old_log_grants_nothing_and_names_the_new_url(pair: Pair) -> None:
     used(pair.old, pair.clock)
     epoch = pair.old.begin(P).epoch
     move(pair.old, pair.new)
@@ -217,7 +218,7 @@ def test_a_project_that_holds_nothing_is_closed(pair: Pair) -> None:
     assert [step.kind for step in plan_move(pair.old, pair.new, [P, "q"])] == ["moved already"] * 2
 
 
-def test_claims_and_places_move_though_nothing_was_charged(pair: Pair) -> None:
+def test_claims_and_places_move_without_a_charge(pair: Pair) -> None:
     State(pair.old, P, lambda: "k", pair.clock).claim(CLAIM)
     assert move(pair.old, pair.new).kind == "move"
     assert list(state_of(pair.new)) == ["claim:job"]
@@ -256,7 +257,7 @@ def test_a_target_that_is_in_use_gets_the_union(pair: Pair) -> None:
     assert [correction.units for correction in corrections.values()] == [9, 8]
 
 
-def test_two_entries_of_one_place_both_move_each_under_its_key(pair: Pair) -> None:
+def test_two_entries_with_one_id_both_move_under_their_keys(pair: Pair) -> None:
     (theirs,) = in_use(pair, charge(1))
     assert ask(pair.old, charge(2), epoch="", seq=7).id == theirs.id
     (ours,) = entries_of(pair.old)
@@ -264,7 +265,7 @@ def test_two_entries_of_one_place_both_move_each_under_its_key(pair: Pair) -> No
     assert {entry.key: entry.units for entry in entries_of(pair.new)} == {theirs.key: 1, ours.key: 2}
 
 
-def test_what_both_states_have_is_united(pair: Pair) -> None:
+def test_the_facts_of_both_states_are_united(pair: Pair) -> None:
     keys = (f"k{n}" for n in itertools.count())
     ours, theirs = (State(log, P, lambda: next(keys), pair.clock) for log in (pair.old, pair.new))
     ours.exhaust(Exhaustion("search", NOW_MS, NOW_MS + DAY_MS, "quota", "web1"))
@@ -300,7 +301,7 @@ def test_a_field_that_nobody_can_read_keeps_nothing_from_moving(pair: Pair) -> N
 
 
 @pytest.mark.parametrize("longer", ["old", "new"])
-def test_what_one_of_both_still_has_for_its_longer_window_stays_in_the_log(pair: Pair, longer: str) -> None:
+def test_entries_for_the_longer_window_stay_in_the_log(pair: Pair, longer: str) -> None:
     """And it is there once, also after it has moved back."""
     (theirs,) = in_use(pair, charge(1))
     (ours,) = added(pair.old, charge(2))
@@ -321,7 +322,7 @@ def test_what_one_of_both_still_has_for_its_longer_window_stays_in_the_log(pair:
 # -- what cannot be moved ----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_moved_is_one_line_and_changes_nothing(pair: Pair) -> None:
+def test_an_impossible_move_is_one_line_and_changes_nothing(pair: Pair) -> None:
     def refuses(old: Log, new: Log, why: str) -> None:
         before = [(content(log), log.begin(P).epoch) for log in (pair.old, pair.new)]
         with pytest.raises(MoveRefused) as raised:
@@ -339,7 +340,7 @@ def test_what_cannot_be_moved_is_one_line_and_changes_nothing(pair: Pair) -> Non
     refuses(pair.new, pair.old, "has moved to redis://third/0; name another ledger")
 
 
-def test_a_copy_of_a_log_is_told_from_another_log(pair: Pair) -> None:
+def test_a_move_distinguishes_a_copy_from_another_log(pair: Pair) -> None:
     """Both have one epoch, as where a file was copied by hand: nobody can say which of them is in use."""
     add(pair.old, charge())
     add(pair.new, charge())
@@ -462,11 +463,8 @@ def test_a_way_back_that_fails_leaves_the_seal(pair: Pair, monkeypatch: pytest.M
     used(pair.old, pair.clock)
     move(pair.old, pair.new)
 
-    def fails(*_: Any, **more: Any) -> bool:
-        raise LedgerError("no answer")
-
     with monkeypatch.context() as patched:
-        patched.setattr(type(pair.old), "replace", fails)
+        patched.setattr(type(pair.old), "replace", no_answer)
         with pytest.raises(LedgerError, match="no answer"):
             move(pair.new, pair.old)
     assert pair.old.begin(P).epoch == f"!{pair.new.label}"
@@ -482,10 +480,7 @@ def test_a_log_that_was_replaced_does_not_stand_under_its_old_epoch(
     used(pair.old, pair.clock)
     in_use(pair, charge())
 
-    def fails(*_: Any) -> bool:
-        raise LedgerError("no answer")
-
-    monkeypatch.setattr(type(pair.old), "seal", fails)
+    monkeypatch.setattr(type(pair.old), "seal", no_answer)
     with pytest.raises(LedgerError, match="no answer"):
         move(pair.old, pair.new)
     assert is_fence(pair.new.begin(P).epoch)
@@ -493,7 +488,7 @@ def test_a_log_that_was_replaced_does_not_stand_under_its_old_epoch(
 
 
 @pytest.mark.parametrize("pair", [*itertools.product(("sqlite", "redis"), repeat=2)], indirect=True, ids="-".join)
-def test_what_the_new_ledger_lost_is_moved_once_more(pair: Pair) -> None:
+def test_a_second_move_restores_what_the_new_ledger_lost(pair: Pair) -> None:
     """The old one is read, which stays closed."""
     used(pair.old, pair.clock)
     held = content(pair.old)
@@ -528,7 +523,7 @@ def test_nobody_appends_to_either_log_while_it_moves(pair: Pair, monkeypatch: py
 
 
 @each_target
-def test_the_past_is_copied_while_everybody_goes_on_and_what_came_to_it_meanwhile_behind_the_fence(
+def test_the_past_is_copied_before_the_fence_and_its_new_entries_behind_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used(pair.old, pair.clock)

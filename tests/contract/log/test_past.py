@@ -21,14 +21,17 @@ from contract.log.logs import (
     marker,
     others,
 )
+from quota.budget import project_of
 from quota.ledger import memory_log, sqlite_log
 from quota.ledger.log import PAST_MS, Log
 from quota.rules.entry import END, START, Entry
 from quota.rules.spent import spent
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
+from support.setup import limit
 
 if TYPE_CHECKING:
     from contract.log.logs import Place
+    from support.setup import Setup
 
 
 def past_of(log: Log) -> list[Entry]:
@@ -47,7 +50,7 @@ def test_entries_dated_before_a_time_move_to_the_past_in_order(log: Log, clock: 
     assert log.begin(P).trimmed == old[-1].id
 
 
-def test_at_most_so_many_move_at_once_the_oldest_first(log: Log) -> None:
+def test_a_trim_moves_a_bounded_number_the_oldest_first(log: Log) -> None:
     entries = added(log, *[charge() for _ in range(5)])
     assert log.trim(P, NOW_MS + 1, 2) == 2
     assert (past_of(log), entries_of(log)) == (entries[:2], entries[2:])
@@ -125,7 +128,7 @@ def test_nothing_leaves_while_a_fence_stands(log: Log) -> None:
     assert log.trim(P, NOW_MS + 1) == 1
 
 
-def test_what_leaves_goes_on_in_the_past_from_time_to_time(log: Log, clock: Clock) -> None:
+def test_decisions_move_old_entries_to_the_past_now_and_then(log: Log, clock: Clock) -> None:
     entries = []
     for _ in range(3):
         entries += added(log, charge(), charge())
@@ -138,7 +141,7 @@ def test_what_leaves_goes_on_in_the_past_from_time_to_time(log: Log, clock: Cloc
 # -- reading and adding ----------------------------------------------------------------------------------------------
 
 
-def test_a_piece_of_the_past_is_read_as_one_of_the_log(log: Log) -> None:
+def test_the_past_is_read_like_the_log(log: Log) -> None:
     entries = added(log, *[charge() for _ in range(6)])
     ids = [entry.id for entry in entries]
     log.trim(P, NOW_MS + 1)
@@ -152,7 +155,7 @@ def old(*days: int) -> list[Entry]:
     return [charge(id=(NOW_MS - day * DAY_MS, day)) for day in days]
 
 
-def test_what_a_machine_has_of_the_past_is_added_in_its_place(log: Log) -> None:
+def test_old_entries_of_a_machine_are_added_in_order(log: Log) -> None:
     five, four, three, two = old(5, 4, 3, 2)
     log.add_past(P, [five, three])
     log.add_past(P, [four])
@@ -164,7 +167,7 @@ def test_what_a_machine_has_of_the_past_is_added_in_its_place(log: Log) -> None:
     assert len(past_of(log)) == 4
 
 
-def test_what_leaves_the_log_is_there_once_though_a_machine_has_added_it(log: Log, clock: Clock) -> None:
+def test_an_entry_that_a_machine_added_is_in_the_past_once(log: Log, clock: Clock) -> None:
     first, second = added(log, charge(), charge())
     log.add_past(P, [first])
     assert log.trim(P, NOW_MS + 1) == 2
@@ -204,7 +207,7 @@ def test_the_past_ends_with_35_days(log: Log, clock: Clock) -> None:
     assert len(left) - 100 < 100
 
 
-def test_of_what_the_past_drops_the_last_entry_stays(log: Log, clock: Clock) -> None:
+def test_the_past_keeps_the_last_entry_that_it_drops(log: Log, clock: Clock) -> None:
     """It tells that there was more, also where nothing was added for a long time after it."""
     entries = add_many(log, 300)
     clock.now_ms += PAST_MS + 1
@@ -216,7 +219,7 @@ def test_of_what_the_past_drops_the_last_entry_stays(log: Log, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("place", ["memory", "sqlite"], indirect=True)
-def test_the_past_has_so_many_entries_at_most(place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_past_has_a_bounded_number_of_entries(place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory_log, sqlite_log):
         monkeypatch.setattr(module, "MAX_PAST", 3)
     log = place.open(clock)
@@ -226,3 +229,19 @@ def test_the_past_has_so_many_entries_at_most(place: Place, clock: Clock, monkey
     log.add_past(P, old(2))
     assert past_of(log) == entries[2:]
     add(log, charge())
+
+
+# -- a log does not grow with the history ------------------------------------------------------------------------------
+
+
+def test_processes_of_one_charge_each_keep_the_log_short(setup: Setup) -> None:
+    """As cron starts them: the longest window and 25 h stay."""
+    for _ in range(100):
+        budget = setup.budget(limit(500))
+        assert budget.charge("videos.list").admitted
+        project_of(budget).close()
+        setup.now_ms += HOUR_MS
+    kept = setup.ledger.read(setup.project, START, END, 1_000)
+    assert len(kept) == 50
+    assert kept[0].id[0] > setup.now_ms - 2 * DAY_MS - 3 * HOUR_MS
+    assert len(setup.ledger.past(setup.project, START, END, 1_000)) == 50

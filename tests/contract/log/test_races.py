@@ -14,8 +14,7 @@ from contract.log.logs import P, add, added, ask, charge, correction, entries_of
 from quota.ledger.log import Append, Log
 from quota.rules.entry import END, START, Entry, Id
 from support.interrupts import Interrupted, at_every_place, interrupt
-from support.processes import Children, in_child
-from support.threads import in_threads
+from support.processes import Children, in_child, in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +62,7 @@ def test_the_cap_admits_exactly_its_number_of_eight_threads(place: Place) -> Non
     assert ids_are_in_order(log)
 
 
-def test_of_eight_processes_that_begin_a_log_at_once_one_gives_it_its_epoch(place: Place, stored: Place) -> None:
+def test_one_of_eight_first_processes_gives_the_log_its_epoch(place: Place, stored: Place) -> None:
     def begin(n: int) -> str:
         return place.open().append(P, Append("", START, [charge()], room=9, new_epoch=f"e{n}")).word
 
@@ -74,7 +73,7 @@ def test_of_eight_processes_that_begin_a_log_at_once_one_gives_it_its_epoch(plac
     assert log.begin(P).epoch in {f"e{n}" for n in range(8)}
 
 
-def test_of_eight_processes_that_correct_one_charge_each_has_read_the_one_before(place: Place, stored: Place) -> None:
+def test_each_of_eight_corrections_has_read_the_last_correction(place: Place, stored: Place) -> None:
     log = place.open()
     (corrected,) = added(log, charge(100))
 
@@ -175,7 +174,7 @@ def test_a_handler_that_raises_leaves_a_log_that_goes_on(place: Place) -> None:
 # -- exclusive -------------------------------------------------------------------------------------------------------
 
 
-def test_inside_of_exclusive_a_log_is_used_as_outside(log: Log) -> None:
+def test_a_log_works_inside_exclusive_as_outside(log: Log) -> None:
     with log.exclusive(P):
         beginning = log.begin(P)
         first = ask(log, charge(), epoch=beginning.epoch, seen=beginning.tip).id
@@ -185,7 +184,7 @@ def test_inside_of_exclusive_a_log_is_used_as_outside(log: Log) -> None:
     assert ask(log, charge(), seen=entries_of(log)[1].id).word == "APPENDED"
 
 
-def test_where_exclusive_says_so_nobody_appends_inside_of_it(place: Place, stored: Place) -> None:
+def test_nobody_else_appends_inside_exclusive(place: Place, stored: Place) -> None:
     log = place.open()
     seen = add(log, charge())
     go_on, tell = os.pipe()

@@ -14,9 +14,8 @@ from quota.ledger.log import ANY, PAST_MS, SLACK_MS, Append, Log, Reply
 from quota.ledger.redis_log import RedisLog, keys_of, script
 from quota.rules.entry import END, START, Entry, Id
 from quota.terms.limits import DAY_MS
-from support.clusters import Nodes
-from support.sentinels import Sentinels
-from support.servers import RedisServer, immortal
+from support.clusters import Nodes, Sentinels
+from support.servers import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,24 +31,9 @@ SCRIPTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 @pytest.fixture
-def admin(started: RedisServer) -> Iterator[redis.Redis]:
-    """The server's administrator. Afterwards no key may be left without a lifetime."""
-    with redis.Redis(port=started.port, decode_responses=True) as client:
-        client.flushall()
-        yield client
-        assert immortal(client) == []
-
-
-@pytest.fixture
-def log(started: RedisServer, admin: redis.Redis) -> Iterator[RedisLog]:
-    with closing(RedisLog(patient(started.url))) as log:
+def log(server: RedisServer, admin: redis.Redis) -> Iterator[RedisLog]:
+    with closing(RedisLog(patient(server.url))) as log:
         yield log
 
 
@@ -93,7 +77,7 @@ def put_together(log: Log, entries: list[Entry], epoch: str = "e2") -> bool:
 
 
 @pytest.mark.parametrize("key", [LOG, STATE, CORRECTED])
-def test_a_key_that_was_evicted_alone_lets_nobody_append_until_the_log_is_put_together(
+def test_nobody_appends_after_an_eviction_until_the_log_is_repaired(
     key: str, log: RedisLog, admin: redis.Redis
 ) -> None:
     tip = begun(log)
@@ -138,8 +122,8 @@ def test_a_log_built_and_never_put_in_place_expires(log: RedisLog, admin: redis.
     assert {admin.pttl(key) > 0 for key in admin.keys("*:building:*")} == {True}
 
 
-def test_all_keys_live_on_before_half_their_time_is_over(started: RedisServer, admin: redis.Redis) -> None:
-    log = RedisLog(patient(started.url))
+def test_all_keys_live_on_before_half_their_time_is_over(server: RedisServer, admin: redis.Redis) -> None:
+    log = RedisLog(patient(server.url))
     tip = begun(log)
     for key in (LOG, STATE, CORRECTED):
         admin.pexpire(key, 1_000_000)
@@ -150,7 +134,7 @@ def test_all_keys_live_on_before_half_their_time_is_over(started: RedisServer, a
     assert min(admin.pttl(key) for key in (LOG, STATE, CORRECTED)) > PAST_MS - DAY_MS
 
 
-def test_the_longest_window_ever_named_is_how_long_all_keys_live(log: RedisLog, admin: redis.Redis) -> None:
+def test_all_keys_live_as_long_as_the_longest_window_ever_named(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
     tip = append(log, "e1", tip, charge("k5"), keep_ms=60 * DAY_MS).id or START
     tip = append(log, "e1", tip, charge("k6"), keep_ms=DAY_MS).id or START
@@ -163,7 +147,7 @@ def test_the_longest_window_ever_named_is_how_long_all_keys_live(log: RedisLog, 
 # -- other programs ---------------------------------------------------------------------------------------------------
 
 
-def test_what_another_program_wrote_leaves_no_room_and_makes_nothing_fail(log: RedisLog, admin: redis.Redis) -> None:
+def test_foreign_data_leaves_no_room_and_raises_nothing(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log, corrected=False)
     for fields in ({"foo": "bar"}, {"e": "junk"}, {"e": "1\tk", "f": "x"}, {"e": "x5\tk\t\t\t\t"}, {"e": ""}):
         admin.xadd(LOG, fields)
@@ -186,7 +170,7 @@ def test_a_key_of_another_type_is_an_error_and_changes_nothing(key: str, log: Re
     assert stored(admin) == before
 
 
-def test_a_state_with_numbers_that_are_none_makes_no_script_fail(log: RedisLog, admin: redis.Redis) -> None:
+def test_a_state_with_invalid_numbers_fails_no_script(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
     admin.hset(STATE, mapping={"keep_ms": "x", "until_ms": "?"})
     assert append(log, "e1", tip, charge("k5")).word == "APPENDED"
@@ -233,11 +217,11 @@ def walk(log: Log, reader: Log) -> Iterator[Callable[[], object]]:
 
 @pytest.mark.parametrize("command", commands())
 def test_a_user_without_one_right_changes_nothing_or_all(
-    command: str, log: RedisLog, started: RedisServer, admin: redis.Redis
+    command: str, log: RedisLog, server: RedisServer, admin: redis.Redis
 ) -> None:
     admin.execute_command("ACL", "SETUSER", "poor", "reset", "on", ">x", "~*", "+@all", f"-{command.lower()}")
     failed = 0
-    with closing(RedisLog(patient(started.url).replace("://", "://poor:x@"))) as poor:
+    with closing(RedisLog(patient(server.url).replace("://", "://poor:x@"))) as poor:
         steps = zip(walk(poor, log), walk(log, log), strict=True)
         for without, with_all in steps:
             before = stored(admin)
@@ -249,6 +233,7 @@ def test_a_user_without_one_right_changes_nothing_or_all(
                 assert {key for key in half_written if b":building:" not in key} == set()
                 with_all()
     assert failed > 0
+    admin.acl_deluser("poor")
 
 
 # -- servers that fail ------------------------------------------------------------------------------------------------
@@ -273,7 +258,7 @@ def test_a_killed_server_is_an_error_until_it_is_back(admin: redis.Redis) -> Non
 
 
 @pytest.mark.parametrize("kind", [Nodes, Sentinels])
-def test_all_of_it_works_where_there_are_several_servers(kind: Any) -> None:
+def test_the_log_works_on_several_servers(kind: Any) -> None:
     with kind() as servers, closing(RedisLog(patient(servers.url))) as log:
         with suppress(StopIteration):
             for step in walk(log, log):

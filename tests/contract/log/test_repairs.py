@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from contract.log.logs import NOW_MS, Clock, P, added, ask, charge, correction, entries_of, fence, marker, others
+from contract.log.logs import (
+    NOW_MS,
+    Clock,
+    P,
+    added,
+    ask,
+    charge,
+    correction,
+    entries_of,
+    fence,
+    marker,
+    no_answer,
+    others,
+)
 from quota.deciding import fence as fences
 from quota.deciding.fence import FenceLostError
 from quota.deciding.project import LONGEST, Project
@@ -53,7 +66,7 @@ def nothing_ahead(log: Log) -> bool:
 # -- entries -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_dated_ahead_is_dated_now_in_its_order_and_under_its_keys(log: Log, clock: Clock) -> None:
+def test_a_repair_dates_future_entries_now_and_keeps_order_and_keys(log: Log, clock: Clock) -> None:
     sound = added(log, charge(1), charge(2))
     before = at(clock, NOW_MS + YEAR_MS, log, charge(3), marker(), charge(4))
     before += at(clock, NOW_MS + YEAR_MS + 5, log, charge(5))
@@ -66,7 +79,7 @@ def test_what_is_dated_ahead_is_dated_now_in_its_order_and_under_its_keys(log: L
     assert nothing_ahead(log)
 
 
-def test_a_charge_that_is_dated_now_keeps_its_corrections(log: Log, clock: Clock) -> None:
+def test_a_repaired_charge_keeps_its_corrections(log: Log, clock: Clock) -> None:
     (sound,) = added(log, charge(10))
     first, second = at(clock, NOW_MS + YEAR_MS, log, charge(20), charge(30))
     added(log, correction(sound, 11), correction(first, 21))
@@ -84,7 +97,7 @@ def test_a_charge_that_is_dated_now_keeps_its_corrections(log: Log, clock: Clock
     assert {key: each.units for key, each in noted.items()} == {sound.key: 11, first.key: 0}
 
 
-def test_who_charges_next_is_dated_by_the_clock_again(log: Log, clock: Clock) -> None:
+def test_the_next_charge_after_a_repair_gets_the_clocks_time(log: Log, clock: Clock) -> None:
     at(clock, NOW_MS + YEAR_MS, log, charge())
     epoch = log.begin(P).epoch
     repaired(log)
@@ -95,9 +108,7 @@ def test_who_charges_next_is_dated_by_the_clock_again(log: Log, clock: Clock) ->
     assert (reply.word, reply.id and reply.id[0]) == ("APPENDED", LATER_MS + 1)
 
 
-def test_what_only_upstream_counted_in_a_period_of_the_future_counts_for_as_long_from_now(
-    log: Log, clock: Clock
-) -> None:
+def test_a_repair_keeps_the_length_of_future_upstream_counts(log: Log, clock: Clock) -> None:
     past, future = (NOW_MS, NOW_MS + DAY_MS), (NOW_MS + YEAR_MS, NOW_MS + YEAR_MS + DAY_MS)
     at(clock, NOW_MS + YEAR_MS, log, others(5, at=past), others(6, at=future))
     assert [entry.at for entry in repaired(log)] == [past, (LATER_MS, LATER_MS + DAY_MS)]
@@ -118,7 +129,7 @@ def test_many_entries_are_repaired_at_once(log: Log, clock: Clock) -> None:
     assert [entry.key for entry in entries] == keys
 
 
-def test_what_a_clock_ahead_moved_to_the_past_counts_again(log: Log, clock: Clock) -> None:
+def test_a_repair_counts_entries_again_that_a_clock_ahead_moved_to_the_past(log: Log, clock: Clock) -> None:
     """Only what some window may still count comes back."""
     log.change(P, {}, {LONGEST: str(DAY_MS)})
     clock.now_ms = NOW_MS - 3 * DAY_MS
@@ -139,7 +150,7 @@ def test_what_a_clock_ahead_moved_to_the_past_counts_again(log: Log, clock: Cloc
     assert ask(log, charge(), seen=entries[-1].id, room=9).word == "APPENDED"
 
 
-def test_what_is_dated_rightly_is_not_moved(log: Log, clock: Clock) -> None:
+def test_a_repair_leaves_entries_with_a_right_date_alone(log: Log, clock: Clock) -> None:
     entries, before = added(log, charge(), charge()), log.begin(P)
     log.change(P, {}, {FACTS: Facts().text()})
     clock.now_ms = LATER_MS
@@ -147,7 +158,7 @@ def test_what_is_dated_rightly_is_not_moved(log: Log, clock: Clock) -> None:
     assert (entries_of(log), log.begin(P).epoch) == (entries, before.epoch)
 
 
-def test_repaired_again_nothing_changes(log: Log, clock: Clock) -> None:
+def test_a_second_repair_changes_nothing(log: Log, clock: Clock) -> None:
     at(clock, NOW_MS + YEAR_MS, log, charge(), charge())
     entries, epoch = repaired(log), log.begin(P).epoch
     clock.now_ms += 1
@@ -155,7 +166,7 @@ def test_repaired_again_nothing_changes(log: Log, clock: Clock) -> None:
     assert (entries_of(log), log.begin(P).epoch) == (entries, epoch)
 
 
-def test_the_sums_go_on_where_they_were(log: Log, clock: Clock) -> None:
+def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
     """What was summed is not summed again, and what is charged next is not taken for summed."""
     made = at(clock, NOW_MS + YEAR_MS, log, charge(), charge(), charge())
     rows = [ChargedSum("videos.list", "job", 2, 2, 0)]
@@ -168,7 +179,7 @@ def test_the_sums_go_on_where_they_were(log: Log, clock: Clock) -> None:
 # -- the state ---------------------------------------------------------------------------------------------------------
 
 
-def test_exhaustions_of_the_future_go_and_others_stay(log: Log, clock: Clock) -> None:
+def test_a_repair_removes_future_exhaustions_only(log: Log, clock: Clock) -> None:
     clock.now_ms = NOW_MS + YEAR_MS
     state = State(log, P, lambda: "k", clock)
     state.exhaust(Exhaustion("search", clock.now_ms, clock.now_ms + DAY_MS, "quota", "web1"))
@@ -182,7 +193,7 @@ def test_exhaustions_of_the_future_go_and_others_stay(log: Log, clock: Clock) ->
     assert nothing_ahead(log)
 
 
-def test_the_facts_that_happened_are_those_up_to_now() -> None:
+def test_facts_up_to_now_are_facts_that_happened() -> None:
     compared = [Compared(bucket, 1, 1, 0, 0, NOW_MS, NOW_MS, at_ms) for bucket, at_ms in (("a", 1), ("b", LATER_MS))]
     grants = (Grant("a", 5, NOW_MS, LATER_MS),)
     facts = Facts((), grants, LATER_MS, tuple(compared))
@@ -190,7 +201,7 @@ def test_the_facts_that_happened_are_those_up_to_now() -> None:
     assert facts.happened(LATER_MS) == facts
 
 
-def test_claims_of_the_future_lapse_as_those_of_now_do(log: Log, clock: Clock) -> None:
+def test_future_claims_lapse_like_present_claims(log: Log, clock: Clock) -> None:
     """Each time they are read they would be dated now, and never lapse."""
     sound = Claim("sound", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
     state = State(log, P, lambda: "k", clock)
@@ -210,7 +221,7 @@ def test_claims_of_the_future_lapse_as_those_of_now_do(log: Log, clock: Clock) -
     assert state.claim(other).elsewhere == {}
 
 
-def test_a_claim_that_nobody_can_read_keeps_nothing_from_being_repaired(log: Log, clock: Clock) -> None:
+def test_an_unreadable_claim_stops_no_repair(log: Log, clock: Clock) -> None:
     log.change(P, {}, {"claim:a": "?", "claim:b": "", "claim:c": f"{NOW_MS + YEAR_MS} ?", FACTS: "?", SUMS: "?"})
     at(clock, NOW_MS + YEAR_MS, log, charge())
     assert {entry.id[0] for entry in repaired(log)} == {LATER_MS}
@@ -230,7 +241,7 @@ def test_an_owner_sees_how_much_is_dated_ahead(log: Log, clock: Clock) -> None:
     assert nothing_ahead(log)
 
 
-def test_nothing_is_ahead_in_an_empty_log(log: Log) -> None:
+def test_an_empty_log_has_nothing_ahead(log: Log) -> None:
     assert ahead(log, P) == Ahead(NOW_MS, 0, 0, 0, 0, 0)
     repair(log, P, NOW_MS)
     assert log.begin(P).epoch == ""
@@ -240,7 +251,7 @@ def test_nothing_is_ahead_in_an_empty_log(log: Log) -> None:
 
 
 @pytest.mark.parametrize("apart_ms", [SAME_CLOCK_MS + 1, -SAME_CLOCK_MS - 1, YEAR_MS, -YEAR_MS])
-def test_while_the_clocks_disagree_nothing_is_done(log: Log, clock: Clock, apart_ms: int) -> None:
+def test_a_repair_does_nothing_while_the_clocks_disagree(log: Log, clock: Clock, apart_ms: int) -> None:
     at(clock, NOW_MS + YEAR_MS, log, charge())
     before, epoch = entries_of(log), log.begin(P).epoch
     with pytest.raises(RepairRefused, match="this machine's clock reads 20"):
@@ -263,11 +274,8 @@ def test_a_repair_that_fails_leaves_the_log_as_it_was(log: Log, clock: Clock, mo
     at(clock, NOW_MS + YEAR_MS, log, charge())
     before, epoch = entries_of(log), log.begin(P).epoch
 
-    def fails(*_: Any, **more: Any) -> bool:
-        raise LedgerError("no answer")
-
     with monkeypatch.context() as patched:
-        patched.setattr(type(log), "replace", fails)
+        patched.setattr(type(log), "replace", no_answer)
         with pytest.raises(LedgerError, match="no answer"):
             repair(log, P, LATER_MS)
     assert (entries_of(log), log.begin(P).epoch) == (before, epoch)
@@ -275,9 +283,7 @@ def test_a_repair_that_fails_leaves_the_log_as_it_was(log: Log, clock: Clock, mo
     assert nothing_ahead(log)
 
 
-def test_who_repairs_waits_for_the_fence_of_somebody_else(
-    log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repair_waits_for_another_fence(log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fences, "WAIT_S", 0.05)
     at(clock, NOW_MS + YEAR_MS, log, charge())
     standing = fence(log, "theirs")
@@ -309,7 +315,7 @@ def test_nobody_charges_between_the_reading_and_the_repair(
 # -- machines ----------------------------------------------------------------------------------------------------------
 
 
-def test_machines_that_saw_what_was_dated_ahead_put_nothing_back(log: Log, clock: Clock, tmp_path: Path) -> None:
+def test_machines_that_read_future_entries_put_nothing_back(log: Log, clock: Clock, tmp_path: Path) -> None:
     """Their journals have it under its key. It counts once, for a window from the repair, for all of them."""
     budgets = []
     for name in ("a", "b"):
@@ -334,7 +340,7 @@ def test_machines_that_saw_what_was_dated_ahead_put_nothing_back(log: Log, clock
     assert [budget.usage()[0].used_units for budget in budgets] == [0, 0]
 
 
-def test_a_machine_that_puts_back_what_was_lost_dates_nothing_ahead(log: Log, clock: Clock, tmp_path: Path) -> None:
+def test_a_machine_puts_lost_charges_back_with_no_future_date(log: Log, clock: Clock, tmp_path: Path) -> None:
     """It was emptied while its machines remembered charges of the future."""
     journal = Journal(tmp_path, Identity("test", P), keep_ms=DAY_MS)
     project = Project(log, P, journal=journal, keys=Keys(folder=tmp_path), clock=clock)

@@ -15,7 +15,7 @@ from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.log import ANY, Append
 from quota.ledger.sqlite_log import APPLICATION_ID, SCHEMA_VERSION, SqliteLog
 from quota.rules.entry import END, START, Entry
-from support.interrupts import OURS, Interrupted, at_every_place, at_place, interrupt
+from support.interrupts import OURS, STEP, Interrupted, at_every_place, at_place, interrupt, others_can_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +49,11 @@ def test_only_its_user_may_read_the_file(log: SqliteLog, path: Path) -> None:
     assert modes == {"ledger.db": 0o600, "ledger.db-wal": 0o600, "ledger.db-shm": 0o600}
 
 
-def test_its_label_is_its_url(log: SqliteLog, path: Path) -> None:
+def test_the_label_of_a_log_is_its_url(log: SqliteLog, path: Path) -> None:
     assert (log.label, log.shared) == (f"sqlite:///{path}", False)
 
 
-def test_nothing_is_made_before_somebody_asks(path: Path) -> None:
+def test_no_file_is_made_before_the_first_call(path: Path) -> None:
     SqliteLog(f"sqlite:///{path}").close()
     assert not path.exists()
 
@@ -99,7 +99,7 @@ def test_a_table_that_somebody_has_removed_is_damage(log: SqliteLog, path: Path)
         log.begin(P)
 
 
-def test_how_far_it_was_trimmed_that_nobody_can_read_is_damage(log: SqliteLog, path: Path) -> None:
+def test_an_unreadable_trim_mark_is_damage(log: SqliteLog, path: Path) -> None:
     add(log, charge())
     run(path, "INSERT INTO state VALUES ('p', 'trimmed', 'x')")
     with pytest.raises(UnusableLedger, match="is damaged"):
@@ -109,7 +109,7 @@ def test_how_far_it_was_trimmed_that_nobody_can_read_is_damage(log: SqliteLog, p
 
 
 @pytest.mark.parametrize("line", ["'x'", "''", "x'ff00'", "CAST(x'ff00' AS TEXT)", "5", "'1' || char(0)"])
-def test_a_line_that_nobody_can_read_fails_nobody(log: SqliteLog, path: Path, line: str) -> None:
+def test_an_unreadable_row_raises_nothing(log: SqliteLog, path: Path, line: str) -> None:
     spoilt, last = added(log, charge(), charge())
     run(path, f"UPDATE log SET line = {line} WHERE seq = {spoilt.id[1]}")  # noqa: S608  # of this test
     assert [entry.kind for entry in entries_of(log)] == ["unreadable", "charge"]
@@ -143,7 +143,7 @@ def test_a_reader_waits_for_no_writer(log: SqliteLog, path: Path) -> None:
         assert log.change(P, {"facts": None}, {}).state == {}
 
 
-def test_a_copy_that_is_put_back_is_another_log(log: SqliteLog, path: Path) -> None:
+def test_a_restored_copy_is_another_log(log: SqliteLog, path: Path) -> None:
     seen = add(log, charge())
     with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(path.with_name("copy"))) as copy:
         db.backup(copy)
@@ -165,7 +165,7 @@ def test_a_deleted_file_is_an_empty_log(log: SqliteLog, path: Path) -> None:
     assert log.append(P, Append("", START, [charge()], new_epoch="second")).epoch == "second"
 
 
-def test_in_memory_it_is_a_log_of_one_process() -> None:
+def test_a_log_in_memory_belongs_to_one_process() -> None:
     with closing(SqliteLog("sqlite://")) as log:
         add(log, charge())
         assert len(entries_of(log)) == 1
@@ -181,7 +181,7 @@ def test_it_may_be_closed_twice_and_used_again(log: SqliteLog) -> None:
 # -- exclusive -------------------------------------------------------------------------------------------------------
 
 
-def test_exclusive_ends_with_what_its_author_has_appended(log: SqliteLog, path: Path) -> None:
+def test_exclusive_ends_with_the_appended_entries(log: SqliteLog, path: Path) -> None:
     """The answer says that it is in the log, so it is, whatever becomes of the block."""
     with log.exclusive(P) as is_exclusive, closing(SqliteLog(f"sqlite:///{path}")) as other:
         assert is_exclusive
@@ -220,20 +220,11 @@ def test_a_handler_in_an_exclusive_block_loses_nothing(path: Path, in_memory: bo
                 made.append(entry.key)
                 assert log.read(P, tip, END, 1)[0].key == entry.key
 
-    for error in at_every_place(handler, work):
+    for error in at_every_place(handler, work, step=STEP):
         assert error is None
         assert entries_of(log)[: len(shown)] == shown
     assert sorted(entry.key for entry in entries_of(log)[1:]) == sorted(made)
     log.close()
-
-
-def others_can_write(path: Path) -> bool:
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
-        try:
-            other.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return False
-        return True
 
 
 def test_a_handler_that_raises_in_an_exclusive_block_holds_nobody_back(log: SqliteLog, path: Path) -> None:
@@ -275,7 +266,7 @@ def test_an_entry_takes_about_a_hundred_bytes(log: SqliteLog, path: Path) -> Non
     assert (path.stat().st_size - before) / 2_000 < 120
 
 
-def test_what_a_project_keeps_is_gone_with_what_it_is_replaced_by(log: SqliteLog, path: Path) -> None:
+def test_a_replacement_drops_the_kept_views(log: SqliteLog, path: Path) -> None:
     first, _ = added(log, charge(), charge())
     added(log, correction(first, 5))
     log.change(P, {}, {"view": "not a view", "views:x": "neither"}, marker())

@@ -1,4 +1,4 @@
-"""Random operations, held against the brute-force oracle. `make soak` runs twenty times as many."""
+"""Random operations, held against the brute-force oracle. `make soak` runs fifty times as many."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.delayed_decisions import DelayedDecisions
 from support.log_operations import RandomOperations
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "2000"))
+OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "1200"))
 SEEDS = 10
 
 OUTCOMES = (
@@ -38,3 +39,21 @@ def test_every_answer_is_the_oracles(kind: str, tmp_path: Path, request: pytest.
         with RandomOperations(url, seed) as run:
             counts += run.run(OPERATIONS // SEEDS)
     assert all(counts[outcome] > 0 for outcome in OUTCOMES), counts
+
+
+# -- the append condition under delay ----------------------------------------------------------------------------------
+
+
+DECISIONS = OPERATIONS // 10
+
+
+def test_a_call_that_is_admitted_late_exceeds_no_limit() -> None:
+    """Whatever others charge, correct and close between a decision and its arrival at the log, and wherever the clock
+    moves, every admission leaves the limits of its process as they are, by the ledger's time and the whole log."""
+    counts: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        run = DelayedDecisions(seed)
+        counts += run.run(DECISIONS // SEEDS)
+        run.check_the_oracle()
+    for outcome in ("checked", "meanwhile", "limit", "exhausted", "closed bucket", "settled"):
+        assert counts[outcome] > DECISIONS // 100, counts

@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.commands import QUOTA, Quota, one_line
+from support.configurations import limited
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONFIG = """
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-project = "p"
-[[credentials.main.limits]]
-name = "day"
-units = 205
-window = "24h"
-"""
 CALLS = """
 # two searches, and what is to be known of what they find
 search.list
@@ -36,10 +26,9 @@ search.list
 
 
 @pytest.fixture
-def quota(tmp_path: Path) -> Quota:
-    quota = Quota(tmp_path)
-    quota.configure(CONFIG)
-    (tmp_path / "calls.txt").write_text(CALLS, encoding="utf-8")
+def quota(quota: Quota) -> Quota:
+    quota.configure(limited(205))
+    (quota.folder / "calls.txt").write_text(CALLS, encoding="utf-8")
     return quota
 
 

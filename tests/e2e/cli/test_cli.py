@@ -24,6 +24,7 @@ from quota.errors import LedgerError
 from quota.ledger.sqlite_log import SCHEMA_VERSION, SqliteLog
 from quota.rules.facts import Exhaustion
 from support.commands import QUOTA, Quota, one_line
+from support.processes import in_child
 from support.setup import state_at
 from support.users import not_root
 
@@ -37,11 +38,6 @@ units = 150
 window = "24h"
 """
 TWO = SMALL + '[credentials.other]\napi = "youtube-v3"\n'
-
-
-@pytest.fixture
-def quota(tmp_path: Path) -> Quota:
-    return Quota(tmp_path)
 
 
 # -- every command -----------------------------------------------------------------------------------------------------
@@ -252,37 +248,27 @@ def test_peek_charges_nothing(quota: Quota) -> None:
     ("args", "message"),
     [
         (["charge", "vidoes.list"], "did you mean 'videos.list'? Or give its units: --units N"),
-        (["exec", "nope", "--", "true"], "`quota costs` lists the 50 it has. Or give its units: --units N"),
-        (["costs", "nope"], "cost book 'youtube-v3' has no method 'nope'; `quota costs` lists the 50 it has."),
+        (["exec", "nope", "--", "true"], "`quota costs` lists the 51 it has. Or give its units: --units N"),
+        (["costs", "nope"], "cost book 'youtube-v3' has no method 'nope'; `quota costs` lists the 51 it has."),
         (["charge", "search.list", "--units", "151"], "it can never fit; raise the limit or make a cheaper call"),
         (["charge", "videos.list", "--units", "0"], "0 units: a charge is a whole number from 1"),
-        (["charge", "videos.list", "--units", "-3"], "-3 units: a charge is a whole number from 1"),
         (["charge", "videos.list", "--units", "many"], "'many' is not a valid integer"),
-        (["charge", "videos.list", "--units", "True"], "'True' is not a valid integer"),
-        (["peek", "videos.list", "--units", "1e3"], "'1e3' is not a valid integer"),
-        (["settle", "1-1", "33.4"], "'33.4' is not a valid integer"),
         (["settle", "1-1", "--", "-1"], "-1 units: what a charge counts, 0 after a refund, is a whole number from 0"),
         (["settle", "1-1", str(2**63)], "what a charge counts, 0 after a refund, is a whole number from 0"),
         (["charge", "videos.list", "--units", "9" * 30], "a charge is a whole number from 1"),
         (["charge", "videos.list", "--job", "x" * 65], "a name has 1 to 64 printable characters"),
         (["charge", "videos.list", "--job", "a\nb"], "a name has 1 to 64 printable characters"),
-        (["charge", "videos.list", "--region", "a\tb"], "a name has 1 to 64 printable characters"),
         (["charge", "", "--units", "1"], "a name has 1 to 64 printable characters"),
         (["charge", "videos.list", "--credential", "mian"], "did you mean"),
         (["charge"], "say what to charge: METHOD, or --file CALLS for several calls"),
         (["peek"], "Missing argument 'METHOD'"),
         (["spend", "--by", "metod"], "choose from method, job"),
         (["spend", "--since", "yesterday"], "is not a duration"),
-        (["settle", "1-1", "x"], "'x' is not a valid integer"),
         (["exec", "videos.list"], "no command to run; write: quota exec METHOD -- COMMAND"),
-        (["exec", "videos.list", "--"], "no command to run; write: quota exec METHOD -- COMMAND"),
         (["exec", "videos.list", "touch", "--", "ran"], "Got unexpected extra argument (touch)"),
         (["exec", "videos.list", "touch", "ran"], "arguments (touch ran); write -- before the command; see"),
         (["exec", "--auto", "python", "etl.py", "-v"], "write -- before the command; see `quota exec --help`"),
-        (["exec", "--auto", "etl.py"], "no command to run; write: quota exec --auto -- COMMAND"),
-        (["exec", "--", "touch", "ran"], "say what to charge: METHOD, or --auto"),
         (["exec", "videos.list", "--job", "--", "touch", "ran"], "requires an argument"),
-        (["costs", "serch.list"], "did you mean 'search.list'?"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(quota: Quota, args: list[str], message: str) -> None:
@@ -419,6 +405,18 @@ def test_reopening_an_open_bucket_is_exit_1(quota: Quota) -> None:
     assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "I know better"), 1)
 
 
+def test_a_dry_run_of_a_reopening_changes_nothing(quota: Quota) -> None:
+    quota.configure(SMALL)
+    assert "is not closed" in one_line(quota("reopen", "units", "--because", "raised", "--dry-run"), 1)
+    ledger = SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")
+    now_ms = ledger.now_ms()
+    state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 3_600_000, "no more", "host:1"))
+    ledger.close()
+    shown = quota("reopen", "units", "--because", "raised", "--dry-run")
+    assert (shown.returncode, shown.stdout) == (0, "bucket units of project p would be open again: raised\n")
+    assert quota("charge", "videos.list").returncode == 75
+
+
 def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_open(quota: Quota) -> None:
     quota.configure(SMALL + '[jobs.t]\nfetch = "trending"\nschedule = "every 12h"\n')
     ledger = SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")
@@ -462,18 +460,12 @@ command.load()()
 
 @pytest.mark.parametrize("module", ["click", "quota.settings.load", "quota.reports.status"])
 def test_an_interrupt_before_the_command_has_loaded_is_quiet(quota: Quota, module: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STARTED.format(module=module)],
-        cwd=quota.folder,
-        env=quota.env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    quota.forked = False
+    done = quota(script=STARTED.format(module=module))
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
-@pytest.mark.parametrize("command", ["costs", "costs --json", "status", "--help", "check"])
+@pytest.mark.parametrize("command", ["costs --json", "status", "--help"])
 def test_a_reader_that_goes_away_gets_no_complaint(quota: Quota, command: str) -> None:
     done = quota.shell(f"quota {command} | true")
     assert (done.returncode, done.stderr) == (0, "")
@@ -499,17 +491,19 @@ def test_watching_in_json_is_a_line_each_time(quota: Quota) -> None:
 
 
 def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
-    assert (
-        quota.shell("timeout 20 bash -c 'exec \"$0\" -m quota status --watch' " + sys.executable + " | true").returncode
-        == 0
-    )
+    assert quota.shell(f"timeout 20 {shlex.join(QUOTA)} status --watch | true").returncode == 0
 
 
-@pytest.mark.parametrize("where", [">&-", "> /dev/full", "<&- >&-"])
-@pytest.mark.parametrize("command", ["status", "status --json", "costs", "--help", "--version", "check"])
-def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str, where: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{command} > /dev/full" for command in ("status", "status --json", "costs", "--help", "--version", "check")),
+        *("status >&-", "--version >&-", "status --json <&- >&-"),
+    ],
+)
+def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str) -> None:
     quota.configure(SMALL)
-    assert one_line(quota.shell(f"quota {command} {where}"), 1).startswith("stdout cannot be written: ")
+    assert one_line(quota.shell(f"quota {command}"), 1).startswith("stdout cannot be written: ")
 
 
 @pytest.mark.parametrize("where", [">&-", "> /dev/full"])
@@ -533,7 +527,7 @@ def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota, wh
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_charge_of_a_renamed_credential_says_so(quota: Quota) -> None:
+def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
     """Not only `check`, which nobody runs from cron."""
     main, renamed = (f'[credentials.{name}]\napi = "youtube-v3"\nkey = "env:KEY"\n' for name in ("main", "other"))
     quota.configure(main)
@@ -576,7 +570,7 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
     assert quota("init", "my own.toml").stdout.endswith("then run: quota check --config 'my own.toml'\n")
 
 
-def test_in_a_folder_that_is_gone_a_command_says_so(quota: Quota) -> None:
+def test_a_command_in_a_deleted_folder_is_one_line(quota: Quota) -> None:
     config = quota.configure(SMALL)
     gone = ["bash", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "-"]
     command = [*gone, *QUOTA, "run", "x", "--textfile", "t", "--config", str(config)]
@@ -608,13 +602,6 @@ def test_an_init_that_fails_leaves_the_old_file(quota: Quota, before: str | None
     [
         ("[credentials.main\n", "quota.toml"),
         (SMALL + "[ledgr]\nurl = 'x'\n", "did you mean 'ledger'?"),
-        (SMALL.replace("units = 150", "quota = 100\nheadroom = 200"), "headroom"),
-        (SMALL.replace('"24h"', '"24 hours"'), "24 hours"),
-        (SMALL.replace("youtube-v3", "youtube-v4"), "did you mean 'youtube-v3'?"),
-        (
-            '[ledger]\nurl = "postgres://x"\n' + SMALL,
-            "ledger.url: unsupported URL scheme postgres://; use one of sqlite://, ",
-        ),
     ],
 )
 def test_a_bad_configuration_is_one_line_and_exit_78(quota: Quota, text: str, says: str) -> None:
@@ -703,20 +690,13 @@ def test_a_ledger_file_that_may_not_be_written() -> None:
             name.chmod(0o444)
         path.parent.chmod(0o555)
         quota.folder.chmod(0o755)
-        said, say = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                with not_root():
-                    state_at(SqliteLog(f"sqlite:///{path}")).reopen("units")
-            except LedgerError as error:
-                os.write(say, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(say)
-        os.waitpid(child, 0)
-        with os.fdopen(said) as pipe:
-            assert "is read-only; give this user write access" in pipe.read()
+
+        def complaint() -> str:
+            with not_root(), pytest.raises(LedgerError) as raised:
+                state_at(SqliteLog(f"sqlite:///{path}")).reopen("units")
+            return str(raised.value)
+
+        assert "is read-only; give this user write access" in in_child(complaint)
         path.parent.chmod(0o755)
 
 
@@ -786,14 +766,8 @@ raise SystemExit(status)
 def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
     quota.configure(SMALL)
     quota("charge", "search.list")
-    done = subprocess.run(
-        [sys.executable, "-c", MODULES.format(args=["charge", "search.list"])],
-        cwd=quota.folder,
-        env=quota.env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    quota.forked = False
+    done = quota(script=MODULES.format(args=["charge", "search.list"]))
     assert done.returncode == 75
     modules = set(json.loads(done.stderr.splitlines()[-1]))
     heavy = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", "tenacity", "rich")
@@ -807,7 +781,7 @@ def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
 @pytest.mark.parametrize(
     "args", [["charge", "videos.list"], ["peek", "videos.list"], ["status"], ["spend"], ["log"], ["log", "--refused"]]
 )
-def test_without_a_configuration_file_the_first_line_says_so(quota: Quota, args: list[str]) -> None:
+def test_a_command_without_a_configuration_file_warns_first(quota: Quota, args: list[str]) -> None:
     notice = "no quota.toml was found: the built-in one is used; `quota init` writes one"
     done = quota(*args)
     first, *more = done.stdout.splitlines()
@@ -822,12 +796,12 @@ def test_without_a_configuration_file_the_first_line_says_so(quota: Quota, args:
 
 
 @pytest.mark.parametrize("args", [["refund", "1-0"], ["settle", "1-0", "1"], ["reopen", "units", "--because", "x"]])
-def test_without_a_configuration_file_a_correction_says_so(quota: Quota, args: list[str]) -> None:
+def test_a_correction_without_a_configuration_file_warns(quota: Quota, args: list[str]) -> None:
     done = quota(*args)
     assert (done.returncode, done.stdout.partition(":")[0]) == (1, "no quota.toml was found")
 
 
-def test_without_a_configuration_file_exec_says_so_on_stderr(quota: Quota) -> None:
+def test_exec_without_a_configuration_file_warns_on_stderr(quota: Quota) -> None:
     done = quota("exec", "videos.list", "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert one_line(done, 0).startswith("no quota.toml was found")
@@ -858,8 +832,8 @@ from quota.cli.program import cli
 cli.get_command(None, "run")
 print("importlib.metadata" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=quota.env)
-    assert done.stdout == "False\n"
+    quota.forked = False
+    assert quota(script=code).stdout == "False\n"
 
 
 INTERRUPTED = """
@@ -881,13 +855,6 @@ main()
 """
 
 
-def test_an_interrupt_just_before_the_command_begins_ends_it_silently(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        cwd=tmp_path,
-        env=Quota(tmp_path).env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_an_interrupt_just_before_the_command_begins_ends_it_silently(quota: Quota) -> None:
+    done = quota(script=INTERRUPTED)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

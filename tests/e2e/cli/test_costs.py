@@ -59,7 +59,7 @@ def answer(quota: Quota, status: int, body: object = "", **headers: object) -> s
     return "answer.json"
 
 
-def test_a_file_is_a_cost_book_or_one_line_says_why_not(quota: Quota) -> None:
+def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
     done = quota("book", "check", "github.toml")
     assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 3 methods, 2 buckets, 3 routes\n")
     (quota.folder / "github").write_text(BOOK.replace('= "read"\n', '= "raed"\n'))
@@ -207,3 +207,5 @@ def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> Non
     assert quota("proxy", "--listen", "127.0.0.1:0").returncode in (2, 78)
     quota.configure('[credentials.bare]\napi = "bare.toml"\n[credentials.hub]\napi = "github.toml"\n')
     assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", told]
+    quota.configure('[credentials.hub]\napi = "github.toml"\nkey = "env:NO_SUCH_KEY"\n')
+    assert quota("check").stdout.splitlines()[-1] == "`quota proxy` does not serve hub: the key cannot be read"

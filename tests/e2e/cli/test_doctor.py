@@ -213,7 +213,7 @@ def test_the_folder_for_metrics(command: Quota) -> None:
     assert found(command, "textfile folder", status=0)["level"] == "ok"
 
 
-def test_whom_to_tell(command: Quota) -> None:
+def test_doctor_checks_where_alerts_go(command: Quota) -> None:
     job = '[jobs.t]\nfetch = "trending"\nregions = ["US"]\nping = "env:PING"\n'
     command.configure(MAIN + '[notify]\ncommand = ["no-such-program"]\nurl = "env:HOOK"\n' + job)
     for location in ("notify command", "notify url", "ping of t"):
@@ -408,7 +408,7 @@ def test_each_right_that_is_missing_is_named(tmp_path: Path, server: RedisServer
     assert levels["server rights"] == "ok"
 
 
-def test_the_rights_that_it_prints_are_those_that_a_user_needs(command: Quota, server: RedisServer) -> None:
+def test_the_printed_rights_are_enough_for_a_user(command: Quota, server: RedisServer) -> None:
     """From the first error to a charge by what is said alone."""
     with redis.Redis(port=server.port) as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~quota:*", "+eval", "+evalsha")

@@ -8,26 +8,16 @@ import os
 import pty
 import shutil
 import subprocess
-import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from quota import open as open_session
 from support.commands import QUOTA, Quota, one_line
+from support.configurations import limited
 
-CONFIGURATION = """
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-project = "p"
-[[credentials.main.limits]]
-name = "day"
-units = 250
-window = "24h"
+JOBS = """
 [jobs.trending]
 fetch = "trending"
 regions = ["US", "DE"]
@@ -37,9 +27,8 @@ url = "sqlite:///videos.db"
 
 
 @pytest.fixture
-def quota(tmp_path: Path) -> Quota:
-    quota = Quota(tmp_path)
-    quota.configure(CONFIGURATION)
+def quota(quota: Quota) -> Quota:
+    quota.configure(limited(250, JOBS))
     return quota
 
 
@@ -224,39 +213,41 @@ def test_old_spellings_of_other_programs_work(spent: Quota) -> None:
 BASH = """
 source <(_QUOTA_COMPLETE=bash_source quota)
 complete -p quota
-COMP_WORDS=({words}) COMP_CWORD={last}
-_quota_completion quota
-printf '%s\\n' "${{COMPREPLY[@]}}"
+tried() {
+  COMP_WORDS=(quota "$@") COMP_CWORD=$#
+  _quota_completion quota
+  printf '%s\n' "${COMPREPLY[@]}" .
+}
 """
 ZSH = """
-compdef() {{ :; }}
-_describe() {{ shift 2; print -l -- "${{(@P)1}}"; }}
-compadd() {{ while [[ $1 == -* ]]; do if [[ $1 == -a ]]; then print -l -- "${{(@P)2}}"; return; fi; shift; done }}
+compdef() { :; }
+_describe() { shift 2; print -l -- "${(@P)1}"; }
+compadd() { while [[ $1 == -* ]]; do if [[ $1 == -a ]]; then print -l -- "${(@P)2}"; return; fi; shift; done }
 source <(_QUOTA_COMPLETE=zsh_source quota)
-words=({words}) CURRENT={last}
-_quota_completion
+tried() {
+  words=(quota "$@") CURRENT=$(($# + 1))
+  _quota_completion
+  print .
+}
 """
+COMPLETED = {"st": "status", "ledger mo": "move", "book li": "list", "log --form": "--format"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [(["st"], "status"), (["ledger", "mo"], "move"), (["book", "li"], "list"), (["log", "--form"], "--format")],
-)
-def test_the_tab_key_completes_in_a_shell(quota: Quota, shell: str, words: list[str], wanted: str) -> None:
+def test_the_tab_key_completes_in_a_shell(quota: Quota, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    script = (BASH if shell == "bash" else ZSH).format(
-        words=" ".join(["quota", *words]), last=len(words) + (shell == "zsh")
-    )
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    programs, fds = quota.programs()
     done = subprocess.run(
-        [shell, "-c", script],
-        env={**quota.env, "PATH": path},
+        [shell, "-c", "\n".join([BASH if shell == "bash" else ZSH, *(f"tried {words}" for words in COMPLETED)])],
+        env={**quota.env, "PATH": f"{programs}:{os.environ['PATH']}"},
         cwd=quota.folder,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
+        pass_fds=fds,
     )
-    assert wanted in {line.partition(":")[0] for line in done.stdout.splitlines()}, done
+    completed = done.stdout.split("\n.\n")
+    for lines, wanted in zip(completed[:-1], COMPLETED.values(), strict=True):
+        assert wanted in {line.partition(":")[0] for line in lines.splitlines()}, done

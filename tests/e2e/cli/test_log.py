@@ -112,7 +112,7 @@ def test_a_line_is_taken_apart_as_it_was_put_together(text: str, parsed: dict[st
     assert parse_line(text) == parsed
 
 
-def test_whatever_is_put_into_a_line_comes_out_again() -> None:
+def test_a_log_line_can_be_parsed_whatever_its_values() -> None:
     """`line` and `parse_line` are each other's opposite, for all that a name of a job may hold."""
     for name in ("plain", "two words", 'a "quote"', "a=b", "a: b", "a; b", "\\", "x\ny", "ü 東京", '"', "a=", "'"):
         assert parse_line(line("some_event", job=name, region="DE")) == {
@@ -179,7 +179,7 @@ def lines(tmp_path: Path) -> list[str]:
     return [line.split(" ", 4)[4] for line in done.stderr.splitlines() if re.match(r"\d{4}-.* quota", line)]
 
 
-def test_each_step_of_a_run_is_told_with_its_values(lines: list[str]) -> None:
+def test_each_step_of_a_run_is_logged_with_its_values(lines: list[str]) -> None:
     told = [re.sub(r"(charge|took_ms|bytes|run)=\S+", r"\1=?", line) for line in lines]
     job = 'job="a job"'
     for event in (

@@ -22,7 +22,6 @@ from support.servers import free_port
 from support.setup import budget_of, state_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONFIG = """\
@@ -38,14 +37,7 @@ cloud_project = "{cloud_project}"
 
 
 @pytest.fixture
-def upstream() -> Iterator[Emulator]:
-    with Emulator() as upstream:
-        yield upstream
-
-
-@pytest.fixture
-def quota(tmp_path: Path, upstream: Emulator) -> Quota:
-    quota = Quota(tmp_path)
+def quota(quota: Quota, upstream: Emulator) -> Quota:
     quota.env["A_KEY"] = "a-key"
     configure(quota, upstream)
     return quota
@@ -85,11 +77,7 @@ def test_somebody_else_is_found_and_counts_from_then_on(quota: Quota, upstream: 
     assert re.search(rf"units: only upstream counted 300 since {since}: search.list 300 ", " ".join(lines))
     assert max(map(len, lines)) <= 80
     assert quota("reconcile", "--check").returncode == 1
-    status = quota("status").stdout
-    assert "OPEN: 9,200 units" in status
-    assert "day: 300 units used by others, as upstream said, until" in " ".join(status.split())
-    (row,) = quota.json("status")["credentials"]
-    assert [limit["upstream_units"] for limit in row["limits"]] == [300, 300]
+    assert "OPEN: 9,200 units" in quota("status").stdout
 
 
 def test_the_json_of_it(quota: Quota, upstream: Emulator) -> None:
@@ -101,19 +89,12 @@ def test_the_json_of_it(quota: Quota, upstream: Emulator) -> None:
     assert project["tolerance_ms"] == 600_000
     assert project["lag_ms"] < 60_000
     (bucket,) = project["buckets"]
-    assert {
-        name: bucket[name] for name in ("bucket", "upstream_units", "our_units", "unknown_units", "granted_units")
-    } == {
-        "bucket": "units",
-        "upstream_units": 100,
-        "our_units": 0,
-        "unknown_units": 100,
-        "granted_units": 10_000,
-    }
+    units = {"upstream_units": 100, "our_units": 0, "unknown_units": 100, "granted_units": 10_000}
+    assert {name: bucket[name] for name in ("bucket", *units)} == {"bucket": "units", **units}
     assert [row["limit"] for row in project["others"]] == ["day", "pacific-day"]
 
 
-def test_a_difference_is_told_once_and_stays_to_be_looked_up(quota: Quota, upstream: Emulator, tmp_path: Path) -> None:
+def test_a_difference_sends_one_alert_and_stays_in_the_status(quota: Quota, upstream: Emulator, tmp_path: Path) -> None:
     tell = '[notify]\ncommand = ["sh", "-c", "cat >> told.json; echo >> told.json"]\n'
     configure(quota, upstream, more=tell)
     assert "upstream" not in quota.json("status")["credentials"][0]
@@ -122,12 +103,8 @@ def test_a_difference_is_told_once_and_stays_to_be_looked_up(quota: Quota, upstr
         assert not (tmp_path / "told.json").exists() or command == ("reconcile", "--check")
         assert "notify_failed" not in quota(*command).stderr
     (notice,) = map(json.loads, (tmp_path / "told.json").read_text().splitlines())
-    assert (notice["event"], notice["project"], notice["unknown_units"], notice["drift_units"]) == (
-        "drift",
-        "p",
-        100,
-        0,
-    )
+    assert (notice["event"], notice["project"]) == ("drift", "p")
+    assert (notice["unknown_units"], notice["drift_units"]) == (100, 0)
     assert notice["message"].startswith("bucket units of project p: upstream counted 100 units since ")
     assert quota("charge", "search.list").returncode == 0
     (last,) = quota.json("status")["credentials"][0]["upstream"]
@@ -136,7 +113,7 @@ def test_a_difference_is_told_once_and_stays_to_be_looked_up(quota: Quota, upstr
     assert last["since"] <= last["through"] <= last["compared_at"]
 
 
-def test_a_smaller_quota_is_said_by_reconcile_and_status(quota: Quota) -> None:
+def test_reconcile_and_status_show_a_smaller_quota(quota: Quota) -> None:
     with Emulator(quota=800) as upstream:
         configure(quota, upstream)
         said = " ".join(quota("reconcile").stdout.split())
@@ -182,8 +159,6 @@ def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Qu
         "units: upstream says exhausted at 11 units of ours, of 10,000: somebody else spends this project, or its "
         "quota is smaller; `quota reconcile` tells which"
     ) in status
-    (row,) = quota.json("status")["credentials"]
-    assert [(x["used_units"], x["early"]) for x in row["exhausted"]] == [(11, True)]
 
 
 def test_without_monitoring_no_command_names_reconcile(quota: Quota) -> None:
@@ -232,21 +207,6 @@ def test_a_book_without_upstreams_names(quota: Quota) -> None:
     assert "main: cost book 'gmail-v1' has no [monitoring]" in one_line(quota("reconcile"), 78)
 
 
-def test_a_book_without_them_stands_in_the_way_of_no_other_project(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream, more='[credentials.mail]\napi = "gmail-v1"\ncloud_project = "cloud-project-2"\n')
-    done = quota("reconcile")
-    assert "mail: cost book 'gmail-v1' has no [monitoring]" in one_line(done, 78)
-    assert done.stdout.startswith("main: project p, in Google Cloud cloud-project-1\n")
-
-
-def test_an_account_that_may_not_read(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream, cloud_project="denied-project")
-    said = one_line(quota("reconcile"), 1)
-    assert "refused project 'denied-project' with 403" in said
-    assert "grant monitoring.timeSeries.list (the role Monitoring Viewer)" in said
-    assert len(quota("reconcile", "--json").stdout) == 0
-
-
 def test_an_auth_that_cannot_be_used_stands_in_the_way_of_no_other_project(quota: Quota, upstream: Emulator) -> None:
     main = CONFIG.format(url="sqlite:///l.db", endpoint=upstream.address, cloud_project="cloud-project-1")
     ledger, table, credential = main.partition("[credentials.main]\n")
@@ -260,12 +220,9 @@ def test_an_auth_that_cannot_be_used_stands_in_the_way_of_no_other_project(quota
 
 def test_an_upstream_that_fails(quota: Quota, upstream: Emulator) -> None:
     searches(upstream, 3)
-    upstream.fault("status", method="timeSeries.list", status=503)
+    upstream.fault("status", method="timeSeries.list", status=503, times=2)
     assert "answered with 503" in one_line(quota("reconcile"), 1)
-    upstream.fault("truncate", method="timeSeries.list")
-    assert "nothing was changed" in one_line(quota("reconcile"), 1)
-    upstream.fault("redirect", method="timeSeries.list")
-    assert "answered with a redirect (302)" in one_line(quota("reconcile"), 1)
+    assert quota("reconcile", "--json").stdout == ""
     assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 0
 
 

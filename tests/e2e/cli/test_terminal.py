@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import closing
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 
 from quota.common.clock import NEVER
 from quota.deciding.corrections import add
@@ -22,7 +22,6 @@ from support.setup import state_at
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.servers import RedisServer
 
 ODD = "\x1b[31m\x9b2J\u202ex\ny\x7f"
 """Red, clear the screen, right to left, a second line, delete."""
@@ -46,21 +45,13 @@ schedule = "every 45m"
 """
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def quota(request: pytest.FixtureRequest, tmp_path: Path) -> Quota:
+@pytest.fixture
+def quota(quota: Quota, ledger_url: str) -> Quota:
     """A ledger in which another program wrote whatever it liked."""
-    quota = Quota(tmp_path)
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    else:
-        server: RedisServer = request.getfixturevalue("redis_server")
-        url = server.url
-        with redis.Redis(port=server.port) as client:
-            client.flushall()
-    (tmp_path / "book\x1b[31m\u202e.toml").write_text(BOOK, encoding="utf-8")
-    quota.configure(CONFIG.format(url=url))
+    (quota.folder / "book\x1b[31m\u202e.toml").write_text(BOOK, encoding="utf-8")
+    quota.configure(CONFIG.format(url=ledger_url))
     quota("charge", "videos.list")
-    with closing(open_ledger(url)) as ledger:
+    with closing(open_ledger(ledger_url)) as ledger:
         now_ms = ledger.now_ms()
         state_at(ledger, "main").exhaust(Exhaustion("other", now_ms, now_ms + 3_600_000, f"no{ODD}", ODD))
         state_at(ledger, "main").exhaust(Exhaustion("search", now_ms, NEVER, f"no{ODD}", ODD))
@@ -94,25 +85,23 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("args", COMMANDS, ids=lambda args: " ".join(args[:2]).encode("ascii", "replace").decode())
-def test_no_control_sequence_reaches_the_terminal(quota: Quota, args: list[str]) -> None:
-    done = quota(*(quota.env["THE_ID"] if arg == "ID" else arg for arg in args))
-    assert done.returncode in (0, 1, 2), done.stderr
-    said = done.stdout + done.stderr
-    assert said
-    assert [char for char in said if not char.isprintable() and char != "\n"] == []
-    assert "quota: all is well" not in said.splitlines()
-    if "--json" in args:
-        json.loads(done.stdout)
+def test_no_control_sequence_reaches_the_terminal(quota: Quota) -> None:
+    for args in COMMANDS:
+        done = quota(*(quota.env["THE_ID"] if arg == "ID" else arg for arg in args))
+        assert done.returncode in (0, 1, 2), done.stderr
+        printed = done.stdout + done.stderr
+        assert printed, args
+        assert [char for char in printed if not char.isprintable() and char != "\n"] == [], args
+        assert "quota: all is well" not in printed.splitlines(), args
+        if "--json" in args:
+            json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("width", ["40", "80"])
-@pytest.mark.parametrize("command", ["status", "spend", "log", "doctor"])
-def test_no_line_of_a_file_or_a_mail_ends_with_spaces(quota: Quota, command: str, width: str) -> None:
-    done = quota(command, COLUMNS=width)
-    lines = done.stdout.split("\n")
-    assert len(lines) > 3
-    assert [line for line in lines if line.endswith(" ")] == []
+def test_no_line_of_a_file_or_a_mail_ends_with_spaces(quota: Quota) -> None:
+    for command, width in product(("status", "spend", "log", "doctor"), ("40", "80")):
+        lines = quota(command, COLUMNS=width).stdout.split("\n")
+        assert len(lines) > 3
+        assert [line for line in lines if line.endswith(" ")] == [], command
 
 
 def test_a_width_of_0_is_an_unknown_width(tmp_path: Path) -> None:
@@ -127,9 +116,9 @@ def test_a_width_of_0_is_an_unknown_width(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "encoding"),
     [
-        *((["status"], encoding) for encoding in ("utf-8", "latin-1", "cp1252", "ascii", "shift_jis")),
+        *((["status"], encoding) for encoding in ("utf-8", "ascii", "shift_jis")),
         (["spend", "--by", "job,region"], "latin-1"),
-        *(([command], "ascii") for command in ("check", "costs")),
+        (["check"], "ascii"),
         (["charge", "videos.list"], "latin-1"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

@@ -16,7 +16,7 @@ import quota
 from quota.cli.program import cli
 from quota.inbound.configured import load_rules
 from quota.jobs.dashboard import forecast
-from quota.web.lifecycle import served
+from quota.web.serving import served
 from support.commands import Quota, one_line
 from support.users import NOBODY, needs_root
 
@@ -116,7 +116,7 @@ async def _opened() -> None:
 
 
 @pytest.mark.parametrize("read", [quota.open, lambda: asyncio.run(_opened()), load_rules])
-def test_neither_does_a_program(folder: Path, read: Callable[[], Any]) -> None:
+def test_no_program_reads_a_configuration_that_others_could_have_written(folder: Path, read: Callable[[], Any]) -> None:
     with pytest.raises(quota.ConfigError, match=r"quota\.toml: not read, because .* belongs to nobody"):
         read()
 
@@ -156,7 +156,7 @@ def test_a_pipe_is_not_a_configuration(folder: Path) -> None:
         quota.open()
 
 
-def test_who_names_a_file_to_look_at_it_runs_no_code_of_others(
+def test_a_named_configuration_runs_no_code_of_others_when_inspected(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["check", "--config", "quota.toml"], standalone_mode=False)
@@ -174,7 +174,7 @@ def test_who_names_a_file_to_look_at_it_runs_no_code_of_others(
     assert (folder / "ran").exists()
 
 
-def test_no_variable_has_a_file_or_code_of_others_trusted(
+def test_no_variable_makes_a_foreign_file_or_code_trusted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QUOTA__LEDGER__URL", "sqlite:////root/ledger.db")

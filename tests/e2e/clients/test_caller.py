@@ -1,4 +1,5 @@
-"""q.requests and q.httpx: metered by the book's routes, signed as the book says, and no secret for any other host."""
+"""Who signs a request of q.requests, q.httpx and q.google: no other host gets a secret. Tokens are fetched for free,
+and never shown."""
 
 from __future__ import annotations
 
@@ -6,19 +7,19 @@ import base64
 import gzip
 import json
 import traceback
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import httpx
 import pytest
 import requests
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from tenacity import wait_none
 
 import quota
 from quota.clients.login import login
 from quota.clients.upstream import upstream_of
+from quota.jobs.runner import run_job
+from support.certificates import private_key
 from support.emulator import Emulator
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import free_port
@@ -59,13 +60,6 @@ endpoint = "{address}"
 """
 
 
-@cache
-def private_key() -> str:
-    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(*form).decode()
-
-
 SECRET = "s-e-c-r-e-t-0123456789"  # noqa: S105 - of the test
 
 
@@ -75,6 +69,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.granted = 0
+        self.denied: str | None = None
         self.refuse = 0
         self.large = Answer()
         self.api, self.other, self.tokens = (
@@ -94,6 +89,8 @@ class Site:
         return Answer(200, b'{"ok": true}')
 
     def grant(self, request: Arrived) -> Answer:
+        if self.denied is not None:
+            return Answer(400, json.dumps({"error": "invalid_grant", "error_description": self.denied}).encode())
         self.granted += 1
         token = {"access_token": f"token-{self.granted}", "expires_in": 3_600, "token_type": "Bearer"}
         return Answer(200, json.dumps(token).encode())
@@ -270,9 +267,7 @@ def test_a_token_as_it_stands_is_not_renewed(site: Site, kind: str, monkeypatch:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("host", ["api.things.example", "things.googleapis.com"])
-def test_what_is_for_google_alone_travels_to_no_other_api(
-    site: Site, kind: str, host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_google_headers_go_to_no_other_api(site: Site, kind: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     site.account()
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "account.json"))
     monkeypatch.setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "billed")
@@ -301,7 +296,7 @@ def test_a_secret_never_goes_anywhere_in_plain_text(site: Site, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_more_than_its_own_most_is_spent(site: Site, kind: str) -> None:
+def test_a_run_spends_at_most_max_units(site: Site, kind: str) -> None:
     with site.open() as session:
         client = session.requests(max_units=2) if kind == "requests" else session.httpx(max_units=2)
         for _ in range(2):
@@ -313,7 +308,7 @@ def test_no_more_than_its_own_most_is_spent(site: Site, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_never_left_is_not_spent_of_its_own_most(site: Site, kind: str) -> None:
+def test_a_request_that_never_left_does_not_count_for_max_units(site: Site, kind: str) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     with site.open('key = { query = "token" }', address=address) as session:
         client = session.requests(max_units=2) if kind == "requests" else session.httpx(max_units=2)
@@ -367,7 +362,109 @@ def test_a_body_is_no_larger_than_a_job_allows(
         ('key = { heeder = "X-Key" }', "key.heeder: unknown key; did you mean 'header'?"),
     ],
 )
-def test_a_place_or_a_scope_that_is_none_is_one_line(site: Site, key: str, said: str) -> None:
+def test_an_invalid_place_or_scope_is_one_line(site: Site, key: str, said: str) -> None:
     with pytest.raises(quota.ConfigError) as error:
         site.open(key)
     assert said in str(error.value)
+
+
+# -- Google's client and its jobs --------------------------------------------------------------------------------------
+
+PAGE = json.dumps({"items": [], "kind": "youtube#videoListResponse"}).encode()
+UNAUTHORIZED = json.dumps(
+    {"error": {"code": 401, "message": "Invalid Credentials", "errors": [{"reason": "authError"}]}}
+).encode()
+
+
+class Google(Site):
+    """YouTube, which takes one token."""
+
+    def answer(self, request: Arrived) -> Answer:
+        is_right = request.headers.get("authorization") == "Bearer token-1"
+        return Answer(200, PAGE) if is_right else Answer(401, UNAUTHORIZED)
+
+    def configure(self, auth: str) -> Path:
+        config = self.folder / "quota.toml"
+        config.write_text(
+            f'[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "youtube-v3"\nauth = "{auth}"\n'
+            f'endpoint = "{self.api.address}"\n[store]\nurl = "sqlite:///videos.db"\n[jobs.t]\nfetch = "trending"\n'
+        )
+        return config
+
+
+@pytest.fixture
+def google(tmp_path: Path) -> Iterator[Google]:
+    made = Google(tmp_path)
+    with made.api, made.other, made.tokens:
+        yield made
+
+
+def units(session: quota.Session) -> int:
+    return sum(units for _, units in spent(session))
+
+
+def listed(session: quota.Session) -> Any:
+    return session.google().videos().list(part="id", chart="mostPopular").execute()
+
+
+def test_a_job_calls_as_its_service_account_and_its_token_costs_nothing(google: Google) -> None:
+    google.account()
+    with quota.open(google.configure("service-account:account.json")) as session:
+        report = run_job(session, "t", wait=wait_none())
+        assert (report.outcome, report.units, google.granted) == ("done", 1, 1)
+        assert [request.headers["authorization"] for request in google.api.arrived] == ["Bearer token-1"]
+        assert (units(session), len(google.tokens.arrived)) == (1, 1)
+
+
+def test_a_user_calls_with_the_token_of_the_file(google: Google) -> None:
+    info = {"client_id": "c", "client_secret": "secret", "refresh_token": "r", "token": "token-1"}
+    # A token that still holds: a new one would be asked of Google itself.
+    (google.folder / "user.json").write_text(json.dumps({**info, "expiry": "2999-01-01T00:00:00Z"}))
+    with quota.open(google.configure("authorized-user:user.json")) as session:
+        assert listed(session)["items"] == []
+        assert units(session) == 1
+
+
+def test_a_bearer_token_is_sent_as_it_stands(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "token-1")
+    with quota.open(google.configure("bearer:env:A_TOKEN")) as session:
+        assert listed(session)["items"] == []
+    monkeypatch.delenv("A_TOKEN")
+    with quota.open(google.configure("bearer:env:A_TOKEN")) as session:
+        with pytest.raises(quota.ConfigError, match="environment variable A_TOKEN is not set; put the token into it"):
+            listed(session)
+        with pytest.raises(quota.ConfigError, match="A_TOKEN is not set"):
+            session.check_key()
+
+
+def test_a_key_comes_before_it(google: Google) -> None:
+    google.account()
+    config = google.configure("service-account:account.json")
+    (google.folder / "key").write_text("token-1")
+    config.write_text(config.read_text().replace("auth =", 'key = "file:key"\nauth ='))
+    with quota.open(config) as session, pytest.raises(Exception, match="401"):
+        listed(session)
+    assert (google.granted, google.api.arrived[0].headers["x-goog-api-key"]) == (0, "token-1")
+
+
+def test_a_login_that_is_refused_ends_the_run_in_one_line_without_a_secret(google: Google) -> None:
+    google.account()
+    secret = private_key().splitlines()[3]
+    google.denied = f"Token has been expired or revoked: {secret}"
+    with quota.open(google.configure("service-account:account.json")) as session:
+        report = run_job(session, "t", wait=wait_none())
+        assert (report.outcome, report.exit_status, units(session)) == ("failed", 78, 0)
+    assert report.why.startswith("auth was not accepted (invalid_grant")
+    assert report.why.endswith("; renew it")
+    assert "\n" not in report.why
+    assert secret not in report.why
+
+
+def test_a_token_that_is_refused_ends_the_run_with_the_remedy(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "an-old-one")
+    with quota.open(google.configure("bearer:env:A_TOKEN")) as session:
+        report = run_job(session, "t", wait=wait_none())
+        assert (report.outcome, report.exit_status) == ("failed", 78)
+        assert len(google.api.arrived) == units(session) == 1
+    assert report.why == "auth was not accepted (upstream refused the token); renew it"
+    assert "an-old-one" not in report.why

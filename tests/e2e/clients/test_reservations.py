@@ -3,28 +3,21 @@ client reads it and however it is read."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-import httpx
 import pytest
 import redis
-import requests
 
 import quota
-from quota.async_budget import AsyncBudget, Awaiter
-from quota.clients.aiohttp import aiohttp_middleware
-from quota.clients.httpx import httpx_async_transport, httpx_transport
-from quota.clients.requests import requests_adapter
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
+from support.http_clients import BROKEN, CLIENTS, Httpx, Requests
 from support.model import Model
 from support.setup import charges_at
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from quota.budget import Budget
@@ -105,148 +98,11 @@ def model() -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def world(
-    request: pytest.FixtureRequest, state_dir: Path, tmp_path: Path, model: Model, redis_server: RedisServer
-) -> Iterator[World]:
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    if request.param == "redis":
-        with redis.Redis(port=redis_server.port) as client:
-            client.flushall()
-        url = redis_server.url
-    world = World(url, tmp_path, model)
-    yield world
-    world.session.close()
-
-
 @pytest.fixture
-def sqlite_world(state_dir: Path, tmp_path: Path, model: Model) -> Iterator[World]:
+def world(state_dir: Path, tmp_path: Path, model: Model) -> Iterator[World]:
     world = World(f"sqlite:///{tmp_path}/ledger.db", tmp_path, model)
     yield world
     world.session.close()
-
-
-# -- the clients, as far as these tests use them -----------------------------------------------------------------------
-
-
-def never(piece: bytes) -> bool:
-    return False
-
-
-class Requests:
-    def __init__(self, budget: Budget) -> None:
-        self.session = requests.Session()
-        self.session.trust_env = False
-        self.session.mount("http://", requests_adapter(budget))
-
-    def ask(self, url: str, data: object) -> bytes:
-        return self.session.post(url, json=data, timeout=100).content
-
-    def stream(self, url: str, data: object, stop: Any = never) -> None:
-        with self.session.post(url, json=data, timeout=100, stream=True) as response:
-            for line in response.iter_lines(chunk_size=None):
-                if stop(line):
-                    return
-
-    def close(self) -> None:
-        self.session.close()
-
-
-class Httpx:
-    def __init__(self, budget: Budget) -> None:
-        self.client = httpx.Client(transport=httpx_transport(budget), trust_env=False, timeout=100)
-
-    def ask(self, url: str, data: object) -> bytes:
-        return self.client.post(url, json=data).content
-
-    def stream(self, url: str, data: object, stop: Any = never) -> None:
-        with self.client.stream("POST", url, json=data) as response:
-            for line in response.iter_lines():
-                if stop(line.encode()):
-                    return
-
-    def close(self) -> None:
-        self.client.close()
-
-
-def awaited(budget: Budget) -> AsyncBudget:
-    return AsyncBudget(budget, Awaiter(budget.ledger))
-
-
-class AsyncHttpx:
-    def __init__(self, budget: Budget) -> None:
-        self.runner = asyncio.Runner()
-        transport = httpx_async_transport(awaited(budget))
-        self.client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=100)
-
-    def ask(self, url: str, data: object) -> bytes:
-        return self.runner.run(self.client.post(url, json=data)).content
-
-    def stream(self, url: str, data: object, stop: Any = never) -> None:
-        async def read() -> None:
-            async with self.client.stream("POST", url, json=data) as response:
-                async for line in response.aiter_lines():
-                    if stop(line.encode()):
-                        return
-
-        self.runner.run(read())
-
-    def close(self) -> None:
-        self.runner.run(self.client.aclose())
-        self.runner.close()
-
-
-class Aiohttp:
-    ways = ("lines", "any", "chunked", "chunks", "readline")
-
-    def __init__(self, budget: Budget) -> None:
-        self.runner = asyncio.Runner()
-        self.session = self.runner.run(self.open(aiohttp_middleware(awaited(budget))))
-        self.way = "lines"
-
-    async def open(self, middleware: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(middlewares=[middleware], timeout=aiohttp.ClientTimeout(100))
-
-    def ask(self, url: str, data: object) -> bytes:
-        async def read() -> bytes:
-            async with self.session.post(url, json=data) as response:
-                return await response.read()
-
-        return self.runner.run(read())
-
-    def stream(self, url: str, data: object, stop: Any = never) -> None:
-        async def pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-            match self.way:
-                case "lines":
-                    async for piece in content:
-                        yield piece
-                case "any":
-                    async for piece in content.iter_any():
-                        yield piece
-                case "chunked":
-                    async for piece in content.iter_chunked(5):
-                        yield piece
-                case "chunks":
-                    async for piece, _ in content.iter_chunks():
-                        yield piece
-                case "readline":
-                    while piece := await content.readline():
-                        yield piece
-
-        async def read() -> None:
-            async with self.session.post(url, json=data) as response:
-                async for piece in pieces(response.content):
-                    if stop(piece):
-                        return
-
-        self.runner.run(read())
-
-    def close(self) -> None:
-        self.runner.run(self.session.close())
-        self.runner.close()
-
-
-CLIENTS: Any = [Requests, Httpx, AsyncHttpx, Aiohttp]
 
 
 @pytest.fixture(params=CLIENTS)
@@ -262,16 +118,16 @@ def asking(how: str, use: int, max_tokens: int = 1_000) -> tuple[dict[str, Any],
     return data, max_tokens
 
 
-BROKEN = (requests.RequestException, httpx.HTTPError, aiohttp.ClientError)
-
 # -- what is charged ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["json", "gzip", "br", "events", "no-done", "packed"])
-@pytest.mark.parametrize("use", [70, 1_500])
-def test_an_answer_that_says_what_it_used_settles_the_call(world: World, client: Any, how: str, use: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "use"),
+    [("json", 70), ("json", 1_500), ("gzip", 70), ("br", 70), ("events", 70), ("no-done", 70), ("packed", 70)],
+)
+def test_an_answer_with_its_usage_settles_the_call(world: World, client: Any, how: str, use: int) -> None:
     data, bound = asking(how, use)
-    client.ask(world.model.url, data)
+    client.ask(world.model.url, "POST", json=data)
     (entry,) = world.tokens()
     assert bound < entry.charged_units <= bound + 40, "with a unit for three bytes of the body"
     assert (entry.units, entry.settled, entry.reserved_units) == (use, True, 0)
@@ -279,23 +135,23 @@ def test_an_answer_that_says_what_it_used_settles_the_call(world: World, client:
 
 
 @pytest.mark.parametrize("how", ["silent", "quiet", "cut", "hang-up"])
-def test_an_answer_that_does_not_say_it_keeps_the_bound(world: World, client: Any, how: str) -> None:
+def test_an_answer_without_a_figure_keeps_the_reservation(world: World, client: Any, how: str) -> None:
     data, bound = asking(how, 70)
     if how in ("cut", "hang-up"):
         with pytest.raises(BROKEN):
-            client.ask(world.model.url, data)
+            client.ask(world.model.url, "POST", json=data)
     else:
-        client.ask(world.model.url, data)
+        client.ask(world.model.url, "POST", json=data)
     (entry,) = world.tokens()
     assert bound < entry.units == entry.charged_units == entry.reserved_units
     assert read_status(world.session).credentials[0].limits[0].reserved_units == entry.units
 
 
-def test_a_header_may_say_it(world: World) -> None:
+def test_a_header_may_have_the_units_of_a_call(world: World) -> None:
     world.where_answers_say_it_in(HEADER)
     for number, kind in enumerate(CLIENTS):
         client = kind(world.budget)
-        client.ask(world.model.url, asking("header", 30 + number)[0])
+        client.ask(world.model.url, "POST", json=asking("header", 30 + number)[0])
         client.close()
     assert [entry.units for entry in world.tokens()] == [30, 31, 32, 33]
 
@@ -309,66 +165,63 @@ closed = [{ status = 200, json = "/error", bucket = "requests", lasts = "60s" }]
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("units", [BODY_JSON, HEADER, BODY_JSON + PEEKED, HEADER + PEEKED])
 def test_an_answer_that_is_shorter_than_announced_settles_and_frees_nothing(
-    sqlite_world: World, units: str, kind: Any
+    world: World, units: str, kind: Any
 ) -> None:
-    sqlite_world.where_answers_say_it_in(units)
-    client = kind(sqlite_world.budget)
+    world.where_answers_say_it_in(units)
+    client = kind(world.budget)
     with pytest.raises(BROKEN):
-        client.ask(sqlite_world.model.url, asking("short", 0)[0])
+        client.ask(world.model.url, "POST", json=asking("short", 0)[0])
     client.close()
-    (entry,) = sqlite_world.tokens()
+    (entry,) = world.tokens()
     assert entry.units == entry.charged_units == entry.reserved_units
 
 
 @pytest.mark.parametrize("units", [BODY_JSON, HEADER, BODY_JSON + PEEKED, HEADER + PEEKED])
-def test_an_answer_that_nobody_reads_settles_nothing(sqlite_world: World, units: str) -> None:
-    sqlite_world.where_answers_say_it_in(units)
-    url, data = sqlite_world.model.url, asking("header" if HEADER in units else "json", 0)[0]
-    by_requests, by_httpx = Requests(sqlite_world.budget), Httpx(sqlite_world.budget)
+def test_an_answer_that_nobody_reads_settles_nothing(world: World, units: str) -> None:
+    world.where_answers_say_it_in(units)
+    url, data = world.model.url, asking("header" if HEADER in units else "json", 0)[0]
+    by_requests, by_httpx = Requests(world.budget), Httpx(world.budget)
     by_requests.session.post(url, json=data, timeout=100, stream=True).close()
     with by_httpx.client.stream("POST", url, json=data):
         pass
     by_requests.close()
     by_httpx.close()
-    assert [entry.units - entry.charged_units for entry in sqlite_world.tokens()] == [0, 0]
+    assert [entry.units - entry.charged_units for entry in world.tokens()] == [0, 0]
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_whole_answer_that_closes_a_bucket_by_its_body_settles_as_it_is_read(sqlite_world: World, kind: Any) -> None:
-    sqlite_world.where_answers_say_it_in(BODY_JSON + PEEKED)
-    client = kind(sqlite_world.budget)
-    client.ask(sqlite_world.model.url, asking("closed", 12)[0])
+def test_a_whole_answer_that_closes_a_bucket_by_its_body_settles_as_it_is_read(world: World, kind: Any) -> None:
+    world.where_answers_say_it_in(BODY_JSON + PEEKED)
+    client = kind(world.budget)
+    client.ask(world.model.url, "POST", json=asking("closed", 12)[0])
     with pytest.raises(quota.Refused):
-        client.ask(sqlite_world.model.url, asking("json", 1)[0])
+        client.ask(world.model.url, "POST", json=asking("json", 1)[0])
     client.close()
-    assert [entry.units for entry in sqlite_world.tokens()] == [12]
+    assert [entry.units for entry in world.tokens()] == [12]
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_whole_answer_may_be_free_by_its_body(sqlite_world: World, kind: Any) -> None:
-    sqlite_world.where_answers_say_it_in(BODY_JSON + PEEKED)
-    client = kind(sqlite_world.budget)
-    client.ask(sqlite_world.model.url, asking("free", 12)[0])
+def test_a_whole_answer_may_be_free_by_its_body(world: World, kind: Any) -> None:
+    world.where_answers_say_it_in(BODY_JSON + PEEKED)
+    client = kind(world.budget)
+    client.ask(world.model.url, "POST", json=asking("free", 12)[0])
     client.close()
-    assert [entry.units for entry in charges_at(sqlite_world.session.ledger, "model")] == [0, 0]
+    assert [entry.units for entry in charges_at(world.session.ledger, "model")] == [0, 0]
 
 
-def test_a_bound_that_does_not_fit_is_refused_and_one_that_never_can_says_so(world: World, client: Any) -> None:
-    client.ask(world.model.url, asking("silent", 70, max_tokens=6_000)[0])
+def test_a_reservation_that_does_not_fit_is_refused(world: World, client: Any) -> None:
+    client.ask(world.model.url, "POST", json=asking("silent", 70, max_tokens=6_000)[0])
     with pytest.raises(quota.Refused):
-        client.ask(world.model.url, asking("json", 70, max_tokens=6_000)[0])
+        client.ask(world.model.url, "POST", json=asking("json", 70, max_tokens=6_000)[0])
     for much in (10_001, 10**9, 10**12):
         with pytest.raises(quota.UsageError) as refused:
-            client.ask(world.model.url, asking("json", 70, max_tokens=much)[0])
+            client.ask(world.model.url, "POST", json=asking("json", 70, max_tokens=much)[0])
         assert str(refused.value).isprintable()
     assert len(world.model.asked) == len(world.tokens()) == 1
 
 
-def test_what_a_call_did_not_use_its_run_may_spend(world: World) -> None:
-    session = requests.Session()
-    session.trust_env = False
-    session.mount("http://", requests_adapter(world.budget, max_units=1_200))
-    with session:
+def test_a_run_may_spend_the_unused_part_of_a_reservation(world: World) -> None:
+    with Requests(world.budget, max_units=1_200).session as session:
         for use in (70, 80, 600):
             session.post(world.model.url, json=asking("json", use)[0], timeout=100)
         with pytest.raises(quota.Refused) as refused:
@@ -384,12 +237,12 @@ def test_what_a_call_did_not_use_its_run_may_spend(world: World) -> None:
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_reads_until_done_settles_and_who_stops_before_keeps_the_bound(world: World, client: Any) -> None:
-    for way in getattr(client, "ways", ("",)):
+def test_a_caller_settles_only_if_it_reads_to_the_end(world: World, client: Any) -> None:
+    for way in getattr(client, "WAYS", ("",)):
         client.way = way
-        client.stream(world.model.url, asking("events", 70, 500)[0], lambda piece: b"[DONE]" in piece)
+        client.stream(world.model.url, lambda piece: b"[DONE]" in piece, asking("events", 70, 500)[0])
         world.model.go_on.release()
-        client.stream(world.model.url, asking("steps", 70, 500)[0], lambda piece: b"data" in piece)
+        client.stream(world.model.url, lambda piece: b"data" in piece, asking("steps", 70, 500)[0])
         settled, kept = world.tokens()[-2:]
         assert (settled.units, kept.units) == (70, kept.charged_units), way
         world.model.forget()
@@ -406,7 +259,7 @@ def test_each_event_is_handed_on_before_the_next_one_comes(world: World, client:
         return False
 
     world.model.go_on.release()
-    client.stream(world.model.url, data, stop)
+    client.stream(world.model.url, stop, data)
     assert b"".join(told).count(b"data: ") == 5
     assert world.tokens()[0].units == 70
 
@@ -421,9 +274,9 @@ def test_an_answer_with_usage_adds_one_settle_and_nothing_else(
     with redis.Redis(port=redis_server.port, decode_responses=True) as server:
 
         def trips(client: Any, how: str) -> dict[str, int]:
-            client.ask(model.url, asking(how, 70, max_tokens=100)[0])
+            client.ask(model.url, "POST", json=asking(how, 70, max_tokens=100)[0])
             server.config_resetstat()
-            client.ask(model.url, asking(how, 70, max_tokens=100)[0])
+            client.ask(model.url, "POST", json=asking(how, 70, max_tokens=100)[0])
             stats = server.info("commandstats")
             asked = {name.removeprefix("cmdstat_"): one["calls"] for name, one in stats.items()}
             return {name: calls for name, calls in asked.items() if name.startswith(("eval", "get", "set", "hget"))}

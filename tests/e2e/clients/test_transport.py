@@ -12,16 +12,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import httpcore
 import httpx
 import pytest
 import redis
 import requests
 
-from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.clients import aiohttp as of_aiohttp
 from quota.clients import httpx as of_httpx
@@ -36,6 +37,7 @@ from quota.ledger.log import Log
 from quota.rules.spent import Spent
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
+from support.http_clients import BROKEN, CLIENTS, Aiohttp, AsyncHttpx, Httpx, Requests
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import RedisServer, until
 from support.setup import budget_of, charges_at, state_at
@@ -94,160 +96,17 @@ def name_of(verb: str, url: str) -> str:
     return "search.list" if "search" in url else "videos.list" if verb == "GET" else "playlists.insert"
 
 
-Begun = Callable[[], object]
-"""Called when a client has an answer that it has not read yet."""
-
-
-class Requests:
-    """The clients under one name, as far as these tests use them."""
-
-    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
-        self.session = requests.Session()
-        self.session.trust_env = False
-        adapter = requests_adapter(budget, method, hosts=hosts, max_retries=5)
-        self.session.mount("http://", adapter)
-
-    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
-        response = self.session.get(url, timeout=timeout_s)
-        return response.status_code, response.content
-
-    def post(self, url: str) -> int:
-        return self.session.post(url, timeout=100).status_code
-
-    def stream(self, url: str, begun: Begun = int) -> bytes:
-        with self.session.get(url, timeout=100, stream=True) as response:
-            begun()
-            return b"".join(response.iter_content(1_000))
-
-    def raw(self, url: str) -> bytes:
-        with self.session.get(url, timeout=100, stream=True) as response:
-            return bytes(response.raw.read(decode_content=False))
-
-    def close(self) -> None:
-        self.session.close()
-
-
-class Httpx:
-    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
-        self.client = httpx.Client(
-            transport=httpx_transport(budget, method, hosts=hosts), follow_redirects=True, trust_env=False, timeout=100
-        )
-
-    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
-        response = self.client.get(url, timeout=timeout_s)
-        return response.status_code, response.content
-
-    def post(self, url: str) -> int:
-        return self.client.post(url).status_code
-
-    def stream(self, url: str, begun: Begun = int) -> bytes:
-        with self.client.stream("GET", url) as response:
-            begun()
-            return b"".join(response.iter_bytes(1_000))
-
-    def raw(self, url: str) -> bytes:
-        with self.client.stream("GET", url) as response:
-            return b"".join(response.iter_raw())
-
-    def close(self) -> None:
-        self.client.close()
-
-
-class AsyncHttpx:
-    """One event loop for all calls, on the calling thread."""
-
-    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
-        self.runner = asyncio.Runner()
-        transport = httpx_async_transport(awaited(budget), method, hosts=hosts)
-        self.client = httpx.AsyncClient(transport=transport, follow_redirects=True, trust_env=False, timeout=100)
-
-    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
-        response = self.runner.run(self.client.get(url, timeout=timeout_s))
-        return response.status_code, response.content
-
-    def post(self, url: str) -> int:
-        return self.runner.run(self.client.post(url)).status_code
-
-    def stream(self, url: str, begun: Begun = int) -> bytes:
-        async def read() -> bytes:
-            async with self.client.stream("GET", url) as response:
-                begun()
-                return b"".join([chunk async for chunk in response.aiter_bytes(1_000)])
-
-        return self.runner.run(read())
-
-    def raw(self, url: str) -> bytes:
-        async def read() -> bytes:
-            async with self.client.stream("GET", url) as response:
-                return b"".join([chunk async for chunk in response.aiter_raw()])
-
-        return self.runner.run(read())
-
-    def close(self) -> None:
-        self.runner.run(self.client.aclose())
-        self.runner.close()
-
-
-class Aiohttp:
-    """The same with aiohttp."""
-
-    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
-        self.runner = asyncio.Runner()
-        self.session = self.runner.run(self.open(aiohttp_middleware(awaited(budget), method, hosts=hosts)))
-
-    async def open(self, middleware: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        jar = aiohttp.CookieJar(unsafe=True)  # from a host without a name, too
-        return aiohttp.ClientSession(middlewares=[middleware], timeout=aiohttp.ClientTimeout(100), cookie_jar=jar)
-
-    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
-        async def read() -> tuple[int, bytes]:
-            async with self.session.get(url, timeout=aiohttp.ClientTimeout(timeout_s)) as response:
-                return response.status, await response.read()
-
-        return self.runner.run(read())
-
-    def post(self, url: str) -> int:
-        async def read() -> int:
-            async with self.session.post(url) as response:
-                return response.status
-
-        return self.runner.run(read())
-
-    def stream(self, url: str, begun: Begun = int) -> bytes:
-        async def read() -> bytes:
-            async with self.session.get(url) as response:
-                begun()
-                return b"".join([chunk async for chunk in response.content.iter_chunked(1_000)])
-
-        return self.runner.run(read())
-
-    def raw(self, url: str) -> bytes:
-        async def read() -> bytes:
-            async with self.session.get(url, auto_decompress=False) as response:
-                return b"".join([chunk async for chunk in response.content.iter_any()])
-
-        return self.runner.run(read())
-
-    def close(self) -> None:
-        self.runner.run(self.session.close())
-        self.runner.close()
-
-
-def awaited(budget: Budget) -> AsyncBudget:
-    return AsyncBudget(budget, Awaiter(budget.ledger))
-
-
 Connect = Callable[..., Any]
 
 
-@pytest.fixture(params=[Requests, Httpx, AsyncHttpx, Aiohttp])
+@pytest.fixture(params=CLIENTS)
 def connect(request: pytest.FixtureRequest, ledger: Log) -> Iterator[Connect]:
     """Makes clients of one kind over the test's ledger, and closes them."""
     made: list[Any] = []
 
     def connect(server: PlainServer | str, *, units: int = 1_000, method: Any = "videos.list") -> Any:
         host = server if isinstance(server, str) else server.host
-        made.append(request.param(make_budget(ledger, units), [host], method))
+        made.append(request.param(make_budget(ledger, units), method, hosts=[host]))
         return made[-1]
 
     yield connect
@@ -259,15 +118,15 @@ def test_every_attempt_is_charged_under_the_name_it_is_given(
     connect: Connect, server: PlainServer, ledger: Log
 ) -> None:
     client = connect(server, method=name_of)
-    client.get(f"{server.address}/videos")
-    client.get(f"{server.address}/search")
-    client.post(f"{server.address}/playlists")
+    client.ask(f"{server.address}/videos")
+    client.ask(f"{server.address}/search")
+    client.ask(f"{server.address}/playlists", "POST")
     assert charged(ledger) == {"videos.list": 1, "search.list": 1, "playlists.insert": 1}
     assert len(server.arrived) == 3
 
 
 def test_a_redirect_is_charged_hop_by_hop(connect: Connect, server: PlainServer, ledger: Log) -> None:
-    assert connect(server).get(f"{server.address}/moved")[0] == 200
+    assert connect(server).ask(f"{server.address}/moved")[0] == 200
     assert charged(ledger) == {"videos.list": 2}
     assert len(server.arrived) == 2
 
@@ -275,14 +134,14 @@ def test_a_redirect_is_charged_hop_by_hop(connect: Connect, server: PlainServer,
 def test_a_request_that_gets_no_name_does_not_leave(connect: Connect, server: PlainServer, ledger: Log) -> None:
     """It would be free."""
     with pytest.raises(UsageError, match="method None"):
-        connect(server, method=lambda verb, url: None).get(f"{server.address}/ok")
+        connect(server, method=lambda verb, url: None).ask(f"{server.address}/ok")
     assert not server.arrived
     assert not entries(ledger)
 
 
 def test_other_hosts_are_free(connect: Connect, server: PlainServer, ledger: Log) -> None:
     client = connect("api.example.com")
-    assert client.get(f"{server.address}/spent")[0] == 403
+    assert client.ask(f"{server.address}/spent")[0] == 403
     assert not entries(ledger)
     assert not state_at(ledger).facts().exhaustions
 
@@ -299,71 +158,49 @@ def test_a_refusal_leaves_the_client_and_nothing_else_leaves(
     connect: Connect, server: PlainServer, ledger: Log
 ) -> None:
     client = connect(server, units=1)
-    client.get(f"{server.address}/ok")
+    client.ask(f"{server.address}/ok")
     with pytest.raises(Refused):
-        client.get(f"{server.address}/ok")
+        client.ask(f"{server.address}/ok")
     assert len(server.arrived) == 1
 
 
-def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Log) -> None:
+def test_a_request_without_a_connection_is_refunded(connect: Connect, ledger: Log) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         host = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises((requests.ConnectionError, httpx.ConnectError, aiohttp.ClientConnectorError)):
-            connect(host).get(f"http://{host}/")
+            connect(host).ask(f"http://{host}/")
     with pytest.raises((requests.ConnectionError, httpx.ConnectError, aiohttp.ClientConnectorError)):
-        connect("no-such-host.invalid").get("http://no-such-host.invalid/")
+        connect("no-such-host.invalid").ask("http://no-such-host.invalid/")
     assert [entry.units for entry in entries(ledger)] == [0, 0]
 
 
-def test_what_urllib3_refuses_to_send_is_given_back(server: PlainServer, ledger: Log) -> None:
-    client = Requests(make_budget(ledger), [server.host])
+def test_a_request_that_urllib3_refuses_to_send_is_refunded(server: PlainServer, ledger: Log) -> None:
+    client = Requests(make_budget(ledger), "videos.list", hosts=[server.host])
     with client.session, pytest.raises(ValueError, match="Method cannot contain non-token characters"):
         client.session.request("GE\nT", f"{server.address}/ok", timeout=100)
     assert ([entry.units for entry in entries(ledger)], server.arrived) == ([0], [])
 
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "is not there"])
-@pytest.mark.parametrize("kind", ["requests", "httpx", "httpx, awaited", "aiohttp"])
-def test_what_a_proxy_does_not_let_through_is_given_back(ledger: Log, kind: str, refuses: bool) -> None:
-    budget, url, hosts = make_budget(ledger), "https://api.example.com/", "api.example.com"
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_request_that_a_proxy_rejects_is_refunded(ledger: Log, kind: Any, refuses: bool) -> None:
     with PlainServer(lambda request: Answer(407)) as server:
         proxy = server.address if refuses else "http://127.0.0.1:9"
-
-        async def await_httpx() -> None:
-            inner = httpx.AsyncHTTPTransport(proxy=proxy)
-            transport = httpx_async_transport(awaited(budget), "videos.list", hosts=hosts, inner=inner)
-            async with httpx.AsyncClient(transport=transport) as client:
-                await client.get(url)
-
-        async def await_aiohttp() -> None:
-            middleware = aiohttp_middleware(awaited(budget), "videos.list", hosts=hosts)
-            async with aiohttp.ClientSession(middlewares=[middleware], proxy=proxy) as session:
-                await session.get(url)
-
-        match kind:
-            case "requests":
-                session = requests.Session()
-                session.mount("https://", requests_adapter(budget, "videos.list", hosts=hosts))
-                with pytest.raises(requests.exceptions.ProxyError):
-                    session.get(url, proxies={"https": proxy})
-            case "httpx":
-                transport = httpx_transport(budget, "videos.list", hosts=hosts, inner=httpx.HTTPTransport(proxy=proxy))
-                with (
-                    httpx.Client(transport=transport) as client,
-                    pytest.raises((httpx.ProxyError, httpx.ConnectError)),
-                ):
-                    client.get(url)
-            case "httpx, awaited":
-                with pytest.raises((httpx.ProxyError, httpx.ConnectError)):
-                    asyncio.run(await_httpx())
-            case _:
-                with pytest.raises((aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError)):
-                    asyncio.run(await_aiohttp())
+        transport = {Httpx: httpx.HTTPTransport, AsyncHttpx: httpx.AsyncHTTPTransport}.get(kind)
+        inner = {} if transport is None else {"inner": transport(proxy=proxy)}
+        client = kind(make_budget(ledger), "videos.list", hosts="api.example.com", **inner)
+        if kind is Requests:
+            client.session.proxies = {"https": proxy}
+        elif kind is Aiohttp:
+            client.session._default_proxy = proxy
+        with closing(client), pytest.raises(BROKEN):
+            client.ask("https://api.example.com/")
+        assert len(server.arrived) == refuses
     assert [entry.units for entry in entries(ledger)] == [0]
 
 
-def test_what_a_proxy_leaves_unanswered_stays_charged(ledger: Log) -> None:
+def test_a_request_that_a_proxy_leaves_unanswered_stays_charged(ledger: Log) -> None:
     """urllib3 calls this a proxy's error, like a proxy that cannot be reached."""
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
 
@@ -383,12 +220,13 @@ def test_what_a_proxy_leaves_unanswered_stays_charged(ledger: Log) -> None:
 
 
 def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, ledger: Log) -> None:
-    session = Requests(make_budget(ledger), [server.host]).session
+    session = Requests(make_budget(ledger), "videos.list", hosts=[server.host]).session
     ways: list[Callable[[Any], object]] = [
         lambda raw: b"".join([*iter(lambda: raw.read1(1_000), b"")]),
         lambda raw: raw.read1(),
         lambda raw: b"".join(raw),
         lambda raw: b"".join(raw.stream(7)),
+        lambda raw: b"".join(raw.stream(None)),
         lambda raw: raw.readline(),
         lambda raw: raw.data,
     ]
@@ -403,7 +241,7 @@ def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, 
 
 def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Log) -> None:
     with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout, TimeoutError)):
-        connect(server).get(f"{server.address}/silent", timeout_s=1)
+        connect(server).ask(f"{server.address}/silent", wait_s=1)
     assert charged(ledger) == {"videos.list": 1}
 
 
@@ -414,7 +252,7 @@ def test_an_error_is_understood_and_still_there_to_read(
     """However the client reads it: at once, decoded piece by piece, or as it came."""
     client = connect(server)
     reads: list[Callable[[], bytes]] = [
-        lambda: bytes(client.get(server.address + path)[1]),
+        lambda: bytes(client.ask(server.address + path)[1]),
         lambda: bytes(client.stream(server.address + path)),
     ]
     for read in reads:
@@ -428,7 +266,7 @@ def test_an_error_is_understood_and_still_there_to_read(
 def test_a_long_error_is_only_looked_into(connect: Connect, server: PlainServer) -> None:
     client = connect(server)
     assert client.stream(f"{server.address}/long") == b"x" * (3 * MAX_PEEK_BYTES)
-    assert client.get(f"{server.address}/long")[1] == b"x" * (3 * MAX_PEEK_BYTES)
+    assert client.ask(f"{server.address}/long")[1] == b"x" * (3 * MAX_PEEK_BYTES)
 
 
 def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
@@ -454,7 +292,7 @@ def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
         dripping = threading.Thread(target=drip)
         dripping.start()
         host = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert set(connect(host).stream(f"http://{host}/", begun.set)) == set(b"x")
+        assert set(connect(host).stream(f"http://{host}/", lambda piece: begun.set())) == set(b"x")
         dripping.join()
     assert not late
     assert charged(ledger) == {"videos.list": 1}
@@ -521,7 +359,7 @@ def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_u
 ) -> None:
     """It stays charged, and is judged by its status alone."""
     with pytest.raises(failure):
-        connect(server).get(server.address + path, timeout_s=1 if path == "/stalls" else 100)
+        connect(server).ask(server.address + path, wait_s=1 if path == "/stalls" else 100)
     gc.collect()  # a connection that was left open would say so now
     assert charged(ledger) == {"videos.list": 1}
     assert not state_at(ledger).facts().exhaustions
@@ -530,7 +368,7 @@ def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_u
 def test_a_connection_is_used_again_after_an_error(connect: Connect, server: PlainServer, ledger: Log) -> None:
     client = connect(server)
     for _ in range(3):
-        client.get(f"{server.address}/cookie")
+        client.ask(f"{server.address}/cookie")
     assert charged(ledger) == {"videos.list": 3}
     assert [request.headers.get("cookie") for request in server.arrived] == [None, "a=b", "a=b"]
 
@@ -538,7 +376,7 @@ def test_a_connection_is_used_again_after_an_error(connect: Connect, server: Pla
 def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: Log) -> None:
     """A part of it has arrived. What fails before a connection is asked for is given back."""
     host = urlsplit(server.address).netloc
-    session = Requests(make_budget(ledger), [host]).session
+    session = Requests(make_budget(ledger), "videos.list", hosts=[host]).session
 
     def body() -> Iterator[bytes]:
         yield b"a part"
@@ -552,29 +390,59 @@ def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: L
     assert charged(ledger) == {"videos.list": 1}
 
 
+def of_requests() -> requests.Response:
+    response = requests.Response()
+    response.status_code = 403
+    return response
+
+
 @pytest.mark.parametrize("passes", [True, False])
-def test_what_a_mock_answers_in_the_place_of_requests_is_free(
-    server: PlainServer, ledger: Log, monkeypatch: pytest.MonkeyPatch, passes: bool
+@pytest.mark.parametrize(
+    ("kind", "owner", "name", "mocked"),
+    [
+        (Requests, requests.adapters.HTTPAdapter, "send", of_requests),  # as responses and requests-mock
+        (Httpx, httpx.HTTPTransport, "handle_request", lambda: httpx.Response(403, content=SPENT)),  # as pytest-httpx
+        (Httpx, httpcore.ConnectionPool, "handle_request", lambda: httpcore.Response(403, content=SPENT)),  # as respx
+        (AsyncHttpx, httpx.AsyncHTTPTransport, "handle_async_request", lambda: httpx.Response(403, content=SPENT)),
+        (
+            AsyncHttpx,
+            httpcore.AsyncConnectionPool,
+            "handle_async_request",
+            lambda: httpcore.Response(403, content=SPENT),
+        ),
+    ],
+)
+def test_answers_of_a_mock_are_free_and_requests_that_it_passes_are_charged(
+    server: PlainServer,
+    ledger: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    owner: type,
+    name: str,
+    mocked: Callable[[], Any],
+    passes: bool,
 ) -> None:
-    """`responses` puts a function in the place of `HTTPAdapter.send`, which may pass a request on."""
-    send = requests.adapters.HTTPAdapter.send
+    """A mock puts its own function in the place of a library's."""
+    unmocked = getattr(owner, name)
 
-    def answer(*args: Any, **options: Any) -> requests.Response:
-        response = requests.Response()
-        response.status_code = 200
-        return send(*args, **options) if passes else response
+    def answer(*args: Any, **options: Any) -> Any:
+        return unmocked(*args, **options) if passes else mocked()
 
-    client = Requests(make_budget(ledger), [server.host])
-    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answer)
-    with client.session:
-        assert client.session.get(f"{server.address}/ok", timeout=100).status_code == 200
+    async def awaited_answer(*args: Any) -> Any:
+        return await unmocked(*args) if passes else mocked()
+
+    client = kind(make_budget(ledger), "videos.list", hosts=[server.host])
+    monkeypatch.setattr(owner, name, awaited_answer if kind is AsyncHttpx else answer)
+    with closing(client):
+        assert client.ask(f"{server.address}/ok")[0] == (200 if passes else 403)
     assert charged(ledger) == ({"videos.list": 1} if passes else {})
+    assert not state_at(ledger).facts().exhaustions
 
 
 def test_threads_share_a_session(server: PlainServer, ledger: Log) -> None:
-    client = Requests(make_budget(ledger), [server.host])
+    client = Requests(make_budget(ledger), "videos.list", hosts=[server.host])
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: client.get(f"{server.address}/ok"), range(80)))
+        list(pool.map(lambda _: client.ask(f"{server.address}/ok"), range(80)))
     client.close()
     assert charged(ledger) == {"videos.list": 80} == {"videos.list": len(server.arrived)}
 

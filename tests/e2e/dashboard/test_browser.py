@@ -147,7 +147,7 @@ def printed(house: Quota, *args: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_its_numbers_are_those_of_status_spend_and_plan(browser: Browser, page: Served, house: Quota) -> None:
+def test_the_page_has_the_numbers_of_status_spend_and_plan(browser: Browser, page: Served, house: Quota) -> None:
     before = printed(house, "plan", "--days", "1")
     with Visit(browser, page) as visit:
         visit.page.wait_for_selector("[data-day-units]")
@@ -236,7 +236,7 @@ def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(browser:
         assert visit.page.locator("h1").inner_text() == "Why it was refused"
 
 
-def test_it_prints_without_what_only_a_screen_has(browser: Browser, page: Served) -> None:
+def test_a_printed_page_leaves_out_screen_controls(browser: Browser, page: Served) -> None:
     with Visit(browser, page) as visit:
         visit.page.emulate_media(media="print", color_scheme="dark")
         assert visit.page.locator("header nav").is_hidden()

@@ -17,11 +17,14 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+import quota
 from quota.cli.program import cli
+from quota.dashboard.app import Dashboard
 from quota.reports.metrics import FAMILIES
+from quota.web.documents import Check
 from support.commands import Quota, one_line
 from support.installation import until
-from support.page import CHARTS, HOUSE, SCRIPT, serve
+from support.page import CHARTS, HOUSE, SCRIPT, overview, serve
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ def pages(served: Served) -> dict[str, str]:
     return {path: get(served, path).text for path in paths}
 
 
-def test_every_page_comes_from_here_alone_and_says_so(page: Served) -> None:
+def test_every_page_loads_nothing_from_elsewhere(page: Served) -> None:
     for path, text in pages(page).items():
         outline = Outline(text)
         outside = [value for _, attrs in outline.tags for name, value in attrs.items() if name in ("href", "src")]
@@ -112,7 +115,7 @@ def test_it_is_only_read(page: Served) -> None:
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [("30", 30), ("1", 5), ("99999", 3600), ("-1", None), ("x<", None)])
-def test_it_loads_itself_again_only_where_that_is_asked_for(page: Served, asked: str, seconds: int | None) -> None:
+def test_the_page_reloads_only_on_request(page: Served, asked: str, seconds: int | None) -> None:
     found = re.findall(r'http-equiv="refresh" content="(\d+)"', get(page, f"/?refresh={asked}").text)
     assert found == ([] if seconds is None else [str(seconds)])
 
@@ -152,7 +155,7 @@ def age_s(text: str) -> int:
     return 60 * int(minutes or 0) + int(seconds)
 
 
-def test_with_the_ledger_away_it_shows_the_last_state_and_since_when(tmp_path: Path) -> None:
+def test_the_page_shows_its_last_state_while_the_ledger_is_away(tmp_path: Path) -> None:
     server = RedisServer()
     try:
         house = Quota(tmp_path)
@@ -185,17 +188,14 @@ def test_with_the_ledger_away_it_shows_the_last_state_and_since_when(tmp_path: P
         server.close()
 
 
-def test_the_title_says_the_worst_and_of_how_many_credentials_it_is(tmp_path: Path) -> None:
-    house = Quota(tmp_path)
-    house.env["KEY"] = "a-key"
-    house.configure(HOUSE.replace("ENDPOINT", "http://127.0.0.1:9"))
-    with serve(house) as served:
-        assert "<title>Open (2 credentials) &middot;" in get(served).text
-        assert house("charge", "search.list", "--credential", "main", "--units", "2000").returncode == 0
-        until(lambda: re.search(r"<title>Full until [^(]*\(1 of 2 credentials\) &middot;", get(served).text))
+def test_the_title_says_the_worst_and_of_how_many_credentials_it_is(tmp_path: Path, state_dir: Path) -> None:
+    with quota.open(Quota(tmp_path).configure(HOUSE.replace("ENDPOINT", "http://127.0.0.1:9"))) as session:
+        assert "<title>Open (2 credentials) &middot;" in overview(Dashboard(session))
+        assert session.budget("main").charge("search.list", units=2_000).admitted
+        assert re.search(r"<title>Full until [^(]*\(1 of 2 credentials\) &middot;", overview(Dashboard(session)))
 
 
-def test_a_ledger_that_never_answered_is_said_and_ends_with_the_process(tmp_path: Path) -> None:
+def test_a_ledger_that_never_answered_is_shown(tmp_path: Path) -> None:
     """It accepts connections and says nothing: every reading hangs."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         house = Quota(tmp_path)
@@ -211,10 +211,9 @@ def test_a_ledger_that_never_answered_is_said_and_ends_with_the_process(tmp_path
             assert served.end(signal.SIGTERM) == (0, "")
 
 
-def test_nothing_charged_no_jobs_and_no_file_are_pages_too(tmp_path: Path) -> None:
-    built_in = Quota(tmp_path)
-    with serve(built_in) as served:
-        text = get(served).text
+def test_nothing_charged_no_jobs_and_no_file_are_pages_too(state_dir: Path) -> None:
+    with quota.open() as session:
+        text = overview(Dashboard(session))
     for said in (
         "no quota.toml was found",
         "Nothing was charged yet.",
@@ -226,20 +225,18 @@ def test_nothing_charged_no_jobs_and_no_file_are_pages_too(tmp_path: Path) -> No
         assert said in text, said
 
 
-def test_a_store_that_cannot_be_read_is_one_notice(tmp_path: Path) -> None:
-    house = Quota(tmp_path)
-    house.env["KEY"] = "a-key"
-    house.configure(HOUSE.replace("ENDPOINT", "http://127.0.0.1:9"))
+def test_a_store_that_cannot_be_read_is_one_notice(tmp_path: Path, state_dir: Path) -> None:
     (tmp_path / "videos.db").write_bytes(b"no database at all" * 100)
-    with serve(house) as served:
-        text = get(served).text
+    with quota.open(Quota(tmp_path).configure(HOUSE.replace("ENDPOINT", "http://127.0.0.1:9"))) as session:
+        dashboard = Dashboard(session)
+        text = overview(dashboard)
         assert text.count('class="notice"') == 1
         assert "videos.db" in text
         assert "May calls leave now?" in text
-        assert get(served, "/healthz").json()["checks"]["jobs"] == {"status": "warn", "says": "jobs cannot be read"}
+        assert Check("jobs", "warn", "jobs cannot be read") in dashboard.checks()
 
 
-def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
+def test_the_reason_for_a_failed_dashboard_start_is_one_line(tmp_path: Path) -> None:
     house = Quota(tmp_path)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
@@ -257,14 +254,14 @@ def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
     assert "quota.toml" in one_line(house("dashboard", "--listen", "127.0.0.1:0"), 78)
 
 
-def test_a_shadow_is_marked_and_what_it_would_have_refused_is_told(page: Served) -> None:
+def test_the_page_marks_a_shadow_limit_and_its_refusals(page: Served) -> None:
     text = get(page).text
     assert len(re.findall(r"700 units in any 24 hours, only [^<]*; a shadow, which refuses no call", text)) == 1
     assert re.search(r"\d+ calls left that a shadow limit would have refused: <bdi>\d+ by trial</bdi>\.", text)
     assert "trial: a shadow: it counts and refuses no call, and would refuse calls now" in text
 
 
-def test_a_refusal_that_is_asked_for_is_that_one(page: Served) -> None:
+def test_the_page_shows_the_requested_refusal(page: Served) -> None:
     paths = links(get(page).text, "refusals")
     assert len(paths) == len(set(paths)) >= 2
     texts = [get(page, path).text for path in paths]

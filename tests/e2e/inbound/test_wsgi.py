@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quota.inbound import Limit, Rule, Rules, wsgi
+from support.installation import until
 from support.processes import in_child
 
 if TYPE_CHECKING:
@@ -131,12 +131,8 @@ def test_a_forked_worker_counts_on_and_hands_over_only_its_own(tmp_path: Path) -
     assert (totals["requests|three|admitted"], totals["requests|three|refused"]) == (3, 2)
 
 
-def test_what_was_counted_is_handed_over_without_a_further_request(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_are_reported_without_another_request(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.inbound.deciding.HAND_OVER_S", 0.05)
     app = wsgi(Streaming(), rules)
     assert [ask(app)[0][:3] for _ in range(3)] == ["200", "200", "429"]
-    deadline = time.monotonic() + 100
-    while app._decider.storage.totals().get("requests|two|refused") != 1:
-        assert time.monotonic() < deadline
+    until(lambda: app._decider.storage.totals().get("requests|two|refused") == 1)

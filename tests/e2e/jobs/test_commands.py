@@ -23,53 +23,25 @@ from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
 from quota.terms.limits import DAY_MS
 from support.commands import Quota, one_line
+from support.configurations import configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from support.forked import Forked
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ALMOST_A_SECOND = timedelta(milliseconds=999)
 
 
-@pytest.fixture
-def quota(tmp_path: Path) -> Quota:
-    return Quota(tmp_path)
-
-
-@pytest.fixture
-def upstream() -> Iterator[Emulator]:
-    with Emulator() as emulator:
-        yield emulator
-
-
 def configure(quota: Quota, address: str, *, units: int = 9_500, job: str = "") -> None:
     (quota.folder / "key").write_text("a-secret-key-for-tests")
-    quota.configure(
-        f"""
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-key = "file:key"
-endpoint = "{address}"
-limits = [{{ name = "day", units = {units}, window = "24h" }}]
-[store]
-url = "sqlite:///videos.db"
-[jobs.trending]
-fetch = "trending"
-regions = ["US", "DE"]
-pages = 4
-{job}
-"""
-    )
+    trending = '[jobs.trending]\nfetch = "trending"\nregions = ["US", "DE"]\npages = 4\n'
+    quota.configure(configuration(address, trending + job, units=units))
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
-def test_where_no_job_could_go_on_the_status_is_not_open(quota: Quota) -> None:
+def test_the_status_is_not_open_if_no_job_could_go_on(quota: Quota) -> None:
     """Of two jobs, one that leaves room to others stops alone."""
     configure(quota, "http://127.0.0.1:9", units=100, job='leave = 50\nschedule = "*/30 * * * *"')
     assert quota("status", "--check").returncode == 0
@@ -89,6 +61,14 @@ def test_where_no_job_could_go_on_the_status_is_not_open(quota: Quota) -> None:
     assert done.returncode == 0
     assert "OPEN: 40 units" in done.stdout
     assert "job trending could not go on now: limit 'day' has 60 of 100 units used" in done.stdout
+
+
+def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9", job='[jobs.words]\nfetch = "search"')
+    states = {job["job"]: job for job in quota.json("status")["credentials"][0]["jobs"]}
+    assert states["trending"]["could_go_on"] is True
+    assert states["words"]["could_go_on"] is False
+    assert states["words"]["why"] in one_line(quota("run", "words", "--quiet"), 78)
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
@@ -119,7 +99,7 @@ def test_a_run_prints_one_line_for_each_region_and_its_result_last(quota: Quota,
     ]
 
 
-def test_a_refused_run_says_what_is_next_and_when(quota: Quota, upstream: Emulator) -> None:
+def test_a_refused_run_shows_where_and_when_it_resumes(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address, units=5)
     done = quota("run", "trending")
     assert done.returncode == 0
@@ -162,28 +142,8 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
     assert errors[2:] == ["quota: odd: 2 of 3 regions failed (XX, QQ)"]
 
 
-def test_a_credential_that_is_not_set_up_is_one_line_without_its_key(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream.address)
-    (quota.folder / "key").write_text("invalid-secret-0123456789")
-    done = quota("run", "trending")
-    assert done.returncode == 78
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("quota: ")]
-    assert "API key not valid" in line
-    assert "invalid-secret" not in done.stdout + done.stderr
-    assert upstream.usage()["requests"] == 1
-
-
-def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emulator) -> None:
-    (quota.folder / "mine.py").write_text("def fetch(client, region, cursor):\n    raise KeyError('no such thing')\n")
-    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "mine:fetch"')
-    done = quota("run", "mine")
-    assert one_line(done, 1) == f"mine: KeyError: 'no such thing' ({quota.folder}/mine.py, line 2)"
-
-
 @pytest.mark.parametrize("asked", [False, True])
-def test_what_googles_library_says_of_an_old_python_is_not_mailed_every_night(
-    quota: Quota, upstream: Emulator, asked: bool
-) -> None:
+def test_a_warning_of_googles_library_about_python_is_hidden(quota: Quota, upstream: Emulator, asked: bool) -> None:
     source = """
 from warnings import warn_explicit
 def fetch(client, region, cursor):
@@ -217,24 +177,18 @@ def fetch(client, region, cursor):
         (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
         (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
         (["demo", "--units", "0"], 2, "not in the range 1<=x<=10000"),
-        (
-            ["demo", "--units", "99999999999999999999"],
-            2,
-            "99999999999999999999 is not in the range 1<=x<=10000",
-        ),
         (["plan", "--from", "tomorrow"], 2, "write now, empty, or a date such as 2026-11-01"),
         (["plan", "--from", "9999-12-31"], 2, "--from '9999-12-31': the year must be from 1971 to 9998"),
-        (["plan", "--from", "1970-01-01"], 2, "the year must be from 1971 to 9998"),
     ],
 )
-def test_what_cannot_be_right_is_one_line_that_says_why(
+def test_invalid_input_is_one_line_with_the_reason(
     quota: Quota, upstream: Emulator, arguments: list[str], status: int, said: str
 ) -> None:
     configure(quota, upstream.address, job='[jobs.broken]\nfetch = "no_such_module:fetch"')
     assert said in one_line(quota(*arguments), status)
 
 
-def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator) -> None:
+def test_a_run_on_a_terminal_shows_its_progress(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address)
     terminal, child_side = pty.openpty()
     with quota.start("run", "trending", env={"TERM": "xterm"}, stderr=child_side) as child:
@@ -252,7 +206,7 @@ def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator
     assert b"8 of 8 pages, 8 units, 9,492 left" in shown
 
 
-def test_a_run_without_its_ledger_says_why_on_stderr_and_in_its_json(quota: Quota, upstream: Emulator) -> None:
+def test_a_run_without_the_ledger_gives_the_reason_on_stderr_and_in_json(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address)
     (quota.folder / "ledger.db").write_text("this is no database, however long one looks at it\n" * 100)
     line = one_line(quota("run", "trending"), 69)
@@ -261,7 +215,7 @@ def test_a_run_without_its_ledger_says_why_on_stderr_and_in_its_json(quota: Quot
     assert [region["error"] for region in report["regions"]] == [line.removeprefix("trending: "), None]
 
 
-def test_upstreams_no_more_is_said_by_no_other_library(quota: Quota) -> None:
+def test_no_other_library_reports_upstreams_no_more(quota: Quota) -> None:
     with Emulator(quota=3) as upstream:
         configure(quota, upstream.address)
         done = quota("run", "trending")
@@ -271,16 +225,16 @@ def test_upstreams_no_more_is_said_by_no_other_library(quota: Quota) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["2> /dev/full", "2>&-", "2>&1 | head -1", "2>&1 | true", "> /dev/full", ">&-", "> /dev/full 2>&1", "<&- >&- 2>&-"],
+    ["2> /dev/full", "2>&1 | head -1", "> /dev/full 2>&1", "<&- >&- 2>&-"],
 )
-def test_nobody_who_listens_is_needed_for_a_run(quota: Quota, upstream: Emulator, where: str) -> None:
+def test_a_run_needs_no_reader_of_its_output(quota: Quota, upstream: Emulator, where: str) -> None:
     configure(quota, upstream.address)
     done = quota.shell(f"quota run trending {where}")
     assert (done.returncode, upstream.usage()["requests"]) == (0, 8)
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_whose_result_cannot_be_printed_says_it_on_stderr(quota: Quota, upstream: Emulator) -> None:
+def test_a_result_that_cannot_be_printed_is_reported_on_stderr(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address, units=5)
     done = quota.shell("quota run trending --fail-on-refusal --json > /dev/full")
     assert done.returncode == 75
@@ -288,12 +242,11 @@ def test_a_run_whose_result_cannot_be_printed_says_it_on_stderr(quota: Quota, up
     assert line.startswith("quota: stdout cannot be written: No space left on device; trending: stopped after 5 pages")
 
 
-def test_what_a_run_logs_to_nobody_does_not_stop_it(quota: Quota, upstream: Emulator) -> None:
+def test_a_closed_log_does_not_stop_a_run(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address)
     quota.env["QUOTA_LOG"] = "debug"
-    for where in ("2> /dev/full", "2>&-", "2>&1 | true"):
-        assert quota.shell(f"quota run trending {where}").returncode == 0
-    assert upstream.usage()["requests"] == 24
+    assert quota.shell("quota run trending 2>&1 | true").returncode == 0
+    assert upstream.usage()["requests"] == 8
 
 
 # -- search ------------------------------------------------------------------------------------------------------------
@@ -311,7 +264,17 @@ def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upst
     assert all(re.search(r"\[.+, [\d,]+ views\]  \w\w #\d+", line) for line in lines)
 
 
-def test_a_search_that_finds_nothing_says_so(quota: Quota, upstream: Emulator) -> None:
+def test_a_search_of_one_job_shows_only_videos_that_it_ranked(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "trending"\nregions = ["US"]\npages = 1')
+    quota("run", "mine")
+    found = quota.json("search", "official", "--job", "mine")
+    assert (found["job"], len(found["videos"]) > 0) == ("mine", True)
+    assert {ranking["job"] for video in found["videos"] for ranking in video["rankings"]} == {"mine"}
+    assert quota.json("search", "official", "--job", "other")["videos"] == []
+    assert quota.json("search", "official", "--job", "mine", "--region", "DE")["videos"] == []
+
+
+def test_a_search_without_a_result_prints_nothing_found(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address)
     quota("run", "trending", "--region", "US")
     done = quota("search", "xyzzyxyzzy")
@@ -375,12 +338,12 @@ def test_the_emulator_can_be_slow_and_fail_now_and_then(quota: Quota) -> None:
     child.communicate()
 
 
-@pytest.mark.parametrize("words", [["--errors", "101%"], ["--errors", "x"], ["--errors", "-1%"], ["--delay", "soon"]])
-def test_a_delay_or_a_share_that_is_none_is_an_error(quota: Quota, words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["--errors", "101%"], ["--delay", "soon"]])
+def test_an_invalid_delay_or_share_is_an_error(quota: Quota, words: list[str]) -> None:
     assert words[0] in one_line(quota("emulate", *words), 2)
 
 
-def test_a_port_that_is_taken_is_said_to_be(quota: Quota) -> None:
+def test_a_taken_port_is_one_line(quota: Quota) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}: " in one_line(quota("emulate", "--port", str(port)), 1)

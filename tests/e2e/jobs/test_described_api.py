@@ -20,8 +20,8 @@ from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
 from support.commands import ROOT
 from support.installation import Installation
-from support.killed import killed_anywhere
 from support.plain_http import Answer, Arrived, PlainServer
+from support.processes import killed_anywhere
 from support.servers import free_port
 
 KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "2"))
@@ -127,7 +127,7 @@ def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(fo
     assert len(server.arrived) == 5
 
 
-def test_what_may_pass_is_tried_again_and_what_may_not_is_not(folder: Path) -> None:
+def test_only_transient_errors_are_retried(folder: Path) -> None:
     with served(lambda number: Answer(200 if number > 2 else 500, b"Oops")) as server:
         assert run(folder, server.address).outcome == "done"
     assert len(server.arrived) == 8

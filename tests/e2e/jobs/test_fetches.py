@@ -16,8 +16,9 @@ from quota.common.clock import host_clock
 from quota.jobs.emulator import Emulator
 from quota.jobs.emulator.catalogue import CHANNELS, INLINE_REPLIES, GeneratedCatalogue, _channel_id, replies_to, threads
 from quota.jobs.plan.plan import make_plan
+from support.configurations import configuration
 from support.installation import Installation
-from support.killed import killed_anywhere
+from support.processes import killed_anywhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,23 +47,8 @@ class Site(Installation):
 
     def configure(self, fetch: str, *, pages: int = 100, units: int = 100_000, **options: Any) -> None:
         given = "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
-        self.config.write_text(
-            f"""
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-key = "file:key"
-endpoint = "{self.upstream.address}"
-limits = [{{ name = "day", units = {units}, window = "24h" }}]
-[store]
-url = "sqlite:///videos.db"
-[jobs.j]
-fetch = "{fetch}"
-pages = {pages}
-[jobs.j.options]
-{given}"""
-        )
+        job = f'[jobs.j]\nfetch = "{fetch}"\npages = {pages}\n[jobs.j.options]\n{given}'
+        self.config.write_text(configuration(self.upstream.address, job, units=units))
 
     def run(self, job: str = "j", **options: Any) -> RunReport:
         self.now_ms += 1_000
@@ -179,7 +165,7 @@ def test_a_channel_is_walked_anew_before_its_videos_expire(site: Site) -> None:
     assert site.calls()["playlistItems.list"] == 9 + 2 * 3, "3 pages of it every three weeks"
 
 
-def test_where_a_walk_stands_is_no_item_and_no_call_is_no_page(site: Site) -> None:
+def test_a_walks_place_is_no_item_and_a_step_without_a_call_is_no_page(site: Site) -> None:
     """A sink gets what was fetched, and what a page brought is counted without it."""
     (site.folder / "sink_of_walks.py").write_text(
         "handed = []\ndef put(page, job, region):\n    handed.append((page.items, [*page.rows]))\n"
@@ -216,7 +202,7 @@ def test_an_id_that_upstream_does_not_know_is_named_once(
         ({"channels": [5]}, "channels: 5"),
     ],
 )
-def test_what_can_be_no_id_is_an_error_of_check_and_run_alike(site: Site, options: dict[str, Any], why: str) -> None:
+def test_check_and_run_refuse_an_invalid_id(site: Site, options: dict[str, Any], why: str) -> None:
     site.configure("uploads", **options)
     assert why in site.quota("check").stderr
     done = site.quota("run", "j")

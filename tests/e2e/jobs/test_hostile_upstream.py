@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -25,29 +23,14 @@ import quota
 from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.job import RunReport
 from quota.jobs.progress import Watcher
+from support.configurations import configuration
 from support.installation import Installation, until
-from support.raw_http import RawServer, head, whole
+from support.plain_http import RawServer, head, whole
 
 MB = 1_000_000
 VIDEO = {"id": "v1", "snippet": {"title": "T"}}
 PAGE = json.dumps({"items": [VIDEO]}).encode()
 MEMORY_KB = 300_000
-CONFIG = """
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-endpoint = "{address}"
-limits = [{{ name = "day", units = 9_500, window = "24h" }}]
-[jobs.j]
-fetch = "{fetch}"
-regions = {regions}
-pages = {pages}
-{more}
-[store]
-url = "sqlite:///videos.db"
-"""
-
 MEASURED = """
 import atexit, quota.cli.program
 def measure():
@@ -76,10 +59,8 @@ class Site(Installation):
             more += '\noptions = { words = "cats" }'
         if fetch == "channels":
             more += '\noptions = { ids = ["c1"] }'
-        text = CONFIG.format(
-            address=self.server.address, fetch=fetch, regions=json.dumps(regions), pages=pages, more=more
-        )
-        self.quota.configure(text)
+        job = f'[jobs.j]\nfetch = "{fetch}"\nregions = {json.dumps(regions)}\npages = {pages}\n{more}'
+        self.quota.configure(configuration(self.server.address, job))
 
     def run(self, job: str = "j", **options: Any) -> RunReport:
         return super().run(job, **options)
@@ -96,15 +77,7 @@ class Site(Installation):
 
     def measured(self) -> tuple[Any, int]:
         """The report of `quota run` and the most memory that it took, in kB."""
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURED, "run", "j", "--json"],
-            cwd=self.folder,
-            env=self.quota.env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = self.quota("run", "j", "--json", script=MEASURED)
         report = json.loads(done.stdout)
         assert done.returncode == (report["outcome"] == "failed"), done
         return report, int((self.folder / "memory_kb").read_text())
@@ -140,12 +113,10 @@ def bomb(megabytes: int) -> bytes:
 PIECE = b"x" * 65_536
 TOO_LARGE: dict[str, Callable[[], Iterable[bytes]]] = {
     "without an end": lambda: [head() + b"\r\n", *repeat(PIECE, 20_000)],
-    "in chunks": lambda: [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"10000\r\n%s\r\n" % PIECE, 20_000)],
     "in tiny chunks": lambda: [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"2\r\nxx\r\n" * 8_000, 20_000)],
     "of a size it says": lambda: [head("Content-Length: 5800000000") + b"\r\n", *repeat(PIECE, 20_000)],
     "an error": lambda: [head("Content-Length: 99999999999", status="503 No") + b"\r\n", *repeat(PIECE, 20_000)],
     "packed": lambda: [whole(bomb(400), "Content-Encoding: gzip")],
-    "packed by zlib": lambda: [whole(zlib.compress(bytes(50 * MB)), "Content-Encoding: deflate")],
 }
 """Each is made by the test that sends it: every process of a run of the tests imports this."""
 
@@ -172,15 +143,10 @@ def filled(start: str, piece: str, end: str) -> bytes:
 
 
 MUCH = {  # what it starts with, the piece that fills it, and how it ends
-    "objects": ('{"items":[', '{"a":0},', "{}]}"),
     "objects as many as may be": ('{"items":[{"id":"v1","snippet":{"tags":[', '{"a":0},' + " " * 24, "0]}}]}"),
-    "arrays": ('{"items":[{"id":"v1","snippet":{"tags":[', "[0],", "0]}}]}"),
     "numbers": ('{"items":[{"id":"v1","snippet":{"tags":[', "1234,", "0]}}]}"),
-    "long names": ('{"items":[{"id":"v1","snippet":{"tags":["', "x" * 15 + '","', '"]}}]}'),
-    "objects of fifty": ('{"items":[', '{"id":"v12345678901234567890123456789012345678"},', '{"id":"v"}]}'),
     "a wide title": ('{"items":[{"id":"v1","snippet":{"title":"\U0001f600', "xyz ", '"}}]}'),
     "an escaped title": ('{"items":[{"id":"v1","snippet":{"title":"', "\\u6771", '"}}]}'),
-    "a title": ('{"items":[{"id":"v1","snippet":{"title":"', "xyz ", '"}}]}'),
 }
 
 
@@ -219,15 +185,11 @@ def dripped(start: bytes, server: RawServer, piece: bytes = b" ") -> Iterator[by
 
 DRIPS = {
     "a body": (head("Content-Length: 9999999") + b"\r\n{", b" "),
-    "a body without an end": (head() + b"\r\n{", b" "),
     "chunks": (head("Transfer-Encoding: chunked") + b"\r\n", b"1\r\n \r\n"),
     "a chunk's size": (head("Transfer-Encoding: chunked") + b"\r\n", b"0"),
     "trailers": (head("Transfer-Encoding: chunked") + b"\r\n0\r\n", b"a: b\r\n"),
-    "a packed body": (head("Content-Length: 9999999", "Content-Encoding: gzip") + b"\r\n" + gzip.compress(PAGE), b"\0"),
-    "a status line": (b"HTTP/1.1 200 O", b"K"),
     "a header": (head() + b"X-A: ", b"a"),
     "interim answers": (b"", head(status="100 Continue") + b"\r\n"),
-    "an error": (head("Content-Length: 9999999", status="503 No") + b"\r\n{", b" "),
     "nothing": (b"", b""),
 }
 
@@ -239,6 +201,18 @@ def test_an_answer_has_a_deadline_however_it_drips(site: Site, kind: str) -> Non
     site.answer = lambda _: dripped(start, site.server, piece)
     error = site.fails(site.run())
     assert error == "upstream's answer was not complete after 1 s; if this is expected, raise max_answer_s"
+
+
+def test_an_upstream_that_is_too_slow_ends_the_run_in_the_second_region(site: Site) -> None:
+    site.configure("max_answer_s = 1", regions=("US", "DE", "FR"))
+    site.answer = lambda _: dripped(head() + b"\r\n{", site.server)
+    report = site.run()
+    assert [(r.region, r.outcome, r.units) for r in report.regions] == [
+        ("US", "failed", 1),
+        ("DE", "failed", 1),
+        ("FR", "skipped", 0),
+    ]
+    assert report.why.endswith("does not answer; the other regions wait for the next run")
 
 
 def test_redirects_share_one_deadline(site: Site) -> None:
@@ -293,13 +267,8 @@ SHAPES = {
     "deep": (whole(b"[" * 100_000), "instead of a JSON object"),
     "a number too long": (whole(b'{"items": ' + b"9" * 5_000 + b"}"), "instead of a JSON object"),
     "an array": (whole(b"[]"), "answered with a JSON array instead of"),
-    "null": (whole(b"null"), "answered with a JSON null instead of"),
-    "a number": (whole(b"5"), "answered with a JSON number instead of"),
-    "a string": (whole(b'"x"'), "answered with a JSON string instead of"),
     "an empty string": (whole(b'""'), "answered with a JSON string instead of"),
     "items: a number": (whole(b'{"items": 5}'), "items that are not a list of objects"),
-    "items: null": (whole(b'{"items": null}'), "items that are not a list of objects"),
-    "items: an object": (whole(b'{"items": {"id": "v1"}}'), "items that are not a list of objects"),
     "items: texts": (whole(b'{"items": ["v1"]}'), "items that are not a list of objects"),
     "an item without an id": (whole(b'{"items": [{}]}'), "an item with an invalid id: None"),
     "an id that is a number": (whole(b'{"items": [{"id": 5}]}'), "an item with an invalid id: 5"),
@@ -309,17 +278,15 @@ SHAPES = {
     "a token of half a pair": (whole(b'{"nextPageToken": "\\ud800"}'), "an invalid nextPageToken"),
     "another protocol": (b"SSH-2.0-OpenSSH_9.2p1\r\n", "answer is no HTTP; check endpoint and proxies"),
     "no status": (b"HTTP/1.1 OK\r\n\r\n", "answer is no HTTP"),
-    "another HTTP": (b"HTTP/9.9 200 OK\r\n\r\n", "answer is no HTTP"),
     "a long status line": (b"HTTP/1.1 200 " + b"x" * 70_000, "answer is no HTTP"),
     "a long header": (head("x: " + "x" * 70_000), "answer is no HTTP"),
-    "many headers": (head(*["x: y"] * 200) + b"\r\n", "answer is no HTTP"),
     "no gzip": (whole(HTML, "Content-Encoding: gzip"), "does not unpack as gzip"),
     "cut gzip": (whole(gzip.compress(HTML)[:-9], "Content-Encoding: gzip"), "does not unpack as gzip"),
 }
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_an_answer_that_is_none_is_one_plain_line(site: Site, kind: str) -> None:
+def test_a_malformed_answer_is_one_plain_line(site: Site, kind: str) -> None:
     answer, line = SHAPES[kind]
     site.answer = lambda _: [answer]
     assert line in site.fails(site.run())
@@ -342,8 +309,8 @@ def test_a_body_that_ends_before_its_length_is_not_stored(site: Site) -> None:
 
 
 @pytest.mark.parametrize("fetch", ["search", "channels"])
-@pytest.mark.parametrize("kind", ["html", "empty", "an array", "items: texts", "a token that is a number"])
-def test_the_other_jobs_say_it_as_plainly(site: Site, fetch: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["html", "items: texts"])
+def test_the_other_jobs_have_plain_lines_too(site: Site, fetch: str, kind: str) -> None:
     site.configure(fetch=fetch)
     site.answer = lambda _: [SHAPES[kind][0]]
     assert SHAPES[kind][1] in site.fails(site.run())
@@ -405,19 +372,7 @@ def test_a_token_that_is_repeated_ends_the_region_at_once(site: Site) -> None:
     assert site.fails(site.run(), attempts=2) == CIRCLE
 
 
-def test_any_earlier_token_counts(site: Site) -> None:
-    following = {"": "a", "a": "b", "b": "c", "c": "a"}
-
-    def answer(target: str) -> Iterable[bytes]:
-        asked = re.search("pageToken=([a-z]+)", target)
-        return [page(len(site.server.targets), following[asked[1] if asked else ""])]
-
-    site.configure(pages=1_000)
-    site.answer = answer
-    assert site.fails(site.run(), attempts=4) == CIRCLE
-
-
-def test_the_tokens_of_a_pass_are_known_to_the_runs_that_follow(site: Site) -> None:
+def test_later_runs_know_the_tokens_of_a_pass(site: Site) -> None:
     following = {"": "a", "a": "b", "b": "c", "c": "a"}
 
     def answer(target: str) -> Iterable[bytes]:
@@ -443,7 +398,7 @@ def test_the_tokens_of_a_pass_are_known_to_the_runs_that_follow(site: Site) -> N
     assert [site.run().outcome for _ in range(2)] == ["done", "done"]
 
 
-def test_a_circle_that_the_job_never_enters_is_none(site: Site) -> None:
+def test_an_unused_repeated_token_is_no_error(site: Site) -> None:
     site.configure(pages=2)
     site.answer = tokens("a")
     assert site.run().outcome == "done"
@@ -461,15 +416,14 @@ def test_a_search_in_circles_ends(site: Site) -> None:
 
 
 @pytest.mark.parametrize("drip", ["a body", "a header", "nothing"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_page_that_does_not_arrive_is_abandoned_and_stays_charged(
-    site: Site, monkeypatch: pytest.MonkeyPatch, drip: str, number: int
+    site: Site, monkeypatch: pytest.MonkeyPatch, drip: str
 ) -> None:
     monkeypatch.setattr("quota.jobs.interruption.STOP_WITHIN_S", 0.3)
     start, piece = DRIPS[drip]
     site.answer = lambda target: dripped(start, site.server, piece) if "pageToken" in target else [page(1, "t")]
-    report = site.run(stop=lambda: number if len(site.server.targets) == 2 else 0)
-    assert (report.outcome, report.exit_status, report.attempts) == ("stopped", 128 + number, 2)
+    report = site.run(stop=lambda: signal.SIGTERM if len(site.server.targets) == 2 else 0)
+    assert (report.outcome, report.exit_status, report.attempts) == ("stopped", 128 + signal.SIGTERM, 2)
     assert report.why == "interrupted; the page in flight took over 0.3 s and was abandoned"
     assert (report.regions[0].outcome, report.regions[0].cursor) == ("partial", {"token": "t"})
     assert site.stored() == 3
@@ -489,7 +443,7 @@ quota.cli.program.main()
 """
 
 
-def test_a_run_that_is_told_to_stop_ends_in_time_whatever_comes(site: Site) -> None:
+def test_a_run_ends_in_time_after_a_signal(site: Site) -> None:
     """Also told twice, and by a signal of each kind. In its own time: the page has 8 s, the process 9."""
     start, piece = DRIPS["a body"]
     site.answer = lambda _: dripped(start, site.server, piece)
@@ -511,9 +465,7 @@ def test_a_run_that_is_told_to_stop_ends_in_time_whatever_comes(site: Site) -> N
 
 
 @pytest.mark.parametrize(("count", "more", "said"), [(1, [], STOPPING), (3, ["--quiet"], "")])
-def test_a_page_that_arrives_in_time_is_stored_however_often_it_is_told(
-    site: Site, count: int, more: list[str], said: str
-) -> None:
+def test_a_page_in_flight_is_stored_after_repeated_signals(site: Site, count: int, more: list[str], said: str) -> None:
     def answer(target: str) -> Iterator[bytes]:
         site.server.pause(1)
         yield page(1, "t")
@@ -566,14 +518,13 @@ def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: 
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
-def test_a_stderr_that_takes_no_more_holds_up_no_end(site: Site, command: str, status: int) -> None:
+def test_a_stderr_that_takes_no_more_holds_up_no_end(site: Site) -> None:
     """Whoever reads it has stopped, and what is to be said of the end would be waited for."""
     (site.folder / "waits.py").write_text(WAITS)
     site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="waits:fetch")
     reading, writing = os.pipe()
     try:
-        child = site.start(*command.split(), script=HASTY, stderr=writing)
+        child = site.start("run", "j", script=HASTY, stderr=writing)
         until((site.folder / "in-the-call").exists)
         os.set_blocking(writing, False)
         with suppress(BlockingIOError):
@@ -582,7 +533,7 @@ def test_a_stderr_that_takes_no_more_holds_up_no_end(site: Site, command: str, s
         os.set_blocking(writing, True)
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=100)
-        assert child.returncode == status
+        assert child.returncode == 143
     finally:
         child.kill()
         os.close(reading)
@@ -602,12 +553,11 @@ def fetch(client, region, cursor):
 """
 
 
-@pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
-def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site, command: str, status: int) -> None:
+def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site) -> None:
     """Python would wait for it for ever, and supervisors kill after 10 s."""
     (site.folder / "leaves.py").write_text(LEAVES)
     site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="leaves:fetch")
-    child = site.start(*command.split(), script=HASTY)
+    child = site.start("run", "j", script=HASTY)
     until((site.folder / "in-the-call").exists)
     child.send_signal(signal.SIGTERM)
     (site.folder / "go-on").touch()
@@ -615,7 +565,7 @@ def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site, comm
         _, err = child.communicate(timeout=100)
     finally:
         child.kill()
-    assert child.returncode == status
+    assert child.returncode == 143
     end_s = WALLS_S.split(", ")[1]
     assert f"a thread that a fetch function left behind took over {end_s} s and was abandoned" in err.splitlines()[-1]
     assert site.stored() == 1
@@ -653,8 +603,8 @@ def test_with_limits_it_raises_and_goes_on(site: Site) -> None:
         assert session.budget().usage()[0].used_units == len(site.server.targets) == 6
 
 
-@pytest.mark.parametrize("value", [0, -1, True, "16", float("nan"), 10**9])
+@pytest.mark.parametrize("value", [0, "16", float("nan"), 10**9])
 @pytest.mark.parametrize("name", ["max_body_mb", "max_answer_s", "max_items"])
-def test_a_limit_that_is_none_is_refused(site: Site, name: str, value: Any) -> None:
+def test_an_invalid_limit_is_refused(site: Site, name: str, value: Any) -> None:
     with quota.open(site.folder / "quota.toml") as session, pytest.raises(quota.UsageError, match=name):
         session.google(**{name: value})

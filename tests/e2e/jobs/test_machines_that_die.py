@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 
 from quota.errors import LedgerError
 from quota.jobs.runner import run_job
@@ -27,7 +26,6 @@ from support.local import LocalClient, LocalRequest, LocalResource, LocalSession
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.servers import RedisServer
 
 RUNS = int(os.environ.get("QUOTA_TEST_RUNS", "4"))
 FIRST = 9
@@ -239,13 +237,6 @@ def simulated(seed: int, url: str, folder: Path, counts: Counts, more: str = "")
         machine.session.close()
         machine.ledger.close()
     assert not lost_ms or world.pages
-
-
-@pytest.fixture
-def shared(redis_server: RedisServer) -> str:
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-    return redis_server.url
 
 
 @pytest.mark.timeout(120 + 20 * RUNS)

@@ -12,27 +12,13 @@ import pytest
 
 from quota.jobs.emulator import Emulator
 from support.commands import ROOT, Quota, one_line
+from support.configurations import configuration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMAND = [sys.executable, "-P", "-m", "quota"]
-"""As the installed `quota` starts: without the current folder among those of modules."""
-
-CONFIG = """
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-key = "file:key"
-endpoint = "{address}"
-limits = [{{ name = "day", units = 100, window = "24h" }}]
-[store]
-url = "sqlite:///videos.db"
-[jobs.daily]
-fetch = "{fetch}"
-regions = ["US"]
-"""
+AS_INSTALLED = "import sys; sys.path.pop(0); from quota.cli.entry import main; sys.exit(main())"
+"""Starts `quota` without the current folder among those of modules."""
 
 DAILY = """
 from {module} import Page, first_attempt
@@ -46,16 +32,8 @@ def daily(client, region, cursor):
 """
 
 
-def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *args],
-        cwd=cwd or folder,
-        env=Quota(folder).env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return Quota(folder)(*args, script=AS_INSTALLED)
 
 
 def write(folder: Path, fetch: str, address: str = "http://127.0.0.1:9", module: str = "quota.jobs.job") -> None:
@@ -64,7 +42,8 @@ def write(folder: Path, fetch: str, address: str = "http://127.0.0.1:9", module:
     (folder / "jobs" / "etl.py").write_text(DAILY.format(module=module))
     (folder / "mine.py").write_text(DAILY.format(module=module))
     (folder / "key").write_text("a-key")
-    (folder / "quota.toml").write_text(CONFIG.format(fetch=fetch, address=address))
+    job = f'[jobs.daily]\nfetch = "{fetch}"\nregions = ["US"]'
+    (folder / "quota.toml").write_text(configuration(address, job))
 
 
 def test_a_job_in_the_users_folder_jobs_is_checked_and_run(tmp_path: Path) -> None:
@@ -76,12 +55,12 @@ def test_a_job_in_the_users_folder_jobs_is_checked_and_run(tmp_path: Path) -> No
         checked = run(tmp_path, "check")
         assert checked.returncode == 0, checked.stdout + checked.stderr
         for cwd in (tmp_path, elsewhere):
-            done = run(tmp_path, "run", "daily", "--config", str(tmp_path / "quota.toml"), cwd=cwd)
+            done = run(cwd, "run", "daily", "--config", str(tmp_path / "quota.toml"))
             assert (done.returncode, "daily: done" in done.stdout) == (0, True), done.stderr
         assert upstream.usage()["requests"] == 2
 
 
-def test_what_a_fetch_function_prints_is_not_in_the_report(tmp_path: Path) -> None:
+def test_the_report_excludes_prints_of_a_fetch_function(tmp_path: Path) -> None:
     with Emulator() as upstream:
         write(tmp_path, "mine:daily", upstream.address)
         code = (tmp_path / "mine.py").read_text().replace("    answer =", '    print("asking", region)\n    answer =')
@@ -96,7 +75,7 @@ def test_what_a_fetch_function_prints_is_not_in_the_report(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("own_folder", [True, False], ids=["beside a folder jobs", "alone"])
-def test_a_module_that_imports_jobs_is_told_the_name_of_quotas(tmp_path: Path, own_folder: bool) -> None:
+def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path, own_folder: bool) -> None:
     write(tmp_path, "mine:daily", module="jobs.job")
     if not own_folder:
         shutil.rmtree(tmp_path / "jobs")
@@ -110,7 +89,7 @@ def test_a_module_that_imports_jobs_is_told_the_name_of_quotas(tmp_path: Path, o
     assert "from quota.jobs.job import Page" in " ".join((checked.stdout + checked.stderr).split())
 
 
-def test_the_folder_imported_under_another_name_says_its_own() -> None:
+def test_the_folder_refuses_an_import_under_another_name() -> None:
     """As a program does that runs in this repository."""
     done = subprocess.run(
         [sys.executable, "-c", "from jobs.job import Page"],
@@ -143,12 +122,13 @@ def test_a_function_that_ends_the_program_is_a_failed_run(tmp_path: Path) -> Non
     write(tmp_path, "mine:exits")
     (tmp_path / "mine.py").write_text(EXITS)
     said = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
-    assert said == "daily: fetch ended with SystemExit: 0; let it return a page, or raise an error"
+    where = f"{tmp_path / 'mine.py'}, line {EXITS.count(chr(10))}"
+    assert said == f"daily: fetch ended with SystemExit: 0 ({where}); let it return a page, or raise an error"
     past = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]
     assert (past["outcome"], past["why"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
 
 
-def test_a_script_that_ends_the_program_where_it_is_imported_is_told(tmp_path: Path) -> None:
+def test_a_module_that_exits_on_import_is_one_line(tmp_path: Path) -> None:
     """It must not end `quota check` or `quota schedule` with status 0, and without a word."""
     write(tmp_path, "mine:daily")
     config = tmp_path / "quota.toml"

@@ -27,10 +27,10 @@ from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
 from support.emulator import Emulator
+from support.installation import until
 from support.processes import Children
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONFIG = """
@@ -59,12 +59,6 @@ pages = 1
 
 
 @pytest.fixture
-def upstream() -> Iterator[Emulator]:
-    with Emulator() as emulator:
-        yield emulator
-
-
-@pytest.fixture
 def command(tmp_path: Path, upstream: Emulator) -> Quota:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint=upstream.address))
@@ -77,7 +71,7 @@ def runs(command: Quota, *args: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_run_that_spent_what_one_run_may_says_so(command: Quota) -> None:
+def test_a_run_that_spent_max_units_reports_it(command: Quota) -> None:
     config = (command.folder / "quota.toml").read_text(encoding="utf-8")
     told = '[notify]\ncommand = ["sh", "-c", "cat >> told.json"]\n'
     command.configure(told + config.replace("pages = ", "max_units = 3\npages = ", 1))
@@ -138,10 +132,7 @@ def test_they_are_shown_newest_first_and_by_job(command: Quota) -> None:
 def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) -> None:
     upstream.fault("hang", ms=20_000)
     run = command.start("run", "trending", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
-    while upstream.usage()["requests"] == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: upstream.usage()["requests"] > 0)
     (row,) = runs(command)
     assert (row["outcome"], row["ended_at"], row["exit_status"]) == ("unfinished", None, None)
     run.send_signal(signal.SIGKILL)
@@ -164,20 +155,7 @@ def test_a_run_that_ends_in_an_error_is_kept(command: Quota) -> None:
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-def test_they_are_forgotten_after_35_days(tmp_path: Path) -> None:
-    now_ms = 100 * DAY_MS
-    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS, clock=lambda: now_ms) as store:
-        for hour in range(0, 36 * 24, 12):
-            now_ms = 100 * DAY_MS + hour * HOUR_MS
-            row = store.runs.begin(f"run{hour}", "p", "j")
-            store.runs.end(row, RunReport(f"run{hour}", "j", "done", (RegionOfRun("DE", "done", 1, 1, 1),), units=1))
-        kept = store.runs.read()
-    assert [run.run for run in kept] == [f"run{hour}" for hour in range(35 * 24 + 12, 12, -12)]
-    assert all(run.began_ms > now_ms - KEPT_MS for run in kept)
-    assert kept[0].regions == (RegionOfRun("DE", "done", items=1, pages=1, units=1),)
-
-
-def test_of_very_many_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that starts each second would fill the disk with its refusals."""
     monkeypatch.setattr("quota.jobs.store.runs.MAX_KEPT", 5)
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
@@ -186,7 +164,7 @@ def test_of_very_many_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pyte
             assert [run.run for run in store.runs.read()] == [f"run{n}" for n in range(number, -1, -1)][:5]
 
 
-def test_what_is_kept_of_a_run_is_bounded(tmp_path: Path) -> None:
+def test_a_stored_run_is_bounded(tmp_path: Path) -> None:
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
         row = store.runs.begin("r", "p", "j")
         regions = (RegionOfRun("DE", "failed", error="e" * 5_000),)
@@ -212,7 +190,8 @@ def test_why_a_run_stopped_takes_a_line_or_two(command: Quota, upstream: Emulato
     text = (command.folder / "quota.toml").read_text(encoding="utf-8")
     command.configure(text.replace('key = "env:KEY"', 'key = "env:A_KEY_OF_WHICH_NOBODY_HAS_EVER_HEARD_ANYTHING"'))
     assert command("run", "trending").returncode == 78
-    assert len(command("runs").stdout.splitlines()) <= 5
+    assert len(command("runs", COLUMNS="120").stdout.splitlines()) <= 5
+    assert "instead of env:A_KEY_OF_WHICH_NOBODY_HAS_EVER_HEARD_ANYTHING" in command("runs", COLUMNS="").stdout
     command.configure(text)
     upstream.fault("exhaust", bucket="units")
     assert command("run", "trending").returncode == 0
@@ -310,14 +289,11 @@ def assert_whole(run: Run) -> None:
     ("column", "value"),
     [
         ("regions", "{"),
-        ("regions", "[1]"),
         ("regions", '[{"items": "many"}]'),
         ("units", "many"),
         ("began_at_ms", -1),
         ("outcome", b"x"),
-        ("regions", b"\xff"),
         ("regions", "[" * 100_000),
-        ("refusal", "[" * 100_000),
     ],
 )
 def test_a_row_that_nobody_wrote_so_is_left_out(tmp_path: Path, column: str, value: object) -> None:
@@ -355,56 +331,39 @@ BEGAN_MS = 30_000 * DAY_MS
 """In 2052: runs of the last 35 days are told, whatever the day is."""
 
 
+TRENDING: dict[str, Any] = {
+    "run": "run-4",
+    "project": "research",
+    "job": "trending",
+    "outcome": "unfinished",
+    "why": "",
+    "refused_by": None,
+    "retry_at": None,
+    "units": 0,
+    "attempts": 0,
+    "exit_status": None,
+    "began_at": "2052-02-20T02:01:01.000Z",
+    "ended_at": None,
+    "regions": [],
+    "refusal": None,
+}
+DONE_US = {"region": "US", "outcome": "done", "pages": 1, "items": 50, "units": 1, "error": None}
 TOLD: list[dict[str, Any]] = [
-    {
-        "run": "run-4",
-        "project": "research",
-        "job": "trending",
-        "outcome": "unfinished",
-        "why": "",
-        "refused_by": None,
-        "retry_at": None,
-        "units": 0,
-        "attempts": 0,
-        "exit_status": None,
-        "began_at": "2052-02-20T02:01:01.000Z",
-        "ended_at": None,
-        "regions": [],
-        "refusal": None,
-    },
-    {
-        "run": "run-3",
-        "project": "research",
-        "job": "broken",
-        "outcome": "failed",
-        "why": "no <b>",
-        "refused_by": None,
-        "retry_at": None,
-        "units": 0,
-        "attempts": 0,
-        "exit_status": 1,
-        "began_at": "2052-02-20T02:00:00.000Z",
-        "ended_at": "2052-02-20T02:01:01.000Z",
-        "regions": [{"region": "XX", "outcome": "failed", "pages": 0, "items": 0, "units": 0, "error": "no <b>"}],
-        "refusal": None,
-    },
-    {
-        "run": "run-2",
-        "project": "research",
-        "job": "trending",
-        "outcome": "stopped",
-        "why": "limit 'day' has 5 of 5 units used",
-        "refused_by": "day",
-        "retry_at": "2052-02-21T00:00:00.000Z",
-        "units": 2,
-        "attempts": 3,
-        "exit_status": 0,
-        "began_at": "2052-02-20T01:00:00.000Z",
-        "ended_at": "2052-02-20T01:01:01.000Z",
+    TRENDING,
+    TRENDING
+    | {"run": "run-3", "job": "broken", "outcome": "failed", "why": "no <b>", "exit_status": 1}
+    | {"began_at": "2052-02-20T02:00:00.000Z", "ended_at": "2052-02-20T02:01:01.000Z"}
+    | {
         "regions": [
-            {"region": "US", "outcome": "done", "pages": 1, "items": 50, "units": 1, "error": None},
-            {"region": "DE", "outcome": "partial", "pages": 1, "items": 50, "units": 1, "error": None},
-        ],
+            {**DONE_US, "region": "XX", "outcome": "failed", "error": "no <b>", "pages": 0, "items": 0, "units": 0}
+        ]
+    },
+    TRENDING
+    | {"run": "run-2", "outcome": "stopped", "why": "limit 'day' has 5 of 5 units used", "refused_by": "day"}
+    | {"retry_at": "2052-02-21T00:00:00.000Z", "units": 2, "attempts": 3, "exit_status": 0}
+    | {"began_at": "2052-02-20T01:00:00.000Z", "ended_at": "2052-02-20T01:01:01.000Z"}
+    | {"regions": [DONE_US, {**DONE_US, "region": "DE", "outcome": "partial"}]}
+    | {
         "refusal": {
             "admitted": False,
             "id": None,
@@ -424,22 +383,10 @@ TOLD: list[dict[str, Any]] = [
             ],
         },
     },
-    {
-        "run": "run-1",
-        "project": "research",
-        "job": "trending",
-        "outcome": "done",
-        "why": "",
-        "refused_by": None,
-        "retry_at": None,
-        "units": 2,
-        "attempts": 2,
-        "exit_status": 0,
-        "began_at": "2052-02-20T00:00:00.000Z",
-        "ended_at": "2052-02-20T00:01:01.000Z",
-        "regions": [{"region": "US", "outcome": "done", "pages": 2, "items": 100, "units": 2, "error": None}],
-        "refusal": None,
-    },
+    TRENDING
+    | {"run": "run-1", "outcome": "done", "units": 2, "attempts": 2, "exit_status": 0}
+    | {"began_at": "2052-02-20T00:00:00.000Z", "ended_at": "2052-02-20T00:01:01.000Z"}
+    | {"regions": [DONE_US | {"pages": 2, "items": 100, "units": 2}]},
 ]
 
 TOLD_PAGES = {

@@ -11,7 +11,6 @@ from quota.jobs.emulator import Emulator
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from support.servers import RedisServer
@@ -36,12 +35,6 @@ pages = 4
 ping = "env:PING"
 {more}
 """
-
-
-@pytest.fixture
-def upstream() -> Iterator[Emulator]:
-    with Emulator() as emulator:
-        yield emulator
 
 
 @pytest.fixture
@@ -120,13 +113,13 @@ def one_line_of_rehearsal(done: object, status: int) -> str:
     return one_line(done, status)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("at", ["", "tomorrow", "+", "+1y", "-1d", "2026-11-29", "2001-01-01T00:00:00Z", "+999999d"])
-def test_a_time_that_is_none_is_an_error(at: str, quota: Quota) -> None:
+@pytest.mark.parametrize("at", ["", "+1y", "-1d", "2026-11-29", "+999999d"])
+def test_an_invalid_time_is_an_error(at: str, quota: Quota) -> None:
     configure(quota, "http://127.0.0.1:9")
     assert "--clock" in one_line(quota("run", "trending", "--clock", at), 2)
 
 
-def test_a_dry_run_says_what_a_run_would_cost_and_does_nothing(quota: Quota, upstream: Emulator) -> None:
+def test_a_dry_run_shows_the_cost_of_a_run_and_does_nothing(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address)
     before = files(quota.folder)
     done = quota("run", "trending", "--dry-run")

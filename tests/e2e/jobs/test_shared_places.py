@@ -317,7 +317,7 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     assert not (shell.folder / "videos.db").exists(), "nobody needs a store for that"
 
 
-def test_what_a_run_covers_is_not_reset(fleet: Fleet) -> None:
+def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
     """A dead one's neither, until its lease is over: nobody knows yet that it is dead."""
     fleet.join(fleet.start(("US", "DE"), at=3))
     fleet.ahead_ms = 0

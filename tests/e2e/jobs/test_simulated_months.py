@@ -13,24 +13,22 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 
 from quota.deciding.history import charges as charges_of
 from quota.jobs.emulator import Emulator
 from quota.jobs.plan.simulation import Refusal, read_state, simulate
 from quota.jobs.runner import run_job
-from quota.jobs.schedule.ticks import ticks
+from quota.jobs.ticks import ticks
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, Calendar
+from support.configurations import both_windows
 from support.local import LocalSession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from quota.rules.spent import Spent
-    from support.servers import RedisServer
 
 DAYS = int(os.environ.get("QUOTA_TEST_DAYS", "3"))
 PACIFIC = Calendar("day", "America/Los_Angeles")
@@ -45,19 +43,6 @@ if not ALL:
 CONFIG = """
 [ledger]
 url = "{ledger}"
-[credentials.main]
-api = "youtube-v3"
-[[credentials.main.limits]]
-name = "day"
-quota = 10_000
-headroom = 500
-window = "24h"
-[[credentials.main.limits]]
-name = "pacific-day"
-quota = 10_000
-headroom = 500
-window = {{ calendar = "day", zone = "America/Los_Angeles" }}
-pacing = {pacing}
 [jobs.trending]
 fetch = "trending"
 regions = ["US", "GB", "DE", "FR", "IN", "BR"]
@@ -89,17 +74,6 @@ COMBINATIONS = [
     for ledger in ("sqlite", "redis")
     if ALL or (change == "march") == pacing == (ledger == "redis")
 ]
-
-
-@pytest.fixture
-def ledger_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield "sqlite:///ledger.db"
-        return
-    server: RedisServer = request.getfixturevalue("redis_server")
-    with redis.Redis(port=server.port) as client:
-        client.flushall()
-        yield server.url
 
 
 @dataclass
@@ -171,7 +145,7 @@ def test_months_keep_the_limits_waste_nothing_and_go_as_foreseen(
     change: str, pacing: bool, ledger_url: str, state_dir: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "quota.toml"
-    config.write_text(CONFIG.format(ledger=ledger_url, pacing=str(pacing).lower(), **OFTEN))
+    config.write_text(both_windows(9_500, pacing=pacing) + CONFIG.format(ledger=ledger_url, **OFTEN))
     middle_ms = int(CHANGES[change].timestamp() * 1000)
     start_ms = PACIFIC.edges(middle_ms - DAYS * DAY_MS // 2)[0]
     until_ms = start_ms + DAYS * DAY_MS
@@ -195,23 +169,7 @@ def test_months_keep_the_limits_waste_nothing_and_go_as_foreseen(
 
 # -- fair shares -------------------------------------------------------------------------------------------------------
 
-TWO_LIMITS = """
-[credentials.main]
-api = "youtube-v3"
-[[credentials.main.limits]]
-name = "day"
-units = {units}
-window = "24h"
-[[credentials.main.limits]]
-name = "pacific-day"
-units = {units}
-window = {{ calendar = "day", zone = "America/Los_Angeles" }}
-pacing = {pacing}
-[ledger]
-url = "sqlite:///ledger.db"
-[store]
-url = "sqlite:///videos.db"
-"""
+FILES = '[ledger]\nurl = "sqlite:///ledger.db"\n[store]\nurl = "sqlite:///videos.db"\n'
 EIGHT = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
 WEEK_START_MS = PACIFIC.edges(int(datetime(2026, 10, 29, 12, tzinfo=UTC).timestamp() * 1000))[0]
 
@@ -221,18 +179,18 @@ WEEK_START_MS = PACIFIC.edges(int(datetime(2026, 10, 29, 12, tzinfo=UTC).timesta
     [
         pytest.param(stagger, pacing, id=f"{'staggered' if stagger else 'together'}-{pacing}")
         for stagger in ("", 'stagger = "2m"\n')
-        for pacing in ("false", "true")
-        if ALL or (stagger == "") ^ (pacing == "true")
+        for pacing in (False, True)
+        if ALL or (stagger == "") ^ pacing
     ],
 )
 def test_with_budget_for_half_of_the_work_every_region_gets_its_half(
-    stagger: str, pacing: str, state_dir: Path, tmp_path: Path
+    stagger: str, pacing: bool, state_dir: Path, tmp_path: Path
 ) -> None:
     """8 regions x 4 pages x 24 ticks want 768 units a day of 384. Days with that of 25 hours among them."""
     config = tmp_path / "quota.toml"
     job = f'[jobs.main]\nfetch = "trending"\nregions = {EIGHT}\npages = 4\nschedule = "0 * * * *"\n{stagger}'
-    config.write_text(TWO_LIMITS.format(units=384, pacing=pacing) + job)
-    days = 7 if ALL else 3
+    config.write_text(FILES + both_windows(384, pacing=pacing) + job)
+    days = 7 if ALL else 2
     passes = live(config, WEEK_START_MS, WEEK_START_MS + days * DAY_MS).passes["main"].values()
     assert max(passes) - min(passes) <= 1, passes
     assert sum(passes) * 4 >= 0.98 * 384 * days, passes
@@ -263,14 +221,9 @@ pacing = {pacing}
 
 @pytest.mark.parametrize(
     ("share", "pacing"),
-    [
-        (share, pacing)
-        for share in ("leave", "limit")
-        for pacing in ("false", "true")
-        if ALL or (share == "leave") ^ (pacing == "true")
-    ],
+    [(share, pacing) for share in ("leave", "limit") for pacing in (False, True) if ALL or (share == "leave") ^ pacing],
 )
-def test_a_backfill_takes_nothing_from_the_main_job(share: str, pacing: str, state_dir: Path, tmp_path: Path) -> None:
+def test_a_backfill_takes_nothing_from_the_main_job(share: str, pacing: bool, state_dir: Path, tmp_path: Path) -> None:
     """The main job wants 768 units a day of 1,600; the backfill wants more than all, and asks first at every tick.
 
     Whether it leaves 800 or has a limit of 800 of its own, no tick of the main job is refused. What is left counts what
@@ -278,9 +231,9 @@ def test_a_backfill_takes_nothing_from_the_main_job(share: str, pacing: str, sta
     own gets its 800.
     """
     config = tmp_path / "quota.toml"
-    own = BACKFILL_LIMIT.format(pacing=pacing) if share == "limit" else ""
+    own = BACKFILL_LIMIT.format(pacing=str(pacing).lower()) if share == "limit" else ""
     jobs = BACKFILL.format(leave="leave = 800" if share == "leave" else "")
-    config.write_text(TWO_LIMITS.format(units=1_600, pacing=pacing) + own + jobs)
+    config.write_text(FILES + both_windows(1_600, pacing=pacing) + own + jobs)
     days = 3 if ALL else 1
     lived = live(config, WEEK_START_MS, WEEK_START_MS + days * DAY_MS)
     assert {refusal.job for refusal in lived.refusals} == {"backfill"}
@@ -340,18 +293,16 @@ def test_work_outside_a_bucket_has_no_part_in_its_shares(state_dir: Path, tmp_pa
 # -- from the live state -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path, lost: bool) -> None:
+def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path) -> None:
     """Half a day is run and leaves a full budget and rounds begun, some in the middle of a search. The plan made from
-    that foresees the next day and a half, tick for tick; the plan from empty does not. So too where the ledger was
-    deleted in between: what was lost is put back."""
+    that foresees the next day and a half, tick for tick; the plan from empty does not. The
+    ledger was deleted in between: what was lost is put back."""
     config = tmp_path / "quota.toml"
-    config.write_text(CONFIG.format(ledger="sqlite:///ledger.db", pacing="true", **OFTEN))
+    config.write_text(both_windows(9_500, pacing=True) + CONFIG.format(ledger="sqlite:///ledger.db", **OFTEN))
     now_ms, until_ms = WEEK_START_MS + DAY_MS // 2 + 60_000, WEEK_START_MS + 2 * DAY_MS
     settings = load_settings(config)
     live(config, WEEK_START_MS, now_ms)
-    if lost:
-        (tmp_path / "ledger.db").unlink()
+    (tmp_path / "ledger.db").unlink()
     with LocalSession(settings, clock=lambda: now_ms) as session:
         state = read_state(session)
     assert any(one.pending for checkpoints in state.checkpoints.values() for one in checkpoints)
@@ -396,9 +347,8 @@ def test_a_day_over_http_meets_no_quota_error(state_dir: Path, tmp_path: Path) -
     charged = refused = 0
     with Emulator(clock=clock) as upstream:
         (tmp_path / "key").write_text("a-key")
-        upstream_lines = f'api = "youtube-v3"\nkey = "file:key"\nendpoint = "{upstream.address}"'
-        limits = TWO_LIMITS.format(units=9_500, pacing="true").replace('api = "youtube-v3"', upstream_lines)
-        config.write_text(limits + HTTP_JOBS)
+        credential = f'key = "file:key"\nendpoint = "{upstream.address}"'
+        config.write_text(FILES + both_windows(9_500, credential=credential, pacing=True) + HTTP_JOBS)
         settings = load_settings(config)
         coming = list(ticks(settings.jobs.values(), start_ms, until_ms))
         with Session(settings, clock=clock) as session:

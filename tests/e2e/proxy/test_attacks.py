@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
+from quota.proxy.passage import Mask
+from support.certificates import private_key
 from support.plain_http import Answer, PlainServer
 from support.proxying import BOOK, SECRET, House, Reached, answer
 
@@ -129,7 +129,7 @@ def test_a_caller_that_goes_away_ends_its_request_and_stays_charged(house: House
         assert house.units == 1
 
 
-def test_what_upstream_says_unasked_answers_no_later_request(house: House) -> None:
+def test_an_unasked_answer_answers_no_later_request(house: House) -> None:
     """As of a server that answers twice, or says 408 to a connection that waits for its next request."""
     asked, said = threading.Event(), threading.Semaphore(0)
 
@@ -155,33 +155,43 @@ GET = b"GET /main/x HTTP/1.1\r\n" + HEAD
 SMUGGLED = b"GET /main/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        POST + b"Content-Length: 4\r\nContent-Length: 60\r\n\r\nabcd" + SMUGGLED,
-        POST + b"Content-Length: 4, 60\r\n\r\nabcd" + SMUGGLED,
-        POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 60\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        POST + b"Content-Length: -1\r\n\r\n" + SMUGGLED,
-        POST + b"Content-Length: +4\r\n\r\nabcd" + SMUGGLED,
-        GET + b"X: a\rb\r\n\r\n" + SMUGGLED,
-        GET + b"X: a\0b\r\n\r\n" + SMUGGLED,
-        GET + b"X : a\r\n\r\n" + SMUGGLED,
-        b"GET /main/x y HTTP/1.1\r\n" + HEAD + b"\r\n" + SMUGGLED,
-        b"GET /main/x\r\n" + HEAD + b"\r\n" + SMUGGLED,
-        GET + b"X: " + b"a" * 1_000_000 + b"\r\n\r\n" + SMUGGLED,
-        GET + b"".join(b"X%d: a\r\n" % n for n in range(200_000)) + b"\r\n" + SMUGGLED,
-        GET + b"Host: other\r\n\r\n" + SMUGGLED,
-    ],
-)  # fmt: skip
-def test_a_request_that_can_be_read_in_two_ways_is_not_passed_on_nor_what_follows_it(house: House, sent: bytes) -> None:
+def turned_away(house: House, sent: bytes, *statuses: int) -> bytes:
+    """The answer to a request that does not leave and costs nothing; nor does what follows it."""
+    got = house.raw(sent)
+    assert int(got[9:12]) in statuses, sent[:100]
+    assert (got.count(b"HTTP/1.1 "), house.upstream.reached, house.units) == (1, [], 0), sent[:100]
+    return got
+
+
+def asked(verb: str, path: str, *fields: str) -> bytes:
+    return "\r\n".join([f"{verb} {path} HTTP/1.1", *fields, "Connection: close", "", ""]).encode()
+
+
+AMBIGUOUS = [
+    POST + b"Content-Length: 4\r\nContent-Length: 60\r\n\r\nabcd" + SMUGGLED,
+    POST + b"Content-Length: 4, 60\r\n\r\nabcd" + SMUGGLED,
+    POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Transfer-Encoding: chunked\r\nContent-Length: 60\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Content-Length: -1\r\n\r\n" + SMUGGLED,
+    POST + b"Content-Length: +4\r\n\r\nabcd" + SMUGGLED,
+    GET + b"X: a\rb\r\n\r\n" + SMUGGLED,
+    GET + b"X: a\0b\r\n\r\n" + SMUGGLED,
+    GET + b"X : a\r\n\r\n" + SMUGGLED,
+    b"GET /main/x y HTTP/1.1\r\n" + HEAD + b"\r\n" + SMUGGLED,
+    b"GET /main/x\r\n" + HEAD + b"\r\n" + SMUGGLED,
+    GET + b"X: " + b"a" * 1_000_000 + b"\r\n\r\n" + SMUGGLED,
+    GET + b"".join(b"X%d: a\r\n" % n for n in range(200_000)) + b"\r\n" + SMUGGLED,
+    GET + b"Host: other\r\n\r\n" + SMUGGLED,
+]  # fmt: skip
+
+
+def test_an_ambiguous_request_is_not_passed_on(house: House) -> None:
     with house.open():
-        got = house.raw(sent)
-        assert got[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 501")
-        assert (got.count(b"HTTP/1.1 "), house.upstream.reached, house.units) == (1, [], 0)
+        for sent in AMBIGUOUS:
+            turned_away(house, sent, 400, 431, 501)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +206,7 @@ def test_a_request_that_can_be_read_in_two_ways_is_not_passed_on_nor_what_follow
     ],
     ids=["pipelined", "behind a body", "bare LF", "folded", "no chunk", "a longer chunk"],
 )  # fmt: skip
-def test_whatever_leaves_is_charged_once(house: House, sent: bytes, targets: list[str]) -> None:
+def test_each_request_that_leaves_is_charged_once(house: House, sent: bytes, targets: list[str]) -> None:
     """What leaves is written anew: folds, line ends and frames of the caller do not reach upstream."""
     with house.open():
         house.raw_for(sent, len(targets))
@@ -208,75 +218,62 @@ def test_whatever_leaves_is_charged_once(house: House, sent: bytes, targets: lis
             assert b"\r\n " not in one.head
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/main//evil.example/x", "/main/../x", "/main/a/../x", "/main/a/%2e%2e/x", "/main/a/.%2E/x", "/main/./x",
-        "/main/a/%2e%2e%2fx", "/main\\x", "/main/a\\x", "/main/a/..\\x", "/main/a/..;/x", "/main/a/..%3Bv=1/x",
-        "/main/x#y", "/main/x?y#z", "/main/%0d%0aX:y", "/main/%00", "//main/x",
-        "/main@evil.example/x", "/main:80/x", "/", "", "http://evil.example/main/x", "http://127.0.0.1/main//x",
-        "https://evil.example/", "evil.example:443", "*", "/main/..", "/%2e%2e/main/x", "/healthz/x",
-    ],
-)  # fmt: skip
-def test_no_path_names_another_host_or_another_path_than_the_one_that_is_charged(house: House, path: str) -> None:
+PATHS = [
+    "/main//evil.example/x", "/main/../x", "/main/a/../x", "/main/a/%2e%2e/x", "/main/a/.%2E/x", "/main/./x",
+    "/main/a/%2e%2e%2fx", "/main\\x", "/main/a\\x", "/main/a/..\\x", "/main/a/..;/x", "/main/a/..%3Bv=1/x",
+    "/main/x#y", "/main/x?y#z", "/main/%0d%0aX:y", "/main/%00", "//main/x",
+    "/main@evil.example/x", "/main:80/x", "/", "", "http://evil.example/main/x", "http://127.0.0.1/main//x",
+    "https://evil.example/", "evil.example:443", "*", "/main/..", "/%2e%2e/main/x", "/healthz/x",
+]  # fmt: skip
+
+
+def test_no_path_names_another_host_or_another_path_than_the_one_that_is_charged(house: House) -> None:
     with house.open():
-        got = house.raw(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        assert got[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 421")
-        assert (house.upstream.reached, house.units) == ([], 0)
+        for path in PATHS:
+            turned_away(house, asked("GET", path, "Host: localhost"), 400, 404, 421)
 
 
-@pytest.mark.parametrize("verb", ["CONNECT", "connect"])
-def test_connect_names_no_path_so_it_does_not_leave(house: House, verb: str) -> None:
+def test_connect_names_no_path_so_it_does_not_leave(house: House) -> None:
     """It would leave as the host alone, whatever path was charged."""
     with house.open():
-        got = house.raw(f"{verb} /main/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        assert got.startswith(b"HTTP/1.1 400 ")
-        assert (house.upstream.reached, house.units) == ([], 0)
+        for verb in ("CONNECT", "connect"):
+            turned_away(house, asked(verb, "/main/x", "Host: localhost"), 400)
 
 
-@pytest.mark.parametrize("line", ["PUT http://localhost/main/x", "CONNECT /main/x", "PUT /mian/x", "PUT /main//x"])
-@pytest.mark.parametrize("host", ["localhost", "evil.example"])
-def test_who_cannot_be_told_that_nothing_is_passed_on_leaves_no_traceback(
-    house: House, line: str, host: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_the_server_answered_leaves_no_traceback(house: House, caplog: pytest.LogCaptureFixture) -> None:
     """The rest of such a request is no HTTP, so that the server has answered before we do."""
     with house.open():
-        got = house.raw(f"{line} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n".encode())
-        assert got.startswith(b"HTTP/1.1 400 ")
-        assert (house.upstream.reached, house.units) == ([], 0)
+        for line in ("PUT http://localhost/main/x", "CONNECT /main/x", "PUT /mian/x", "PUT /main//x"):
+            for host in ("localhost", "evil.example"):
+                head = f"{line} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n"
+                turned_away(house, head.encode() + b"Z\r\n", 400)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
-@pytest.mark.parametrize(
-    "path", ["/a%2Fb", "/@me", "/a@evil.example/b", "/a:b;c=d/!$&'()*+,=~", "/http:%2F%2Fx%2F", "/..a/b..", "/a/"]
-)
-def test_other_paths_reach_the_api_as_they_are(house: House, path: str) -> None:
+def test_other_paths_reach_the_api_as_they_are(house: House) -> None:
+    paths = ["/a%2Fb", "/@me", "/a@evil.example/b", "/a:b;c=d/!$&'()*+,=~", "/http:%2F%2Fx%2F", "/..a/b..", "/a/"]
     with house.open():
-        assert house.ask(path).status == 200
-    (reached,) = house.upstream.reached
-    assert (reached.target, reached.field("host")) == (path, house.upstream.host)
+        assert [house.ask(path).status for path in paths] == [200] * len(paths)
+    reached = [(request.target, request.field("host")) for request in house.upstream.reached]
+    assert reached == [(path, house.upstream.host) for path in paths]
 
 
-@pytest.mark.parametrize(
-    "path", ["/x/1%2Fexport", "/x/1%2fexport/", "/x/1%5Cexport", "/x/1%252Fexport", "/x/1;a/export"]
-)
-def test_through_the_proxy_a_slash_that_is_encoded_costs_the_dearer(house: House, path: str) -> None:
+def test_through_the_proxy_a_slash_that_is_encoded_costs_the_dearer(house: House) -> None:
     routes = '"GET /x/{id}" = "status"\n"GET /x/{id}/export" = "search"\n'
+    paths = ["/x/1%2Fexport", "/x/1%2fexport/", "/x/1%5Cexport", "/x/1%252Fexport", "/x/1;a/export"]
     with house.open(book=BOOK.replace("[routes]\n", f"[routes]\n{routes}")):
-        assert house.ask(path).status == 200
-        assert ([reached.target for reached in house.upstream.reached], house.units) == ([path], 10)
+        assert [house.ask(path).status for path in paths] == [200] * len(paths)
+        assert [entry.units for entry in house.spent()] == [10] * len(paths)
+    assert [reached.target for reached in house.upstream.reached] == paths
 
 
-@pytest.mark.parametrize(
-    "field", ["Origin: null", "Origin: http://127.0.0.1", "Sec-Fetch-Site: none", "Host: evil.example"]
-)
-@pytest.mark.parametrize("path", ["/main/x", "/metrics"])
-def test_a_web_page_spends_nothing(house: House, field: str, path: str) -> None:
-    host = "" if field.startswith("Host") else "Host: localhost\r\n"
+def test_a_web_page_spends_nothing(house: House) -> None:
+    foreign = ("Origin: null", "Origin: http://127.0.0.1", "Sec-Fetch-Site: none", "Host: evil.example")
     with house.open():
-        got = house.raw(f"GET {path} HTTP/1.1\r\n{host}{field}\r\nConnection: close\r\n\r\n".encode())
-        assert got[:12] in (b"HTTP/1.1 403", b"HTTP/1.1 421")
-        assert (house.upstream.reached, house.units) == ([], 0)
+        for field in foreign:
+            own = [] if field.startswith("Host") else ["Host: localhost"]
+            for path in ("/main/x", "/metrics"):
+                turned_away(house, asked("GET", path, *own, field), 403, 421)
 
 
 def test_a_body_is_asked_for_only_once_its_request_is_admitted(house: House) -> None:
@@ -296,51 +293,45 @@ def test_a_body_is_asked_for_only_once_its_request_is_admitted(house: House) -> 
     assert (house.upstream.reached[0].body, house.upstream.reached[0].field("expect")) == (b"hello", None)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        answer(f'{{"headers": "Bearer {SECRET}"}}'.encode()),
-        answer(f"no such key: {SECRET}".encode(), status="403 No"),
-        answer(f"no such key: {SECRET}".encode(), "Content-Encoding: utf-8"),
-        answer(b"", f"Location: https://elsewhere.example/?key={SECRET}", status="302 Found"),
-        answer(b"", "Location: https://elsewhere.example/?key=" + SECRET.replace("/", "%2F"), status="302 Found"),
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + b"".join(b"1\r\n%c\r\n" % byte for byte in SECRET.encode())
-        + b"0\r\n\r\n",
-        f"HTTP/1.1 200 {SECRET}\r\nContent-Length: 0\r\n\r\n".encode(),
-        f"{SECRET}\r\n\r\n".encode(),
-        f"HTTP/1.1 200 OK\r\n{SECRET}\r\n\r\n".encode(),
-        f"HTTP/1.1 200 OK\r\nContent-Length: {SECRET}\r\n\r\n".encode(),
-        f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{SECRET}\r\n".encode(),
-        f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{SECRET}".encode(),
-        f"HTTP/1.1 999 OK\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}".encode(),
-        f"HTTP/1.1 101 OK\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n{SECRET}".encode(),
-        f"HTTP/1.1 200 OK\r\nX: a\x01{SECRET}\r\nContent-Length: 0\r\n\r\n".encode(),
-        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 300_000 + b"\r\n\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n" * 100 + answer(SECRET.encode()),
-    ],
-)
-def test_whatever_upstream_says_no_caller_is_told_the_key(
-    house: House, said: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    house.upstream.answer = lambda _: [said, b""]
+ANSWERS = [
+    answer(f'{{"headers": "Bearer {SECRET}"}}'.encode()),
+    answer(f"no such key: {SECRET}".encode(), status="403 No"),
+    answer(f"no such key: {SECRET}".encode(), "Content-Encoding: utf-8"),
+    answer(b"", f"Location: https://elsewhere.example/?key={SECRET}", status="302 Found"),
+    answer(b"", "Location: https://elsewhere.example/?key=" + SECRET.replace("/", "%2F"), status="302 Found"),
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"".join(b"1\r\n%c\r\n" % byte for byte in SECRET.encode())
+    + b"0\r\n\r\n",
+    f"HTTP/1.1 200 {SECRET}\r\nContent-Length: 0\r\n\r\n".encode(),
+    f"{SECRET}\r\n\r\n".encode(),
+    f"HTTP/1.1 200 OK\r\n{SECRET}\r\n\r\n".encode(),
+    f"HTTP/1.1 200 OK\r\nContent-Length: {SECRET}\r\n\r\n".encode(),
+    f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{SECRET}\r\n".encode(),
+    f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{SECRET}".encode(),
+    f"HTTP/1.1 999 OK\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}".encode(),
+    f"HTTP/1.1 101 OK\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n{SECRET}".encode(),
+    f"HTTP/1.1 200 OK\r\nX: a\x01{SECRET}\r\nContent-Length: 0\r\n\r\n".encode(),
+    b"HTTP/1.1 200 OK\r\nX: " + b"a" * 300_000 + b"\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 100 + answer(SECRET.encode()),
+]
+
+
+def test_no_caller_sees_the_key_whatever_upstream_answers(house: House, caplog: pytest.LogCaptureFixture) -> None:
     with house.open():
-        got = house.raw(b"GET /main/things?q=private HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        assert got.startswith(b"HTTP/1.1 ")
-        assert got.count(b"HTTP/1.1 ") == 1
-        for spelled in (SECRET, SECRET.replace("/", "%2F")):
-            assert spelled.encode() not in got.replace(b"\r\n1\r\n", b"")
-        assert house.units == len(house.upstream.reached) == 1
+        for number, said in enumerate(ANSWERS, 1):
+            house.upstream.answer = lambda _, said=said: [said, b""]  # type: ignore[misc]
+            got = house.raw(asked("GET", "/main/things?q=private", "Host: localhost"))
+            assert (got[:9], got.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 ", 1), said[:100]
+            for spelled in (SECRET, SECRET.replace("/", "%2F")):
+                assert spelled.encode() not in got.replace(b"\r\n1\r\n", b""), said[:100]
+            assert house.units == len(house.upstream.reached) == number
     assert SECRET not in caplog.text
     assert "private" not in caplog.text
 
 
-def test_nor_a_token_that_is_renewed_while_it_is_answered(house: House) -> None:
+def test_no_caller_sees_a_token_that_is_renewed_meanwhile(house: House) -> None:
     """Upstream says each token back, the first one when the second is in use."""
     tokens = (Answer(200, b'{"access_token": "t-o-k-e-n-%d", "expires_in": 1}' % n) for n in range(9))
-    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
     renewed, said = threading.Event(), []
 
     def echo(request: Reached) -> list[bytes]:
@@ -351,7 +342,7 @@ def test_nor_a_token_that_is_renewed_while_it_is_answered(house: House) -> None:
 
     house.upstream.answer = echo
     with PlainServer(lambda _: next(tokens)) as granting:
-        info = {"client_email": "a@b.example", "token_uri": f"{granting.address}/x", "private_key": key.decode()}
+        info = {"client_email": "a@b.example", "token_uri": f"{granting.address}/x", "private_key": private_key()}
         (house.folder / "account.json").write_text(json.dumps(info))
         with house.open(auth='auth = "service-account:account.json"'), ThreadPoolExecutor() as threads:
             first = threads.submit(house.ask, "/a")
@@ -360,3 +351,35 @@ def test_nor_a_token_that_is_renewed_while_it_is_answered(house: House) -> None:
             renewed.set()
             assert first.result().body == b"Bearer ***********"
     assert len(set(said)) == 2
+
+
+MASKED = "abcab/cabd"
+
+
+def masked(pieces: list[bytes]) -> bytes:
+    mask = Mask(MASKED)
+    return b"".join([mask.feed(piece) for piece in pieces] + [mask.end()])
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        (b"xx" + MASKED.encode() + b"yy" + MASKED.encode(), b"xx**********yy**********"),
+        (b"abcabcab/cabd", b"abc**********"),
+        (b"abcab/cab abcab%2Fcabd abcab\\/cabd", b"abcab/cab ************ ***********"),
+        (b"abcab/cab", b"abcab/cab"),
+    ],
+)
+def test_a_secret_passes_as_stars_wherever_it_is_cut(said: bytes, passes: bytes) -> None:
+    for at in range(len(said) + 1):
+        assert masked([said[:at], said[at:]]) == passes
+    assert masked([said[n : n + 1] for n in range(len(said))]) == passes
+
+
+def test_text_that_cannot_begin_a_key_is_not_held_back() -> None:
+    mask = Mask(MASKED)
+    assert mask.feed(b"data: 1\n\n") == b"data: 1\n\n"
+    assert mask.feed(b"abca") == b""
+    assert mask.feed(b"x") == b"abcax"
+    assert Mask(None).feed(b"abca") == b"abca"
+    assert Mask("short").feed(b"short") == b"short"

@@ -53,7 +53,7 @@ def test_a_request_leaves_as_it_came_with_the_key_in_place_of_the_callers(house:
     assert reached.body == b"four"
 
 
-def test_what_a_caller_signs_with_at_google_does_not_leave(house: House) -> None:
+def test_the_callers_google_credentials_do_not_leave(house: House) -> None:
     tube = f'[credentials.tube]\napi = "youtube-v3"\nkey = "file:key"\nendpoint = "{house.upstream.address}"\n'
     theirs = "key=a&access_token=b&oauth_token=c&%6Fauth_token=d"
     with house.open(rest=tube):
@@ -62,7 +62,7 @@ def test_what_a_caller_signs_with_at_google_does_not_leave(house: House) -> None
     assert (reached.target, reached.field("x-goog-api-key")) == ("/youtube/v3/videos?id=a&part=id", SECRET)
 
 
-def test_what_is_for_google_alone_does_not_reach_another_api(house: House) -> None:
+def test_google_headers_do_not_reach_another_api(house: House) -> None:
     with house.open(auth='auth = "bearer:file:key"'):
         assert house.ask("/things").status == 200
     (reached,) = house.upstream.reached
@@ -70,9 +70,7 @@ def test_what_is_for_google_alone_does_not_reach_another_api(house: House) -> No
 
 
 @pytest.mark.parametrize(("protocol", "status"), [("websocket", 501), ("foo/2, h2c", 501), ("h2c", 200)])
-def test_what_would_follow_an_upgrade_is_no_request_and_does_not_leave(
-    house: House, protocol: str, status: int
-) -> None:
+def test_data_after_an_upgrade_does_not_leave(house: House, protocol: str, status: int) -> None:
     """curl and Java offer h2c with plain requests, and are content with HTTP/1.1."""
     with house.open():
         got = house.ask("/things", headers={"Connection": "Upgrade", "Upgrade": protocol})
@@ -120,7 +118,7 @@ def test_a_redirect_is_passed_back_and_no_cookie_is_kept(house: House) -> None:
     assert [one.field("cookie") for one in house.upstream.reached] == [None, None]
 
 
-def test_the_routes_of_the_book_say_what_is_charged_and_two_fields_who_spends(house: House) -> None:
+def test_the_routes_set_the_charge_and_two_fields_name_the_spender(house: House) -> None:
     with house.open():
         for target, verb in (("/search/a", "GET"), ("/things", "GET"), ("/things", "POST"), ("/status", "GET")):
             house.ask(target, verb, headers={"Quota-Job": "etl", "Quota-Region": "DE"})
@@ -131,9 +129,7 @@ def test_the_routes_of_the_book_say_what_is_charged_and_two_fields_who_spends(ho
     assert len(house.upstream.reached) == 5
 
 
-def test_a_refused_request_is_told_when_to_come_back_and_nothing_leaves(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_request_gets_retry_after_and_nothing_leaves(house: House, caplog: pytest.LogCaptureFixture) -> None:
     with house.open(limit=10):
         assert house.ask("/search/a?secret=1").status == 200
         got = house.ask("/things?secret=1", headers={"Quota-Job": "etl"})
@@ -149,7 +145,7 @@ def test_a_refused_request_is_told_when_to_come_back_and_nothing_leaves(
     assert "secret" not in caplog.text
 
 
-def test_what_can_never_be_charged_is_not_sent(house: House) -> None:
+def test_a_request_that_can_never_be_charged_is_not_sent(house: House) -> None:
     with house.open():
         assert house.ask("/dear", "POST").status == 422
         detail = house.ask("/x", credential="mian").problem["detail"]
@@ -170,7 +166,7 @@ def test_a_peek_sends_nothing(house: House) -> None:
     assert len(house.upstream.reached) == 1
 
 
-def test_without_the_ledger_the_allowance_decides_and_without_one_nobody(house: House) -> None:
+def test_the_allowance_decides_without_the_ledger(house: House) -> None:
     away = f"redis://127.0.0.1:{free_port()}/0"
     with house.open(ledger=away):
         got = house.ask("/things")
@@ -239,7 +235,7 @@ def test_events_come_one_by_one_and_the_last_one_settles(house: House) -> None:
         assert house.units == 4
 
 
-def test_what_never_left_is_refunded_and_what_got_no_answer_is_not(house: House) -> None:
+def test_only_requests_that_never_left_are_refunded(house: House) -> None:
     with house.open(address=f"http://127.0.0.1:{free_port()}"):
         got = house.ask("/things", "POST", b"x")
         assert (got.status, house.units, got.field("quota-charge")) == (502, 0, None)
@@ -262,7 +258,7 @@ def test_a_connection_that_dies_between_two_requests_sends_none_of_them_twice(ho
         assert house.units == len(house.upstream.reached) == 6
 
 
-def test_who_has_health_and_metrics(house: House) -> None:
+def test_only_callers_with_the_token_get_metrics(house: House) -> None:
     with house.open(token=TOKEN):
         assert json.loads(house.ask("", credential="healthz").body)["status"] == "warn"
         got = house.ask("/things")

@@ -1,4 +1,4 @@
-"""A project on each ledger, whose provider is the emulator."""
+"""A project whose provider is the emulator."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from support.servers import RedisServer
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture
 def site(request: pytest.FixtureRequest, tmp_path: Path, state_dir: Path) -> Iterator[Site]:
+    """On SQLite, or on each ledger that a test names by `each_ledger`."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    if request.param == "redis":
+    if getattr(request, "param", "sqlite") == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         url = server.url
     made = Site(tmp_path, url)
-    if request.param == "redis":
-        made.empty_ledger()
+    made.empty_ledger()
     yield made
     made.close()

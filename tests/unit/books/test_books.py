@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ NAMES = book_names()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_book_says_what_its_evidence_says(name: str) -> None:
+def test_a_book_agrees_with_its_evidence(name: str) -> None:
     assert differences(load_book(name), *evidence_of(name)) == []
 
 
@@ -79,14 +78,14 @@ def mutants(book: CostBook) -> Iterator[tuple[str, CostBook]]:
     for name, bucket in book.buckets.items():
         for number, quota in enumerate(bucket.quotas):
             quotas = (*bucket.quotas[:number], quota._replace(units=quota.units + 1), *bucket.quotas[number + 1 :])
-            wrong_bucket = replace(bucket, quotas=quotas)
+            wrong_bucket = bucket._replace(quotas=quotas)
             yield f"{name} has more in {quota.window.name}", book._replace(buckets={**book.buckets, name: wrong_bucket})
         methods = {method: tuple(renamed(price, name) for price in prices) for method, prices in book.methods.items()}
         buckets = {"renamed" if key == name else key: value for key, value in book.buckets.items()}
         yield f"{name} is renamed", book._replace(buckets=buckets, methods=methods)
     for number, (first, other) in enumerate(pairwise(book.routes)):
         if first.method != other.method:
-            swapped = (replace(first, method=other.method), replace(other, method=first.method))
+            swapped = (first._replace(method=other.method), other._replace(method=first.method))
             routes = (*book.routes[:number], *swapped, *book.routes[number + 2 :])
             yield f"{first.path} and {other.path} are swapped", book._replace(routes=routes)
     for number, route in enumerate(book.routes):

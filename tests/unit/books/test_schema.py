@@ -55,7 +55,7 @@ WRONG: list[tuple[tuple[str, ...], Any]] = [
 
 
 @pytest.mark.parametrize(("place", "value"), WRONG)
-def test_what_the_format_does_not_have_is_invalid(place: tuple[str, ...], value: object) -> None:
+def test_an_unknown_key_of_a_book_is_invalid(place: tuple[str, ...], value: object) -> None:
     book: dict[str, Any] = copy.deepcopy(book_tables("github"))
     table = book
     for key in place[:-1]:

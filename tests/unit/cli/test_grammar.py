@@ -29,7 +29,7 @@ def commands(group: click.Group = cli, prefix: str = "") -> dict[str, click.Comm
 
 COMMANDS = commands()
 LISTS = ("export", "log", "runs", "search", "spend")
-OF_JOBS = ("explain", "export", "log", "place list", "runs", "spend")
+OF_JOBS = ("explain", "export", "log", "place list", "runs", "search", "spend")
 ROWS = (*LISTS, "book list", "book show", "costs", "place list", "place show", "tables")
 SERVERS = ("dashboard", "emulate", "proxy", "serve")
 CHANGES = ("ledger move", "ledger repair", "place reset")

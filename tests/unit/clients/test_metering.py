@@ -22,10 +22,11 @@ from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, Refused, UsageError
 from quota.ledger.log import Log
 from quota.ledger.sqlite_log import SqliteLog
-from quota.settings.books import load_book, parse_book
+from quota.settings.books import load_book
 from quota.terms.api import Hosts
 from quota.terms.arguments import labels
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
+from support.books import parse_book
 from support.setup import budget_of, charges_at, state_at
 
 
@@ -80,21 +81,21 @@ def test_an_attempt_is_charged_before_it_is_sent_and_refused_without_a_trace(led
     assert units(ledger) == [100]
 
 
-def test_what_never_left_is_given_back_once(ledger: Log, clock: Clock) -> None:
+def test_a_request_that_never_left_is_refunded_once(ledger: Log, clock: Clock) -> None:
     attempt = make_meter(ledger, clock).attempt("search.list", "GET")
     attempt.never_left()
     attempt.never_left()
     assert units(ledger) == [0]
 
 
-def test_what_was_answered_is_not_given_back(ledger: Log, clock: Clock) -> None:
+def test_an_answered_request_is_not_refunded(ledger: Log, clock: Clock) -> None:
     attempt = make_meter(ledger, clock).attempt("search.list", "GET")
     assert attempt.answered(200, b"{}") is None
     attempt.never_left()
     assert units(ledger) == [100]
 
 
-def test_a_header_that_cannot_be_read_is_said_once(
+def test_an_unreadable_header_is_logged_once(
     ledger: Log, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metering, "_warned", set())
@@ -254,7 +255,7 @@ def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
         (404, b"", None),
     ],
 )
-def test_what_an_operator_must_know_is_logged_by_name(
+def test_each_event_for_operators_has_a_name(
     ledger: Log, clock: Clock, caplog: pytest.LogCaptureFixture, status: int, body: bytes, event: str | None
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -301,26 +302,24 @@ NO_HOSTS = ["*.example.com", "*", "a b", "a\nb", "user@api.example.com", "a" * 2
 
 
 @pytest.mark.parametrize("name", NO_HOSTS)
-def test_what_no_request_goes_to_is_no_host(name: str) -> None:
+def test_a_host_that_no_request_can_reach_is_refused(name: str) -> None:
     """No call would be charged: it is none of the metered ones."""
     with pytest.raises(UsageError, match="is not a host; write for example") as refused:
         Hosts(["api.example.com", name])
     assert (str(refused.value).isprintable(), len(str(refused.value)) < 200) == (True, True)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "http://api.example.com",
-        "api.example.com/{path}",
-        "api.example.com/",
-        "api.example.com//path",
-        "host:port",
-        "a\u0300..b",
-        "\u200d.example",
-    ],
-)
+URLS = [
+    "",
+    "http://api.example.com",
+    "api.example.com/{path}",
+    "api.example.com/",
+    "api.example.com//path",
+    "host:port",
+]
+
+
+@pytest.mark.parametrize("name", [*URLS, "a\u0300..b", "\u200d.example"])
 def test_a_host_is_no_url(name: str) -> None:
     with pytest.raises(UsageError, match="host"):
         Hosts([name])

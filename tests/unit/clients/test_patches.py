@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from quota.clients.instrument.patches import _SEARCHES, Patches, Seam, call_before
-from quota.clients.instrument.unseen import unseen_program
+from quota.clients.instrument.processes import unseen_program
 
 
 def louder(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def test_a_library_that_is_there_is_patched_at_once(made: str, patches: Patches)
 
 
 @pytest.mark.parametrize("seam", [("Other", "say", ()), ("Client", "other", ()), ("Client", "say", ("whom",))])
-def test_of_a_library_without_the_seam_nothing_is_patched_and_one_line_says_so(
+def test_a_library_without_the_seam_stays_unpatched_and_is_logged(
     made: str, seam: tuple[str, str, tuple[str, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     patches = Patches([Seam(made, "Client", "say", (), louder), Seam(made, *seam, louder)])
@@ -104,7 +104,7 @@ def test_no_finder_in_front_hides_a_library_or_has_it_patched_twice(
     assert not hasattr(library.Client.say.__wrapped__, "__wrapped__")
 
 
-def test_what_was_interrupted_begins_again_with_the_next_library(made: str, patches: Patches) -> None:
+def test_an_interrupted_patch_begins_again_with_the_next_library(made: str, patches: Patches) -> None:
     def begin() -> None:
         begun.append(made in sys.modules)
         if len(begun) == 1:

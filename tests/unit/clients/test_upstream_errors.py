@@ -210,6 +210,6 @@ def test_a_message_is_one_line_without_markup_and_without_keys() -> None:
     assert "\x1b" not in message
 
 
-def test_a_page_instead_of_json_is_told_as_its_text() -> None:
+def test_an_html_error_is_shown_as_text() -> None:
     page = b"<html><style>p {}</style><h1>502 Bad Gateway</h1><p>nginx</p></html>"
     assert classify(502, page, method="videos.list", book=POOL).message == "502 Bad Gateway nginx"

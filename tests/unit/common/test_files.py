@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,11 +18,12 @@ from quota.common import files
 from quota.common.files import first_within, read_named
 from quota.inbound import load_rules
 from quota.settings.references import read_key
-from support.threads import in_threads
+from support.processes import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
 
 # -- what one machine says now and then --------------------------------------------------------------------------------
 
@@ -28,7 +31,7 @@ HOUR_S = 3_600
 
 
 @pytest.mark.parametrize(("age_s", "first"), [(0, False), (HOUR_S - 5, False), (HOUR_S + 5, True), (-HOUR_S, True)])
-def test_a_file_notes_when_a_thing_was_said_last(tmp_path: Path, age_s: int, first: bool) -> None:
+def test_a_file_notes_the_last_time_of_a_message(tmp_path: Path, age_s: int, first: bool) -> None:
     path = tmp_path / "told"
     assert first_within(path, HOUR_S * 1_000), "nobody has said it yet"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -38,7 +41,7 @@ def test_a_file_notes_when_a_thing_was_said_last(tmp_path: Path, age_s: int, fir
 
 
 @pytest.mark.parametrize("age_s", [None, 2 * HOUR_S])
-def test_of_several_that_come_at_once_one_says_it(tmp_path: Path, age_s: int | None) -> None:
+def test_only_one_of_several_processes_prints_the_message(tmp_path: Path, age_s: int | None) -> None:
     """With a new file, and with one whose time is over."""
     for number in range(100):
         path = tmp_path / str(number)
@@ -49,7 +52,7 @@ def test_of_several_that_come_at_once_one_says_it(tmp_path: Path, age_s: int | N
         assert sorted(firsts) == [False] * 7 + [True], number
 
 
-def test_where_nothing_can_be_noted_it_says_so(tmp_path: Path) -> None:
+def test_the_message_is_printed_if_nothing_can_be_noted(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         first_within(tmp_path / "not there" / "told", 1)
 
@@ -95,7 +98,7 @@ def test_a_pipe_that_nobody_writes_to_is_one_line(folder: Path, door: str) -> No
 
 
 @pytest.mark.timeout(30)
-def test_what_is_written_to_a_pipe_is_waited_for(folder: Path) -> None:
+def test_a_reader_waits_for_data_in_a_pipe(folder: Path) -> None:
     """As of `<(...)`: its writer is there from the beginning, and may take longer than a pipe without one is given."""
     reader, writer = os.pipe()
     late = threading.Timer(0.1, lambda: (os.write(writer, b"a-key"), os.close(writer)))
@@ -105,7 +108,14 @@ def test_what_is_written_to_a_pipe_is_waited_for(folder: Path) -> None:
     os.close(reader)
 
 
-def test_what_cannot_be_read_leaves_no_file_open(folder: Path) -> None:
+def test_no_statement_numbers_its_parameters() -> None:
+    """With values in their order, Python 3.12 warns of `?1`, and 3.14 refuses it."""
+    texts = [path.read_text(encoding="utf-8") for wing in ("quota", "jobs") for path in (ROOT / wing).rglob("*.py")]
+    assert any("VALUES (?, ?" in text for text in texts)
+    assert [match for text in texts for match in re.findall(r"[(, =<>]\?[0-9]", text)] == []
+
+
+def test_an_unreadable_file_is_closed(folder: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     for name in ("", "pipe", "none"):
         with pytest.raises(OSError, match=r"directory|pipe|No such"):

@@ -76,7 +76,7 @@ def test_the_newest_is_held_first_and_the_oldest_starts_over_first() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("interrupted", ["a", "b", "c"])
-def test_an_exception_in_the_turn_of_one_takes_nobody_elses(interrupted: str) -> None:
+def test_an_exception_in_one_turn_leaves_the_other_turns(interrupted: str) -> None:
     turns: list[str] = []
     ones = [Noted(name, turns, interrupted=name == interrupted) for name in "abc"]
     for one in ones:
@@ -157,7 +157,7 @@ def test_a_thread_that_forks_leaves_alone_what_another_one_holds() -> None:
     assert turns[2:] == ["hold other", "release other"]
 
 
-def test_who_is_gone_has_no_turn() -> None:
+def test_a_collected_object_has_no_turn() -> None:
     turns: list[str] = []
     one = Noted("a", turns)
     hold_over_fork(one)

@@ -29,7 +29,7 @@ from quota.common.hosts import is_loopback, is_readable_on_the_way
         ("localhost.example", False),
     ],
 )
-def test_loopback_is_what_only_this_machine_reaches(host: str, only_here: bool) -> None:
+def test_only_this_machine_reaches_loopback(host: str, only_here: bool) -> None:
     assert is_loopback(host) is only_here
 
 
@@ -46,5 +46,5 @@ def test_loopback_is_what_only_this_machine_reaches(host: str, only_here: bool) 
         ("http://localhost.api.example.com", True),
     ],
 )
-def test_what_leaves_the_machine_without_tls_is_readable(url: str, readable: bool) -> None:
+def test_traffic_to_another_machine_without_tls_is_readable(url: str, readable: bool) -> None:
     assert is_readable_on_the_way(url) is readable

@@ -40,7 +40,6 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
         # A URL's query.
         ("GET https://h/videos?part=id&key=s3cret&alt=json", f"GET https://h/videos?part=id&key={REDACTED}&alt=json"),
         ("https://h/?access_token=s3cret", f"https://h/?access_token={REDACTED}"),
-        ("https://h/?oauth_token=s3cret", f"https://h/?oauth_token={REDACTED}"),
         ("api_key=s3cret", f"api_key={REDACTED}"),
         # Headers: as text, as a dict, as bytes in a repr, as JSON, as JSON in JSON.
         ("X-Goog-Api-Key: s3cret", f"X-Goog-Api-Key: {REDACTED}"),
@@ -55,11 +54,6 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
         ("the key AIzaSyA0123456789012345678901234567890 is", f"the key {REDACTED} is"),
         ("token ya29.a0AfH6SMB_x-y", f"token {REDACTED}"),
         ("redis://user:s3cret@host/0", f"redis://user:{REDACTED}@host/0"),
-        ("redis://:s3cret@host/0", f"redis://:{REDACTED}@host/0"),
-        # With nothing else in the line.
-        ("AIzaSyA0123456789012345678901234567890", REDACTED),
-        ("ya29.a0AfH6SMB_x-y", REDACTED),
-        ("BEARER s3cret-1", f"BEARER {REDACTED}"),
         ("refresh_Token=s3cret", f"refresh_Token={REDACTED}"),
         ("client_secret=s3cret", f"client_secret={REDACTED}"),
         # What only looks similar.
@@ -73,7 +67,7 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
         ("ACCESS_TO\u212aEN=s3cret", f"ACCESS_TO\u212aEN={REDACTED}"),
     ],
 )
-def test_what_looks_like_a_secret_is_replaced_once(text: str, clean: str) -> None:
+def test_a_text_like_a_secret_is_replaced_once(text: str, clean: str) -> None:
     assert redact(text) == clean
     assert redact(clean) == clean
 
@@ -150,7 +144,7 @@ def test_a_log_line_is_one_line_and_a_traceback_keeps_its_own() -> None:
     assert lines[-1] == r"ValueError: \x1b[31m"
 
 
-def test_a_secret_that_was_cut_is_none_either() -> None:
+def test_a_secret_that_was_cut_is_replaced_too() -> None:
     """Messages are cut before they are shown, and a cut may go through a secret."""
     hidden = "n0t-of~the+usual/shape"
     register(hidden)
@@ -164,7 +158,7 @@ def test_a_secret_that_was_cut_is_none_either() -> None:
 
 
 @pytest.mark.parametrize("secret", ['p"ss-word', "p\\ss-word", "p'ss-\"word", "pässwörd", "p\U0001f600ss-word"])
-def test_a_secret_that_was_escaped_is_none_either(secret: str) -> None:
+def test_a_secret_that_was_escaped_is_replaced_too(secret: str) -> None:
     register(secret)
     for text in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret), repr([secret])):
         assert "ss" not in redact(text), text

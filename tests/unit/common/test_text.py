@@ -48,11 +48,11 @@ def test_text_is_cut_only_where_it_is_too_long() -> None:
     assert one_line("a" * 300 + "\n" + "b" * 300) == "a" * 199 + "..." + "b" * 198
 
 
-def test_control_characters_become_what_the_caller_says() -> None:
+def test_control_characters_become_the_callers_replacement() -> None:
     assert (spaced("a\r\n\x1b[0mb"), spaced("a\tb", "?")) == ("a   [0mb", "a?b")
 
 
-def test_an_error_is_its_kind_and_what_it_says() -> None:
+def test_an_error_is_shown_with_its_kind_and_message() -> None:
     assert describe(ValueError("no\n  good")) == "ValueError: no good"
     assert describe(ValueError()) == "ValueError"
     assert len(describe(ValueError("x" * 1_000))) == 300
@@ -88,7 +88,7 @@ def test_a_time_that_does_not_come_is_null(never: int | None) -> None:
     assert members(ROW._replace(resets_ms=never), "resets_at") == {"resets_at": None}
 
 
-def test_what_is_empty_can_be_left_out() -> None:
+def test_empty_values_can_be_left_out() -> None:
     assert members(ROW, "name", if_any="units resets_at since") == {
         "name": "day",
         "since": "1970-01-01T00:00:01.000Z",

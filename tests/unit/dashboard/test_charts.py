@@ -44,15 +44,14 @@ def events(rng: random.Random, since_ms: int, until_ms: int, count: int) -> list
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.name)
-@pytest.mark.parametrize("reset_ms", [None, NOW_MS + 5 * HOUR_MS])
-def test_each_moment_has_what_the_window_held_then(window: Window, reset_ms: int | None) -> None:
+def test_each_moment_has_what_the_window_held_then(window: Window) -> None:
     rng = random.Random(window.name)
-    past = events(rng, NOW_MS - 9 * DAY_MS, NOW_MS + 1, 400)
-    past += [Event(NOW_MS - n * 10 * MINUTE_MS, 3, "a") for n in range(300)]  # at the very moments that are shown
+    past = events(rng, NOW_MS - 9 * DAY_MS, NOW_MS + 1, 100)
+    past += [Event(NOW_MS - n * 10 * MINUTE_MS, 3, "a") for n in range(150)]  # at the very moments that are shown
     past.sort(key=lambda one: one.ms)
-    coming = events(rng, NOW_MS + 1, NOW_MS + DAY_MS, 100)
+    coming = events(rng, NOW_MS + 1, NOW_MS + DAY_MS, 50)
     others = [(70, NOW_MS + HOUR_MS), (5, NOW_MS - 1), (9, NOW_MS)]
-    made = curve(window, NOW_MS, reset_ms, past, coming, others)
+    made = curve(window, NOW_MS, NOW_MS + 5 * HOUR_MS, past, coming, others)
 
     def held(at_ms: int, job: str | None = None) -> int:
         counted = [one for one in (*past, *coming) if cutoff(window, at_ms) < one.ms <= at_ms]
@@ -68,7 +67,7 @@ def test_each_moment_has_what_the_window_held_then(window: Window, reset_ms: int
         assert units == held(at_ms) + sum(one for one, until_ms in others if at_ms < until_ms)
 
 
-def test_what_is_shown_ends_with_the_reset_and_never_far_away() -> None:
+def test_a_chart_ends_with_the_reset() -> None:
     day, hour = Sliding(DAY_MS), Calendar("hour", "UTC")
     assert span(day, NOW_MS, NOW_MS + 1)[1] == NOW_MS + 3 * HOUR_MS
     assert span(day, NOW_MS, NOW_MS + 9 * HOUR_MS) == (NOW_MS - DAY_MS, NOW_MS + 9 * HOUR_MS)
@@ -91,7 +90,7 @@ def test_every_shape_lies_in_the_field_and_the_stack_ends_with_what_is_used() ->
         assert shapes.next is not None
 
 
-def test_what_is_ahead_ends_where_nobody_knows_what_is_expected() -> None:
+def test_the_forecast_ends_where_the_plan_ends() -> None:
     month, known_ms = Calendar("month", "UTC"), NOW_MS + 30 * HOUR_MS
     expected = [Event(NOW_MS + 10 * HOUR_MS, 70, "a")]
     made = curve(month, NOW_MS, None, [Event(NOW_MS - 5, 3, "a")], expected, known_ms=known_ms)
@@ -179,7 +178,7 @@ def test_a_job_that_is_called_as_the_band_of_the_others_keeps_its_units() -> Non
     assert [band.units for band in chart(made, 20, colours_of(made.jobs), None).bands] == [2, 4]
 
 
-@pytest.mark.parametrize("units", [1, 2, 3, 9, 10, 95, 9_500, 10**15])
+@pytest.mark.parametrize("units", [1, 3, 10, 95, 9_500])
 def test_an_axis_has_few_round_numbers_below_the_limit(units: int) -> None:
     made = Curve(0, 10, 20, (0, 10), {}, ())
     labels = [int(tick.label.replace(",", "")) for tick in chart(made, units, {}, None).units if tick.label]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from quota.dashboard import reading as module
 from quota.dashboard.reading import Kept
 from quota.errors import LedgerError
-from support.threads import in_threads
+from support.processes import in_threads
 
 if TYPE_CHECKING:
     import pytest
@@ -85,7 +85,7 @@ def test_a_reading_for_which_there_is_no_thread_is_made_later(monkeypatch: pytes
     assert (kept.get(30).value, kept.last.error) == (2, None)
 
 
-def test_what_ends_a_thread_is_an_error_like_others() -> None:
+def test_an_exception_that_ends_a_thread_is_an_error() -> None:
     source = Source()
     source.error = SystemExit(3)
     assert Kept(source).get(30).error == "SystemExit: 3"

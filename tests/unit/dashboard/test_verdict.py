@@ -8,17 +8,18 @@ import pytest
 
 from quota.common.clock import rfc3339
 from quota.dashboard.app import Dashboard
+from quota.dashboard.pages import verdict
 from quota.dashboard.reading import read_now
-from quota.dashboard.words import verdict
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS
+from support.page import overview
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.dashboard.words import Verdict
+    from quota.dashboard.pages import Verdict
 
 TEN_MS = 1_795_255_200_000
 """Saturday 21 November 2026, 10:00 UTC, 22 h before upstream's midnight."""
@@ -64,7 +65,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     room.session.close()
 
 
-def test_where_only_searches_are_stopped_it_says_by_what_and_until_when(room: Room) -> None:
+def test_the_verdict_shows_what_stops_only_searches(room: Room) -> None:
     budget = room.session.budget("main")
     assert room.verdict().lead == "Calls are admitted. They have 9,500 units left."
     for _ in range(4):
@@ -75,7 +76,7 @@ def test_where_only_searches_are_stopped_it_says_by_what_and_until_when(room: Ro
     assert found.lead == f"Calls are admitted, but no search until 2026-11-21T11:00:00+00:00: {why}"
 
 
-def test_where_a_search_is_too_dear_for_ever_it_says_that(room: Room) -> None:
+def test_the_verdict_shows_a_search_that_never_fits(room: Room) -> None:
     room.configure("99")
     lead = room.verdict().lead
     assert lead.startswith("Calls are admitted, but no search: "), lead
@@ -94,20 +95,18 @@ def test_closed_and_then_full_says_both_and_when(room: Room) -> None:
     assert found.lead.endswith(f"before the reset at 2026-11-21T13:00:00+00:00, nor then: {why}")
 
 
-def test_what_only_upstream_counted_is_in_the_key_and_in_what_is_ahead(room: Room) -> None:
+def test_units_of_others_are_in_the_legend_and_the_forecast(room: Room) -> None:
     room.session.budget("main").add_others("units", 70, TEN_MS, TEN_MS + HOUR_MS, "reconciled")
     dashboard = Dashboard(room.session)
-    dashboard.now.get(60)
+    page = overview(dashboard)
     ahead = (dashboard.curves.get(60).value or {})["main", "day"].ahead
     assert (ahead[0][1], ahead[-1][1]) == (70, 0)
-    assert 'others, as upstream said <span class="number">70</span>' in dashboard.site.overview(dashboard.state())
+    assert 'others, as upstream said <span class="number">70</span>' in page
 
 
 def test_one_unit_is_no_units(room: Room) -> None:
     room.configure("1")
-    dashboard = Dashboard(room.session)
-    dashboard.now.get(60)
-    assert "1 unit in any hour, only search.list" in dashboard.site.overview(dashboard.state())
+    assert "1 unit in any hour, only search.list" in overview(Dashboard(room.session))
 
 
 JOB = """
@@ -124,7 +123,7 @@ schedule = "*/30 * * * *"
 """
 
 
-def test_where_no_job_could_go_on_it_is_full_for_them(room: Room) -> None:
+def test_the_verdict_is_full_if_no_job_could_go_on(room: Room) -> None:
     room.path.write_text(CONFIG.replace("UNITS", "400") + JOB, encoding="utf-8")
     room.session = Session(load_settings(room.path), clock=lambda: room.now_ms)
     room.session.budget("main").charge("videos.list", units=9_432)
@@ -139,9 +138,6 @@ def test_two_limits_of_one_state_tell_one_forecast(room: Room) -> None:
     room.path.write_text(CONFIG.replace("UNITS", "400") + JOB, encoding="utf-8")
     room.session = Session(load_settings(room.path))
     room.session.budget("main").charge("videos.list", units=9_432)
-    dashboard = Dashboard(room.session)
-    dashboard.now.get(60)
-    dashboard.added["forecast"].get(60)
-    page = dashboard.site.overview(dashboard.state())
+    page = overview(Dashboard(room.session))
     assert "runs will be stopped by it" in page
     assert "which stops them longer" in page

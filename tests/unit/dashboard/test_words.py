@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quota.dashboard.words import NAME_CHARACTERS, away, duration, name, percent, spelled_out
+from quota.dashboard.pages import NAME_CHARACTERS, away, duration, percent, short_name, spelled_out
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 NOW_MS = 1_795_300_000_000
@@ -30,7 +30,7 @@ def test_a_duration_has_its_two_largest_units(span_ms: int, down: str, up: str) 
     assert (duration(span_ms), duration(span_ms, up=True)) == (down, up)
 
 
-def test_who_comes_back_when_told_is_not_early() -> None:
+def test_a_time_ahead_is_rounded_up() -> None:
     """A time ahead is rounded up."""
     said = [away(NOW_MS + ahead, NOW_MS) for ahead in (1, 61_000, HOUR_MS + 1, -1, -SECOND_MS, -90 * MINUTE_MS)]
     assert said == ["in 1 s", "in 2 min", "in 1 h 1 min", "just now", "1 s ago", "1 h 30 min ago"]
@@ -43,13 +43,13 @@ def test_a_window_is_spelled_out() -> None:
 
 
 def test_a_name_from_outside_is_one_short_line_that_moves_nothing() -> None:
-    assert name("a\u202eb\x1b[31m\nc") == "a b [31m c"
-    assert len(name("x" * 300)) == NAME_CHARACTERS
-    assert name("שלום") == "שלום"
+    assert short_name("a\u202eb\x1b[31m\nc") == "a b [31m c"
+    assert len(short_name("x" * 300)) == NAME_CHARACTERS
+    assert short_name("שלום") == "שלום"
 
 
 @pytest.mark.parametrize(
     ("part", "whole", "share"), [(0, 9, 0), (1, 10**6, 1), (999_999, 10**6, 99), (9, 9, 100), (12, 9, 100), (0, 0, 100)]
 )
-def test_only_all_is_all_and_only_nothing_is_nothing(part: int, whole: int, share: int) -> None:
+def test_percentages_round_to_all_or_nothing_only_when_exact(part: int, whole: int, share: int) -> None:
     assert percent(part, whole) == share

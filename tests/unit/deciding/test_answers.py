@@ -79,7 +79,7 @@ class Asked:
         ([limit(500), limit(110, "trial", shadow=True)], (100, 100), 400),
     ],
 )
-def test_what_remains_is_of_the_limit_with_the_fewest_further_calls(
+def test_the_limit_with_the_fewest_calls_left_gives_what_remains(
     limits: list[Limit], used: tuple[int, ...], remaining: int
 ) -> None:
     decision = Asked(*limits).decision("ok", *used)
@@ -87,7 +87,7 @@ def test_what_remains_is_of_the_limit_with_the_fewest_further_calls(
     assert (decision.remaining_units, decision.retry_at_ms, decision.refused_by) == (remaining, None, None)
 
 
-def test_what_a_limit_counts_by_calls_is_told_in_calls() -> None:
+def test_a_limit_of_calls_is_shown_in_calls() -> None:
     asked = Asked(limit(500), limit(3, "calls", count="calls"))
     assert asked.decision("ok", 100, 1).sentence().endswith("on main; 2 calls left")
     assert asked.decision("ok", 399, 1).sentence().endswith("on main; 101 units left")
@@ -141,14 +141,12 @@ def test_the_limit_that_holds_back_longest_is_named(
         (0, 401, "limit", ""),
     ],
 )
-def test_what_a_job_leaves_is_the_reason_if_the_call_would_fit_without(
-    leave: int, used: int, reason: str, detail: str
-) -> None:
+def test_leave_is_the_reason_if_the_call_would_fit_without_it(leave: int, used: int, reason: str, detail: str) -> None:
     decision = Asked(limit(500), leave={"day": leave}).decision("limit", used)
     assert (decision.reason, decision.detail, decision.refused_by) == (reason, detail, "day")
 
 
-def test_several_calls_are_told_what_they_need_together() -> None:
+def test_a_refusal_of_several_calls_shows_their_sum() -> None:
     assert Asked(limit(500), calls=2).decision("limit", 450).detail == "and these 2 calls need 100 together"
     assert Asked(limit(500)).decision("limit", 450).detail == ""
 
@@ -170,7 +168,7 @@ def test_a_call_above_what_upstream_grants_is_closed_and_one_that_the_grant_coul
     assert (decision.retry_at_ms, decision.detail) == (retry_at_ms, detail)
 
 
-def test_where_the_log_cannot_be_read_any_more_the_first_full_limit_is_named_without_a_time(
+def test_an_unreadable_log_names_the_first_full_limit_without_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def away(*_: object) -> None:
@@ -212,7 +210,7 @@ def test_an_exhausted_bucket_is_open_again_when_limits_have_room_too(
     assert decision.retry_at_ms == retry_at_ms
 
 
-def test_a_closed_call_that_upstream_grants_too_little_for_is_told_when_upstream_opens() -> None:
+def test_a_call_above_its_grant_shows_when_upstream_opens() -> None:
     """Beside a limit with a pace: there is no moment at which that one's could be asked."""
     paced = Limit("hour", 400, View(Selector(), HOUR), 400, 0, paced=True)
     facts = Facts(grants=(Grant("units", 60, NOW, NOW + DAY_MS),))

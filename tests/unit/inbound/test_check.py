@@ -26,60 +26,61 @@ DEFAULT = """
 limit = 100
 window = "60s"
 """
+NO_HOME = "Could not determine home directory."
 AGAIN = LOGIN.replace("login]", "again]").replace('"/login"', '"/Login/"')
 
 
+def lines_of(folder: Path, rules: str) -> list[str]:
+    """What `quota check` says of these rules, a line each."""
+    path = folder / "quota.toml"
+    path.write_text(rules, encoding="utf-8")
+    (folder / "keys.txt").write_text("good\n", encoding="utf-8")
+    findings = examine(load_settings(path))
+    return [": ".join(finding) if isinstance(finding, tuple) else str(finding) for finding in findings]
+
+
 @pytest.mark.parametrize(
-    ("rules", "location", "said"),
+    ("rules", "line"),
     [
         (
             DEFAULT + LOGIN,
-            "inbound.login",
-            "no request reaches it: rule default before it has no path, so it takes every request; put login before it",
+            "login: no request reaches it: rule default before it has no path, so it takes every request; put login "
+            "before it",
         ),
-        (
-            LOGIN + AGAIN,
-            "inbound.again",
-            "no request reaches it: rule login before it takes '/login'; put again before it",
-        ),
+        (LOGIN + AGAIN, "again: no request reaches it: rule login before it takes '/login'; put again before it"),
         (
             '[inbound]\nexempt = ["/login/*"]\n' + LOGIN,
-            "inbound.login",
-            "no request reaches it: exempt covers all of its paths; remove this rule or change exempt",
+            "login: no request reaches it: exempt covers all of its paths; remove this rule or change exempt",
         ),
         (
             '[inbound]\nkey_field = "X-API-Key"\n' + LOGIN,
-            "inbound.key_field",
-            "'X-API-Key' has no effect without valid keys: a client could invent a key for each request; "
+            "key_field: 'X-API-Key' has no effect without valid keys: a client could invent a key for each request; "
             'add keys = "file:/path", a file with one key per line',
         ),
-        (LOGIN + "cost = 3\n", "inbound.login.cost", "3 is not a whole number from 1 to 2, its smallest limit"),
+        (LOGIN + "cost = 3\n", "login.cost: 3 is not a whole number from 1 to 2, its smallest limit"),
         (
             '[inbound]\nkeys = "file:keys.txt"\n' + LOGIN,
-            "inbound.keys",
-            "has no effect without key_field; add key_field, or remove this key",
+            "keys: has no effect without key_field; add key_field, or remove this key",
         ),
         (
             '[inbound]\nforwarded = "forwarded"\n' + LOGIN,
-            "inbound.forwarded",
-            "has no effect without trusted_proxies; add trusted_proxies, or remove this key",
+            "forwarded: has no effect without trusted_proxies; add trusted_proxies, or remove this key",
         ),
-        (LOGIN + DEFAULT, None, None),
+        ('[inbound]\nurl = "sqlite:///~nobody-is-called-so/x.db"\n' + LOGIN, f"url: {NO_HOME}"),
+        ('[inbound]\nkey_field = "X-Key"\nkeys = "file:~nobody-is-called-so/keys"\n' + LOGIN, f"keys: {NO_HOME}"),
     ],
 )
-def test_a_rule_that_no_request_reaches_or_that_cannot_be_used(
-    rules: str, location: str | None, said: str | None, tmp_path: Path
-) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(rules, encoding="utf-8")
-    (tmp_path / "keys.txt").write_text("good\n", encoding="utf-8")
-    assert list(examine(load_settings(path))) == ([] if location is None else [(location, said)])
+def test_a_rule_that_no_request_reaches_or_that_cannot_be_used(rules: str, line: str, tmp_path: Path) -> None:
+    assert lines_of(tmp_path, rules) == [f"inbound.{line}"]
+
+
+@pytest.mark.parametrize("rules", [LOGIN + DEFAULT, LOGIN + AGAIN.replace("POST", "GET") + DEFAULT])
+def test_a_narrower_rule_or_one_for_other_methods_hides_nothing(rules: str, tmp_path: Path) -> None:
+    assert lines_of(tmp_path, rules) == []
 
 
 def test_a_method_that_nobody_sends_is_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(LOGIN.replace('"POST"', '"PSOT", "PURGE", "get"'), encoding="utf-8")
-    assert [str(found) for found in examine(load_settings(path))] == [
+    assert lines_of(tmp_path, LOGIN.replace('"POST"', '"PSOT", "PURGE", "get"')) == [
         "warning: inbound.login.methods: PSOT is not a usual method; did you mean 'POST'?"
     ]
 
@@ -90,34 +91,14 @@ def test_a_storage_in_the_file_of_the_ledger_or_the_store_is_an_error(tmp_path: 
     """Whichever were there first, the other would not open it: all budgets would be refused, or nobody limited."""
     (tmp_path / "sub").mkdir()
     (tmp_path / f"{used}-link.db").symlink_to(f"{used}.db")
-    path = tmp_path / "quota.toml"
     other = '[ledger]\nurl = "sqlite:///ledger.db"\n[store]\nurl = "sqlite:///store.db"\n'
-    path.write_text(f'{other}[inbound]\nurl = "sqlite:///{spelt.format(used)}"\n{LOGIN}', encoding="utf-8")
-    said = f"the {used} uses this file already; give the inbound limits a file of their own"
-    assert list(examine(load_settings(path))) == [("inbound.url", said)]
-    with pytest.raises(ConfigError, match=said):
-        load_rules(path)
-
-
-@pytest.mark.parametrize(
-    ("key", "line"), [("url", 'url = "sqlite:///~{}/x.db"'), ("keys", 'key_field = "X-Key"\nkeys = "file:~{}/keys"')]
-)
-def test_a_file_in_the_folder_of_nobody_is_one_line(tmp_path: Path, key: str, line: str) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(f"[inbound]\n{line.format('nobody-is-called-so')}\n{LOGIN}", encoding="utf-8")
-    assert list(examine(load_settings(path))) == [(f"inbound.{key}", "Could not determine home directory.")]
+    message = f"the {used} uses this file already; give the inbound limits a file of their own"
+    lines = lines_of(tmp_path, f'{other}[inbound]\nurl = "sqlite:///{spelt.format(used)}"\n{LOGIN}')
+    assert lines == [f"inbound.url: {message}"]
+    with pytest.raises(ConfigError, match=message):
+        load_rules(tmp_path / "quota.toml")
 
 
 def test_all_rules_that_cannot_be_used_are_named_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(LOGIN.replace("/login", "login") + DEFAULT.replace("60s", "soon"), encoding="utf-8")
-    assert [location for location, _ in examine(load_settings(path))] == [
-        "inbound.login.path",
-        "inbound.default.window",
-    ]
-
-
-def test_a_rule_for_other_methods_hides_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(LOGIN + AGAIN.replace("POST", "GET") + DEFAULT, encoding="utf-8")
-    assert list(examine(load_settings(path))) == []
+    lines = lines_of(tmp_path, LOGIN.replace("/login", "login") + DEFAULT.replace("60s", "soon"))
+    assert [line.partition(": ")[0] for line in lines] == ["inbound.login.path", "inbound.default.window"]

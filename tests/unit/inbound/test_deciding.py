@@ -13,11 +13,10 @@ import pytest
 
 from quota.errors import StorageAway
 from quota.inbound.contract import Limit
-from quota.inbound.counting import BUCKETS_S, Counts, decision_times, requests_in
-from quota.inbound.deciding import SAY_AGAIN_S, Breaker, Decider
-from quota.inbound.rules import Rule
+from quota.inbound.deciding import BUCKETS_S, SAY_AGAIN_S, Breaker, Counts, Decider
+from quota.inbound.metrics import Report, exposition
+from quota.inbound.rules import Rule, open_storage
 from quota.inbound.sqlite_storage import SqliteStorage
-from quota.inbound.storage import open_storage
 from support.processes import in_child
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def test_requests_that_wait_for_a_storage_do_not_hold_up_the_loop(tmp_path: Path
     storage.close()
 
 
-def test_where_no_thread_can_begin_each_rule_does_what_it_says(tmp_path: Path) -> None:
+def test_fail_decides_if_no_thread_can_start(tmp_path: Path) -> None:
     """A system that allows no more of them, or a process that is about to end."""
     decider = Decider(SqliteStorage(f"sqlite:///{tmp_path / 'inbound.db'}"))
     rules = [Rule("open", Limit(1, 60_000)), Rule("closed", Limit(1, 60_000), fail="closed")]
@@ -130,14 +129,22 @@ def test_counts_become_totals() -> None:
     for took_s in (0.00005, BUCKETS_S[0], 0.3):
         counts.add("a", "admitted", took_s)
     counts.add("b", "refused", 0.002)
-    totals = dict(counts._counts)
-    assert [tuple(one) for one in requests_in(totals)] == [("a", "admitted", 3), ("b", "refused", 1)]
-    cumulated, sum_s = decision_times(totals)
-    assert (cumulated[0], cumulated[-2], cumulated[-1]) == (2, 3, 4)
-    assert sum_s == pytest.approx(0.30215)
+    lines = exposition(Report(counts._counts, {})).splitlines()
+    assert [line for line in lines if line.startswith("quota_inbound_requests_total")] == [
+        'quota_inbound_requests_total{outcome="admitted",rule="a"} 3',
+        'quota_inbound_requests_total{outcome="refused",rule="b"} 1',
+    ]
+    decisions = [line.removeprefix("quota_inbound_decision_seconds_") for line in lines if "decision_seconds_" in line]
+    assert (decisions[0], *decisions[-4:]) == (
+        'bucket{le="0.0001"} 2',
+        'bucket{le="0.25"} 3',
+        'bucket{le="+Inf"} 4',
+        "sum 0.30215",
+        "count 4",
+    )
 
 
-def test_what_a_storage_does_not_take_is_kept_for_later() -> None:
+def test_totals_that_the_storage_refuses_are_kept() -> None:
     counts = Counts()
     counts.add("a", "admitted", 0.002)
     before = dict(counts._counts)

@@ -35,8 +35,6 @@ def forwarded(peer: str | None, *lines: str) -> str:
     [
         ("10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
         ("10.0.0.1", ("2001:db8:1:2:3::4",), "a:2001:db8:1:2::"),
-        ("203.0.113.9", ("203.0.113.7",), "a:203.0.113.9"),
-        ("10.0.0.1", (), "a:10.0.0.1"),
         # Cloudflare sends one; of several the last was written last.
         ("10.0.0.1", ("1.1.1.1", "203.0.113.7"), "a:203.0.113.7"),
     ],
@@ -53,11 +51,8 @@ def test_cloudflares_field_has_the_client(peer: str, lines: tuple[str, ...], cli
     [
         # Whoever is no proxy of ours may write what it likes.
         ("203.0.113.7", (), "a:203.0.113.7"),
-        ("203.0.113.7", ("198.51.100.1",), "a:203.0.113.7"),
         ("203.0.113.7", ("10.0.0.1",), "a:203.0.113.7"),
         # Through one proxy: what it appended counts, not what the client had sent.
-        ("10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
-        ("10.0.0.1", ("198.51.100.1, 203.0.113.7",), "a:203.0.113.7"),
         ("10.0.0.1", ("10.9.9.9, 203.0.113.7",), "a:203.0.113.7"),
         ("10.0.0.1", ("198.51.100.1", "203.0.113.7"), "a:203.0.113.7"),
         # Through several.
@@ -65,23 +60,19 @@ def test_cloudflares_field_has_the_client(peer: str, lines: tuple[str, ...], cli
         ("10.0.0.1", ("10.0.0.3, 10.0.0.2",), "a:10.0.0.3"),
         # The proxy sent nothing, or no address: it answers itself.
         ("10.0.0.1", (), "a:10.0.0.1"),
-        ("10.0.0.1", ("",), "a:10.0.0.1"),
         ("10.0.0.1", ("203.0.113.7, unknown",), "a:10.0.0.1"),
         ("10.0.0.1", ("203.0.113.7, _hidden, 10.0.0.2",), "a:10.0.0.2"),
         ("10.0.0.1", ("1.2.3.4, " + "9" * 9_999,), "a:10.0.0.1"),
         # Ports, brackets, zones, IPv4 inside IPv6, a customer's network.
         ("10.0.0.1", ("203.0.113.7:4711",), "a:203.0.113.7"),
         ("10.0.0.1", ("[2001:db8:1:2:3::4]:4711",), "a:2001:db8:1:2::"),
-        ("10.0.0.1", ("2001:db8:1:2:ffff::4",), "a:2001:db8:1:2::"),
         ("10.0.0.1", ("::ffff:203.0.113.7",), "a:203.0.113.7"),
         ("::ffff:10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
         ("10.0.0.1", ("64:ff9b::203.0.113.7",), "a:203.0.113.7"),
         ("fd00::1", ("203.0.113.7",), "a:203.0.113.7"),
         ("fe80::1%eth0", (), "a:fe80::"),
-        ("2001:db8::1", (), "a:2001:db8::"),
         # A unix socket has no address.
         (None, ("203.0.113.7",), "a:203.0.113.7"),
-        ("", ("203.0.113.7",), "a:203.0.113.7"),
         (None, (), "a:unix"),
         ("testclient", ("203.0.113.7",), "a:testclient"),
     ],
@@ -168,7 +159,7 @@ def test_a_key_goes_before_a_user_and_a_user_before_an_address() -> None:
     assert asgi() == "a:203.0.113.7"
 
 
-def test_an_invented_key_is_nobodys() -> None:
+def test_an_invented_key_names_no_visitor() -> None:
     """Else each new one would have a new allowance."""
     assert asgi(x_api_key="invented") == "a:203.0.113.7"
     assert asgi(x_api_key="") == "a:203.0.113.7"
@@ -186,12 +177,12 @@ def test_a_key_is_one_visitor_whether_its_letters_come_as_utf_8_or_as_latin_1(ke
     assert identity.startswith("k:")
 
 
-def test_of_two_different_keys_none_counts() -> None:
+def test_two_different_keys_name_no_visitor() -> None:
     scope = {"client": ("203.0.113.7", 1), "headers": [(b"x-api-key", b"good"), (b"x-api-key", b"bad")]}
     assert IDENTIFY.asgi(scope) == "a:203.0.113.7"
 
 
-def test_what_is_long_is_hashed() -> None:
+def test_a_long_identity_is_hashed() -> None:
     assert len(asgi(x_api_key="k" * 9_999)) <= MAX_CHARS
     assert re.fullmatch("u#[0-9a-f]{32}", asgi(User("u" * 9_999)))
     assert asgi(User("u" * 9_999)) != asgi(User("u" * 9_998))
@@ -222,7 +213,7 @@ def test_a_unix_socket_is_one_whatever_the_server_calls_it(peer: str) -> None:
     ("trusted", "remedy"),
     [([], 'add "unix" to trusted_proxies, and have the proxy send'), (["unix"], "have the proxy")],
 )
-def test_that_all_callers_over_a_socket_share_one_limit_is_said_once(
+def test_the_log_warns_once_that_callers_over_a_socket_share_a_limit(
     trusted: list[str], remedy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxies = Proxies(trusted)
@@ -232,7 +223,7 @@ def test_that_all_callers_over_a_socket_share_one_limit_is_said_once(
     assert f"share one limit; {remedy}" in line
 
 
-def test_a_function_of_ones_own_names_the_user() -> None:
+def test_the_applications_function_names_the_user() -> None:
     identify = Identify(Proxies(), user=lambda scope: scope["session"].get("name"))
     assert identify.asgi({"session": {"name": "ada"}, "headers": []}) == "u:ada"
     assert identify.asgi({"session": {}, "client": ("203.0.113.7", 1), "headers": []}) == "a:203.0.113.7"
@@ -260,6 +251,6 @@ def test_the_field_has_two_names() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", ":", "::g", "1.2.3", "1.2.3.4.5", "01.2.3.4", "[", "[]", "[::1", "a" * 999])
-def test_what_is_no_address(text: str) -> None:
+def test_an_invalid_address_is_ignored(text: str) -> None:
     parsed = parse_address(text)
     assert parsed is None or text == "[::1"

@@ -75,7 +75,7 @@ def matches(pattern: str, path: str) -> bool:
         ("/" + "\u1f82" * 31, "/" + "\u1f82" * 32, False),
     ],
 )
-def test_what_a_pattern_means(pattern: str, path: str, meant: bool | type[Exception]) -> None:
+def test_a_pattern_matches_its_paths(pattern: str, path: str, meant: bool | type[Exception]) -> None:
     if meant is ValueError:
         with pytest.raises(ValueError, match="whole segment"):
             parse_pattern(pattern)
@@ -107,7 +107,7 @@ def test_what_a_pattern_means(pattern: str, path: str, meant: bool | type[Except
         ("/" + "a" * 256, "at most 256"),
     ],
 )
-def test_a_pattern_that_cannot_be_used_says_what_to_write(pattern: str, said: str) -> None:
+def test_an_invalid_pattern_is_refused_with_the_right_pattern(pattern: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         parse_pattern(pattern)
 
@@ -128,7 +128,7 @@ def test_a_pattern_that_cannot_be_used_says_what_to_write(pattern: str, said: st
         ("/A", "/a/", True),
     ],
 )
-def test_which_pattern_takes_all_of_another(first: str, second: str, covered: bool) -> None:
+def test_a_pattern_may_cover_another_pattern(first: str, second: str, covered: bool) -> None:
     assert parse_pattern(first).covers(parse_pattern(second)) is covered
 
 
@@ -220,6 +220,6 @@ def test_every_letter_counts_as_what_an_application_makes_of_it(form: Callable[[
 
 
 @pytest.mark.parametrize("route", ["/a/login", "/a/b/login", "/login"])
-def test_dots_that_leave_what_an_application_is_mounted_under_are_resolved_too(route: str) -> None:
+def test_dots_that_leave_a_mount_are_resolved(route: str) -> None:
     called = names("/a/b/../login", "/a/b")
     assert any(parse_pattern(route).matches(name) for reading in called for name in reading)

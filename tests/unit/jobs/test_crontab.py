@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quota import ConfigError
-from quota.jobs.schedule.crontab import crontab
+from quota.jobs.ticks import crontab
 from quota.settings.load import load_settings
 
 CREDENTIAL = '[credentials.main]\napi = "youtube-v3"\nkey = "env:MY_KEY"\n'
@@ -54,7 +54,7 @@ def test_an_interval_that_cron_does_not_have_is_a_comment(schedule: str, tmp_pat
     assert comment.startswith(f"# mine: cron cannot run a job {schedule!r}; choose")
 
 
-def test_what_cron_does_otherwise_is_said_above_the_line(tmp_path: Path, in_utc: None) -> None:
+def test_a_comment_above_a_crontab_line_names_what_cron_does_differently(tmp_path: Path, in_utc: None) -> None:
     job = 'schedule = "15 6 * * *"\ntimezone = "Europe/Berlin"\nstagger = "2m"\njitter = "30s"'
     zone, remedy, stagger, jitter, line = lines(tmp_path, job)
     assert "these times are in Europe/Berlin" in zone

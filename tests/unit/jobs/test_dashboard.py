@@ -38,7 +38,9 @@ schedule = "30 * * * *"
 """
 
 
-def test_a_limit_that_runs_dry_tomorrow_is_said_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forecast_shows_today_that_a_limit_runs_dry_tomorrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr("quota.jobs.dashboard.host_clock", lambda: MIDNIGHT_MS - HOUR_MS)
     path = tmp_path / "quota.toml"

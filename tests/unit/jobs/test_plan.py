@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quota.common.clock import NEVER
-from quota.errors import CostExceedsLimit, UsageError
+from quota.errors import ConfigError, CostExceedsLimit, UsageError
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.plan import make_plan, render_plan
 from quota.jobs.plan.simulation import State, pass_steps, simulate, step_at
 from quota.jobs.plan.suggestions import first_that_fits, slower
-from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation
+from quota.jobs.ticks import ticks
 from quota.rules.entry import Entry
 from quota.rules.facts import Exhaustion, Facts
 from quota.settings.load import load_settings
@@ -106,11 +105,11 @@ def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(folder: Pat
     assert [(x.setting, x.after) for x in plan.changes] == [("schedule", '"every 103m"'), ("regions", "3")]
 
 
-def test_what_it_proposes_fits_and_the_next_smaller_change_does_not(folder: Path) -> None:
+def test_a_proposed_change_fits_and_the_next_smaller_change_does_not(folder: Path) -> None:
     for schedule, regions, fits in [("103m", 7, True), ("102m", 7, False), ("45m", 3, True), ("45m", 4, False)]:
         changed = settings(folder, LIMITS + KEYWORDS.replace("45m", schedule))
         job = changed.jobs["keywords"]
-        changed = replace(changed, jobs={"keywords": replace(job, regions=job.regions[:regions])})
+        changed = changed._replace(jobs={"keywords": job._replace(regions=job.regions[:regions])})
         assert make_plan(changed, 0, first_day=MONDAY, find_changes=False).fits == fits, (schedule, regions)
 
 
@@ -125,9 +124,7 @@ def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) ->
 
 
 @pytest.mark.parametrize(("quota", "sentence_part"), [(6_000, "4 ticks instead of 5"), (1_000, "1 tick instead of 12")])
-def test_jobs_of_different_schedules_are_told_how_many_of_their_ticks_fit(
-    folder: Path, quota: int, sentence_part: str
-) -> None:
+def test_a_plan_shows_how_many_ticks_of_each_job_fit(folder: Path, quota: int, sentence_part: str) -> None:
     jobs = "".join(
         f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every {minutes}m"\n'
         for minutes, word in enumerate(("cats", "dogs", "birds", "fish", "frogs", "bats", "owls"), 140)
@@ -161,7 +158,7 @@ schedule = "every 1h"
     assert "counted 2 times, for as many machines as `unavailable` names: t" in twice.notes
 
 
-def test_a_schedule_that_fits_says_so_and_what_is_left(folder: Path) -> None:
+def test_a_plan_that_fits_shows_what_is_left(folder: Path) -> None:
     plan = make_plan(settings(folder, LIMITS + KEYWORDS.replace("45m", "2h")), 0, first_day=MONDAY)
     assert plan.fits
     assert plan.changes == ()
@@ -206,7 +203,7 @@ def test_a_plan_goes_by_the_price_of_each_day(folder: Path) -> None:
     assert (plan.fits, plan.limits[0].needs_units) == (True, 48 * 100)
 
 
-def test_what_a_plan_says_is_wanted_is_what_is_charged_where_nothing_is_refused(folder: Path) -> None:
+def test_a_plan_without_refusals_charges_what_it_needs(folder: Path) -> None:
     configured = uploads(folder, 100_000)
     start_ms = int(datetime(2025, 12, 2, 8, tzinfo=UTC).timestamp() * 1000)
     outcome = simulate(
@@ -307,8 +304,8 @@ def test_a_job_that_lives_on_what_is_left_does_not_decide(folder: Path) -> None:
     (leave,) = [change for change in plan.changes if change.setting == "leave"]
     assert (leave.job, leave.before) == ("backfill", "0")
     left = int(leave.after)
-    job = replace(both.jobs["backfill"], leave={"day": left, "pacific-day": left})
-    better = replace(both, jobs={**both.jobs, "backfill": job})
+    job = both.jobs["backfill"]._replace(leave={"day": left, "pacific-day": left})
+    better = both._replace(jobs={**both.jobs, "backfill": job})
     again = make_plan(better, 0, first_day=MONDAY, days=2, may_be_refused=["backfill"])
     assert again.fits
     assert {refusal.job for refusal in again.refusals} == {"backfill"}
@@ -330,14 +327,14 @@ def test_a_limit_of_each_job_is_planned_for_each(folder: Path) -> None:
     assert [(x.job, x.setting, x.after) for x in plan.changes] == [("often", "schedule", '"every 133m"')]
 
 
-def test_what_is_needed_on_a_short_day_is_needed(folder: Path) -> None:
+def test_a_plan_counts_the_need_of_a_short_day(folder: Path) -> None:
     """The second day ends 47 hours after the beginning: the clocks go forward on it."""
     text = LIMITS + KEYWORDS.replace("every 45m", "0 12 * * sun")
     plan = make_plan(settings(folder, text), 0, days=2, first_day=date(2027, 3, 13))
     assert [row.needs_units for row in plan.limits] == [700, 700]
 
 
-def test_what_is_needed_in_any_24_hours_is_needed_also_over_a_midnight(folder: Path) -> None:
+def test_a_plan_counts_the_need_of_24_hours_over_a_midnight(folder: Path) -> None:
     """Twelve ticks of one night were six of one day and six of the next: less than the limit that refused them."""
     night = KEYWORDS.replace('"every 45m"', '"0 18-23 * * mon"\ntimezone = "America/Los_Angeles"')
     morning = night.replace("jobs.keywords", "jobs.early").replace("18-23 * * mon", "0-5 * * tue")
@@ -347,7 +344,7 @@ def test_what_is_needed_in_any_24_hours_is_needed_also_over_a_midnight(folder: P
     assert {refusal.limit for refusal in plan.refusals} == {"day"}
 
 
-def test_what_a_limit_counts_without_a_charge_is_not_left(folder: Path) -> None:
+def test_units_of_others_lower_what_a_plan_has_left(folder: Path) -> None:
     """Upstream counted 9,500 that nobody charged here, in both limits, for the first 30 hours."""
     planned = settings(folder, LIMITS + KEYWORDS.replace("every 45m", "0 20 * * *"))
     start_ms = int(datetime(2026, 11, 23, 8, tzinfo=UTC).timestamp() * 1000)
@@ -370,7 +367,7 @@ def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
     assert any("pacific-day (day@America/Los_Angeles, paced):" in line for line in shown(paced))
 
 
-def test_what_a_limit_of_less_than_a_day_holds_is_not_compared_with_the_need_of_a_day(folder: Path) -> None:
+def test_a_short_limit_is_not_compared_with_the_need_of_a_day(folder: Path) -> None:
     text = LIMITS.replace('window = "24h"', 'window = "1h"') + KEYWORDS.replace("45m", "2h")
     lines = shown(make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, find_changes=False))
     assert "day (1h): needs 8,400 units a day, holds 10,000 in 1h" in lines
@@ -507,7 +504,7 @@ def test_simulated_ticks_cover_regions_in_the_rounds_order(folder: Path) -> None
     ],
 )
 def test_slower_schedules_are_of_the_same_kind(schedule: str, first: list[str], last: str | None) -> None:
-    ladder = slower(replace(job("trending", 1), schedule=schedule))
+    ladder = slower(job("trending", 1)._replace(schedule=schedule))
     assert ladder[: len(first)] == first
     assert (ladder[-1] if ladder else None) == last
 
@@ -588,7 +585,7 @@ def test_a_schedule_is_held_against_a_month_that_is_longer_than_the_plan(folder:
     assert not make_plan(planned, NOON_MS, state=spent_now(19_900)).fits
 
 
-def test_what_upstream_grants_is_held_against_a_schedule(folder: Path) -> None:
+def test_a_plan_uses_the_units_that_upstream_grants(folder: Path) -> None:
     closed = Exhaustion("units", NOON_MS, NEVER, "the API is not enabled", "here")
     planned = settings(folder, LIMITS + KEYWORDS.replace("45m", "3h"))
     assert not make_plan(planned, NOON_MS, state=State(facts={"main": Facts((closed,))})).fits
@@ -610,7 +607,14 @@ def test_bad_input_is_one_line(folder: Path, args: list[str], says: str) -> None
     assert says in one_line(quota("plan", *args), 2)
 
 
-def test_a_call_that_no_limit_can_hold_is_said_as_a_run_would(folder: Path) -> None:
+def test_a_plan_reports_an_unknown_region_like_a_run(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'GB'"):
+        make_plan(
+            settings(folder, LIMITS + '[jobs.charts]\nfetch = "trending"\nregions = ["UK"]\n'), 0, first_day=MONDAY
+        )
+
+
+def test_a_plan_reports_a_call_that_fits_no_limit_like_a_run(folder: Path) -> None:
     with pytest.raises(CostExceedsLimit):
         make_plan(settings(folder, LIMITS.replace("10_000", "99") + KEYWORDS), 0, first_day=MONDAY)
     with pytest.raises(UsageError):

@@ -32,7 +32,7 @@ def decision(units: int, left: int, *, admitted: bool = True) -> Decision:
     )
 
 
-def test_a_long_region_is_told_of_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_reports_a_long_region_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     lines = _Lines("trending", clock=clock)
     lines.began([at("DE", 0, 0)], 1_000)

@@ -14,8 +14,8 @@ from quota.common.clock import NEVER
 from quota.common.files import read_text
 from quota.errors import UsageError
 from quota.jobs.plan.simulation import State, simulate
-from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.ticks import ticks
 from quota.rules.entry import Entry
 from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.settings.load import load_settings

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quota.reconcile.comparison import TOLERANCE_MS, Counted, Period, compare
+from quota.reconcile.reconcile import TOLERANCE_MS, Counted, Period, compare
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 
@@ -52,7 +52,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("upstream", "ours", "newest", "unknown", "drift"), ROWS)
-def test_what_only_one_side_knows(
+def test_units_that_only_one_side_counted_are_reported(
     upstream: list[Counted], ours: list[Counted], newest: int, unknown: list[tuple[int, int]], drift: int
 ) -> None:
     ours, newest_ms = sorted(ours), START + newest * MINUTE_MS
@@ -78,21 +78,27 @@ def test_a_charge_of_the_last_minutes_before_the_newest_point_is_drift_once_that
         assert (count.drift_units, count.near_units) == (drift, near), later
 
 
-def test_a_method_whose_price_is_wrong_says_what_a_call_costs_upstream() -> None:
+def test_a_wrong_price_is_reported_with_upstreams_cost() -> None:
     ours = [at(30 + n, 100, "search.list") for n in range(10)]
     count = compare("units", TODAY, NOON, [at(60, 10, "search.list")], ours, BOOK, NOON)
     (row,) = count.methods
-    assert (row.upstream_units, row.our_units, row.our_calls, row.price, row.upstream_price) == (10, 1_000, 10, 100, 1)
+    assert (row.upstream_units, row.our_units, row.our_calls, row.price_units, row.upstream_price_units) == (
+        10,
+        1_000,
+        10,
+        100,
+        1,
+    )
     assert count.drift_units == 990
 
 
 def test_a_refunded_charge_is_no_call() -> None:
     count = compare("units", TODAY, NOON, [at(60, 2)], [at(58, 0), at(59, 1), at(59, 1)], BOOK, NOON)
-    assert [(row.our_calls, row.upstream_price) for row in count.methods] == [(2, None)]
+    assert [(row.our_calls, row.upstream_price_units) for row in count.methods] == [(2, None)]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_charge_of_ours_is_ever_taken_for_somebody_elses(seed: int) -> None:
+def test_our_charges_never_count_as_units_of_others(seed: int) -> None:
     """Random days: our calls, somebody else's, an upstream that counts a call some minutes after we charged it, or
     before it by a clock of its own, and publishes late. It is asked as it learns more. On half of the days all calls
     are somebody else's."""

@@ -163,7 +163,7 @@ def test_grants_are_believed_until_the_first_of_them_ends() -> None:
         ({"units": 301}, (Grant("units", 300, NOON - 1, NEXT_MIDNIGHT),), (Grant("units", 301, NOON, NOON + DAY_MS),)),
     ],
 )
-def test_which_grants_are_remembered(
+def test_the_right_grants_are_kept(
     heard: Mapping[str, int], standing: tuple[Grant, ...], wanted: tuple[Grant, ...]
 ) -> None:
     assert wanted_grants([limit()], heard, standing, NOON, DAY_MS) == wanted
@@ -266,7 +266,7 @@ def test_a_call_has_ten_buckets_at_most() -> None:
         made.make(("items.list", None, parts, ""))
 
 
-def test_former_calls_together_cost_what_is_known_of_each_limit() -> None:
+def test_former_calls_cost_their_recorded_units_per_limit() -> None:
     made = checklists(limit(100), limit(100, selector=SEARCH.view.selector, name="search"))
     former = made.of_former("items.list", 100, "", Together(2, {}, None))
     assert (former.costs, former.closed_by, former.priced) == ((100,), ("units",), ALWAYS)

@@ -60,7 +60,7 @@ def test_an_entry_is_one_line_of_fields_between_tabs(entry: Entry, line: str) ->
     assert unpacked(ID, line) == entry
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_entry_reads_back_as_it_was(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(200):
@@ -107,7 +107,7 @@ def test_an_unreadable_line_counts_nothing(line: str) -> None:
     assert unpacked(ID, line) == Entry(ID, 0, "", "", "", "", "", "unreadable")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_damage_makes_reading_fail(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(500):

@@ -76,7 +76,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("before", "new", "now_ms", "stands"), ROWS)
-def test_which_exhaustion_of_a_bucket_stands(
+def test_the_right_exhaustion_of_a_bucket_stands(
     before: Exhaustion | None, new: Exhaustion, now_ms: int, stands: bool
 ) -> None:
     other = exhaustion("search")
@@ -331,7 +331,7 @@ def test_the_union_of_two_histories_of_facts(first: Facts, second: Facts, togeth
 
 def test_histories_united_in_any_order_give_the_same_log() -> None:
     dice = random.Random(5)
-    for _ in range(300):
+    for _ in range(150):
         facts, more, others = (random_facts(dice) for _ in range(3))
         assert union(facts, more) == union(more, facts)
         assert union(facts, facts) == facts

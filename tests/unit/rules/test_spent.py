@@ -1,11 +1,12 @@
-"""What was charged, as people see it: each charge with what it counts now."""
+"""What was charged, as people see it: each charge with what it counts now, and the sums of all charges."""
 
 from __future__ import annotations
 
 import pytest
 
-from quota.rules.entry import Entry
-from quota.rules.spent import Spent, others, spent
+from quota.rules.entry import START, Entry
+from quota.rules.refusals import MAX_ROWS, OTHER
+from quota.rules.spent import ChargedSum, Spent, Sums, others, spent
 
 
 def charge(ms: int, units: int, *, key: str) -> Entry:
@@ -49,9 +50,7 @@ def test_a_correction_without_its_charge_and_what_is_no_charge_are_left_out() ->
     ("key", "corrections", "reserved_units"),
     [("key~", [], 100), ("key~", [40], 0), ("key~", [100], 0), ("key", [], 0), ("key~+1", [], 0)],
 )
-def test_a_reservation_is_open_until_somebody_says_what_it_cost(
-    key: str, corrections: list[int], reserved_units: int
-) -> None:
+def test_a_reservation_is_open_until_it_is_settled(key: str, corrections: list[int], reserved_units: int) -> None:
     """Also where that is the number that was reserved."""
     of = charge(1, 100, key=key)
     (row,) = spent([of, *[correction(of, units, 100, 3) for units in corrections]])
@@ -78,3 +77,49 @@ def test_the_largest_count_of_each_name_is_shown_until_its_period_ends() -> None
     assert [(entry.of, entry.units) for entry in others(entries, 50)] == [("usage", 900), ("proxy", 7)]
     assert [(entry.of, entry.units) for entry in others(entries, 51)] == [("usage", 900)]
     assert list(others(entries, 60)) == []
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+
+
+def call(ms: int, units: int, job: str = "", key: str = "") -> Entry:
+    return Entry((ms, 0), units, "units", "videos.list", job, "", key or f"key{ms}")
+
+
+def corrected(ms: int, units: int, before_units: int) -> Entry:
+    return call(ms, units)._replace(kind="correction", of="key1", at=(1, 0), before_units=before_units)
+
+
+def test_a_call_counts_once_its_units_as_charged_and_each_correction_by_how_far_it_went() -> None:
+    sums = Sums()
+    for entry in (
+        call(1, 5),
+        call(2, 7, key="key1+1"),
+        corrected(3, 0, 5),
+        corrected(4, 4, 0),
+        call(5, 9)._replace(kind="others"),
+        call(6, 0)._replace(kind="marker"),
+    ):
+        sums.take(entry)
+    assert sums.rows() == [ChargedSum("videos.list", "", charges=1, units=12, corrected_units=9)]
+    assert sums.head == (6, 0)
+    again = Sums.read(sums.text())
+    assert (again.head, again.rows()) == (sums.head, sums.rows())
+
+
+def test_rows_beyond_the_most_are_summed_together() -> None:
+    sums = Sums()
+    for ms in range(MAX_ROWS + 3):
+        sums.take(call(ms, 1, job=f"job{ms}"))
+    sums.take(call(MAX_ROWS + 3, 1, job="job0"))
+    *rows, others = sums.rows()
+    assert (len(rows), others) == (MAX_ROWS, ChargedSum(OTHER, OTHER, charges=3, units=3, corrected_units=0))
+    assert rows[0].charges == 2
+
+
+@pytest.mark.parametrize(
+    "stored", ["", "x", "[]", "null", '["1-0", [["m", "", 1, 1]]]', '["1-0", [["m", "", -1, 1, 0]]]']
+)
+def test_unreadable_sums_begin_anew(stored: str) -> None:
+    sums = Sums.read(stored)
+    assert (sums.head, sums.rows()) == (START, [])

@@ -6,9 +6,9 @@ import pytest
 
 from quota.common.hosts import plain_path
 from quota.errors import ConfigError
-from quota.settings.books import parse_book
 from quota.terms.api import Field, Figure, LevelRule, Match, Used
 from quota.terms.costs import CostBook
+from support.books import parse_book
 
 BOOK = """
 api = "github"
@@ -168,7 +168,7 @@ def test_the_method_of_a_route_has_a_price() -> None:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_an_answer_tells() -> None:
+def test_an_answer_table_is_read() -> None:
     rules = read(
         """
         [answers]
@@ -208,8 +208,6 @@ def test_what_an_answer_tells() -> None:
         ("remaning = 'X'", "remaning: unknown key; did you mean 'remaining'?"),
         ("limit = 'X'", "limit: has no effect without `remaining`; add the header that says what remains"),
         ("remaining = 'X Y'", "remaining: 'X Y' is not the name of a header"),
-        ("remaining = 1", "remaining: a number where a table is needed"),
-        ("remaining = { headr = 'X' }", "remaining.headr: unknown key; did you mean 'header'?"),
         ("remaining = { as = 'epoch' }", "remaining: give either a header or a place in the answer, such as { json ="),
         (
             "remaining = { header = 'X', json = '/a' }",
@@ -239,17 +237,9 @@ def test_what_an_answer_tells() -> None:
             "units.pattern: a repeated . matches all that follows",
         ),
         (f"units = {{ header = 'X', pattern = '{'a' * 201}' }}", "units.pattern: longer than 200 characters"),
-        ("units = []", "units: an empty array where a non-empty array of tables is needed"),
-        ("units = [{ header = 'X' }]", "units[0].header: unknown key; known: json, default"),
-        ("units = [{ default = 0 }]", "units[0].json: missing; the key is required"),
-        ("units = [{ json = '/a', default = -1 }]", "units[0].default: -1 is not a whole number from 0 to"),
         ("units = [{ json = '/a' }, { json = ['/b', 'c'] }]", "units[1].json[1]: 'c' is no JSON pointer; write for"),
-        ("units = [{ json = ['/a', '/a'] }]", "units[0].json[1]: '/a' appears twice"),
-        ("units = [{ json = [] }]", "units[0].json: an empty array selects nothing"),
         ("units = [" + "{ json = '/a' }," * 101 + "]", "units: 101 rules; 100 are the most"),
         ("free = [{}]", "free[0]: the rule has no condition; give `status`, `body` or `json`"),
-        ("free = { status = 304 }", "free: a table where a non-empty array of tables is needed"),
-        ("free = [{ status = 3040 }]", "free[0].status: 3040 is not a whole number from 100 to 599"),
         ("free = [{ status = 304, is = 1 }]", "free[0].is: needs `json`: the place in the answer that has this"),
         ("free = [{ json = '/a', is = 1.5 }]", "free[0].is: write a text, a whole number, true or false"),
         (
@@ -271,8 +261,6 @@ def test_what_an_answer_tells() -> None:
             "closed = [{ body = 'rate limit' }, { status = 403, body = 'secondary rate limit', lasts = '60s' }]",
             "closed[1]: never reached: closed[0] matches the same answers; put this rule first",
         ),
-        (f"closed = [{'{ status = 429 },' * 1_000}]", "closed: 1,000 rules; 100 are the most"),
-        ("levels = [{ remaining = 'X' }]", "levels[0].bucket: missing; the key is required"),
     ],
 )
 def test_each_mistake_is_one_line(line: str, why: str) -> None:
@@ -292,9 +280,7 @@ def test_each_mistake_is_one_line(line: str, why: str) -> None:
         (Match(status=429), Match(status=429, pointer=("code",), value=0), True),
     ],
 )
-def test_a_rule_takes_all_of_another_one_only_if_every_answer_of_that_is_its_own(
-    first: Match, then: Match, *, covered: bool
-) -> None:
+def test_a_rule_covers_another_only_if_it_matches_all_its_answers(first: Match, then: Match, *, covered: bool) -> None:
     assert first.covers(then) is covered
 
 
@@ -303,7 +289,7 @@ def test_an_empty_text_in_a_rule_is_the_same_as_none() -> None:
     assert read(f'{rule}body = ""\nbucket = ""\n').answers == read(rule.replace('header = "", ', "")).answers
 
 
-def test_what_a_call_used_may_be_a_sum() -> None:
+def test_the_units_of_a_call_may_be_a_sum() -> None:
     rules = read("[answers]\nunits = [{ json = '/in' }, { json = ['/out', '/x/out'], default = 0 }]").answers
     assert rules.units == Used(
         (

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError, UnknownMethod
-from quota.settings.books import book_names, load_book, parse_book
-from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
+from quota.settings.books import book_names, load_book
+from quota.terms.limits import Calendar
+from support.books import parse_book, price_on
 
 PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
 YOUTUBE_BOOKS = ("youtube-v3", "youtube-v3-buckets")
@@ -119,51 +120,6 @@ def test_a_mistake_in_upstreams_names(text: str, message: str) -> None:
     assert str(error.value) == f"cost book mine: {message}"
 
 
-def test_prices_of_the_shared_pool() -> None:
-    book = load_book("youtube-v3")
-    units = {m: book.price(m).units for m in ("search.list", "videos.list", "captions.list", "playlists.delete")}
-    assert units == {"search.list": 100, "videos.list": 1, "captions.list": 50, "playlists.delete": 50}
-    assert book.price("captions.insert").units == 400
-    assert book.price("captions.update").units == 450
-    assert {(b.name, b.quota_units, b.window) for b in book.buckets.values()} == {("units", 10_000, PACIFIC_DAY)}
-    assert book.retention_ms == 30 * DAY_MS
-
-
-def test_an_upload_became_cheaper_on_a_day() -> None:
-    book = load_book("youtube-v3")
-    assert book.price("videos.insert", date(2025, 12, 3)).units == 1600
-    assert book.price("videos.insert", date(2025, 12, 4)).units == 100
-    assert book.price("videos.insert").units == 100
-
-
-def test_searches_uploads_and_statistics_have_pools_of_their_own_since_june_2026() -> None:
-    book = load_book("youtube-v3-buckets")
-    assert {(b.name, b.quota_units) for b in book.buckets.values()} == {
-        ("units", 10_000),
-        ("search", 100),
-        ("uploads", 100),
-        ("batch-stats", 10_000),
-    }
-    assert {b.window for b in book.buckets.values()} == {PACIFIC_DAY}
-    assert book.main_bucket.name == "units"
-    charged = {m: book.price(m) for m in ("search.list", "videos.insert", "videos.batchGetStats")}
-    assert {m: (p.units, p.bucket) for m, p in charged.items()} == {
-        "search.list": (1, "search"),
-        "videos.insert": (1, "uploads"),
-        "videos.batchGetStats": (1, "batch-stats"),
-    }
-
-
-def test_the_two_allocations_agree_on_every_other_method() -> None:
-    pool, buckets = (load_book(name) for name in YOUTUBE_BOOKS)
-    assert pool.methods.keys() == buckets.methods.keys()
-    assert {m for m in pool.methods if pool.methods[m] != buckets.methods[m]} == {
-        "search.list",
-        "videos.insert",
-        "videos.batchGetStats",
-    }
-
-
 @pytest.mark.parametrize("name", YOUTUBE_BOOKS)
 def test_every_method_of_the_google_client_has_a_price(name: str) -> None:
     """Its own in the vendor's table, or the default: reads 1, writes 50."""
@@ -178,7 +134,7 @@ def test_every_method_of_the_google_client_has_a_price(name: str) -> None:
             assert book.default_price(verb).bucket == "units"
     # The vendor's table does not name these at all; a new one here wants a look at the table.
     assert unlisted == {
-        *("abuseReports", "captions", "comments", "liveBroadcasts", "liveChatBans", "liveChatMessages"),
+        *("abuseReports", "comments", "liveBroadcasts", "liveChatBans", "liveChatMessages"),
         *("liveChatModerators", "liveStreams", "playlistImages", "superChatEvents", "tests", "thirdPartyLinks"),
         *("videoTrainability", "youtube"),
     }
@@ -186,7 +142,7 @@ def test_every_method_of_the_google_client_has_a_price(name: str) -> None:
 
 @pytest.mark.parametrize("name", YOUTUBE_BOOKS)
 @pytest.mark.parametrize("pool", ["search", "uploads"])
-def test_pools_are_known_by_what_upstream_calls_them(name: str, pool: str) -> None:
+def test_upstreams_words_identify_a_pool(name: str, pool: str) -> None:
     """Any one of limit name, metric and message is enough: upstream does not always send all three."""
     for message in ERRORS[pool]:
         assert [p.name for p in load_book(name).pools if any(mark in message for mark in p.marks)] == [pool]
@@ -198,16 +154,9 @@ def test_a_pool_that_runs_dry_stops_its_method_also_where_the_book_has_no_such_b
     assert load_book("youtube-v3-buckets").closed_by("search.list", "search") == ("search",)
 
 
-def test_gmail_is_counted_by_the_minute() -> None:
+def test_the_book_of_gmail_has_only_methods_of_the_api() -> None:
     book = load_book("gmail-v1")
-    assert book.main_bucket.window == Sliding(MINUTE_MS)
-    assert book.main_bucket.quota_units == 6_000
-    assert book.price("gmail.users.messages.send").units == 100
-    assert book.price("users.messages.get", date(2026, 4, 30)).units == 5
-    assert book.price("users.messages.get", date(2026, 5, 1)).units == 20
-    assert book.retention_ms is None
-    methods = {book.canonical(method) for method, _ in discovered("gmail.v1")}
-    assert book.methods.keys() <= methods, "a method that the API does not have"
+    assert book.methods.keys() <= {book.canonical(method) for method, _ in discovered("gmail.v1")}
 
 
 # -- asking a book -----------------------------------------------------------------------------------------------------
@@ -227,7 +176,7 @@ def test_the_api_name_in_front_of_a_method_does_not_matter() -> None:
         ),
         (
             "zzz",
-            "'zzz'; `quota costs` lists the 50 it has.",
+            "'zzz'; `quota costs` lists the 51 it has.",
         ),
     ],
 )
@@ -288,7 +237,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "shop.toml").write_text(BOOK)
     book = load_book("shop.toml", tmp_path)
     assert (book.name, book.api, book.main_bucket.window) == ("shop", "shop", Calendar("month", "UTC"))
-    assert book.price("shop.items.add", date(2026, 5, 31)).units == 9
+    assert price_on(book, "shop.items.add", date(2026, 5, 31)).units == 9
     assert load_book(str(tmp_path / "shop.toml")) == book
 
 
@@ -298,20 +247,11 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         # What a misspelt or missing key says.
         ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
         ('api = "shop"', "", "api: missing; the key is required"),
-        ("quota = 1_000", "", "buckets.calls.quota: missing; the key is required"),
         (RESETS, 'window = "24h"', "buckets.calls.window: unknown key; a cost book calls it 'resets'"),
-        ("get = 2", "gte = 2", "default.gte: unknown key; did you mean 'get'?"),
-        ('zone = "UTC"', 'zon = "UTC"', "buckets.calls.resets.zon: unknown key; did you mean 'zone'?"),
         # Numbers.
         ("quota = 1_000", "quota = 0", f"buckets.calls.quota: 0 is not a whole number from 1 to {10**15}"),
         ('"items.list" = 2', '"items.list" = -1', f"methods.'items.list': -1 is not a whole number from 0 to {10**15}"),
-        ("units = 4", "units = 'four'", "methods.'items.add'.prices[1].units: a string where a whole number is needed"),
         # Windows.
-        (
-            'resets = { calendar = "month", zone = "UTC" }',
-            'resets = "soon"',
-            'buckets.calls.resets: \'soon\' is not a duration; write for example "30m", "24h" or "7d"',
-        ),
         (
             'calendar = "month"',
             'calendar = "day", day = 3',
@@ -323,29 +263,9 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
             'buckets.calls.resets.starts: only calendar = "week" has it; remove this key',
         ),
         (
-            'calendar = "month"',
-            'calendar = "week", starts = "sundae"',
-            "buckets.calls.resets.starts: 'sundae' is not allowed here; did you mean 'sunday'?",
-        ),
-        (
-            'calendar = "month"',
-            'calendar = "month", day = 32',
-            "buckets.calls.resets.day: 32 is not a whole number from 1 to 31",
-        ),
-        (
             RESETS,
             f"windows = [{{ quota = 1, {RESETS} }}]",
             "buckets.calls.quota: cannot be combined with windows; put it into each row of windows",
-        ),
-        (
-            f"quota = 1_000\n{RESETS}",
-            "windows = []",
-            "buckets.calls.windows: an empty array where a non-empty array of tables is needed",
-        ),
-        (
-            f"quota = 1_000\n{RESETS}",
-            "windows = [{ quota = 1 }]",
-            "buckets.calls.windows[0].resets: missing; the key is required",
         ),
         (
             f"quota = 1_000\n{RESETS}",
@@ -409,11 +329,6 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         ),
         (
             '"items.list" = 2',
-            '"items.list" = { prices = 2 }',
-            "methods.'items.list'.prices: a number where a non-empty array of tables is needed",
-        ),
-        (
-            '"items.list" = 2',
             '"items.list" = { prices = [], units = 2 }',
             "methods.'items.list'.units: cannot be combined with prices; put it into each row of prices",
         ),
@@ -429,11 +344,6 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         ),
         (
             '"items.list" = 2',
-            '"items.list" = [1, 2]',
-            "methods.'items.list': a number where a table is needed",
-        ),
-        (
-            '"items.list" = 2',
             f'"items.list" = [{", ".join(["{ units = 1 }"] * 11)}]',
             "methods.'items.list': one call is charged to at most 10 buckets",
         ),
@@ -442,9 +352,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
             "{ parts = [{ units = 9 }], units = 9 }",
             "methods.'items.add'.prices[0].units: cannot be combined with parts; put it into each row of parts",
         ),
-        ("{ units = 9 }", "{ bucket = 'calls' }", "methods.'items.add'.prices[0].units: missing; the key is required"),
         ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),
-        ("get = 2", "get = []", "default.get: an empty array where a non-empty array of tables is needed"),
     ],
 )
 def test_a_mistake_in_a_book_is_named(line: str, instead: str, message: str) -> None:

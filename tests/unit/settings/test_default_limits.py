@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.settings.books import parse_book
 from quota.settings.limits import default_limits
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
+from support.books import parse_book
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,8 @@ from fuzz.inputs import check_line
 from quota.cli.configuration import check_
 from quota.errors import ConfigError, UsageError
 from quota.inbound.configured import load_rules
-from quota.settings.load import load_settings
+from quota.settings.folders import state_folder
+from quota.settings.load import find_config, load_settings
 from quota.settings.origins import in_force, lines_of
 from quota.settings.tables import ROOT
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
@@ -47,7 +48,7 @@ def named(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
         monkeypatch.setenv(f"QUOTA__{name}", value)
 
 
-def test_each_key_may_be_said_by_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_may_set_each_key(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the file has, and of what it has not."""
     named(
         monkeypatch,
@@ -170,7 +171,7 @@ def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: 
     ("variable", "value"),
     [
         ("LEDGER__URL", "redis://u:hunter2@h/0"),
-        *(("LEDGER__URL", f"redis://:{word}@h/0") for word in ("'hunter2", 'a"hunter2', "a hunter2", "a@hunter2")),
+        *(("LEDGER__URL", f"redis://:{word}@h/0") for word in ("'hunter2", "a hunter2", "a@hunter2")),
         ("LEDGER__URL", "redis+sentinel://:a'hunter2@h:26379/mymaster"),
         (
             "JOBS__TRENDING_NOW__OPTIONS",
@@ -282,7 +283,7 @@ def test_they_are_checked_as_a_file_is(state_dir: Path, settings: Any, message: 
     assert str(error.value) == message
 
 
-def test_settings_and_a_path_are_one_too_many(state_dir: Path) -> None:
+def test_settings_and_a_path_together_are_an_error(state_dir: Path) -> None:
     with pytest.raises(UsageError, match="not both"):
         quota.open("quota.toml", settings={})
 
@@ -292,3 +293,69 @@ def test_settings_that_hold_themselves_are_refused(state_dir: Path) -> None:
     endless["credentials"] = endless
     with pytest.raises(ConfigError, match="nested too deep"):
         quota.open(settings=endless)
+
+
+# -- where the configuration and the state are: as the XDG specification says ------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's home, and the working folder, with no variable set but HOME."""
+    for name in ("QUOTA_CONFIG", "QUOTA_STATE_DIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "folder"),
+    [
+        ({}, ".local/state/quota-ledger"),
+        ({"XDG_STATE_HOME": ""}, ".local/state/quota-ledger"),
+        ({"XDG_STATE_HOME": "relative"}, ".local/state/quota-ledger"),
+        ({"XDG_STATE_HOME": "/x/"}, "/x/quota-ledger"),
+        ({"XDG_STATE_HOME": "/x", "QUOTA_STATE_DIR": "/named"}, "/named"),
+        ({"QUOTA_STATE_DIR": "relative"}, "relative"),
+    ],
+)
+def test_the_state_is_where_the_user_says_else_in_the_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], folder: str
+) -> None:
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    assert state_folder() == home / folder
+
+
+@pytest.mark.parametrize(
+    ("xdg", "folder"), [(None, ".config"), ("", ".config"), ("relative", ".config"), ("/", None), ("{home}/x", "x")]
+)
+def test_the_configuration_is_where_the_user_says_else_in_the_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch, xdg: str | None, folder: str | None
+) -> None:
+    if xdg is not None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", xdg.format(home=home))
+    for place in (".config", "x"):
+        (home / place / "quota-ledger").mkdir(parents=True)
+        (home / place / "quota-ledger" / "quota.toml").touch()
+    assert find_config() == (None if folder is None else home / folder / "quota-ledger" / "quota.toml")
+
+
+def test_a_user_without_a_home_has_no_configuration_there_and_must_name_the_state(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container's user that no /etc/passwd knows."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 987_654_321)
+    assert find_config() is None
+    with pytest.raises(ConfigError, match="this user has no home for a state folder; set QUOTA_STATE_DIR"):
+        state_folder()
+
+
+def test_a_relative_folder_in_one_that_is_gone_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "gone").mkdir()
+    monkeypatch.chdir(home / "gone")
+    (home / "gone").rmdir()
+    monkeypatch.setenv("QUOTA_STATE_DIR", "state")
+    with pytest.raises(ConfigError, match="QUOTA_STATE_DIR is relative, and the current folder is gone; set"):
+        state_folder()

@@ -158,7 +158,7 @@ def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert findings(tmp_path, text.replace("my-project", "a-project-of-mine")) == []
 
 
-def test_without_a_file_only_the_missing_key_is_said() -> None:
+def test_check_without_a_file_names_only_the_missing_key() -> None:
     assert list(map(str, lint(load_settings()))) == [
         "warning: credentials.demo.key: there is no key, so the API answers only programs that bring their own; "
         'add key = "env:NAME" or "file:/path"'
@@ -198,31 +198,12 @@ FINDINGS = [
         "error: credentials.main.limits[2]: limit 'search' holds 99 units and search.list costs 100: it could never be "
         "admitted; raise the limit to 100 or more",
     ),
-    (
-        'quota = 10_000\nheadroom = 500\nwindow = "24h"',
-        'quota = 50_000\nheadroom = 500\nwindow = "24h"',
-        "warning: credentials.main.limits[0]: limit 'day' lets 49,500 units through and cost book 'youtube-v3' says "
-        "that upstream grants 10,000; check the project's quota page; ignore this if upstream granted more",
-    ),
-    (
-        '{ calendar = "day", zone = "America/Los_Angeles" }',
-        '{ calendar = "day", zone = "UTC" }',
-        "warning: credentials.main.limits: no limit counts bucket 'units' as upstream does, by the day in "
-        "America/Los_Angeles: up to 19,000 units fit into one such day, and it grants 10,000; "
-        'add a limit with window = { calendar = "day", zone = "America/Los_Angeles" }',
-    ),
     # Jobs.
     (
         "leave = 500",
         "leave = 9_500",
         "error: jobs.trending.leave: leaves 9500 of the 9500 that limit 'day' holds: no call of this job that it "
         "counts could ever be admitted; leave 9499 or less",
-    ),
-    (
-        "leave = 500",
-        "leave = { search = 3_901 }",
-        "error: jobs.trending.leave: leaves 3901 of the 4000 that limit 'search' holds: no call of this job that it "
-        "counts could ever be admitted; leave 3900 or less",
     ),
     *(
         (
@@ -231,7 +212,7 @@ FINDINGS = [
             f"error: jobs.trending.regions[1]: '{region}' is no region code of ISO 3166-1, like 'US'; "
             f"did you mean '{near}'?",
         )
-        for region, near in {"usa": "US", "uk": "GB", "UK": "GB", "de": "DE"}.items()
+        for region, near in {"uk": "GB", "de": "DE"}.items()
     ),
     (
         '["US", "GB"]',
@@ -245,29 +226,11 @@ FINDINGS = [
         "ignore this if scripts charge under that name; did you mean 'trending'?",
     ),
     # What the commands that use it reject.
-    *(
-        (
-            "redis://127.0.0.1:6379/0",
-            wrong,
-            f"error: ledger.url: {shown}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
-            "USER:PASSWORD@ before HOST and with %XX for its special characters",
-        )
-        for wrong, shown in (
-            ("redis://h:99999/0", "redis://h:99999/0"),
-            ("redis://:s3cret@h:abc/0", "redis://h:abc/0"),
-            ("redis://[::1", "redis://[::1"),
-        )
-    ),
     (
         "redis://127.0.0.1:6379/0",
-        "redis://h/0?sock_timeout=1",
-        "error: ledger.url: redis://h/0: it has no option 'sock_timeout'; did you mean 'socket_timeout'?",
-    ),
-    (
-        "redis://127.0.0.1:6379/0",
-        "redis://h/zero",
-        "error: ledger.url: redis://h/zero: its database is not a number; end it in /0, or in ?db=0 after a unix "
-        "socket",
+        "redis://:s3cret@h:abc/0",
+        "error: ledger.url: redis://h:abc/0: one of its parts cannot be read; write redis://HOST:PORT/DB, a password "
+        "as USER:PASSWORD@ before HOST and with %XX for its special characters",
     ),
     (
         'fetch = "trending"',
@@ -308,6 +271,10 @@ FINDINGS = [
                 'words = "a", published_after = "2026-01-01"',
                 "published_after: '2026-01-01' is not a time like '2026-01-01T00:00:00Z'; correct it",
             ),
+            (
+                'words = "a", published_after = "2026-13-01T00:00:00Z"',
+                "published_after: '2026-13-01T00:00:00Z' is not a time like '2026-01-01T00:00:00Z'; correct it",
+            ),
         )
     ),
     (
@@ -328,12 +295,6 @@ FINDINGS = [
         'auth = "bearer:env:NO_SUCH_KEY"',
         "warning: credentials.main.auth: environment variable NO_SUCH_KEY is not set; put the token into it, or "
         "write file:/path instead of env:NO_SUCH_KEY",
-    ),
-    (
-        "[jobs.trending]",
-        '[credentials.second]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\n[jobs.trending]\ncredential = "main"',
-        "error: credentials.second.project: the same key as credential 'main', whose project is 'main': upstream "
-        "counts them as one; give both the same project, for example 'main'",
     ),
     # Store.
     (
@@ -399,7 +360,7 @@ def test_a_limit_may_name_the_jobs_of_any_credential_of_its_project(tmp_path: Pa
     assert not [str(finding) for finding in reported if finding.location.endswith(".jobs")]
 
 
-def test_what_is_wrong_with_the_limits_of_a_project_is_said_where_they_stand(tmp_path: Path) -> None:
+def test_errors_of_a_projects_limits_name_the_place_of_the_limits(tmp_path: Path) -> None:
     second = '[credentials.a]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\nproject = "main"\n'
     text = GOOD.replace("units = 4_000", "units = 99", 1).replace(
         "[jobs.trending]", '[jobs.trending]\ncredential = "main"'
@@ -489,7 +450,7 @@ auth = "adc"
 """
 
 
-def test_what_reconcile_needs(tmp_path: Path) -> None:
+def test_check_names_what_reconcile_needs(tmp_path: Path) -> None:
     def message(text: str) -> list[str]:
         return list(map(str, findings(tmp_path, GOOD.replace("[[cred", f"{text}\n[[cred", 1))))
 
@@ -569,7 +530,7 @@ resets = "1h"
 """
 
 
-def test_a_bound_that_no_answer_settles_is_told_once(tmp_path: Path) -> None:
+def test_check_names_a_reservation_that_no_answer_settles_once(tmp_path: Path) -> None:
     def message(price: str, answers: str = "") -> list[str]:
         (tmp_path / "chat.toml").write_text(BOUND.format(price=price, answers=answers))
         text = "".join(f'[credentials.{name}]\napi = "chat.toml"\nkey = "env:LINT_KEY"\n' for name in ("a", "b"))
@@ -735,7 +696,7 @@ def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["ledger", "store", "inbound"])
-def test_what_no_run_could_make_or_use_is_told_for_every_file_alike(tmp_path: Path, key: str) -> None:
+def test_check_names_every_file_that_no_run_could_make_or_use(tmp_path: Path, key: str) -> None:
     """`quota run` failed each night in the store's place, and nobody was limited in that of the inbound limits."""
 
     def levels(url: str) -> list[tuple[str, bool]]:

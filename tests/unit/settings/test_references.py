@@ -101,7 +101,7 @@ ADDRESSES = [
 
 @pytest.mark.parametrize("table", ["ledger", "inbound"])
 @pytest.mark.parametrize(("lines", "url", "options"), ADDRESSES)
-def test_what_stands_beside_the_url_is_told_to_the_server(
+def test_keys_beside_the_url_reach_the_server(
     tmp_path: Path, table: str, lines: tuple[str, ...], url: str, options: dict[str, str]
 ) -> None:
     address, _, query = url_of(write(tmp_path, *lines, table=table), table).partition("?")
@@ -120,34 +120,22 @@ MISTAKES = [
     (('url = "env:not a name"',), 'url: do not write the url itself here; write "env:VARIABLE" or "file:/path"'),
     (('url = "redis://h"', 'password = "env:NOT_SET"'), "password: environment variable NOT_SET is not set; put the"),
     (('url = "redis://h"', 'password = "file:none"'), "password: password file {}/none cannot be read: No such"),
-    (('url = "redis://h"', 'username = "file:none"'), "username: user name file {}/none cannot be read: No such"),
     (('url = "redis://h"', 'password = "file:~nobody-is-called-so/x"'), "password: Could not determine home dir"),
     (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: Could not determine home dir"),
     (('url = "redis://h"', "password = 5"), "password: a number where a non-empty string is needed"),
-    (('url = "redis://h"', 'password = ""'), "password: an empty string where a non-empty string is needed"),
     (('url = "redis://h"', 'password = "s3cret\\n"'), "password: a password has no control characters"),
     (('url = "redis://h"', 'pasword = "s3cret"'), "pasword: unknown key; did you mean 'password'?"),
     (('url = "redis://:s3cret@h"', 'password = "s3cret"'), "password: the url has one too; keep one of them"),
-    (('url = "redis://h?password=s3cret"', 'password = "x"'), "password: the url has one too; keep one of them"),
     (('url = "redis://me@h"', 'username = "me"'), "username: the url has one too; keep one of them"),
     (('url = "rediss://h?ssl_ca_certs=x"', 'ssl_ca_certs = "y"'), "ssl_ca_certs: the url has one too; keep one of"),
-    (('url = "rediss://h"', 'ssl_cert_reqs = "no"'), "ssl_cert_reqs: 'no' is not allowed here; "),
-    (('url = "rediss://h"', 'ssl_check_hostname = "no"'), "ssl_check_hostname: a string where true or false is needed"),
-    (
-        ('url = "redis+sentinel://h/main"', 'sentinel_ssl = "yes"'),
-        "sentinel_ssl: a string where true or false is needed",
-    ),
-    (
-        ('url = "redis+sentinel://h/main"', "sentinels_ssl = true"),
-        "sentinels_ssl: unknown key; did you mean 'sentinel_ssl'?",
-    ),
     (('url = "sqlite:///l.db"', 'password = "s3cret"'), "password: an embedded ledger has no server; remove this key"),
     (('password = "s3cret"',), "password: has no effect without a url of Redis; add one, or remove this key"),
 ]
 
 
-@pytest.mark.parametrize("table", ["ledger", "inbound"])
-@pytest.mark.parametrize(("lines", "wanted"), MISTAKES)
+@pytest.mark.parametrize(
+    ("table", "lines", "wanted"), [*(("ledger", *mistake) for mistake in MISTAKES), ("inbound", *MISTAKES[0])]
+)
 def test_a_mistake_names_the_key_and_shows_no_secret(
     tmp_path: Path, table: str, lines: tuple[str, ...], wanted: str
 ) -> None:
@@ -233,9 +221,10 @@ WARNINGS = [
 ]
 
 
-@pytest.mark.parametrize("table", ["ledger", "inbound"])
-@pytest.mark.parametrize(("lines", "mode", "message"), WARNINGS)
-def test_what_makes_a_secret_none_is_a_warning(
+@pytest.mark.parametrize(
+    ("table", "lines", "mode", "message"), [*(("ledger", *row) for row in WARNINGS), ("inbound", *WARNINGS[0])]
+)
+def test_an_exposed_secret_is_a_warning(
     tmp_path: Path, table: str, lines: tuple[str, ...], mode: int, message: str
 ) -> None:
     path = write(tmp_path, *lines, table=table)
@@ -286,7 +275,7 @@ def test_an_unknown_option_is_named_with_the_nearest_known(url: str) -> None:
         ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
     ],
 )
-def test_an_option_of_another_scheme_says_so(tmp_path: Path, url: str, message: str) -> None:
+def test_an_option_of_another_scheme_is_one_line(tmp_path: Path, url: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_ledger(url)
     assert message in str(caught.value)
@@ -309,9 +298,13 @@ UNCLEAR = [
     # What redis-py, or Python's parser, would drop.
     *("redis://h:6379/0#s3cret", "unix:///run/redis#s3cret.sock", "redis+cluster://h:6379#s3cret"),
     *("redis://a[::1]:6379/0", "redis://[::1]a:6379/0", "redis+sentinel://h,[::1]a:26379/main"),
-    *("redis://h:0/0", "redis://?port=0", "redis://?port=+6379", "redis://s3\tcret:6379/0"),
+    *("redis://h:0/0", "redis://h?port=0", "redis://h?port=+6379", "redis://s3\tcret:6379/0"),
 ]
 TWICE = [
+    *(
+        (url, "it names no host; write redis://HOST:PORT/DB")
+        for url in ("redis:///0", "redis://:6379/0", "redis://u:p@")
+    ),
     ("redis://h/0?db=3", "it has two of db"),
     ("redis://h?db=1&db=2", "it has two of db"),
     ("redis://:s3cret@h/0?password=s3cret", "it has two of password"),
@@ -323,8 +316,14 @@ TWICE = [
 ]
 
 
-@pytest.mark.parametrize("opened", [open_ledger, RedisStorage])
-@pytest.mark.parametrize(("url", "message"), [*((url, WITH_XX) for url in UNCLEAR), *TWICE])
+@pytest.mark.parametrize(
+    ("opened", "url", "message"),
+    [
+        *((open_ledger, url, WITH_XX) for url in UNCLEAR),
+        *((open_ledger, *row) for row in TWICE),
+        (RedisStorage, UNCLEAR[0], WITH_XX),
+    ],
+)
 def test_a_url_of_which_a_part_would_be_dropped_is_refused(
     url: str, message: str, opened: Callable[[str], object]
 ) -> None:
@@ -349,7 +348,7 @@ def test_a_url_that_says_each_part_once_is_taken(url: str, node: tuple[str, int]
 
 
 @pytest.mark.parametrize("url", ["redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?s3%20cret=1"])
-def test_what_may_be_a_piece_of_a_password_is_not_named(url: str) -> None:
+def test_a_possible_part_of_a_password_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_ledger(url)
     assert "s3" not in str(caught.value)

@@ -140,7 +140,7 @@ def test_the_shipped_configurations_keep_it(name: str) -> None:
     assert list(VALIDATOR.iter_errors(parse_toml(read_text("quota.config", name), name))) == []
 
 
-def test_every_key_says_what_it_is_for() -> None:
+def test_every_key_has_a_description() -> None:
     def keys(schema: dict[str, Any], path: str) -> list[str]:
         undescribed = []
         for key, inner in schema.get("properties", {}).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 import quota
 from quota.errors import ConfigError, UsageError
+from quota.jobs import fetches
 from quota.settings.load import Config, find_config, load_settings, settings_of
-from quota.settings.model import Unavailable
+from quota.settings.model import BUILT_IN_FETCHES, Unavailable
 from quota.settings.references import read_key
-from quota.settings.tables import CREDENTIAL, JOB, LIMIT
+from quota.settings.tables import CREDENTIAL, JOB, LIMIT, OPTIONS
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.setup import charges_at
 from support.users import not_root
@@ -146,11 +148,6 @@ def test_without_limits_each_bucket_has_any_24_hours_and_upstreams_own_day(write
     ]
 
 
-def test_a_bucket_that_upstream_counts_by_the_minute_has_one_limit(write: Any) -> None:
-    (limit,) = load_settings(write('[credentials.main]\napi = "gmail-v1"\n')).credentials["main"].limits
-    assert (limit.name, limit.limit_units, limit.view.window) == ("minute", 5_700, Sliding(MINUTE_MS))
-
-
 def test_a_cost_book_of_ones_own_lies_beside_the_configuration(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write(
         'api = "shop"\nsource = "s"\nread_on = 2026-01-01\ndefault = { get = 1, other = 1 }\nmethods = {}\n'
@@ -233,7 +230,7 @@ def test_the_file_that_was_named_wins_then_the_variable_then_here_then_the_users
     assert find_config() == Path("quota.toml")
 
 
-def test_which_ledger_is_meant_is_told_by_its_name_or_by_the_path_as_named(
+def test_the_name_or_the_path_identifies_the_ledger(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert load_settings().ledger.identity == "built-in configuration"
@@ -265,9 +262,7 @@ def _pipe(path: Path) -> str:
     return f"/dev/fd/{read}"
 
 
-def test_paths_are_relative_to_the_file_not_to_where_one_stands(
-    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_relative_to_the_configuration(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write('[ledger]\nurl = "sqlite:///l.db"\n[credentials.x]\napi = "youtube-v3"\nkey = "file:secret"\n')
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
@@ -307,12 +302,12 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
         (b"", 'credentials: missing; add [credentials.main] with api = "youtube-v3"'),
     ],
 )
-def test_what_is_no_configuration_says_so_in_one_line(write: Any, content: bytes, expected: str | None) -> None:
+def test_an_invalid_configuration_is_one_line(write: Any, content: bytes, expected: str | None) -> None:
     text = message(write(content))
     assert expected is None or text == expected
 
 
-def test_what_is_very_long_is_shortened_in_messages(write: Any, state_dir: Path) -> None:
+def test_messages_shorten_long_values(write: Any, state_dir: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load_settings(write(f"{'k' * 5_000} = 1\n"))
     assert str(error.value).endswith(
@@ -337,7 +332,7 @@ def test_a_file_that_may_not_be_read(write: Any) -> None:
     assert text == "cannot be read: Permission denied"
 
 
-def test_a_path_that_is_none(state_dir: Path) -> None:
+def test_an_invalid_path_raises(state_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"^a\\x00b: cannot be read: "):
         load_settings("a\0b")
 
@@ -376,8 +371,6 @@ MISTAKES = [
         "[jobs.trending]\nfech = 1\n[ledgr]",
         "unknown keys: ledgr (did you mean 'ledger'?), jobs.trending.fech (did you mean 'fetch'?)",
     ),
-    ("stagger =", "staggered =", "jobs.trending.staggered: unknown key; did you mean 'stagger'?"),
-    ("allowance = 50", "alowance = 50", "ledger.unavailable.alowance: unknown key; did you mean 'allowance'?"),
     (
         "leave = 500",
         "quux = true",
@@ -396,59 +389,42 @@ MISTAKES = [
         "ledger.allowance: unknown key; it belongs in `unavailable` of [ledger]",
     ),
     ("leave = 500", 'retention = "1d"', "jobs.trending.retention: unknown key; it belongs in [store]"),
+    ("leave = 500", 'ids = ["UC"]', "jobs.trending.ids: unknown key; it belongs in [jobs.NAME.options]"),
+    (
+        "[store]",
+        '[inbound.default]\nlmit = 3\n[inbound.login]\nwidnow = "1s"\n[store]',
+        "unknown keys: inbound.default.lmit (did you mean 'limit'?), inbound.login.widnow (did you mean 'window'?)",
+    ),
     ("[store]", '[store]\nschedule = "every 1h"', "store.schedule: unknown key; it belongs in [jobs.NAME]"),
     ("[store]", '[inbound]\nkey = "a"\n[store]', "inbound.key: unknown key; did you mean 'keys'?"),
-    ("leave = 500", "max_body_md = 16", "jobs.trending.max_body_md: unknown key; did you mean 'max_body_mb'?"),
-    ("leave = 500", "max_body_mb = 1_001", "jobs.trending.max_body_mb: 1001 is not a whole number from 1 to 1000"),
-    ("leave = 500", "max_answer_s = 0", "jobs.trending.max_answer_s: 0 is not a whole number from 1 to 3600"),
-    ("leave = 500", "max_items = true", "jobs.trending.max_items: a boolean where a whole number is needed"),
     ("retention =", '"re\\ntention" =', "store.'re\\ntention': unknown key; did you mean 'retention'?"),
-    (
-        "[[cred",
-        'cloudproject = "a"\n[[cred',
-        "credentials.main.cloudproject: unknown key; did you mean 'cloud_project'?",
-    ),
     # What upstream calls the project, and who may read its figures. Neither is shown: it may be the secret itself.
     ("[[cred", 'cloud_project = "AIzaSecret"\n[[cred', f"credentials.main.cloud_project: {NO_PROJECT}"),
-    ("[[cred", 'cloud_project = "a"\n[[cred', f"credentials.main.cloud_project: {NO_PROJECT}"),
     ("[[cred", "cloud_project = -5\n[[cred", f"credentials.main.cloud_project: {NO_PROJECT}"),
-    ("[[cred", 'cloud_project = "x/../secret"\n[[cred', f"credentials.main.cloud_project: {NO_PROJECT}"),
     (
         "[[cred",
         "cloud_project = true\n[[cred",
         "credentials.main.cloud_project: a boolean where a non-empty string is needed",
     ),
     ("[[cred", 'auth = "ya29.secret"\n[[cred', f"credentials.main.auth: {AUTHS}"),
-    ("[[cred", 'auth = "service-account"\n[[cred', f"credentials.main.auth: {AUTHS}; did you mean 'service-account'?"),
     (
         "[[cred",
         'auth = "service-acount:secret.json"\n[[cred',
         f"credentials.main.auth: {AUTHS}; did you mean 'service-account'?",
     ),
     ("[[cred", 'auth = "authorized-user:"\n[[cred', f"credentials.main.auth: {AUTHS}; did you mean 'authorized-user'?"),
-    ("[[cred", 'auth = "adc:x"\n[[cred', f"credentials.main.auth: {AUTHS}; did you mean 'adc'?"),
     # Keys that are missing, values of the wrong type.
-    ('api = "youtube-v3"\n', "", "credentials.main.api: missing; the key is required"),
     ('window = "24h"\n[[', "[[", "credentials.main.limits[0].window: missing; the key is required"),
-    ('fetch = "trending"\n', "", "jobs.trending.fetch: missing; the key is required"),
     ("pages = 4", 'pages = "4"', "jobs.trending.pages: a string where a whole number is needed"),
     ("pages = 4", "pages = true", "jobs.trending.pages: a boolean where a whole number is needed"),
-    ("pages = 4", "pages = 4.0", "jobs.trending.pages: a number with a fraction where a whole number is needed"),
     ("pages = 4", "pages = 2026-01-01", "jobs.trending.pages: a date or time where a whole number is needed"),
     ("pages = 4", "pages = 0", "jobs.trending.pages: 0 is not a whole number from 1 to 100000"),
-    ("pages = 4", "pages = 100_001", "jobs.trending.pages: 100001 is not a whole number from 1 to 100000"),
     ('regions = ["US", "GB"]', 'regions = "US"', "jobs.trending.regions: a string where an array of strings is needed"),
-    ('regions = ["US", "GB"]', "regions = [1]", "jobs.trending.regions: an array where an array of strings is needed"),
     ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "jobs.trending.regions[1]: 'US' appears twice"),
     (
         'regions = ["US", "GB"]',
         "regions = []",
         "jobs.trending.regions: an empty array selects nothing; remove the key or add a name",
-    ),
-    (
-        'fetch = "trending"',
-        'fetch = ""',
-        "jobs.trending.fetch: an empty string where a non-empty string is needed",
     ),
     # Limits.
     (
@@ -463,22 +439,11 @@ MISTAKES = [
     ),
     (
         "units = 4_000",
-        'units = 4_000\nper = "jobs"',
-        "credentials.main.limits[1].per: 'jobs' is not allowed here; did you mean 'job'?",
-    ),
-    (
-        "units = 4_000",
         'units = 4_000\nper = "job"\njobs = ["trending"]',
         "credentials.main.limits[1].per: gives each job a limit of its own and cannot be combined with jobs; remove "
         "one of them",
     ),
-    (
-        "leave = 500",
-        "max_units = 0",
-        f"jobs.trending.max_units: 0 {WHOLE}",
-    ),
     ("units = 4_000", "units = 0", f"credentials.main.limits[1].units: 0 {WHOLE}"),
-    ("units = 4_000", "units = -7", f"credentials.main.limits[1].units: -7 {WHOLE}"),
     ("units = 4_000", f"units = 1{'0' * 16}", f"credentials.main.limits[1].units: 1{'0' * 16} {WHOLE}"),
     ("units = 4_000", f"units = 0x{'f' * 5_000}", f"credentials.main.limits[1].units: a number that large {WHOLE}"),
     (
@@ -497,11 +462,6 @@ MISTAKES = [
         "credentials.main.limits[1].name: 'day' is the name of another limit of this credential",
     ),
     (
-        'name = "search"',
-        'name = "se\\tarch"',
-        "credentials.main.limits[1].name: 'se\\tarch': a name has 1 to 64 printable characters",
-    ),
-    (
         'methods = ["youtube.search.list"]',
         'methods = ["search.lits"]',
         "credentials.main.limits[1].methods[0]: cost book 'youtube-v3' has no method 'search.lits'; did you mean "
@@ -509,25 +469,10 @@ MISTAKES = [
     ),
     (
         "units = 4_000",
-        'units = 4_000\nbucket = "unit"',
-        "credentials.main.limits[1].bucket: cost book 'youtube-v3' has no bucket 'unit'; did you mean 'units'?",
-    ),
-    (
-        "units = 4_000",
         'units = 4_000\nbucket = ["units", "searches"]',
         "credentials.main.limits[1].bucket[1]: cost book 'youtube-v3' has no bucket 'searches'; known: units",
     ),
-    (
-        "units = 4_000",
-        'units = 4_000\ncount = "call"',
-        "credentials.main.limits[1].count: 'call' is not allowed here; did you mean 'calls'?",
-    ),
     # Windows and durations.
-    (
-        'headroom = 500\nwindow = "24h"',
-        'headroom = 500\nwindow = "1 day"',
-        'credentials.main.limits[0].window: \'1 day\' is not a duration; write for example "30m", "24h" or "7d"',
-    ),
     (
         'headroom = 500\nwindow = "24h"',
         "headroom = 500\nwindow = 24",
@@ -560,9 +505,7 @@ MISTAKES = [
     ('project = "my-project"', 'project = "my project"', f"credentials.main.project: 'my project': {NAME_RULE}"),
     ('"env:YOUTUBE_API_KEY"', '"AIzaSyA-secret-secret-secret-secret-secr"', f"credentials.main.key: {KEY_RULE}"),
     ('"env:YOUTUBE_API_KEY"', '"env:AIzaSyAsecretsecretsecretsecretsecrets"', f"credentials.main.key: {KEY_RULE}"),
-    ('"env:YOUTUBE_API_KEY"', '"file:"', f"credentials.main.key: {KEY_RULE}"),
     ('"env:YOUTUBE_API_KEY"', '"vault:secret/x"', f"credentials.main.key: {KEY_RULE}"),
-    ('"env:YOUTUBE_API_KEY"', "12345", "credentials.main.key: a number where a non-empty string is needed"),
     *(
         (
             "http://127.0.0.1:8765",
@@ -598,11 +541,6 @@ MISTAKES = [
         "jobs.trending.schedule: minute '61' is not a number from 0 to 59",
     ),
     (
-        '"*/30 * * * *"',
-        '"0 0 31 2 *"',
-        "jobs.trending.schedule: '0 0 31 2 *' never fires: none of its months has a day 31",
-    ),
-    (
         'stagger = "2m"',
         'timezone = "Europe/Brelin"',
         "jobs.trending.timezone: 'Europe/Brelin' is not a time zone; write for example \"America/Los_Angeles\"",
@@ -625,12 +563,6 @@ MISTAKES = [
     ),
     ('stagger = "2m"', 'misfire_grace = "8d"', "jobs.trending.misfire_grace: 192h is longer than 168h"),
     (
-        'stagger = "2m"',
-        'jitter = "-5m"',
-        'jobs.trending.jitter: \'-5m\' is not a duration; write for example "30m", "24h" or "7d"',
-    ),
-    ("leave = 500", "leave = -1", f"jobs.trending.leave: -1 is not a whole number from 0 to {10**15}"),
-    (
         "leave = 500",
         "leave = { dya = 5 }",
         "jobs.trending.leave.dya: credential 'main' has no such limit; did you mean 'day'?",
@@ -643,11 +575,6 @@ MISTAKES = [
     ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
     # Ledger and store.
     ("redis://127", "http://127", f"ledger.url: unsupported URL scheme http://; use one of {SCHEMES}"),
-    (
-        "redis://127.0.0.1:6379/0",
-        "redis:127.0.0.1",
-        f"ledger.url: unsupported URL scheme; use one of {SCHEMES}",
-    ),
     (
         "redis://127.0.0.1:6379/0",
         "sqlite://ledger.db",
@@ -665,7 +592,6 @@ MISTAKES = [
         "a file is sqlite:///relative/path or sqlite:////absolute/path",
     ),
     ("sqlite:///videos.db", "sqlite:///.", "store.url: this is a folder; name a file in it"),
-    ("redis://127.0.0.1:6379/0", "sqlite:////", "ledger.url: this is a folder; name a file in it"),
     (
         "redis://127.0.0.1:6379/0",
         "sqlite:///sub/../videos.db",
@@ -676,13 +602,6 @@ MISTAKES = [
         "max_cost = 51",
         "ledger.unavailable.max_cost: a call of 51 units never fits in an allowance of 50; "
         "lower max_cost or raise allowance",
-    ),
-    ("machines = 2", "machines = 0", "ledger.unavailable.machines: 0 is not a whole number from 1 to 1000"),
-    ("machines = 2", "machines = 1_001", "ledger.unavailable.machines: 1001 is not a whole number from 1 to 1000"),
-    (
-        "unavailable = { max_cost = 1, allowance = 50, machines = 2 }",
-        "unavailable = 50",
-        "ledger.unavailable: a number where a table is needed",
     ),
 ]
 
@@ -702,12 +621,6 @@ def test_a_project_of_the_cloud_is_an_id_or_a_number(write: Any, written: str, m
     credential = load_settings(path).credentials["main"]
     assert (credential.cloud_project, credential.auth_ref) == (meant, f"service-account:{path.parent / 'x.json'}")
     assert load_settings(write(FULL)).credentials["main"].cloud_project is None
-
-
-def test_no_message_shows_what_may_be_a_secret(write: Any) -> None:
-    for text, instead, _ in MISTAKES:
-        if "secret" in instead.lower():
-            assert "secret" not in message(write(FULL.replace(text, instead, 1))).lower()
 
 
 @pytest.mark.parametrize("host", ["emulator:8765", "192.0.2.1", "0.0.0.0:8765", "localhost.example", "[2001:db8::1]"])
@@ -766,7 +679,7 @@ def test_a_link_to_the_ledgers_file_is_that_file(write: Any, tmp_path: Path) -> 
     assert message(write(text)) == "store.url: the ledger uses this file already; give the store a file of its own"
 
 
-def test_a_configuration_without_credentials_is_told_how_to_have_one(write: Any) -> None:
+def test_an_error_shows_how_to_add_a_credential(write: Any) -> None:
     example = 'add [credentials.main] with api = "youtube-v3"'
     assert message(write("")) == f"credentials: missing; {example}"
     assert message(write("[credentials]")) == f"credentials: at least one is needed; {example}"
@@ -816,24 +729,13 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch:
         (b"secret" * 9_000, "holds more than 8192 characters, so this is not a key"),
     ],
 )
-def test_what_no_header_can_carry_is_no_key_and_is_not_shown(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as error:
         read_key(f"file:{path}")
     assert str(error.value) == f"key file {path} {expected}"
     assert error.value.__cause__ is None
-
-
-def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SOME_KEY", raising=False)
-    with pytest.raises(ConfigError) as error:
-        read_key("env:SOME_KEY")
-    assert str(error.value) == (
-        "environment variable SOME_KEY is not set; put the key into it, or write file:/path instead of env:SOME_KEY"
-    )
-    with pytest.raises(ConfigError, match=r"^key file .*/no cannot be read: No such file or directory$"):
-        read_key(f"file:{tmp_path}/no")
 
 
 # -- the example -------------------------------------------------------------------------------------------------------
@@ -852,7 +754,7 @@ def test_the_example_explains_every_key() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_what_is_commented_out_in_the_example_can_be_uncommented(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_commented_key_of_the_example_can_be_uncommented(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every comment that looks like TOML, switched on at once."""
     for name in ("LEDGER_PASSWORD", "SENTINEL_PASSWORD", "CLIENT_KEY_PASSWORD"):
         monkeypatch.setenv(name, "secret")
@@ -885,7 +787,7 @@ def test_a_session_opens_its_ledger_when_it_is_asked_for(state_dir: Path) -> Non
 
 
 @pytest.mark.parametrize("nothing", ["", [], {}, 0, False, b""], ids=repr)
-def test_a_configuration_that_is_named_by_nothing_is_not_another_one(
+def test_an_empty_path_selects_no_other_configuration(
     write: Any, monkeypatch: pytest.MonkeyPatch, nothing: Any
 ) -> None:
     """As of `--config "$UNSET"`: what is found instead has another budget."""
@@ -929,7 +831,7 @@ def test_simulated_time_reaches_budget_and_ledger(state_dir: Path) -> None:
         assert session.budget().charge("videos.list").decided_at_ms == 1_800_000_000_000
 
 
-def test_a_state_folder_that_cannot_be_made_says_what_to_do(
+def test_a_state_folder_that_cannot_be_made_is_one_line_with_the_remedy(
     tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -946,3 +848,9 @@ def test_machines_come_back_at_different_times_but_each_at_its_own() -> None:
 
     assert 0 <= machine_jitter_ms() < MINUTE_MS
     assert machine_jitter_ms() == machine_jitter_ms()
+
+
+def test_each_option_of_a_built_in_job_has_a_hint() -> None:
+    built_in = [getattr(fetches, name) for name in BUILT_IN_FETCHES]
+    options = {option for fetch in built_in for option in list(signature(fetch).parameters)[3:]}
+    assert options - {"store", "pages"} == {*OPTIONS}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +137,7 @@ def store(api: Api) -> Iterator[Store]:
 # -- what is served ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [7, 50, 100])
+@pytest.mark.parametrize("limit", [7, 100])
 def test_the_pages_of_a_ranking_are_the_ranking(api: Api, limit: int) -> None:
     pages = list(api.pages(TRENDING, region="DE", limit=limit))
     stored = api.rows(
@@ -267,7 +264,7 @@ def test_an_answer_that_is_the_same_is_not_sent_again(api: Api, path: str) -> No
     assert {**head.headers, "date": ""} == {**first.headers, "date": ""}
 
 
-def test_what_is_old_may_be_kept_longer(api: Api, store: Store) -> None:
+def test_an_old_answer_may_be_cached_longer(api: Api, store: Store) -> None:
     def kept_s() -> int:
         return int(api.get(TRENDING, region="OLD").headers["cache-control"].removeprefix("public, max-age="))
 
@@ -333,7 +330,7 @@ def test_a_search_ends_with_what_the_store_gets_although_a_clock_was_ahead(api: 
     assert api.problem(400, SEARCH, **second)["parameter"] == "cursor"
 
 
-def test_of_several_jobs_the_one_that_is_configured_ranks_a_region(api: Api, store: Store) -> None:
+def test_a_configured_job_ranks_a_region(api: Api, store: Store) -> None:
     for job, numbers in (("another", range(5)), ("trending", range(10, 15)), ("zzz", range(20, 25))):
         save(store, numbers, job=job, region="US")
     assert api.json(TRENDING, region="US")["ranking"]["job"] == "trending"
@@ -393,40 +390,25 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
 
 BAD = [
     (TRENDING, "", "region"),
-    (TRENDING, "region=", "region"),
     (TRENDING, "region=YY", "region"),
-    (TRENDING, "region=de", "region"),
     (TRENDING, "region=DE%00", "region"),
     (TRENDING, "region=DE&region=DE", "region"),
-    (TRENDING, "region=DE&limit=0", "limit"),
     (TRENDING, "region=DE&limit=101", "limit"),
-    (TRENDING, "region=DE&limit=ten", "limit"),
-    (TRENDING, "region=DE&cursor=", "cursor"),
     (TRENDING, "region=DE&cursor=CDIQAA", "cursor"),
     (TRENDING, f"region=DE&cursor={'A' * 24}", "cursor"),
-    (TRENDING, "region=DE&pageToken=CDIQAA", "pageToken"),
     (TRENDING, "region=DE&Limit=5", "Limit"),
     (TRENDING, f"region={'x' * 3000}", "region"),
     (SEARCH, "", "q"),
-    (SEARCH, "q=", "q"),
     (SEARCH, "q=%20+%09", "q"),
-    (SEARCH, "q=%00", "q"),
     (SEARCH, f"q={'a+' * 33}", "q"),
     (SEARCH, f"q={'a' * 101}", "q"),
-    (SEARCH, "q=*", "q"),
     (SEARCH, "q=a*", "q"),
-    (SEARCH, "q=music+a**", "q"),
-    (SEARCH, "q=.a*", "q"),
     (SEARCH, "q=aa.a.*", "q"),
     (SEARCH, "q=%E6%9D%B1a*", "q"),
-    (SEARCH, "q=--*", "q"),
     (SEARCH, "q=aa*+bb*+cc*+dd*", "q"),
     (SEARCH, "q=a&region=DE", "region"),
     ("/api/v1/channels/a", "limit=5", "limit"),
-    ("/api/v1/videos/a", "limit=5", "limit"),
     ("/healthz", "verbose=1", "verbose"),
-    ("/openapi.json", "x", "x"),
-    ("/", "x=1", "x"),
     ("/", "x" * 30_000, "x" * 97 + "..."),
 ]
 
@@ -439,7 +421,7 @@ def test_a_question_that_cannot_be_right_is_400(api: Api, path: str, query: str,
 @pytest.mark.parametrize(
     "path", [f"{SEARCH}?q=%ff", f"{SEARCH}?q=%ED%A0%80", f"{TRENDING}?region=DE&%ff=1", "/api/v1/channels/%ff"]
 )
-def test_what_is_not_utf_8_is_400(api: Api, path: str) -> None:
+def test_a_request_that_is_not_utf_8_is_400(api: Api, path: str) -> None:
     detail = problem(api.client.get(path), 400)["detail"]
     assert "not UTF-8" in detail
     assert "b'" not in detail, "as it was written, not as Python writes bytes"
@@ -452,15 +434,12 @@ def test_a_cursor_of_another_query_is_400(api: Api) -> None:
     assert len(ids(api.json(TRENDING, region="DE", limit=20, cursor=token))) == 20  # another size of page is the same
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_words_are_words_and_no_syntax(api: Api) -> None:
+    stars = ["**a", '"aa*', "C.ab*", "aa* bb* 東京*"]
+    for words in (
         '"',
         "'",
-        "**a",
-        '"aa*',
-        "C.ab*",
-        "aa* bb* 東京*",
+        *stars,
         "()",
         "a OR b",
         "NEAR(a b)",
@@ -471,21 +450,16 @@ def test_a_cursor_of_another_query_is_400(api: Api) -> None:
         "%",
         "\\",
         "\U0001f600",
-        "!",
-    ],
-)
-def test_words_are_words_and_no_syntax(api: Api, words: str) -> None:
-    assert api.get(SEARCH, q=words).status_code == 200
+    ):
+        assert api.get(SEARCH, q=words).status_code == 200, words
 
 
-@pytest.mark.parametrize(
-    "path", ["/x", "/api", "/api/v1/", f"{SEARCH}/", "/api/v1/channels/", "/api/v1/channels/a/b", "/etc/../x"]
-)
+@pytest.mark.parametrize("path", ["/x", f"{SEARCH}/", "/api/v1/channels/a/b", "/etc/../x"])
 def test_any_other_path_is_404(api: Api, path: str) -> None:
     problem(api.client.get(path), 404)
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "QUERY"])
+@pytest.mark.parametrize("method", ["POST", "OPTIONS", "QUERY"])
 def test_any_other_method_is_405(api: Api, method: str) -> None:
     for path in (f"{TRENDING}?region=DE", "/healthz", "/"):
         answer = api.client.request(method, path)
@@ -523,24 +497,8 @@ def test_every_answer_is_as_the_document_says(api: Api) -> None:
     document = api.json("/openapi.json")
     channels = [row[0] for row in api.rows("SELECT channel_id FROM channels LIMIT 5")]
     token = api.json(TRENDING, region="DE", limit=10)["nextPageToken"]
-    values = [
-        "DE",
-        "US",
-        "YY",
-        "",
-        "a",
-        "music video",
-        "5",
-        "100",
-        "101",
-        "-1",
-        "é",
-        "\0",
-        "x" * 600,
-        "a*",
-        token,
-        "東京",
-    ]
+    values = ["DE", "US", "YY", "", "a", "music video", "5", "100", "101", "-1", "é", "\0", "x" * 600, "a*"]
+    values += [token, "東京"]
     seen: set[tuple[str, int]] = set()
     for _ in range(400):
         path = chance.choice(list(document["paths"]))
@@ -623,14 +581,14 @@ shadow = {shadow}
         (INBOUND.format(path="/api/*", shadow="true"), "/api/v1/videos/trending"),
     ],
 )
-def test_what_others_reach_wants_a_rule_or_a_word(tmp_path: Path, rules: str, missing: str) -> None:
+def test_an_address_that_others_reach_needs_a_rule_or_unlimited(tmp_path: Path, rules: str, missing: str) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + rules)
     said = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)
     assert f"no rule limits {missing}: write [inbound.NAME] in quota.toml, or set --unlimited" in said
 
 
-def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
+def test_other_machines_are_limited_by_the_rules(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + INBOUND.format(path="/api/*", shadow="false"))
     options = ["--listen", "[::]:0"]
@@ -657,7 +615,7 @@ def test_a_word_lets_all_in(tmp_path: Path) -> None:
         )
 
 
-def test_why_it_cannot_begin_is_one_line(tmp_path: Path) -> None:
+def test_the_reason_for_a_failed_start_is_one_line(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -674,12 +632,4 @@ def test_why_it_cannot_begin_is_one_line(tmp_path: Path) -> None:
 
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
     script = "import sys; sys.modules['uvicorn'] = None; from quota.cli.entry import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "serve"],
-        cwd=tmp_path,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "pip install 'quota-ledger[web]'" in one_line(done, 2)
+    assert "pip install 'quota-ledger[web]'" in one_line(Quota(tmp_path)("serve", script=script), 2)

@@ -25,7 +25,8 @@ from quota.jobs.api.parameters import (
 )
 from quota.jobs.api.resources import channel, video
 from quota.jobs.store.fulltext import MAX_WORDS
-from quota.jobs.store.reader import MAX_HITS, ChannelRow, VideoRow
+from quota.jobs.store.reader import MAX_HITS
+from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS
 
 
 @pytest.mark.parametrize("position", [0, 1, 50, 2**32 - 1])
@@ -99,7 +100,10 @@ def test_any_other_limit_is_turned_away(written: str) -> None:
 
 @pytest.mark.parametrize("value", [None, b"\xff", 1.5, -1, "", "[", "[[", "{}", "[1]", '["\\ud800"]', 2**62])
 def test_a_damaged_row_is_a_resource_without_what_is_damaged(value: Any) -> None:
-    for resource in (video(VideoRow(*[value] * len(VideoRow._fields))), channel(ChannelRow(*[value] * 11))):
+    for resource in (
+        video(dict.fromkeys(("video_id", *VIDEO_FIELDS), value)),
+        channel(dict.fromkeys(("channel_id", *CHANNEL_FIELDS), value)),
+    ):
         written = json.dumps(resource, ensure_ascii=False).encode(errors="replace")
         assert {"kind", "id"} <= json.loads(written).keys()
         assert None not in resource.get("snippet", {}).values()
@@ -116,8 +120,7 @@ def test_a_damaged_row_is_a_resource_without_what_is_damaged(value: Any) -> None
     ],
 )
 def test_a_thumbnail_stands_under_the_size_of_its_file(url: str, size: str) -> None:
-    row = VideoRow("v", *[None] * 18)._replace(thumbnail_url=url)
-    assert video(row)["snippet"]["thumbnails"] == {size: {"url": url}}
+    assert video({"video_id": "v", "thumbnail_url": url})["snippet"]["thumbnails"] == {size: {"url": url}}
 
 
 def test_the_document_has_the_numbers_of_the_code() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quota.errors import QuotaError, UsageError
-from quota.web import lifecycle
+from quota.web import serving
 from support.installation import until
 from support.web import Served, hanging
 
@@ -92,7 +92,7 @@ def test_a_client_that_takes_no_answer_is_let_go() -> None:
         until(lambda: not any(connections_of(served.process.pid, one) for one in opened))
 
 
-def test_what_is_no_request_is_told_to_its_sender_alone() -> None:
+def test_only_the_sender_of_a_malformed_request_gets_an_error() -> None:
     """Our log says nothing of it: whoever can connect could fill it."""
     with hanging() as served:
         for rest in (b"zz\r\n", b"0\r\n" + b"x: y\r\n" * 40_000):
@@ -129,8 +129,8 @@ def connections_of(pid: int, client: socket.socket) -> list[str]:
     return [one for one in found if one in inodes]
 
 
-def test_what_the_event_loop_meets_is_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    faults = lifecycle._Faults()
+def test_errors_of_the_event_loop_are_logged_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    faults = serving._Faults()
     for _ in range(3):
         faults.say(None, {"message": "accept failed", "exception": OSError(24, "Too many open files")})
     assert [record.getMessage() for record in caplog.records] == [
@@ -142,26 +142,26 @@ def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(QuotaError, match=f"127.0.0.1:{port}: Address already in use; choose another port") as said:
-            lifecycle.listen("127.0.0.1", port)
+            serving.listen("127.0.0.1", port)
     assert said.value.exit_status == 1
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a\0b", "é" * 70, "." * 300])
 def test_an_address_of_no_interface_here_is_one_line(host: str) -> None:
     with pytest.raises(QuotaError) as said:
-        lifecycle.listen(host, 0)
+        serving.listen(host, 0)
     assert (said.value.exit_status, str(said.value).isprintable()) == (1, True)
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, 10**30])
 def test_a_port_out_of_range_is_one_line(port: int) -> None:
     with pytest.raises(UsageError, match="a port is a number from 0 to 65535"):
-        lifecycle.listen("127.0.0.1", port)
+        serving.listen("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])
 def test_port_0_takes_a_free_one(host: str) -> None:
-    with lifecycle.listen(host, 0) as listener:
-        address = lifecycle.address_of(listener)
+    with serving.listen(host, 0) as listener:
+        address = serving.address_of(listener)
         assert int(address.rpartition(":")[2]) > 0
         assert address.startswith(("http://127.0.0.1:", "http://[::1]:"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quota.inbound import Limit, Rule
-from quota.inbound.answers import fields_of, problem_of
 from quota.inbound.contract import Decision, LimitState
 from quota.inbound.deciding import Verdict
+from quota.inbound.middleware import fields_of, problem_of
 
 RULE = Rule("api", [Limit(100, 60_000), Limit(5_000, 86_400_000)])
 
@@ -16,7 +16,7 @@ def verdict(admitted: bool, *states: LimitState, rule: Rule = RULE) -> Verdict:
     return Verdict(rule, "admitted" if admitted else "refused", Decision(admitted, 0, states))
 
 
-def test_what_is_left_within_which_time() -> None:
+def test_ratelimit_has_what_is_left_and_the_time() -> None:
     got = dict(fields_of([verdict(True, LimitState(42, 17_001, 0), LimitState(5_000, 0, 0))], with_x=True))
     assert got == {
         "ratelimit-policy": '"api-1m";q=100;w=60, "api-24h";q=5000;w=86400',
@@ -28,7 +28,7 @@ def test_what_is_left_within_which_time() -> None:
 
 
 @pytest.mark.parametrize("wait_ms", [1, 999, 1_000, 1_001, 59_001, 3_600_000, 86_400_000])
-def test_nobody_is_told_to_come_back_early(wait_ms: int) -> None:
+def test_retry_after_is_never_too_early(wait_ms: int) -> None:
     """Nor before the end of any effective window; jitter only adds, and at most a tenth or a second."""
     refused = verdict(False, LimitState(0, 60_000, wait_ms), LimitState(7, 80_000_000, 0))
     waits = set()

@@ -1,0 +1,222 @@
+"""`quota ledger repair`, `scripts` and `move` as a user types them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quota
+from quota.ledger.redis_log import script, script_names
+from quota.terms.limits import DAY_MS
+from support.commands import Quota, one_line
+from support.configurations import limited
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+YEAR_MS = 365 * DAY_MS
+CONFIGURATION = """
+[ledger]
+url = "{url}"
+unavailable = {{ max_cost = 1, allowance = 3, machines = 1 }}
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+[[credentials.main.limits]]
+name = "day"
+quota = 10_000
+headroom = 500
+window = "24h"
+"""
+
+
+@pytest.fixture
+def command(ledger_url: str, tmp_path: Path) -> Quota:
+    command = Quota(tmp_path)
+    command.configure(CONFIGURATION.format(url=ledger_url))
+    return command
+
+
+def ahead(command: Quota, monkeypatch: pytest.MonkeyPatch, by_ms: int = YEAR_MS) -> None:
+    """One search while all clocks of this machine and the server's stand ahead."""
+    for name in ("QUOTA_STATE_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, command.env[name])
+    with quota.open(command.folder / "quota.toml", clock=lambda: time.time_ns() // 1_000_000 + by_ms) as session:
+        assert session.budget().charge("search.list").admitted
+
+
+def searches(command: Quota) -> int:
+    """How many more searches are admitted now, by a program that stays open."""
+    with quota.open(command.folder / "quota.toml") as session:
+        budget = session.budget()
+        return sum(budget.charge("search.list").admitted for _ in range(100))
+
+
+def test_a_repair_corrects_a_charge_a_year_ahead(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        assert command("charge", "search.list").returncode == 0
+    ahead(command, monkeypatch)
+    peeked = command("peek", "search.list")
+    assert peeked.returncode == 0
+    assert peeked.stderr.startswith("quota: ledger_ahead project=p"), "as every line that is not the log's"
+    assert peeked.stderr.count("ledger_ahead project=p") == 1
+    assert "quota ledger repair" in peeked.stderr
+    said = " ".join(command("status").stdout.split())
+    assert "a clock was wrong and dated a charge 20" in said
+    assert "`quota ledger repair`" in said
+    assert command.json("status")["credentials"][0]["newest_charge_at"] > time.strftime("%Y-%m-%dT", time.gmtime())
+
+    shown = command("ledger", "repair")
+    assert shown.returncode == 0
+    assert "project p: 1 charge of 100 units dated ahead, the newest 20" in shown.stdout
+    assert shown.stdout.splitlines()[-1].startswith("Nothing was changed.")
+    rows = command.json("ledger", "repair")
+    assert (rows["repaired"], rows["projects"][0]["charges"], rows["projects"][0]["units"]) == (False, 1, 100)
+
+    done = command.json("ledger", "repair", "--yes")
+    assert (done["repaired"], done["projects"][0]["charges"]) == (True, 1)
+    again = command("ledger", "repair", "--yes")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "nothing is dated ahead" in again.stdout
+    shown = command("ledger", "repair")
+    assert "If that time is right" not in shown.stdout, "there is nothing to repair"
+    assert shown.stdout.splitlines()[-1] == "Nothing was changed."
+    peeked = command("peek", "search.list")
+    assert (peeked.returncode, peeked.stderr) == (0, "")
+    assert searches(command) == 91
+    refused = command.json("peek", "search.list", status=75)
+    assert refused["retry_after_ms"] <= DAY_MS
+
+
+def test_lost_charges_of_the_future_come_back_with_the_present_time(
+    command: Quota, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead(command, monkeypatch)
+    ledger = command.folder / "ledger.db"
+    if ledger.exists():
+        for path in command.folder.glob("ledger.db*"):
+            path.unlink()
+    else:
+        import redis
+
+        with redis.Redis.from_url(quota.open(command.folder / "quota.toml").settings.ledger.url) as client:
+            client.flushall()
+    assert command("status").returncode == 0
+    assert "nothing is dated ahead" in command("ledger", "repair").stdout
+    assert searches(command) == 94
+
+
+def test_a_clock_that_disagrees_repairs_nothing(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead(command, monkeypatch)
+    from quota.cli import ledger as module
+    from quota.cli.entry import main
+
+    monkeypatch.chdir(command.folder)
+    monkeypatch.setattr(module, "host_clock", lambda: time.time_ns() // 1_000_000 + 6_000)
+    monkeypatch.setattr("sys.argv", ["quota", "ledger", "repair", "--yes"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert command.json("ledger", "repair")["projects"][0]["charges"] == 1
+
+
+# -- the scripts for other languages -----------------------------------------------------------------------------------
+
+
+def scripts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return Quota(folder)("ledger", "scripts", *words)
+
+
+def test_it_writes_what_the_ledger_itself_sends_and_again_after_an_upgrade(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "charge.lua").write_text("of an older version")
+    for _ in range(2):
+        done = scripts(tmp_path, "a/b")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"wrote {len(script_names())} scripts into a/b\n"
+    written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "a" / "b").iterdir()}
+    assert written == {f"{name}.lua": script(name)[0] for name in script_names()}
+
+
+def test_the_command_makes_the_folder(tmp_path: Path) -> None:
+    assert scripts(tmp_path, "new/folder").returncode == 0
+    assert len([*(tmp_path / "new" / "folder").iterdir()]) == len(script_names())
+
+
+def test_a_path_that_is_not_a_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "charge.lua").mkdir(parents=True)
+    for words in (("file",), ("file/below",), ("taken",), ()):
+        done = scripts(tmp_path, *words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+
+
+# -- a project goes to another ledger with all that counts, and comes back ---------------------------------------------
+
+
+@pytest.fixture
+def mover(quota: Quota) -> Quota:
+    quota.configure(limited(500, ledger=f"sqlite:///{quota.folder}/ledger.db"))
+    return quota
+
+
+def test_all_that_counts_moves_there_and_back(mover: Quota, shared: str) -> None:
+    here = f"sqlite:///{mover.folder}/ledger.db"
+    ids = [mover.json("charge", "search.list")["id"] for _ in range(3)]
+    assert mover("settle", ids[0], "40").returncode == 0
+    assert mover("charge", "videos.list", "--units", "400").returncode == 75
+    moved = mover("ledger", "move", here, shared)
+    assert moved.returncode == 0, moved.stderr
+    assert moved.stdout.startswith("project p: 3 charges moved to ")
+    refused = mover("charge", "videos.list")
+    assert refused.returncode == 69
+    assert "has moved to" in refused.stderr
+    again = mover("ledger", "move", here, shared)
+    assert (again.returncode, again.stdout.splitlines()[0][:24]) == (0, "project p: moved already")
+
+    mover.configure(limited(500, ledger=shared))
+    (limit,) = mover.json("status")["credentials"][0]["limits"]
+    assert limit["used_units"] == 240
+    assert mover("charge", "videos.list", "--units", "100").returncode == 0
+    assert mover("refund", ids[1]).returncode == 0
+    assert mover("ledger", "move", shared, here).returncode == 0
+    assert mover("charge", "videos.list").returncode == 69
+
+    mover.configure(limited(500, ledger=here))
+    (limit,) = mover.json("status")["credentials"][0]["limits"]
+    assert limit["used_units"] == 240
+    refused = mover.json("charge", "videos.list", "--units", "261", status=75)
+    assert refused["refused_by"] == "day"
+
+
+def test_a_closed_bucket_moves_too(mover: Quota, shared: str) -> None:
+    here = f"sqlite:///{mover.folder}/ledger.db"
+    with quota.open(mover.folder / "quota.toml") as session:
+        now_ms = session.ledger.now_ms()
+        session.budget().exhaust("units", now_ms, now_ms + 3_600_000, "no more")
+    assert mover("ledger", "move", here, shared).returncode == 0
+    mover.configure(limited(500, ledger=shared))
+    assert mover.json("charge", "videos.list", status=75)["reason"] == "exhausted"
+
+
+def test_an_impossible_move_is_one_line_and_changes_nothing(mover: Quota, shared: str) -> None:
+    here = f"sqlite:///{mover.folder}/ledger.db"
+    assert "holds nothing of project p" in one_line(mover("ledger", "move", here, shared), 1)
+    assert "is both the old ledger and the new one" in one_line(mover("ledger", "move", here, here), 1)
+    assert mover("charge", "videos.list").returncode == 0
+    assert mover("ledger", "move", here, "redis://127.0.0.1:9/0").returncode == 69
+    assert mover("charge", "videos.list").returncode == 0, "its fence is given back, or over"
+
+
+def test_a_project_does_not_move_to_that_of_another_api(mover: Quota, shared: str) -> None:
+    here = f"sqlite:///{mover.folder}/ledger.db"
+    assert mover("charge", "videos.list").returncode == 0
+    mover.configure(f'[ledger]\nurl = "{shared}"\n[credentials.p]\napi = "asana"\n')
+    assert mover("charge", "read").returncode == 0
+    line = one_line(mover("ledger", "move", here, shared), 69)
+    assert line.endswith(
+        "project 'p' has the charges of api 'asana', and upstream counts 'youtube' separately; give this credential "
+        "another project"
+    )

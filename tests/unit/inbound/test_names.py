@@ -1,0 +1,77 @@
+"""Which salt makes the names of a window, and whom a window met, until the storage knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from quota.errors import StorageAway
+from quota.inbound.contract import Limit, Policy
+from quota.inbound.names import Met, outdated, plan, salt_names
+
+DAY_MS = 86_400_000
+
+
+def test_a_window_uses_the_salt_of_the_day_in_which_it_began() -> None:
+    policy = Policy("a", (Limit(1, 7 * 3_600_000),))  # no divisor of a day
+    at_ms = 20_000 * DAY_MS + 60_000
+    needed = salt_names(policy, at_ms)
+    begun_ms = at_ms - at_ms % (7 * 3_600_000)
+    assert begun_ms // DAY_MS == 19_999
+    assert needed == {"25200000:19999": 20_000 * DAY_MS + 14 * 3_600_000}, "and it is needed for two windows more"
+
+
+def test_a_permanent_salt_is_used_by_the_windows_that_begin_after_it() -> None:
+    policy = Policy("a", (Limit(1, 10_000),), "log")
+    fixed = {"shard": "00", "0": "01", "1005000": "02", "1025000": "03"}
+    seen = {at_ms: plan(policy, at_ms, fixed, {}).windows[0] for at_ms in range(1_000_000, 1_050_000, 10_000)}
+    assert [(salt.hex(), before.hex()) for _, salt, before in seen.values()] == [
+        ("01", "01"),
+        ("02", "01"),
+        ("02", "02"),
+        ("03", "02"),
+        ("03", "03"),
+    ]
+
+
+def test_a_permanent_salt_is_kept_for_two_of_the_longest_windows() -> None:
+    fixed = {"shard": "00", "0": "01", "1000": "02", "2000": "03"}
+    assert outdated(fixed, 1_000 + 62 * DAY_MS) == []
+    assert outdated(fixed, 1_001 + 62 * DAY_MS) == ["0"]
+    assert outdated(fixed, 10**13) == ["0", "1000"], "the newest stays"
+
+
+# -- whom a window met -------------------------------------------------------------------------------------------------
+
+SEARCH = ("search", 60_000, 7)
+LOGIN = ("login", 1_000, 9)
+
+
+def take_nothing(met: Met) -> None:
+    """As a storage that goes away, while further identities come."""
+    with met.handed_over():
+        met.note(SEARCH, was_before=True)
+        met.note(LOGIN, was_before=True)
+        raise StorageAway("away")
+
+
+def test_new_identities_and_those_of_the_window_before_are_counted_apart() -> None:
+    met = Met()
+    met.note(SEARCH, was_before=False)
+    met.note(SEARCH, was_before=True)
+    met.note(SEARCH, was_before=True)
+    met.note(LOGIN, was_before=False)
+
+    with met.handed_over() as counts:
+        assert counts == {SEARCH: [1, 2], LOGIN: [1, 0]}
+
+    assert len(met) == 0
+
+
+def test_refused_totals_are_added_to_newer_totals() -> None:
+    met = Met()
+    met.note(SEARCH, was_before=False)
+    with pytest.raises(StorageAway):
+        take_nothing(met)
+
+    with met.handed_over() as counts:
+        assert counts == {SEARCH: [1, 1], LOGIN: [0, 1]}
