@@ -168,11 +168,12 @@ class RandomOperations:
                     operation(caller)
                 except QuotaError as error:
                     raise self._difference("".join(traceback.format_exception(error)), "an answer") from error
-                if self.log.was_trimmed:
-                    self._trim()
+                self._hear_of_trims()
         return self.counts
 
     def _note(self, caller: Caller, what: str) -> None:
+        """Note a step. An operation may have several, and each may trim the log."""
+        self._hear_of_trims()
         self.history.append(f"{self.number} at {self.clock_ms} caller {self.callers.index(caller)}: {what}")
 
     def _difference(self, got: object, want: object) -> DifferenceError:
@@ -191,8 +192,10 @@ class RandomOperations:
         self.clock_ms = max(clock_ms, self.latest_ms - FURTHEST_BACK_MS)
         self.latest_ms = max(self.latest_ms, self.clock_ms)
 
-    def _trim(self) -> None:
+    def _hear_of_trims(self) -> None:
         """What has left the log is no longer counted by who begins. No window ever named may reach it."""
+        if not self.log.was_trimmed:
+            return
         self.log.was_trimmed = False
         trimmed = self.log.begin(self.name).trimmed
         if trimmed <= self.trimmed:
