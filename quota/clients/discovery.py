@@ -98,9 +98,9 @@ class Routes:
         begins = f"{self._batch}/".lower()
         return verb == "POST" and any(f"{reading}/".lower().startswith(begins) for reading in readings_of(path))
 
-    def is_part(self, path: str, query: str) -> bool:
-        """Whether a request continues an upload."""
-        is_clear = len(readings_of(path)) == 1
+    def is_part(self, verb: str, path: str, query: str) -> bool:
+        """Whether a request continues an upload. With another verb than PUT, upstream may begin a new upload."""
+        is_clear = verb == "PUT" and len(readings_of(path)) == 1
         return is_clear and "upload_id" in parse_qs(query) and any(pattern.fullmatch(path) for pattern in self._uploads)
 
 

@@ -305,7 +305,7 @@ class _Gate:
         request = _sending.get()
         if request is None and is_batch:
             sent = self._charge_batch(headers, body)
-        elif self._is_chunk(request, path, query):
+        elif self._is_chunk(request, verb, path, query):
             sent = []
         else:
             method = (request.methodId if request is not None else None) or on_the_wire or f"{verb} {path}"
@@ -313,11 +313,11 @@ class _Gate:
         self._waiting.sent = sent
         return sent
 
-    def _is_chunk(self, request: HttpRequest | None, path: str, query: str) -> bool:
+    def _is_chunk(self, request: HttpRequest | None, verb: str, path: str, query: str) -> bool:
         """Whether this request continues an upload. The request that opened the upload was charged."""
         if request is not None:
             return request.resumable is not None and request.resumable_uri is not None
-        return self._routes.is_part(path, query)
+        return self._routes.is_part(verb, path, query)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")

@@ -152,7 +152,7 @@ class Google:
     def continues(self, verb: str, url: str) -> bool:
         """Whether a request continues a call that was charged at its beginning."""
         parts = urlsplit(url)
-        return self._routes is not None and self._routes.is_part(parts.path, parts.query)
+        return self._routes is not None and self._routes.is_part(verb.upper(), parts.path, parts.query)
 
     def method(self, verb: str, url: str) -> str | None:
         """The API method of a request; None if it is unknown. Raises UsageError for a batch: it holds several calls."""

@@ -375,9 +375,10 @@ def test_the_path_identifies_a_chunk_even_if_it_names_a_file(ledger: Log) -> Non
     document = json.loads(get_static_doc("drive", "v3"))
     gate = MeteredHttp(Meter(make_budget(ledger)), document).gate
     path = "/upload/drive/v3/files/a-file"
-    assert gate._is_chunk(None, path, "uploadType=resumable&upload_id=x")
-    assert not gate._is_chunk(None, path, "uploadType=resumable")
-    assert not gate._is_chunk(None, "/drive/v3/files/a-file", "upload_id=x")
+    assert gate._is_chunk(None, "PUT", path, "uploadType=resumable&upload_id=x")
+    assert not gate._is_chunk(None, "POST", path, "uploadType=resumable&upload_id=x")
+    assert not gate._is_chunk(None, "PUT", path, "uploadType=resumable")
+    assert not gate._is_chunk(None, "PUT", "/drive/v3/files/a-file", "upload_id=x")
 
 
 def test_no_error_shows_the_callers_own_key(upstream: Emulator, connect: Connect) -> None:

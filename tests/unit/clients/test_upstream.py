@@ -614,4 +614,5 @@ def test_an_upload_whose_path_is_not_clear_is_charged() -> None:
     upstream = upstream_of(load_book("youtube-v3"))
     root = "https://youtube.googleapis.com/upload/youtube/v3"
     assert upstream.continues("PUT", f"{root}/videos?upload_id=a")
+    assert not upstream.continues("POST", f"{root}/videos?upload_id=a")
     assert not upstream.continues("PUT", f"{root}/videos;x?upload_id=a")
