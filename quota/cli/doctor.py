@@ -28,7 +28,7 @@ from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refuse
 from quota.ledger.factory import backend_of, open_ledger
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
-from quota.ledger.state import API, check_api
+from quota.ledger.state import API, check_usable
 from quota.reports.status import allowances, exact_from
 from quota.session import Session, projects_left
 from quota.settings.folders import state_folder
@@ -133,7 +133,7 @@ def ask_ledger(settings: Settings) -> list[Finding]:
         return []
     try:
         for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
-            check_api(ledger.label, project, api, ledger.begin(project, (), (API,)).state)
+            check_usable(ledger.label, project, api, ledger.begin(project, (), (API,)))
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
         return [finding_of(level, "ledger.url", error, "see `quota doctor`")]

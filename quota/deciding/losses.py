@@ -23,8 +23,8 @@ from quota.common.clock import LATEST_MS, elapsed_s
 from quota.common.log import warn
 from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
-from quota.ledger.log import LEASE_MS, SLACK_MS, Beginning, fence_is_over, in_pieces, is_fence, is_seal
-from quota.ledger.state import API, Change, change, check_api, moved
+from quota.ledger.log import LEASE_MS, SLACK_MS, Beginning, fence_is_over, in_pieces, is_fence
+from quota.ledger.state import API, Change, change, check_usable
 from quota.rules import facts as facts_rules
 from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
@@ -96,9 +96,7 @@ def _unfenced(project: Project, ends_s: float) -> Beginning:
     """The log's beginning, once no other owner's fence stands."""
     while True:
         beginning = project.log.begin(project.name, (), (FACTS, API))
-        check_api(project.log.label, project.name, project.api, beginning.state)
-        if is_seal(beginning.epoch):
-            raise moved(project.log.label, beginning.epoch)
+        check_usable(project.log.label, project.name, project.api, beginning)
         if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
             return beginning
         if elapsed_s() > ends_s:

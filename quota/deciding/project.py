@@ -33,7 +33,7 @@ from quota.decision import REPAIR
 from quota.errors import LedgerError, SessionClosedError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, SLACK_MS, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
-from quota.ledger.state import API, State, check_api, moved
+from quota.ledger.state import API, State, check_api, check_usable
 from quota.rules.entry import START, Entry, Id, Keys, just_before
 from quota.rules.facts import FACTS, Facts, closing
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
@@ -346,9 +346,7 @@ class Project(OfOneProcess):
         names = [view.name for view in views]
         beginning = self.log.begin(self.name, names, (FACTS, LONGEST, API))
         epoch, journal = beginning.epoch, self.journal
-        if is_seal(epoch):
-            raise moved(self.log.label, epoch)
-        check_api(self.log.label, self.name, self.api, beginning.state)
+        check_usable(self.log.label, self.name, self.api, beginning)
         if is_fence(epoch) or (journal is not None and is_behind(self, journal, beginning)):
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
             put_back(self)

@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from quota.common.clock import elapsed_s
 from quota.common.text import many, one_line, show
 from quota.errors import LedgerError, UnusableLedger, UsageError
-from quota.ledger.log import SEAL, Changed, Log, is_fence, is_seal
+from quota.ledger.log import SEAL, Beginning, Changed, Log, is_fence, is_seal
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
 from quota.rules.claims import (
@@ -136,6 +136,13 @@ def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> N
             f"ledger {label}: project {project!r} has the charges of api {show(state[API])}, and upstream counts "
             f"{show(api)} separately; give this credential another project"
         )
+
+
+def check_usable(label: str, project: str, api: str, beginning: Beginning) -> None:
+    """Raises UnusableLedger if a log has moved, or belongs to another API."""
+    if is_seal(beginning.epoch):
+        raise moved(label, beginning.epoch)
+    check_api(label, project, api, beginning.state)
 
 
 @dataclass(frozen=True)

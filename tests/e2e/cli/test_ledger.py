@@ -173,6 +173,8 @@ def test_all_that_counts_moves_there_and_back(mover: Quota, shared: str) -> None
     refused = mover("charge", "videos.list")
     assert refused.returncode == 69
     assert "has moved to" in refused.stderr
+    checked = mover("check")
+    assert (checked.returncode, "has moved to" in checked.stderr) == (78, True)
     again = mover("ledger", "move", here, shared)
     assert (again.returncode, again.stdout.splitlines()[0][:24]) == (0, "project p: moved already")
 
