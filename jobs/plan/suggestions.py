@@ -43,7 +43,7 @@ class Change(NamedTuple):
         """`searches: schedule = "every 103m" instead of "every 45m"`."""
         whose = self.job if self.job is not None else f"every job of {self.credential}"
         if self.setting in ("regions", "ticks"):
-            setting = "tick" if self.setting == "ticks" and self.after == "1" else self.setting
+            setting = self.setting.removesuffix("s") if self.after == "1" else self.setting
             return f"{whose}: {self.after} {setting} instead of {self.before}"
         return f"{whose}: {self.setting} = {self.after} instead of {self.before}"
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,7 +16,17 @@ import click
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import call_options, config_option, credential_option, format_option
-from quota.cli.output import fail, opened, print_json, say, unprinted
+from quota.cli.output import (
+    Column,
+    FirstThatFits,
+    fail,
+    opened,
+    print_json,
+    print_rich,
+    say,
+    tables,
+    unprinted,
+)
 from quota.common.files import read_named
 from quota.common.text import listed, many, show
 from quota.decision import Decision
@@ -378,7 +388,8 @@ def _environment(config: str | None, credential: str | None, job: str, tally: st
 
 
 def _run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
-    """Run a command to its end, and print what it and its children spent. Raises OSError if it does not start."""
+    """Run a command to its end, and print what it and its children spent, by method. Raises OSError if it does not
+    start."""
     import tempfile
 
     from quota.auto import payers_of
@@ -386,7 +397,12 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
 
     with tempfile.TemporaryDirectory(prefix="quota-") as tally:
         status = _run(command, _environment(config, credential, job, tally))
-        spent, had_python = spent_in(tally), any(Path(tally).iterdir())
+        methods, had_python = spent_in(tally), any(Path(tally).iterdir())
+    spent = reduce(Spent.plus, methods.values(), Spent())
+    if methods:
+        columns = [Column("method"), *(Column(name, number=True) for name in Spent._fields)]
+        rows = [(method, *(f"{number:,}" for number in row)) for method, row in methods.items()]
+        print_rich(FirstThatFits(tables(columns, rows)), err=True)
     line = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
     if not had_python:
         line += "; no Python ran that quota can instrument"

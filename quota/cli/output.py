@@ -93,16 +93,17 @@ def new_console(**options: Any) -> Console:
     return console
 
 
-def print_rich(renderable: Any) -> None:
+def print_rich(renderable: Any, *, err: bool = False) -> None:
     """A table or text for people. A terminal gets colours; a pipe or a file gets no spaces at the ends of lines."""
-    console = new_console()
+    console = new_console(stderr=err)
     if console.is_terminal:
         console.print(renderable, crop=False)  # all that is printed fits
         return
     with console.capture() as printed:
         console.print(renderable, crop=False)
-    sys.stdout.write("\n".join(line.rstrip(" ") for line in printed.get().split("\n")))
-    sys.stdout.flush()
+    stream = sys.stderr if err else sys.stdout
+    stream.write("\n".join(line.rstrip(" ") for line in printed.get().split("\n")))
+    stream.flush()
 
 
 def say(*lines: str, err: bool = False) -> None:

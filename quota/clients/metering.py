@@ -51,10 +51,10 @@ MAX_NAME_LENGTH = 64
 class Tally(Protocol):
     """Counts what attempts spend."""
 
-    def refused(self) -> None:
+    def refused(self, method: str) -> None:
         """An attempt was refused."""
 
-    def counts(self, calls: int, units: int) -> None:
+    def counts(self, method: str, calls: int, units: int) -> None:
         """Add calls and units; both are negative or 0 after a correction."""
 
 
@@ -117,7 +117,7 @@ class Meter:
         """The attempt behind an admitted decision. Raises Refused for another."""
         if not decision.admitted:
             if self._tally is not None:
-                self._tally.refused()
+                self._tally.refused(decision.method)
             raise Refused(decision)
         parts = call[2]
         reserved = bool(parts and parts[0].reserve)
@@ -173,7 +173,7 @@ class Attempt:
         self._run_limit = run_limit
         self._tally = tally
         if tally is not None:
-            tally.counts(1, decision.cost_units)
+            tally.counts(decision.method, 1, decision.cost_units)
         self._settlement = Settlement(budget.settle, decision) if reserved else None
         self._job, region = current_attribution(budget.of_run)
         self._closed = False
@@ -312,7 +312,7 @@ class Attempt:
         if self._run_limit is not None:
             self._run_limit.give_back(units)
         if self._tally is not None:
-            self._tally.counts(-calls, -units)
+            self._tally.counts(self.decision.method, -calls, -units)
 
     def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing

@@ -9,11 +9,12 @@ cannot know what a shell script or a program that is not Python starts.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from threading import RLock
@@ -23,18 +24,20 @@ from quota.common.files import is_ours, mark_ours
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 
-_WIDTH = 20
-"""The digits of each number in the file."""
-
 
 class Spent(NamedTuple):
+    """What a run spent on one method, or on all."""
+
     calls: int = 0
     units: int = 0
     refused: int = 0
 
+    def plus(self, more: Iterable[int]) -> Spent:
+        return Spent(*map(sum, zip(self, more, strict=True)))
+
 
 class FileTally:
-    """Counts what this process spends, in a file of this folder. A forked child has its own."""
+    """Counts what this process spends, by method, in a file of this folder. A forked child has its own."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -43,37 +46,39 @@ class FileTally:
 
     def start_over_in_child(self) -> None:
         self._lock = RLock()
-        self._spent = Spent()
+        self._spent: dict[str, Spent] = {}
+        self._length = 0
         self._file: int | None = None
 
-    def refused(self) -> None:
-        self._add(0, 0, 1)
+    def refused(self, method: str) -> None:
+        self._add(method, Spent(refused=1))
 
-    def counts(self, calls: int, units: int) -> None:
-        self._add(calls, units, 0)
+    def counts(self, method: str, calls: int, units: int) -> None:
+        self._add(method, Spent(calls, units))
 
-    def _add(self, *more: int) -> None:
+    def _add(self, method: str, more: Spent) -> None:
         with self._lock:
-            self._spent = Spent(*map(sum, zip(self._spent, more, strict=True)))
+            self._spent[method] = self._spent.get(method, Spent()).plus(more)
+            text = json.dumps(self._spent).encode().ljust(self._length)  # spaces hide the end of a longer text
+            self._length = len(text)
             try:
                 if self._file is None:
                     path = os.path.join(self._folder, f"{os.getpid()}-{os.urandom(4).hex()}")
                     self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                     mark_ours(self._file)
                 if is_ours(self._file):
-                    os.pwrite(self._file, b"".join(b"%*d" % (_WIDTH, number) for number in self._spent), 0)
+                    os.pwrite(self._file, text, 0)
             except OSError:
                 return  # the run that reads the file is over
 
 
-def spent_in(folder: str) -> Spent:
-    """What all processes of a run spent."""
-    total = Spent()
+def spent_in(folder: str) -> dict[str, Spent]:
+    """What all processes of a run spent, by method: the dearest first."""
+    total: dict[str, Spent] = {}
     for path in Path(folder).iterdir():
-        text = path.read_bytes()
-        own = (int(text[at : at + _WIDTH] or 0) for at in (0, _WIDTH, 2 * _WIDTH))
-        total = Spent(*map(sum, zip(total, own, strict=True)))
-    return total
+        for method, spent in json.loads(path.read_bytes() or "{}").items():
+            total[method] = total.get(method, Spent()).plus(spent)
+    return dict(sorted(total.items(), key=lambda row: (-row[1].units, row[0])))
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
