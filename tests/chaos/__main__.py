@@ -74,31 +74,31 @@ PAGE = Path(__file__).resolve().parents[2] / "FAULTS.md"
 
 def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
-    path.write_text(json.dumps({**found, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
+    about = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
+    path.write_text(json.dumps({**about, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
 
 
 def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
     """Put the figures between the marks of the page that says what happens when things break."""
-    found = verdict.figures
-    limits, answers = found["limits"].values(), found["decisions by answer"]
+    figures = verdict.figures
+    limits, answers = figures["limits"].values(), figures["decisions by answer"]
     beyond = sum(max(0, row["overspent by the ledger"] - row["excused there"]) for row in limits)
-    unknown = found["spent before a loss was known"]
-    too_much = [row["too much, share"] for row in found["against the truth"].values()]
-    recovery, wasted, pages = found["recovery ms"], found["wasted"], found["pages"]
-    moves, shared, clocks = found["moves"], found["shared pages"], found["wrong clocks"]
+    unknown = figures["spent before a loss was known"]
+    too_much = [row["too much, share"] for row in figures["against the truth"].values()]
+    recovery, wasted, pages = figures["recovery ms"], figures["wasted"], figures["pages"]
+    moves, shared, clocks = figures["moves"], figures["shared pages"], figures["wrong clocks"]
     rows = {
         "seed, seconds of faults": f"{scene.seed}, {scene.seconds:g}",
-        "faults": f"{sum(found['faults'].values())} of {len(found['faults'])} kinds",
-        "decisions": f"{found['decisions']:,}, admitted {answers['admitted']:,}",
-        "units on the wire / charged": f"{found['wire units']:,} / {found['charged units']:,}",
-        "of these on allowances, repaid": f"{found['allowance units']:,}, {_repaid(found['debts'])}",
-        "losses of the ledger": str(found["losses"]),
+        "faults": f"{sum(figures['faults'].values())} of {len(figures['faults'])} kinds",
+        "decisions": f"{figures['decisions']:,}, admitted {answers['admitted']:,}",
+        "units on the wire / charged": f"{figures['wire units']:,} / {figures['charged units']:,}",
+        "of these on allowances, repaid": f"{figures['allowance units']:,}, {_repaid(figures['debts'])}",
+        "losses of the ledger": str(figures["losses"]),
         "moves by editing its url / by the command, killed on its way": f"{moves['by editing the url']} / "
         f"{moves['by the command']}, {moves['killed on their way']}",
         "units spent before a loss or an edit was known": f"{sum(unknown)}, after one at most {max([0, *unknown])}",
         "units overspent beyond that and the allowance": str(beyond),
-        "calls that upstream refused for its quota": str(found["refused by upstream"]),
+        "calls that upstream refused for its quota": str(figures["refused by upstream"]),
         "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
         "of these for a shared job / its regions taken over / given to two": f"{shared['fetched']:,} / "
         f"{shared['regions taken over']} / {shared['regions given to two']}",
@@ -129,10 +129,10 @@ def table(scene: Scene, verdict: Verdict) -> str:
 
 def _columns(rows: dict[str, dict[str, Any]]) -> list[str]:
     columns = list(next(iter(rows.values())))
-    found = ["  limit    " + "  ".join(columns)]
+    lines = ["  limit    " + "  ".join(columns)]
     for name, row in rows.items():
-        found.append(f"  {name:<8} " + "  ".join(f"{row[column]:>{len(column)},}" for column in columns))
-    return found
+        lines.append(f"  {name:<8} " + "  ".join(f"{row[column]:>{len(column)},}" for column in columns))
+    return lines
 
 
 def _inline(value: Any) -> str:

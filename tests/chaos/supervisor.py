@@ -366,11 +366,11 @@ class Supervisor:
         time.sleep(dice.uniform(0.1, 1.0))
         while True:
             with self._mover(old, new) as mover:
-                said = "".join(mover.communicate())
+                output = "".join(mover.communicate())
             if mover.returncode == 0:
                 break
             if time.monotonic() > deadline:
-                self.course.failed.append(f"quota ledger move ended with {mover.returncode}: {said}")
+                self.course.failed.append(f"quota ledger move ended with {mover.returncode}: {output}")
                 break
         self.course.moves_ms.append(now_ms())
         self._kill_all()

@@ -431,9 +431,9 @@ def test_corrections_at_a_silent_server_hold_up_no_decision(
         given_back = [asyncio.ensure_future(budget.refund(charge_id or "")) for charge_id in ids]
         await asyncio.sleep(0)
         assert (await budget.charge("forecast.get")).reason == "ledger-unavailable"
-        assert not all(one.done() for one in given_back), "the decision waited for all of them"
-        for one in given_back:
-            one.cancel()
+        assert not all(task.done() for task in given_back), "the decision waited for all of them"
+        for task in given_back:
+            task.cancel()
         await asyncio.gather(*given_back, return_exceptions=True)
         proxy.resume()
 

@@ -64,9 +64,9 @@ def test_a_repair_corrects_a_charge_a_year_ahead(command: Quota, monkeypatch: py
     assert peeked.stderr.startswith("quota: ledger_ahead project=p"), "as every line that is not the log's"
     assert peeked.stderr.count("ledger_ahead project=p") == 1
     assert "quota ledger repair" in peeked.stderr
-    said = " ".join(command("status").stdout.split())
-    assert "a clock was wrong and dated a charge 20" in said
-    assert "`quota ledger repair`" in said
+    status = " ".join(command("status").stdout.split())
+    assert "a clock was wrong and dated a charge 20" in status
+    assert "`quota ledger repair`" in status
     assert command.json("status")["credentials"][0]["newest_charge_at"] > time.strftime("%Y-%m-%dT", time.gmtime())
 
     shown = command("ledger", "repair")

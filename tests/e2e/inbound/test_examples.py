@@ -212,8 +212,8 @@ def test_php_node_and_python_together_are_exact(server: RedisServer, home: Path)
     commands = [program("php", server, home, loops=True), program("js", server, home, loops=True)]
     running = [subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, text=True) for command in commands]
     running.append(subprocess.Popen(worker, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True))
-    printed = [one.communicate(timeout=300)[0].splitlines() for one in running]
-    found = sorted(int(line) for lines in printed for line in lines if line.isdigit())
-    assert [one.returncode for one in running] == [0, 0, 0]
-    assert len(found) >= 40
-    assert min(late - early for early, late in zip(found, found[20:], strict=False)) >= 1_000
+    printed = [process.communicate(timeout=300)[0].splitlines() for process in running]
+    times_ms = sorted(int(line) for lines in printed for line in lines if line.isdigit())
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert len(times_ms) >= 40
+    assert min(late - early for early, late in zip(times_ms, times_ms[20:], strict=False)) >= 1_000

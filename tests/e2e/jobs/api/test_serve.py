@@ -584,8 +584,8 @@ shadow = {shadow}
 def test_an_address_that_others_reach_needs_a_rule_or_unlimited(tmp_path: Path, rules: str, missing: str) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + rules)
-    said = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)
-    assert f"no rule limits {missing}: write [inbound.NAME] in quota.toml, or set --unlimited" in said
+    refusal = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)
+    assert f"no rule limits {missing}: write [inbound.NAME] in quota.toml, or set --unlimited" in refusal
 
 
 def test_other_machines_are_limited_by_the_rules(tmp_path: Path) -> None:
