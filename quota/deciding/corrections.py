@@ -34,12 +34,12 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
     Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
-    charges = _charges(project, ms, keys)
-    if len(charges) < len(keys):
-        put_back(project)  # the ledger may have just lost it
-        charges = _charges(project, ms, keys)
-    if len(charges) < len(keys):
-        return None
+    epoch = project.reading.epoch
+    while len(charges := _charges(project, ms, keys)) < len(keys):
+        put_back(project)  # the ledger may have just lost them
+        before, epoch = epoch, project.log.begin(project.name).epoch
+        if epoch == before:  # it lost nothing before they were looked for
+            return None
 
     def corrections() -> tuple[Entry, list[Entry]]:
         standing = project.log.corrections(project.name, keys)
