@@ -230,7 +230,7 @@ class Budget(OfOneProcess):
         key, period = self._project.keys.next(), (since_ms, until_ms)
         window = str(window_ms) if window_ms else ""
         others = Entry(START, units, bucket, window, "", noun, key, "others", name, period)
-        insist(self._project, lambda: add(self._project, [others]))
+        insist(self._project, lambda: add(self._project, lambda: [others]))
 
     # -- the decision ------------------------------------------------------------------------------------------------
 

@@ -103,12 +103,17 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
     """Hand over some draws; returns their units, or nothing if the journal could not note it."""
     new = [draw for draw in owed if draw.handed_id is None]
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
-    places |= _find(project, journal, new)
+    missing: list[Entry] = []
+
+    def entries_of_now() -> Sequence[Entry]:
+        places.update(_find(project, journal, new))
+        missing[:] = [draw.entry for draw in new if draw.entry.key not in places]
+        return missing
+
+    first = add(project, entries_of_now) if new else None
     corrected = [draw for draw in owed if draw.entry.key in places or is_reservation(draw.entry.key)]
-    missing = [draw.entry for draw in new if draw.entry.key not in places]
-    if missing:
-        ms, seq = add(project, missing)
-        places |= {entry.key: (ms, seq + n) for n, entry in enumerate(missing)}
+    if first is not None:
+        places |= {entry.key: (first[0], first[1] + n) for n, entry in enumerate(missing)}
     for draw in corrected:
         correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
     handed = [(draw, places[draw.entry.key]) for draw in owed]

@@ -41,26 +41,56 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
         if epoch == before:  # it lost nothing before they were looked for
             return None
 
-    def corrections() -> tuple[Entry, list[Entry]]:
+    charge = charges[keys[0]]
+
+    def corrections() -> list[Entry]:
+        nonlocal charge
         standing = project.log.corrections(project.name, keys)
         entries = []
         for key in keys:
-            charge, wanted = charges[key], units if key == keys[0] else 0
-            counts = standing[key].units if key in standing else charge.units
+            wanted, counts = units if key == keys[0] else 0, charges[key].units
+            if key in standing:
+                counts = standing[key].units
+            if key == keys[0]:
+                charge = charges[key]._replace(units=counts)
             if wanted != counts or (key not in standing and is_reservation(key)):
-                correction = charge._replace(
-                    units=wanted, key=project.keys.next(), kind="correction", of=key, at=charge.id, before_units=counts
+                correction = charges[key]._replace(
+                    units=wanted,
+                    key=project.keys.next(),
+                    kind="correction",
+                    of=key,
+                    at=charges[key].id,
+                    before_units=counts,
                 )
                 entries.append(correction)
-        first = charges[keys[0]]
-        return first._replace(units=standing[first.key].units if first.key in standing else first.units), entries
+        return entries
 
-    return _append_until_done(project, corrections)
+    add(project, corrections)
+    return charge
 
 
-def add(project: Project, entries: Sequence[Entry]) -> Id:
-    """Append entries without comparing limits; returns the id of the first. Raises LedgerError."""
-    return _append_until_done(project, lambda: (entries[0], entries)).id
+def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id | None:
+    """Append the entries that `entries_of_now` makes, without comparing limits. If unread entries contradict them, or
+    the log was lost, make them again. Returns the id of the first; None: there were none. Raises LedgerError."""
+    for _ in range(MAX_TRIES):
+        if not project.reading.began:
+            project.begin(())
+        mark = project.in_turn(lambda: Mark(project.reading.epoch, project.reading.seen))
+        entries = entries_of_now()
+        if not entries:
+            return None
+        first = project.reading.pending.get(entries[0].key)  # by an earlier try whose answer was lost
+        if first is None:
+            reply, _ = project.ask(project.request(project.look_at(mark), entries, ANY))
+            first = reply.id or project.reading.pending.get(entries[0].key)
+        if first is not None:
+            project.reading.pending.pop(entries[0].key, None)
+            return first
+        if reply.word == "BEHIND":
+            put_back(project)
+        elif reply.word == "CLOCK":
+            break
+    raise LedgerError(f"ledger {project.log.label}: its clock is an hour ahead of this machine's; {SET_THE_CLOCK}")
 
 
 def insist(project: Project, work: Callable[[], T]) -> T:
@@ -72,30 +102,6 @@ def insist(project: Project, work: Callable[[], T]) -> T:
         except StillCountingError:
             if elapsed_s() > ends_s:
                 raise LedgerError(f"ledger {project.log.label}: {COUNTING}; try again") from None
-
-
-def _append_until_done(project: Project, entries_of_now: Callable[[], tuple[Entry, Sequence[Entry]]]) -> Entry:
-    """Append the entries that `entries_of_now` makes, and make them again if unread entries contradict them. Returns
-    the entry that it named; if that is the first of the appended entries, with its new id."""
-    for _ in range(MAX_TRIES):
-        if not project.reading.began:
-            project.begin(())
-        mark = project.in_turn(lambda: Mark(project.reading.epoch, project.reading.seen))
-        before, entries = entries_of_now()
-        if not entries:
-            return before
-        written = project.reading.pending.get(entries[0].key)  # by an earlier try whose answer was lost
-        if written is None:
-            reply, _ = project.ask(project.request(project.look_at(mark), entries, ANY))
-            written = reply.id or project.reading.pending.get(entries[0].key)
-        if written is not None:
-            project.reading.pending.pop(entries[0].key, None)
-            return before._replace(id=written) if before is entries[0] else before
-        if reply.word == "BEHIND":
-            put_back(project)
-        elif reply.word == "CLOCK":
-            break
-    raise LedgerError(f"ledger {project.log.label}: its clock is an hour ahead of this machine's; {SET_THE_CLOCK}")
 
 
 def _charges(project: Project, ms: int, keys: Sequence[str]) -> dict[str, Entry]:

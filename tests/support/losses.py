@@ -23,10 +23,12 @@ from support.servers import immortal
 from support.setup import NOW_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from redis.client import Pipeline
 
+    from quota.ledger.log import Log
+    from quota.rules.entry import Entry, Id
     from quota.terms.limits import Limit
 
 
@@ -128,6 +130,30 @@ class RedisStorage:
     def immortal(self) -> list[bytes]:
         """The keys without a lifetime."""
         return [key for client in self.clients for key in immortal(client)]
+
+
+class LostWhileRead:
+    """A ledger that is emptied (`lose`) right before some of the readings of its log, counted from 1. After these
+    readings others notice it (`notice`)."""
+
+    def __init__(
+        self, log: Log, lose: Callable[[], object], at: Container[int], notice: Callable[[], object] = lambda: None
+    ) -> None:
+        self._log, self._lose, self._at, self._notice = log, lose, at, notice
+        self.readings = 0
+
+    def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        self.readings += 1
+        is_lost = self.readings in self._at
+        if is_lost:
+            self._lose()
+        entries = self._log.read(project, after, through, count)
+        if is_lost:
+            self._notice()
+        return entries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
 
 
 class Machine:

@@ -67,7 +67,7 @@ class PlainSimulation:
             replayed.add(project.name)
             for entry in state.entries.get(credential.project, ()):
                 self.now_ms = entry.id[0]
-                add(project, [entry])
+                add(project, [entry].copy)
             self.now_ms = start_ms
             project.state.unite(state.facts_of(project.name))
 

@@ -17,7 +17,7 @@ from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.terms.limits import DAY_MS
 from support.books import BOOK
-from support.losses import Machine, Site
+from support.losses import LostWhileRead, Machine, Site
 from support.setup import charges_at, limit
 
 if TYPE_CHECKING:
@@ -112,6 +112,18 @@ def test_a_draw_that_reached_the_ledger_is_found_in_the_replaced_log(far: Site, 
     assert theirs.budget(limit(100)).usage()[0].used_units == 3
     assert machine.budget(limit(100)).charge("videos.list").limits[0].used_units == 4
     assert units_of(machine) == [3, 1]
+
+
+@pytest.mark.parametrize("reading", [1, 2, 3])
+def test_a_draw_is_found_in_a_log_that_others_put_back_meanwhile(far: Site, line: Proxy, reading: int) -> None:
+    """They had read its first try, and the ledger was emptied while this machine looked for it."""
+    machine, theirs = far.machine(), far.machine("theirs").budget(limit(100))
+    draw_in_vain(machine, line)
+    assert theirs.usage()[0].used_units == 3
+    budget = machine.budget(limit(100))
+    budget._project.log = LostWhileRead(machine.ledger, far.empty, [reading], theirs.usage)
+    assert budget.usage()[0].used_units == 3
+    assert units_of(machine) == [3]
 
 
 def test_a_charge_without_an_answer_is_put_back(far: Site, line: Proxy) -> None:

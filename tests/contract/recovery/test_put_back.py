@@ -15,7 +15,7 @@ from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.log import LEASE_MS, MAX_ENTRIES, MAX_READ, MAX_UNSEEN, Append
 from quota.rules.entry import END, START, Entry
 from quota.terms.limits import DAY_MS
-from support.losses import RedisStorage, Site
+from support.losses import LostWhileRead, RedisStorage, Site
 from support.processes import in_threads
 from support.setup import charges_at, limit
 
@@ -213,29 +213,13 @@ def test_a_charge_can_be_corrected_right_after_its_log_was_lost(site: Site, how:
         budget.settle(f"{site.now_ms}-of-nobody", 1)
 
 
-class Emptied:
-    """A ledger that somebody empties right before some of the readings of its log, counted from 1."""
-
-    def __init__(self, log: Log, empty: Callable[[], object], before: Sequence[int]) -> None:
-        self._log, self._empty, self._before, self._readings = log, empty, before, 0
-
-    def read(self, name: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
-        self._readings += 1
-        if self._readings in self._before:
-            self._empty()
-        return self._log.read(name, after, through, count)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
-
-
 @pytest.mark.parametrize("second", range(2, 9))
 def test_a_charge_can_be_corrected_while_its_log_is_lost_twice(site: Site, second: int) -> None:
     """The second loss may come before it is looked for again."""
     machine = site.machine()
     budget = machine.budget(HUNDRED)
     charged = str(budget.charge("videos.list", units=10).id)
-    budget._project.log = Emptied(machine.ledger, lambda: clear(site), (1, second))
+    budget._project.log = LostWhileRead(machine.ledger, lambda: clear(site), (1, second))
     assert budget.settle(charged, 4).units == 10
     budget._project.log = machine.ledger
     assert used_units(machine) == 4
