@@ -107,15 +107,18 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
 
     def entries_of_now() -> Sequence[Entry]:
         places.update(_find(project, journal, new))
-        missing[:] = [draw.entry for draw in new if draw.entry.key not in places]
+        unwritten = [draw for draw in new if draw.entry.key not in places]
+        missing[:] = [draw.entry._replace(units=draw.charged_units) for draw in unwritten]
         return missing
 
     first = add(project, entries_of_now) if new else None
-    corrected = [draw for draw in owed if draw.entry.key in places or is_reservation(draw.entry.key)]
+    unsettled = set()
     if first is not None:
         places |= {entry.key: (first[0], first[1] + n) for n, entry in enumerate(missing)}
-    for draw in corrected:
-        correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
+        unsettled = {entry.key for entry in missing if not is_reservation(entry.key)}
+    for draw in owed:
+        if draw.entry.key not in unsettled or draw.entry.units != draw.charged_units:
+            correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
     handed = [(draw, places[draw.entry.key]) for draw in owed]
     is_noted = journal.draws.handed_over(project.reading.epoch, handed)
     return [draw.entry.units for draw in new] if is_noted else []

@@ -54,7 +54,8 @@ SPARE_LINES = 200
 
 
 class Draw(NamedTuple):
-    """A draw. The id of its `entry` has the time of the draw, and its `units` are the current units.
+    """A draw. The id of its `entry` has the time of the draw, and its `units` are the current units; it was charged
+    with `charged_units`.
 
     The first try of its call had read the log of `epoch` up to `seen`: from there on, a hand-over looks for its key.
     After the hand-over, the log of `handed_epoch` has it as `handed_id`, with `handed_units`.
@@ -62,6 +63,7 @@ class Draw(NamedTuple):
 
     identity: str
     entry: Entry
+    charged_units: int
     epoch: str
     seen: Id
     handed_epoch: str = ""
@@ -113,7 +115,7 @@ class Draws:
             if used_units + sum(entry.units for entry in news) > allowance_units:
                 return False
             self._forget_old(draws, lines, now_ms, max(window_ms, self._keep_ms))
-            self._append([_draw_line(Draw(self._identity.hash, entry, epoch, seen)) for entry in news])
+            self._append([_draw_line(Draw(self._identity.hash, entry, entry.units, epoch, seen)) for entry in news])
             return True
 
     def drawn(self, now_ms: int, window_ms: int) -> list[Draw]:
@@ -277,13 +279,15 @@ def _write_all(fd: int, lines: Sequence[str]) -> None:
 
 def _lines_of(draw: Draw) -> Iterator[str]:
     yield _draw_line(draw)
+    if draw.entry.units != draw.charged_units:
+        yield f"s\t{draw.entry.key}\t{draw.entry.units}"
     if draw.handed_id is not None:
         yield _handed_line(draw.entry.key, draw.handed_epoch, draw.handed_id, draw.handed_units)
 
 
 def _draw_line(draw: Draw) -> str:
-    fields = ("d", draw.identity, draw.epoch, id_text(draw.seen), id_text(draw.entry.id), packed(draw.entry))
-    return "\t".join(fields)
+    charge = draw.entry._replace(units=draw.charged_units)
+    return "\t".join(("d", draw.identity, draw.epoch, id_text(draw.seen), id_text(charge.id), packed(charge)))
 
 
 def _handed_line(key: str, epoch: str, at: Id, units: int) -> str:
@@ -300,7 +304,7 @@ def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
                 identity, epoch, seen, at, text = rest.split("\t", 4)
                 entry = unpacked(read_id(at), text)
                 if entry.kind == "charge":
-                    draws[entry.key] = Draw(identity, entry, epoch, read_id(seen))
+                    draws[entry.key] = Draw(identity, entry, entry.units, epoch, read_id(seen))
             elif kind == "s":
                 key, units = rest.split("\t")
                 draw = draws[key]

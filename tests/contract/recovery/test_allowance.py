@@ -114,6 +114,22 @@ def test_a_draw_that_reached_the_ledger_is_found_in_the_replaced_log(far: Site, 
     assert units_of(machine) == [3, 1]
 
 
+def test_a_settled_draw_keeps_its_true_cost_when_others_put_its_first_try_back(far: Site, line: Proxy) -> None:
+    """They had read the first try, as it was charged, and put it back after the hand-over."""
+    machine, theirs = far.machine(), far.machine("theirs").budget(limit(100))
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    budget.peek("videos.list")
+    with deaf(line):
+        draw = budget.charge("videos.list", units=3)
+        budget.settle(str(draw.id), 5)
+    assert theirs.usage()[0].used_units == 3
+    far.empty()
+    assert machine.budget(limit(100)).usage()[0].used_units == 5
+    far.empty()
+    assert theirs.usage()[0].used_units == 3
+    assert machine.budget(limit(100)).usage()[0].used_units == 5
+
+
 @pytest.mark.parametrize("reading", [1, 2, 3])
 def test_a_draw_is_found_in_a_log_that_others_put_back_meanwhile(far: Site, line: Proxy, reading: int) -> None:
     """They had read its first try, and the ledger was emptied while this machine looked for it."""
