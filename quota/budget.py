@@ -216,6 +216,7 @@ class Budget(OfOneProcess):
 
     def reopen(self, bucket: str, because: str) -> bool:
         """Lift an exhaustion. False if the bucket was open."""
+        insist(self._project, self._project.read_on)  # the ledger may have just lost the exhaustion
         return self._project.state.reopen(bucket, because)
 
     def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:

@@ -49,6 +49,7 @@ from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import many, one_line, show
+from quota.deciding.corrections import insist
 from quota.errors import LedgerError, QuotaError
 from quota.explain.charge import explain_charge
 from quota.explain.refusal import explain_refusal
@@ -72,9 +73,9 @@ WATCH_S = 2
 def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
-    OPEN: the cheapest call would be admitted now; if you have jobs, also for a job. FULL: a limit is used up until the
-    time shown. CLOSED: upstream reported that its quota is used up. Each job has its machine, its next tick, and
-    whether a run could go on now. If the ledger does not answer, the exit status is 69.
+    OPEN: the cheapest call would be admitted now and, if you have jobs, a job could go on. FULL: a limit is used up
+    until the time shown. CLOSED: upstream reported that its quota is used up. For each job it shows the machine, the
+    next tick, and whether a run could go on now. If the ledger does not answer, the exit status is 69.
 
     \b
     Example:
@@ -175,7 +176,7 @@ def spend(
     line says where the charges begin.
 
     With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
-    new in the store, and what they cost. A line names the pages that bring little. Days are whole days of UTC.
+    new in the store, and what they cost. A line names the pages that bring little. Days are whole days in UTC.
 
     \b
     Example:
@@ -354,7 +355,7 @@ def explain(
 def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, config: str | None) -> None:
     """Open a bucket that upstream reported as used up.
 
-    `quota status` shows your reason until upstream reports the bucket again. If the bucket is not closed, the exit
+    `quota status` shows your reason until upstream closes the bucket again. If the bucket is not closed, the exit
     status is 1.
 
     \b
@@ -368,6 +369,7 @@ def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, con
         raise click.UsageError("--because needs a reason")
     with opened(config, err=False) as session:
         project = session.project(credential)
+        insist(project, project.read_on)  # the ledger may have just lost the exhaustion
         closed = [x.bucket for x in project.state.facts().exhaustions if not x.reopened_ms]
         lifted = bucket in closed if dry_run else project.state.reopen(bucket, reason)
     if not lifted:

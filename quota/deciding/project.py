@@ -112,7 +112,7 @@ class Project(OfOneProcess):
         self.longest_ms, self.jitter_ms = longest_ms, jitter_ms
         self._clock = clock = None if clock is None else whole_clock(clock)
         self.wall = wall or clock or host_clock
-        self.state = State(log, name, self.keys.next, clock)
+        self.state = State(log, name, self.keys.next, clock, self._note_own_facts)
         self.reading = Reading()
         self.drawn: list[tuple[int, int]] = []
         """The draws of this process in an outage: for each its units, and the remaining units of the allowance."""
@@ -438,6 +438,10 @@ class Project(OfOneProcess):
     def _note_facts(self, epoch: str, text: str, seen: Id) -> None:
         if self.journal is not None and text:
             self.journal.write_facts(epoch, text, seen)
+
+    def _note_own_facts(self, text: str) -> None:
+        """Note the facts as this process has changed them: the ledger may lose them before anybody reads them."""
+        self._note_facts(self.reading.epoch, text, self.reading.seen)
 
     def _read_back(self) -> None:
         """Read a piece of the entries that were only counted, so that this machine can put them back. Failing does no

@@ -148,12 +148,13 @@ def check_usable(label: str, project: str, api: str, beginning: Beginning) -> No
 @dataclass(frozen=True)
 class State:
     """The state of one project. `new_key` makes the key of a marker, or of an addition. In simulations, `clock`
-    replaces the ledger's clock."""
+    replaces the ledger's clock. `note` gets the text of the facts after each change of this process."""
 
     log: Log
     project: str
     new_key: Callable[[], str]
     clock: Callable[[], int] | None = None
+    note: Callable[[str], None] = lambda _: None
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ class State:
     def _change_facts(self, rule: Callable[[Facts, int], tuple[T, Facts]]) -> T:
         """Change the facts, with a marker. If the first try was made but its answer was lost, returns the answer of
         that try, even if others have changed the facts since."""
-        key, answers = self.new_key(), list[T]()
+        key, answers, texts = self.new_key(), list[T](), list[str]()
 
         def keyed(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
             facts = Facts.read(fields.get(FACTS, ""))
@@ -208,9 +209,13 @@ class State:
             answers.append(answer)
             if becomes == facts:
                 return Change(answer)
-            return Change(answer, {FACTS: becomes.with_change(key, now_ms).text()})
+            texts.append(becomes.with_change(key, now_ms).text())
+            return Change(answer, {FACTS: texts[-1]})
 
-        return self._change((FACTS,), keyed, key)
+        answer = self._change((FACTS,), keyed, key)
+        if texts:
+            self.note(texts[-1])
+        return answer
 
     # -- claims and places -------------------------------------------------------------------------------------------
 

@@ -91,7 +91,8 @@ class NotedSession(Session):
         project = super()._project(chosen)
         if not isinstance(project.state, NotedState):
             state = project.state
-            project.state = NotedState(state.log, state.project, state.new_key, state.clock, self._journal)
+            made = state.log, state.project, state.new_key, state.clock, state.note
+            project.state = NotedState(*made, self._journal)
         return project
 
     def budget(self, credential: str | None = None) -> Budget:

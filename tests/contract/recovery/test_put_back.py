@@ -98,7 +98,7 @@ def test_the_later_of_two_branches_of_corrections_wins(site: Site, first: str) -
     assert [(x.before_units, x.units) for x in corrections] == [(10, 8), (8, 6)]
 
 
-def test_upstreams_facts_come_back(site: Site) -> None:
+def test_a_put_back_restores_closed_buckets(site: Site) -> None:
     """A bucket that was closed stays closed."""
     ours, theirs = site.machine("ours"), site.machine("theirs")
     ours.budget(HUNDRED).exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
@@ -106,6 +106,20 @@ def test_upstreams_facts_come_back(site: Site) -> None:
     site.empty()
     assert theirs.budget(HUNDRED).charge("videos.list").reason == "exhausted"
     assert site.machine("new").budget(HUNDRED).charge("videos.list").reason == "exhausted"
+
+
+def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site) -> None:
+    """The ledger loses it as soon as it has it."""
+    machine = site.machine()
+    budget = machine.budget(HUNDRED)
+    budget.charge("videos.list")
+    budget.exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
+    clear(site)
+    assert budget.charge("videos.list").reason == "exhausted"
+    clear(site)
+    assert machine.budget(HUNDRED).reopen("units", "upstream was wrong")
+    clear(site)
+    assert budget.charge("videos.list").reason == "ok"
 
 
 def test_a_machine_without_notes_counts_what_others_put_back_later(site: Site) -> None:
