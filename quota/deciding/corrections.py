@@ -37,8 +37,9 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     epoch = project.reading.epoch
     while len(charges := _charges(project, ms, keys)) < len(keys):
         put_back(project)  # the ledger may have just lost them
-        before, epoch = epoch, project.log.begin(project.name).epoch
-        if epoch == before:  # it lost nothing before they were looked for
+        project.read_on()
+        before, epoch = epoch, project.reading.epoch
+        if epoch == before:  # the log was whole when they were looked for
             return None
 
     charge = charges[keys[0]]
