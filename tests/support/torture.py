@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -303,15 +303,16 @@ class Torture:
         (process,) = self._children[self.dice.randrange(self.processes)].processes
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(self.dice.uniform(0, 0.003))
-        self._empty()
+        with suppress(sqlite3.OperationalError):  # it was stopped in the middle of a transaction
+            self._empty(wait_s=0.2)
         time.sleep(self.dice.uniform(0, 0.1))
         os.kill(process.pid, signal.SIGCONT)
 
-    def _empty(self) -> None:
+    def _empty(self, wait_s: float = 30) -> None:
         if isinstance(self.storage, RedisStorage):
             self.storage.empty()
         else:
-            with closing(sqlite3.connect(self.storage.path, timeout=30)) as db, db:
+            with closing(sqlite3.connect(self.storage.path, timeout=wait_s)) as db, db:
                 for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                     db.execute(f"DELETE FROM {table}")  # noqa: S608
 
