@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.log import warn
-from quota.deciding.corrections import add, correct
+from quota.deciding.corrections import add, correct, find
 from quota.decision import AllowanceState
 from quota.errors import LedgerError
-from quota.ledger.log import in_pieces
-from quota.rules.entry import END, START, Entry, Id, is_reservation
+from quota.rules.entry import START, Entry, Id, is_reservation
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project
@@ -151,11 +150,10 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
 
 def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:
     """The ids of draws whose calls the log already has: their answers were lost before they were drawn."""
-    places: dict[str, Id] = {}
-    keys = {draw.entry.key for draw in draws}
-    after = min((draw.seen if draw.epoch == project.reading.epoch else START for draw in draws), default=END)
-    for entries in in_pieces(project.log.read, project.name, after) if keys else ():
-        there = [entry for entry in entries if entry.key in keys]
-        places |= {entry.key: entry.id for entry in there}
-        journal.write(project.reading.epoch, there)  # their processes got no answer, and did not note them
-    return places
+    if not draws:
+        return {}
+    after = min(draw.seen if draw.epoch == project.reading.epoch else START for draw in draws)
+    there = find(project, {draw.entry.key for draw in draws}, after)
+    if there:  # their processes got no answer, and did not note them
+        journal.write(project.reading.epoch, [*there.values()])
+    return {key: entry.id for key, entry in there.items()}

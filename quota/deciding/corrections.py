@@ -2,12 +2,13 @@
 
 correct    sets the units that a charge counts
 add        appends entries
+find       looks for charges by their keys
 insist     does either, and waits while lost charges are put back
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.clock import elapsed_s
@@ -34,14 +35,14 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
     Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
-    epoch = project.reading.epoch
-    while len(charges := _charges(project, ms, keys)) < len(keys):
+    charges: dict[str, Entry] = {}
+    for entries in in_pieces(project.log.read, project.name, just_before(ms), (ms, END[1])):
+        charges |= _among(keys, entries)
+    if len(charges) < len(keys):
         put_back(project)  # the ledger may have just lost them
-        project.read_on()
-        before, epoch = epoch, project.reading.epoch
-        if epoch == before:  # the log was whole when they were looked for
-            return None
-
+        charges = find(project, keys)  # a repair may have dated them anew
+    if len(charges) < len(keys):
+        return None
     charge = charges[keys[0]]
 
     def corrections() -> list[Entry]:
@@ -105,12 +106,24 @@ def insist(project: Project, work: Callable[[], T]) -> T:
                 raise LedgerError(f"ledger {project.log.label}: {COUNTING}; try again") from None
 
 
-def _charges(project: Project, ms: int, keys: Sequence[str]) -> dict[str, Entry]:
-    """The charges with these keys, first looked for at `ms`, then everywhere: a repair may have dated them anew."""
-    charges: dict[str, Entry] = {}
-    for after, through in ((just_before(ms), (ms, END[1])), (START, END)):
-        for entries in in_pieces(project.log.read, project.name, after, through):
-            charges |= {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}
+def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str, Entry]:
+    """The charges with these keys after an entry. If the log is lost or replaced meanwhile, looks through the new log.
+    Raises LedgerError and StillCountingError."""
+    project.read_on()
+    while True:
+        epoch, seen, newest = project.reading.epoch, project.reading.seen, after
+        charges: dict[str, Entry] = {}
+        for entries in in_pieces(project.log.read, project.name, after):
+            newest = entries[-1].id
+            charges |= _among(keys, entries)
             if len(charges) == len(keys):
                 return charges
-    return charges
+        is_whole = newest >= seen or seen <= project.reading.trimmed
+        project.read_on()
+        if is_whole and project.reading.epoch == epoch:
+            return charges
+        after = START
+
+
+def _among(keys: Collection[str], entries: Sequence[Entry]) -> dict[str, Entry]:
+    return {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}

@@ -29,7 +29,7 @@ from quota.common.log import warn
 from quota.deciding.allowance import hand_over, say_used
 from quota.deciding.losses import StillCountingError, is_behind, put_back
 from quota.deciding.question import Look, Others, Outcome, Question
-from quota.decision import REPAIR
+from quota.decision import COUNTING, REPAIR
 from quota.errors import LedgerError, SessionClosedError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, SLACK_MS, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
@@ -406,8 +406,10 @@ class Project(OfOneProcess):
         reading, epoch = self.reading, self.reading.epoch
         wanted = Wanted(head, reading.seen, MAX_READ, corrected=False)
         entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
-        self.in_turn(partial(reading.take_behind, epoch, wanted, entries))
-        self._note(epoch, entries)
+        if self.in_turn(partial(reading.take_behind, epoch, wanted, entries)):
+            self._note(epoch, entries)
+        else:
+            put_back(self)
 
     def _read_leaving(self, total: RunningTotal, wanted: Wanted) -> None:
         """Read the next entries to leave, with all their corrections up to the total's head. In turn, because nothing
@@ -497,7 +499,8 @@ class Project(OfOneProcess):
             if total.head < self.reading.seen:
                 wanted = Wanted(total.head, self.reading.seen, most, corrected=False)
                 entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
-                self.reading.take_behind(self.reading.epoch, wanted, entries)
+                if not self.reading.take_behind(self.reading.epoch, wanted, entries):
+                    raise LedgerError(f"ledger {self.log.label}: {COUNTING}")
                 return False, None
             answer, leaving = number(total), total.wants_leaving()
             if answer is None and leaving is not None:

@@ -118,11 +118,16 @@ class Reading:
         self.unkept += len(new)
         return new
 
-    def take_behind(self, epoch: str, wanted: Wanted, entries: Sequence[Entry]) -> None:
-        """Take the wanted entries of the log of this epoch, for all totals that have not counted them yet."""
+    def take_behind(self, epoch: str, wanted: Wanted, entries: Sequence[Entry]) -> bool:
+        """Take the wanted entries of the log of this epoch, for all totals that have not counted them yet. Takes
+        nothing, and returns False, if the log lost them meanwhile: the last of them was there."""
         if epoch != self.epoch:
-            return  # another thread has begun again
-        through = entries[-1].id if len(entries) == wanted.most else wanted.through
+            return True  # another thread has begun again
+        through = entries[-1].id if entries else START
+        if len(entries) < wanted.most:
+            if through != wanted.through > self.trimmed:
+                return False
+            through = wanted.through
         for total in self.totals.values():
             if wanted.after <= total.head < through:
                 for entry in entries:
@@ -130,6 +135,7 @@ class Reading:
                         total.take(entry)
                 total.skip_to(through)
         self.unkept += len(entries)
+        return True
 
     def learn_facts(self, facts: Facts, markers: int) -> None:
         """Take the facts, which were read after so many markers."""

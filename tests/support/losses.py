@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import redis
 
 from quota.budget import Budget
 from quota.deciding.project import Project
+from quota.errors import LedgerError
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.rules.entry import Keys
@@ -23,12 +25,11 @@ from support.servers import immortal
 from support.setup import NOW_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from redis.client import Pipeline
 
     from quota.ledger.log import Log
-    from quota.rules.entry import Entry, Id
     from quota.terms.limits import Limit
 
 
@@ -132,28 +133,42 @@ class RedisStorage:
         return [key for client in self.clients for key in immortal(client)]
 
 
-class LostWhileRead:
-    """A ledger that is emptied (`lose`) right before some of the readings of its log, counted from 1. After these
-    readings others notice it (`notice`)."""
+class Fault(NamedTuple):
+    """What happens right before a call reaches the ledger, and right after it; then its answer may be lost."""
 
-    def __init__(
-        self, log: Log, lose: Callable[[], object], at: Container[int], notice: Callable[[], object] = lambda: None
-    ) -> None:
-        self._log, self._lose, self._at, self._notice = log, lose, at, notice
-        self.readings = 0
+    before: Callable[[], object] = lambda: None
+    after: Callable[[], object] = lambda: None
+    is_lost: bool = False
 
-    def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
-        self.readings += 1
-        is_lost = self.readings in self._at
-        if is_lost:
-            self._lose()
-        entries = self._log.read(project, after, through, count)
-        if is_lost:
-            self._notice()
-        return entries
+
+class FaultyLog:
+    """A log with faults at some of its calls, counted from 1: of all methods, or only of those that are named."""
+
+    def __init__(self, log: Log, faults: Mapping[int, Fault], *methods: str) -> None:
+        self._log, self.faults, self._methods = log, dict(faults), methods
+        self.calls: list[str] = []
+        self._inside = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
+        method = getattr(self._log, name)
+        if not callable(method) or name in ("close", "exclusive") or name not in (self._methods or (name,)):
+            return method
+        return partial(self._call, name, method)
+
+    def _call(self, name: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if self._inside:  # a fault asks the ledger, too
+            return method(*args, **options)
+        self.calls.append(name)
+        fault, self._inside = self.faults.get(len(self.calls), Fault()), True
+        try:
+            fault.before()
+            answer = method(*args, **options)
+            fault.after()
+        finally:
+            self._inside = False
+        if fault.is_lost:
+            raise LedgerError("the answer is lost")
+        return answer
 
 
 class Machine:

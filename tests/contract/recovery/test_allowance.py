@@ -17,7 +17,7 @@ from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.terms.limits import DAY_MS
 from support.books import BOOK
-from support.losses import LostWhileRead, Machine, Site
+from support.losses import Fault, FaultyLog, Machine, Site
 from support.setup import charges_at, limit
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def units_of(machine: Machine) -> list[int]:
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_while_a_log_is_put_together_the_allowance_admits_nothing(site: Site) -> None:
+def test_the_allowance_admits_nothing_while_a_log_is_rebuilt(site: Site) -> None:
     """The ledger is there; it only counts."""
     machine = site.machine()
     budget = machine.budget(limit(100), allowance=ALLOWANCE)
@@ -137,7 +137,7 @@ def test_a_draw_is_found_in_a_log_that_others_put_back_meanwhile(far: Site, line
     draw_in_vain(machine, line)
     assert theirs.usage()[0].used_units == 3
     budget = machine.budget(limit(100))
-    budget._project.log = LostWhileRead(machine.ledger, far.empty, [reading], theirs.usage)
+    budget._project.log = FaultyLog(machine.ledger, {reading: Fault(far.empty, theirs.usage)}, "read")
     assert budget.usage()[0].used_units == 3
     assert units_of(machine) == [3]
 

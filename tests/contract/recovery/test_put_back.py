@@ -11,11 +11,13 @@ import pytest
 
 from quota.budget import project_of
 from quota.deciding import losses, project
+from quota.deciding.history import sums
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.log import LEASE_MS, MAX_ENTRIES, MAX_READ, MAX_UNSEEN, Append
+from quota.reports.spending import read_spending
 from quota.rules.entry import END, START, Entry
 from quota.terms.limits import DAY_MS
-from support.losses import LostWhileRead, RedisStorage, Site
+from support.losses import Fault, FaultyLog, RedisStorage, Site
 from support.processes import in_threads
 from support.setup import charges_at, limit
 
@@ -106,6 +108,15 @@ def test_a_put_back_restores_closed_buckets(site: Site) -> None:
     site.empty()
     assert theirs.budget(HUNDRED).charge("videos.list").reason == "exhausted"
     assert site.machine("new").budget(HUNDRED).charge("videos.list").reason == "exhausted"
+
+
+def test_the_first_reader_after_a_loss_reads_the_whole_history(site: Site) -> None:
+    machine = site.machine()
+    machine.budget(HUNDRED).charge("videos.list", units=3)
+    site.empty()
+    assert read_spending([project_of(machine.budget(HUNDRED))], "method", 0).total_units == 3
+    site.empty()
+    assert [row.units for row in sums(project_of(machine.budget(HUNDRED)))] == [3]
 
 
 def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site) -> None:
@@ -233,7 +244,7 @@ def test_a_charge_can_be_corrected_while_its_log_is_lost_twice(site: Site, secon
     machine = site.machine()
     budget = machine.budget(HUNDRED)
     charged = str(budget.charge("videos.list", units=10).id)
-    budget._project.log = LostWhileRead(machine.ledger, lambda: clear(site), (1, second))
+    budget._project.log = FaultyLog(machine.ledger, dict.fromkeys((1, second), Fault(lambda: clear(site))), "read")
     assert budget.settle(charged, 4).units == 10
     budget._project.log = machine.ledger
     assert used_units(machine) == 4
