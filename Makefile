@@ -34,13 +34,14 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && \
 		../$(BIN)/python -m bench.proxied && ../$(BIN)/python -m bench.crowd
 
-# The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around each
-# change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what others
-# wrote, a hundred kills of each job, a ledger that moves under load, the uploads of 500 channels, 1,500 random plans,
-# schemas and environments, ledgers that lose what they have for 10 minutes, 2,000 faults of the connections of event
-# loops, 100 histories of cut connections under each library that is instrumented, bodies of 2 GB and 1,000 slow callers
-# of the proxy, decisions interrupted by signals at every place, runs that have their whole time to stop, and every
-# command of the tests of commands in a process that starts from nothing.
+# The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around
+# each change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what
+# others wrote, a hundred kills of each job, a ledger that moves under load, the uploads of 500 channels, 1,500 random
+# plans, schemas and environments, ledgers that lose what they have for 10 minutes and at any call of 4,000
+# operations, 2,000 faults of the connections of event loops, 100 histories of cut connections under each library that
+# is instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, decisions interrupted by signals at every
+# place, runs that have their whole time to stop, and every command of the tests of commands in a process that starts
+# from nothing.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=60000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/rules
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
@@ -53,6 +54,7 @@ soak: .venv/installed-test
 	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/unit/jobs/test_simulation.py $(addprefix tests/unit/settings/test_,schema.py environment.py)
 	@cd tests && ../$(BIN)/python -m support.torture 600 6
+	@QUOTA_TEST_LOSSES=4000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_any_moment.py
 	@QUOTA_TEST_LENGTH=90 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/unit/settings/test_large_configurations.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
 	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 QUOTA_TEST_SLOW=1000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
