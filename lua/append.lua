@@ -128,10 +128,10 @@ elseif is_changed then
 end
 if reply[1] ~= 'READ' then return reply end
 
--- New ids follow the newest entry, whatever the clock says; in an empty log, the newest trimmed entry.
+-- New ids follow the newest entry; in an empty log, the newest trimmed entry.
 local last = size > 0 and newest[1] or holds > 0 and call('HGET', state, 'trimmed') or '0-0'
-local last_ms, last_seq = match(last, '^(%d+)-(%d+)$')
-if last_ms + 0 >= clock_ms then ms, seq = last_ms, last_seq + 1 end
+-- @include parts/next_id.lua
+ms, seq = next_id(last, clock_ms, ms, seq)
 local ids, notes = {}, { 'HSET', corrected }
 for at = FIRST_LINE, #args do
   local id = ms .. '-' .. int(seq + at - FIRST_LINE)

@@ -55,9 +55,9 @@ if done then
     if name == 'epoch' then epoch = text or '' end
   end
   if marker ~= '' then
-    local last_ms, last_seq = string.match(newest and newest[1] or fields[4] or '0-0', '^(%d+)-(%d+)$')
-    if last_ms + 0 >= clock_ms then ms, seq = last_ms, int(last_seq + 1) end
-    call('XADD', log, ms .. '-' .. seq, 'e', marker)
+-- @include parts/next_id.lua
+    ms, seq = next_id(newest and newest[1] or fields[4] or '0-0', clock_ms, ms, seq)
+    call('XADD', log, ms .. '-' .. int(seq), 'e', marker)
   end
   live_on(keep_ms)
 end

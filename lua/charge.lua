@@ -123,14 +123,13 @@ end
 if earlier or not fits then return reply end
 
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-local last_ms, last_seq = match(newest and newest[1] or fields[4] or '0-0', '^(%d+)-(%d+)$')
--- A number that hardly any other charge has in this millisecond, also in a log with another history.
-local seq = int(tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
-if last_ms + 0 >= clock_ms then ms, seq = last_ms, int(last_seq + 1) end
+-- @include parts/next_id.lua
+local seq
+ms, seq = next_id(newest and newest[1] or fields[4] or '0-0', clock_ms, ms, tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
 try_rights()
 call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(holds, 1), 'keep_ms', int(keep_ms),
   'until_ms', int(clock_ms + lifetime_ms(keep_ms)), 'longest_ms', int(math.max(longest_ms, tonumber(fields[5] or 0) or 0)))
-call('XADD', log, ms .. '-' .. seq, 'e', table.concat({ args[5], key, args[6], args[7], args[8], args[9] }, '\t'))
+call('XADD', log, ms .. '-' .. int(seq), 'e', table.concat({ args[5], key, args[6], args[7], args[8], args[9] }, '\t'))
 live_on(keep_ms)
 reply[2], reply[4] = ms .. '-' .. key, stored ~= '' and stored or key
 return reply

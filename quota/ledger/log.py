@@ -88,8 +88,8 @@ class Append(NamedTuple):
 
     The author has read the log `epoch` up to the entry `seen` ("" and START: an empty log). `must` is the newest entry
     of this epoch that its machine has read, if that is later than `seen`. The author decided by the time `now_ms`, and
-    accepts no clock later than `latest_ms`. In a new millisecond, sequence numbers begin at `seq` (40 random bits). An
-    empty log gets the epoch `new_epoch`.
+    accepts no clock later than `latest_ms`. `seq` are 40 random bits for the id: see `next_id`. An empty log gets the
+    epoch `new_epoch`.
 
     `room` is how many units others may have taken without changing the decision: each charge takes at least 1, a
     correction takes what it adds, and `others` take all their units (`weight`). Behind an unread marker or an
@@ -349,9 +349,14 @@ def word_of(
     return "APPENDED", None
 
 
+MAX_SKIP = 2**20
+
+
 def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
-    """The id of the next entry. Ids never go back, even if the clock does."""
-    return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1)
+    """The id of the next entry. Ids never go back, even if the clock does. A new millisecond begins at the number
+    `seq`. Within a millisecond, numbers skip up to MAX_SKIP, so that two histories of a log seldom get one id:
+    otherwise a restored log could seem to have an entry that it lacks. `lua/parts/next_id.lua` is the same rule."""
+    return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1 + seq % MAX_SKIP)
 
 
 def head_of(kept: str, epoch: str) -> Id | None:

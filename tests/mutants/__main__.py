@@ -39,7 +39,10 @@ CORE = (
     *(f"quota/rules/{name}.py" for name in ("calls", "claims", "entry", "facts", "reading", "refusals", "retry")),
     *(f"quota/rules/{name}.py" for name in ("spent", "total", "union")),
     *(f"lua/{name}.lua" for name in ("append", "begin", "change", "charge", "fence", "replace", "trim")),
-    *(f"lua/parts/{name}.lua" for name in ("clock", "ids", "log_fence", "log_lines", "log_past", "log_standing")),
+    *(
+        f"lua/parts/{name}.lua"
+        for name in ("clock", "ids", "log_fence", "log_lines", "log_past", "log_standing", "next_id")
+    ),
     "lua/parts/log_weight.lua",
 )
 

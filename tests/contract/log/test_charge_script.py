@@ -93,7 +93,7 @@ def test_invalid_arguments_write_nothing(wrong: dict[str, Any], admin: redis.Red
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_it_counts_as_the_running_totals_do(seed: int, admin: redis.Redis, log: RedisLog) -> None:
+def test_the_charge_script_counts_as_running_totals_do(seed: int, admin: redis.Redis, log: RedisLog) -> None:
     pick, now_ms = random.Random(seed), NOW_MS
     views = [
         (View(Selector(("units",)), Sliding(HOUR_MS)), "units|*|*"),

@@ -164,7 +164,7 @@ def is_open(log: Log) -> bool:
 # -- what moves --------------------------------------------------------------------------------------------------------
 
 
-def test_all_that_counts_moves_there_and_back(pair: Pair) -> None:
+def test_a_move_there_and_back_keeps_all_that_counts(pair: Pair) -> None:
     used(pair.old, pair.clock)
     held = content(pair.old)
     assert move(pair.old, pair.new) == Moved(P, "move", 5)

@@ -118,7 +118,7 @@ def test_an_entry_that_nobody_can_read_keeps_nothing_from_leaving(log: Log, plac
     assert entries_of(log) == []
 
 
-def test_nothing_leaves_while_a_fence_stands(log: Log) -> None:
+def test_a_fence_lets_no_call_leave(log: Log) -> None:
     """Its owner reads the log, and puts another in its place."""
     entries = added(log, charge())
     epoch = fence(log)

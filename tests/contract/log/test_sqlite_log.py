@@ -43,7 +43,7 @@ def run(path: Path, *statements: str) -> None:
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
-def test_only_its_user_may_read_the_file(log: SqliteLog, path: Path) -> None:
+def test_only_the_user_may_read_the_files_of_a_ledger(log: SqliteLog, path: Path) -> None:
     add(log, charge())
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     assert modes == {"ledger.db": 0o600, "ledger.db-wal": 0o600, "ledger.db-shm": 0o600}
@@ -171,7 +171,7 @@ def test_a_log_in_memory_belongs_to_one_process() -> None:
         assert len(entries_of(log)) == 1
 
 
-def test_it_may_be_closed_twice_and_used_again(log: SqliteLog) -> None:
+def test_a_log_may_be_closed_twice_and_used_again(log: SqliteLog) -> None:
     add(log, charge())
     log.close()
     log.close()
