@@ -118,8 +118,8 @@ class AsyncBudget(OfOneProcess):
             asking = partial(budget._ask_ledger, checklist, charges, commit=commit)
             return await self._awaiter.ask(asking, self._give_back)
         except LedgerError as error:  # it does not answer, or no thread was free
-            without = partial(budget._without, checklist, charges, error, commit=commit)
-            return await self._awaiter.in_thread(without, self._give_back)
+            asking = partial(budget._ask_allowance, checklist, charges, error, commit=commit)
+            return await self._awaiter.in_thread(asking, self._give_back)
 
     def _give_back(self, decisions: list[Decision]) -> None:
         """Refund these: no caller got the decisions, so no call left."""

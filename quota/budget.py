@@ -5,9 +5,9 @@
     Checklist   what a kind of call costs, and which limits count it (quota.rules.calls)
     Project     reads the log, compares, and has the ledger append (quota.deciding.project)
 
-Every decision takes one path, `Budget._decide`: `_price` finds what the calls cost and which limits count them,
-`Project.decide` compares and appends, `Answers.decision` makes the answer. `charge`, `charge_many` and `peek` are thin
-wrappers around it.
+`charge`, `charge_many` and `peek` take one path, `Budget._decide`: `_price` finds what the calls cost and which limits
+count them, `Project.decide` compares and appends, `Answers.decision` makes the answer. AsyncBudget awaits the same
+steps.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -254,7 +254,7 @@ class Budget(OfOneProcess):
         try:
             return self._ask_ledger(checklist, charges, commit=commit)
         except LedgerError as error:
-            return self._without(checklist, charges, error, commit=commit)
+            return self._ask_allowance(checklist, charges, error, commit=commit)
 
     def _ask_ledger(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
         """The ledger's decision about priced calls. Raises LedgerError."""
@@ -265,13 +265,13 @@ class Budget(OfOneProcess):
         first_ms = None if outcome.first is None else outcome.first[0]
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)
 
-    def _without(
+    def _ask_allowance(
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
     ) -> list[Decision]:
         """The decision about priced calls while the ledger does not answer."""
         if self._recorder is not None:
             self._recorder.unanswered()
-        decision = self._go_without(checklist, charges, trouble, commit=commit)
+        decision = self._by_allowance(checklist, charges, trouble, commit=commit)
         first_ms = decision.decided_at_ms if decision.source else None
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)
 
@@ -351,7 +351,7 @@ class Budget(OfOneProcess):
         answer = Decision(True, None, None, self.credential, self.project, "", 0, "ok", None, 0, at_ms, None, ())
         return [answer._replace(method=call.method) for call in checklist.calls]
 
-    def _go_without(
+    def _by_allowance(
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
     ) -> Decision:
         """The decision while the ledger does not answer: the local allowance decides; without an allowance the calls

@@ -21,6 +21,7 @@ sleeps, and a refusal must end the work at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -58,6 +59,13 @@ class SessionClosedError(UsageError):
 
     def __init__(self) -> None:
         super().__init__("this session is closed; open another one with quota.open() or quota.open_async()")
+
+
+class ClosedLedger:
+    """Stands in for the ledger of a closed session."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SessionClosedError
 
 
 class LedgerError(QuotaError):
@@ -126,3 +134,15 @@ def decision_status(decision: Decision) -> int:
     if decision.admitted:
         return 0
     return LedgerError.exit_status if decision.reason == "ledger-unavailable" else Refused.exit_status
+
+
+def behind(error: BaseException) -> Iterator[BaseException]:
+    """An error, and all errors behind it."""
+    seen: dict[int, BaseException] = {}
+    left: list[BaseException | None] = [error]
+    while left:
+        cause = left.pop()
+        if cause is not None and id(cause) not in seen:
+            seen[id(cause)] = cause
+            yield cause
+            left += [cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ())]

@@ -17,7 +17,6 @@ from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
 from quota.ledger.log import ANY, LEASE_MS, in_pieces
 from quota.rules.entry import END, START, Entry, Id, is_reservation, just_before
-from quota.rules.reading import Mark
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project
@@ -77,13 +76,13 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
     for _ in range(MAX_TRIES):
         if not project.reading.began:
             project.begin(())
-        mark = project.in_turn(lambda: Mark(project.reading.epoch, project.reading.seen))
+        mark = project.in_turn(lambda: project.reading.mark)
         entries = entries_of_now()
         if not entries:
             return None
         first = project.reading.pending.get(entries[0].key)  # by an earlier try whose answer was lost
         if first is None:
-            reply, _ = project.ask(project.request(project.look_at(mark), entries, ANY))
+            reply, _ = project.ask(project.request(mark, 0, entries, ANY))
             first = reply.id or project.reading.pending.get(entries[0].key)
         if first is not None:
             project.reading.pending.pop(entries[0].key, None)

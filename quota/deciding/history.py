@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
+from quota.deciding.losses import StillCountingError
 from quota.deciding.project import Project
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS
@@ -23,10 +24,18 @@ def charges(
     project: Project, since_ms: int = 0, until_ms: int = END[0], progress: Callable[[int], None] | None = None
 ) -> list[Spent]:
     """The charges with since_ms <= ms <= until_ms, in order, with all corrections until now. First hands over what this
-    machine drew. `progress` gets the number of entries read. Raises LedgerError."""
-    project.repay()
+    machine drew, and puts back what the ledger lost. `progress` gets the number of entries read. Raises LedgerError."""
+    _hand_in(project)
     behind = entries(project, just_before(since_ms), progress)
     return [charge for charge in spent(behind) if charge.id[0] <= until_ms]
+
+
+def _hand_in(project: Project) -> None:
+    """Hand over what this machine drew, and put back what the ledger lost. Never raises: else people read the log as it
+    stands."""
+    project.repay()
+    with suppress(LedgerError, StillCountingError):
+        project.read_on()
 
 
 def entries(project: Project, after: Id = START, progress: Callable[[int], None] | None = None) -> Iterator[Entry]:
@@ -57,7 +66,7 @@ def sums(project: Project) -> Sequence[ChargedSum]:
     """The sums of all charges ever, by method and job. Adds the entries since the last call, and keeps the sums in the
     state, so the next reader need not read these entries again, and no sum falls when entries leave the past. If nobody
     calls this for longer than the past is kept, the entries that left it are missing. Raises LedgerError."""
-    project.repay()
+    _hand_in(project)
     stands = project.log.change(project.name, {SUMS: None}, {})
     stored = stands.state.get(SUMS)
     summed = Sums.read(stored or "")

@@ -23,13 +23,14 @@ from quota.common.clock import LATEST_MS, elapsed_s
 from quota.common.log import warn
 from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
-from quota.ledger.log import LEASE_MS, SLACK_MS, Beginning, fence_is_over, in_pieces, is_fence
+from quota.ledger.log import LEASE_MS, Beginning, fence_is_over, in_pieces, is_fence
 from quota.ledger.state import API, Change, change, check_usable
 from quota.rules import facts as facts_rules
 from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.union import missing, union
 from quota.terms.arguments import MAX_NUMBER, machine_name, text, whole
+from quota.terms.limits import SLACK_MS
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project
@@ -173,7 +174,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     journal.compared(epoch, position)
 
     def begin() -> None:
-        reading, project.named_ms = project.reading, 0
+        reading, project.stored_ms = project.reading, 0
         views = [*reading.totals]
         reading.begin(epoch, have[-1].id if have else START, beginning.trimmed, facts)
         now_ms = project.now_ms()

@@ -28,18 +28,18 @@ from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.deciding.allowance import hand_over, say_used
 from quota.deciding.losses import StillCountingError, is_behind, put_back
-from quota.deciding.question import Look, Others, Outcome, Question
+from quota.deciding.question import Look, Outcome, Question
 from quota.decision import COUNTING, REPAIR
-from quota.errors import LedgerError, SessionClosedError, UnusableLedger, UsageError
+from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
-from quota.ledger.log import MAX_READ, MAX_UNSEEN, SLACK_MS, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
+from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
 from quota.ledger.state import API, State, check_api, check_usable
-from quota.rules.entry import START, Entry, Id, Keys, just_before
+from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
 from quota.rules.facts import FACTS, Facts, closing
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
 from quota.terms.arguments import whole_clock
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, View, cutoff
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS, View, cutoff
 
 T = TypeVar("T")
 
@@ -50,8 +50,10 @@ COUNT_WITHIN_S = 0.7
 """How long a decision reads for its totals. Then it answers "counting", and the next decision continues."""
 
 LEAVING_WITHIN_S = 1.0
+"""How long a refusal asks a slow ledger for the next entries to leave."""
+
 SHORTER = 8
-"""How long a refusal asks a slow ledger for the next entries to leave; each new piece is shorter by this factor."""
+"""By this factor each new piece of them is shorter."""
 
 ROOMS_AFTER = 2
 """After so many tries that others overtook, a decision names what each of its limits counts."""
@@ -62,14 +64,14 @@ MAX_CLOCK_TRIES = 3
 MAX_LOSSES = 5
 """How often one decision puts back lost entries."""
 
-LATEST_MS = HOUR_MS
+MAX_CLOCK_AHEAD_MS = HOUR_MS
 """How far the ledger's clock may be ahead of this machine's."""
 
 AGAIN_S = 1.0
 """How often a process checks for draws that this machine owes, and reads entries that it only counted."""
 
 END_WITHIN_S = 0.05
-"""How long a process goes on reading them at its end."""
+"""How long a process goes on reading, at its end, the entries that it only counted."""
 
 KEEP_AFTER = 250
 """After so many entries, a process keeps its totals for new processes."""
@@ -112,14 +114,17 @@ class Project(OfOneProcess):
         self.longest_ms, self.jitter_ms = longest_ms, jitter_ms
         self._clock = clock = None if clock is None else whole_clock(clock)
         self.wall = wall or clock or host_clock
-        self.state = State(log, name, self.keys.next, clock, self._note_own_facts)
+        # The ledger may lose the facts of this process before anybody reads them.
+        self.state = State(
+            log, name, self.keys.next, clock, lambda text: self._note_facts(self.reading.epoch, text, self.reading.seen)
+        )
         self.reading = Reading()
         self.drawn: list[tuple[int, int]] = []
         """The draws of this process in an outage: for each its units, and the remaining units of the allowance."""
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
         self._owes_again_s = self._read_back_s = 0.0
-        self.named_ms = 0
+        self.stored_ms = 0
         """The longest window that the ledger has; 0 until it has the API too."""
         self._unread: tuple[Id, Id] | None = None
         """The range of the log that this machine has counted through kept totals but not read: after the first id, up
@@ -191,7 +196,7 @@ class Project(OfOneProcess):
             if first is not None:  # an earlier try appended them; its answer was lost
                 used = tuple(look.used_units)
                 return Outcome("ok", look.now_ms, look.now_ms, used, look.caps, None, first, look.facts)
-            # Here a call is refused, and nowhere else: a limit has no room for it, or upstream has closed its bucket.
+            # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
             room = look.room(costs)
             fits = room >= 0 and look.closing is None
             if fresh and not (fits and charges):
@@ -199,7 +204,7 @@ class Project(OfOneProcess):
                 return Outcome(
                     reason, look.now_ms, look.now_ms, tuple(look.used_units), look.caps, look.closing, None, look.facts
                 )
-            request = self.request(look, charges if fits else (), room)
+            request = self.request(look.mark, look.now_ms, charges if fits else (), room)
             if refusals >= ROOMS_AFTER and request.entries:
                 if not (self.log.shared or is_alone):
                     raise OvertakenError
@@ -218,7 +223,9 @@ class Project(OfOneProcess):
                 if used_units is None:  # another thread noticed a loss meanwhile
                     used_units = tuple([used + cost for used, cost in zip(look.used_units, costs, strict=True)])
                 return Outcome("ok", look.now_ms, look.now_ms, used_units, look.caps, None, first, look.facts)
-            if reply.clock_ms > self.wall() + LATEST_MS or (reply.word == "CLOCK" and clock_tries >= MAX_CLOCK_TRIES):
+            if reply.clock_ms > self.wall() + MAX_CLOCK_AHEAD_MS or (
+                reply.word == "CLOCK" and clock_tries >= MAX_CLOCK_TRIES
+            ):
                 return Outcome("clock", look.now_ms, reply.clock_ms)
             clock_tries += reply.word == "CLOCK"
             refusals += reply.word == "AGAIN"
@@ -231,8 +238,8 @@ class Project(OfOneProcess):
             return partial(self.begin, views)
         if reading.facts_are_old:
             return self._read_facts
-        if self.named_ms < self.longest_ms:
-            return self._name
+        if self.stored_ms < self.longest_ms:
+            return self._store_longest_window
         totals = [reading.totals[view] for view in views if view in reading.totals]
         if len(totals) < len(views):
             return partial(self._open, [view for view in views if view not in reading.totals])
@@ -249,36 +256,32 @@ class Project(OfOneProcess):
         used_units = [total.used_units for total in totals]
         caps = tuple(question.caps(reading.facts, now_ms))
         closed = closing(reading.facts, question.closed_by, now_ms, self.jitter_ms) if question.closed_by else None
-        return Look(Mark(reading.epoch, reading.seen), now_ms, used_units, caps, closed, reading.facts)
+        return Look(reading.mark, now_ms, used_units, caps, closed, reading.facts)
 
-    def request(self, look: Look, charges: Sequence[Entry] = (), room: int = 0) -> Append:
-        epoch, seen = look.mark
+    def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
+        """A request after this mark, decided at `now_ms`. Without charges it only reads."""
+        epoch, seen = mark
         newest = START if self.journal is None else self.journal.newest(epoch)  # of all processes of this machine
         return Append(
-            epoch,
-            seen,
-            charges,
-            room,
-            look.now_ms,
-            self.wall() + LATEST_MS,
-            newest if newest > seen else START,
-            (),
-            hash(charges[0].key) & _MAX_SEQ if charges else 0,
-            self.keys.next() if not epoch else "",
-            None if self._clock is None else self._clock(),
-            self.longest_ms + SLACK_MS,
+            epoch=epoch,
+            seen=seen,
+            entries=charges,
+            room=room,
+            now_ms=now_ms,
+            latest_ms=self.wall() + MAX_CLOCK_AHEAD_MS,
+            must=newest if newest > seen else START,
+            seq=hash(charges[0].key) & _MAX_SEQ if charges else 0,
+            new_epoch=self.keys.next() if not epoch else "",
+            clock_ms=None if self._clock is None else self._clock(),
+            keep_ms=self.longest_ms + SLACK_MS,
         )
-
-    def look_at(self, mark: Mark) -> Look:
-        """A look for a request that compares nothing."""
-        return Look(mark, 0, [], (), None, self.reading.facts)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, request: Append, views: Sequence[View] = ()) -> tuple[Reply, tuple[int, ...] | None]:
         """Send a request to the log, and take the entries of its answer. Also returns the units of these views then;
-        None if they have not counted all these entries. If the answer to an append is lost, this asks again with the
-        same key, so the log never has the charge twice. Raises LedgerError."""
+        None after BEHIND, or if a total is missing. If the answer to an append is lost, this asks again with the same
+        key, so the log never has the charge twice. Raises LedgerError."""
         try:
             reply = self.log.append(self.name, request)
         except UnusableLedger:
@@ -328,8 +331,7 @@ class Project(OfOneProcess):
         while True:
             if not self.reading.began:
                 self.begin(())
-            mark = self.in_turn(lambda: Mark(self.reading.epoch, self.reading.seen))
-            reply, _ = self.ask(self.request(self.look_at(mark)))
+            reply, _ = self.ask(self.request(self.in_turn(lambda: self.reading.mark)))
             if reply.word == "BEHIND":
                 losses += 1
                 if losses > MAX_LOSSES:
@@ -368,20 +370,20 @@ class Project(OfOneProcess):
                 max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms)),
             )
             self._unread = (whole[1], beginning.tip) if whole[1] < beginning.tip else None
-        self.named_ms = _whole(beginning.state.get(LONGEST)) if not self.api or API in beginning.state else 0
+        self.stored_ms = _whole(beginning.state.get(LONGEST)) if not self.api or API in beginning.state else 0
 
-    def _name(self) -> None:
+    def _store_longest_window(self) -> None:
         """Name the longest window and the API in the ledger, so that the log keeps enough entries, of one API."""
         stands = self.log.change(self.name, {LONGEST: None, API: None}, {})
         check_api(self.log.label, self.name, self.api, stands.state)
         stored, api = stands.state.get(LONGEST), stands.state.get(API)
-        named_ms = max(_whole(stored), self.longest_ms)
-        becomes = {LONGEST: str(named_ms)} | ({API: self.api} if self.api else {})
+        stored_ms = max(_whole(stored), self.longest_ms)
+        becomes = {LONGEST: str(stored_ms)} | ({API: self.api} if self.api else {})
         if not becomes.items() <= stands.state.items():
             stands = self.log.change(self.name, {LONGEST: stored, API: api}, becomes)
             if not stands.done and not is_fence(stands.epoch) and not is_seal(stands.epoch):
                 return  # another process was quicker; read what it named
-        self.named_ms = named_ms
+        self.stored_ms = stored_ms
 
     def _open(self, views: Sequence[View]) -> None:
         """Begin the totals of more views."""
@@ -420,8 +422,7 @@ class Project(OfOneProcess):
             return
         corrections = self.log.corrections(self.name, [entry.key for entry in entries if entry.kind == "charge"])
         if any(correction.id > total.head for correction in corrections.values()):
-            mark = Mark(self.reading.epoch, self.reading.seen)
-            request = self.request(self.look_at(mark))
+            request = self.request(self.reading.mark)
             reply = self.log.append(self.name, request)
             self._hear(request, reply, ())
             if reply.unseen:
@@ -440,10 +441,6 @@ class Project(OfOneProcess):
     def _note_facts(self, epoch: str, text: str, seen: Id) -> None:
         if self.journal is not None and text:
             self.journal.write_facts(epoch, text, seen)
-
-    def _note_own_facts(self, text: str) -> None:
-        """Note the facts as this process has changed them: the ledger may lose them before anybody reads them."""
-        self._note_facts(self.reading.epoch, text, self.reading.seen)
 
     def _read_back(self) -> None:
         """Read a piece of the entries that were only counted, so that this machine can put them back. Failing does no
@@ -524,29 +521,8 @@ class Project(OfOneProcess):
                 return answer
 
     def others(self, view: View) -> list[Others]:
-        """The units in a view that only upstream has counted. Of one name, only the largest counts."""
-
-        def rows() -> list[Others]:
-            total = self.reading.totals.get(view)
-            heard = [] if total is None else [(*key, n) for key, n in total.others.items() if key[1] > total.at_ms]
-            return [Others(name, units, leaves_ms) for name, leaves_ms, units in sorted(heard)]
-
-        return self.in_turn(rows)
-
-    def upstream_units(self, view: View) -> int:
-        """The sum of the units in a view that only upstream has counted."""
-        largest: dict[str, int] = {}
-        for of in self.others(view):
-            largest[of.name] = max(of.units, largest.get(of.name, 0))
-        return sum(largest.values())
-
-    def others_leave_ms(self, view: View) -> list[int]:
-        """When the units of a view that only upstream has counted leave, in order."""
-        return sorted(of.until_ms for of in self.others(view))
-
-    def others_units(self, view: View, name: str) -> int:
-        """The units in a view that upstream has counted under one name."""
-        return max((of.units for of in self.others(view) if of.name == name), default=0)
+        """The units in a view that only upstream has counted."""
+        return self.in_turn(lambda: self.reading.others(view))
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
@@ -589,7 +565,8 @@ class Project(OfOneProcess):
                 break
         if self.journal is not None:
             self.journal.close()
-        self.log = self.state = self.journal = _CLOSED
+        closed: Any = ClosedLedger()
+        self.log = self.state = self.journal = closed
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -612,16 +589,6 @@ class Project(OfOneProcess):
                 return answer
             finally:
                 self._busy = False
-
-
-class _Closed:
-    """Replaces the ledger of a closed session."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise SessionClosedError
-
-
-_CLOSED: Any = _Closed()
 
 
 def _whole(stored: str | None) -> int:

@@ -3,7 +3,6 @@
 Question    the limits, the costs of the calls in each, and the charges
 Look        the numbers that a decision compares, of one moment
 Outcome     the answer, with these numbers
-Others      units that only upstream has counted
 """
 
 from __future__ import annotations
@@ -55,14 +54,6 @@ class Outcome(NamedTuple):
     @property
     def admitted(self) -> bool:
         return self.reason == "ok"
-
-
-class Others(NamedTuple):
-    """Units that only upstream has counted: the name of their source, and the time until which they count."""
-
-    name: str
-    units: int
-    until_ms: int
 
 
 class Look(NamedTuple):

@@ -17,13 +17,14 @@ from quota.deciding.fence import Fence, given_back
 from quota.deciding.project import LONGEST
 from quota.decision import SET_THE_CLOCK
 from quota.errors import RepairRefused
-from quota.ledger.log import SLACK_MS, Log, in_pieces, is_seal
+from quota.ledger.log import Log, in_pieces, is_seal
 from quota.ledger.state import moved
 from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, Id, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.rules.spent import SUMS, Sums, spent
 from quota.rules.union import union
+from quota.terms.limits import SLACK_MS
 
 SAME_CLOCK_MS = 5_000
 """If two clocks differ by more, one of them is wrong."""

@@ -20,6 +20,7 @@ from quota.decision import Decision
 from quota.errors import Refused, UsageError
 from quota.rules.calls import settled_units
 from quota.rules.entry import Entry
+from quota.terms.arguments import made_by
 from quota.terms.limits import DAY_MS
 
 
@@ -145,6 +146,4 @@ def spendable(func: Any) -> tuple[str, str]:
         raise UsageError(f"{name}: write the spend below @{type(func).__name__}, next to the function")
     if isinstance(func, type) or not callable(func):
         raise UsageError(f"spend decorates functions, and {name} is not a function")
-    from quota.common.functions import made_by  # imported late: only decorators need `inspect`
-
     return made_by(func), name

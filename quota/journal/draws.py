@@ -37,8 +37,8 @@ from quota.common.text import one_line
 from quota.errors import LedgerError
 from quota.journal.files import SPELLING, FileLock, framed, unframed
 from quota.ledger.factory import Identity
-from quota.ledger.log import SLACK_MS
 from quota.rules.entry import Entry, Id, id_text, packed, read_id, unpacked
+from quota.terms.limits import SLACK_MS
 
 WAIT_S = 2.0
 """How long a draw waits for other draws, each of which waits for the disk."""

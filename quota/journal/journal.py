@@ -47,8 +47,8 @@ from quota.journal.files import (
     replace_text,
 )
 from quota.ledger.factory import Identity
-from quota.ledger.log import SLACK_MS
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
+from quota.terms.limits import SLACK_MS
 
 FOLDER = "journals"
 """The folder in the state folder. It has a folder for each project and endpoint, with a folder for each identity."""

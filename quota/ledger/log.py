@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from quota.rules.entry import END, START, Entry, Id, read_id
-from quota.terms.limits import DAY_MS, HOUR_MS, Selector
+from quota.terms.limits import DAY_MS, Selector
 
 if TYPE_CHECKING:
     from quota.common.findings import Finding
@@ -63,9 +63,6 @@ BUILDING_MS = 60_000
 ANY = 2**53
 """The room of an Append that nothing stops: no charge of others and no changed fact. Only an unread correction of the
 same charge stops a correction."""
-
-SLACK_MS = 25 * HOUR_MS
-"""The log keeps entries for the longest window ever named plus this: a long day, in case a clock goes back."""
 
 PAST_MS = 35 * DAY_MS
 MAX_PAST = 500_000

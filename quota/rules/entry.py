@@ -1,6 +1,7 @@
 """The entries of a project's log, in order. A key identifies each entry.
 
     Entry     one entry: a charge, a correction, units that others used, or a marker
+    Others    units that only upstream has counted, which `others_units` adds up
     packed    an entry as one line of text, which every log and journal stores; `unpacked` reads it
     Keys      makes the key of each attempt, which identifies its entry in every log
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import os
 from base64 import urlsafe_b64encode
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -77,6 +79,23 @@ class Entry(NamedTuple):
     of: str = ""
     at: Id = START
     before_units: int = 0
+
+
+class Others(NamedTuple):
+    """Units that only upstream has counted: the name of their source, and the time until which they count."""
+
+    name: str
+    units: int
+    until_ms: int
+
+
+def others_units(others: Iterable[Others], name: str = "") -> int:
+    """The sum of the units of others, or of those with a name: of one name only the largest."""
+    largest: dict[str, int] = {}
+    for heard in others:
+        if name in ("", heard.name):
+            largest[heard.name] = max(heard.units, largest.get(heard.name, 0))
+    return sum(largest.values())
 
 
 _new = tuple.__new__

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from quota.rules.entry import START, Entry, Id
+from quota.rules.entry import START, Entry, Id, Others
 from quota.rules.facts import Facts
 from quota.rules.total import RunningTotal, Wanted
 from quota.terms.limits import View
@@ -53,6 +53,10 @@ class Reading:
         self._clock_ms = 0
         self._clock_at_ms = 0
 
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.epoch, self.seen)
+
     # -- the clock ---------------------------------------------------------------------------------------------------
 
     def hear_clock(self, clock_ms: int, elapsed_ms: int, *, went_back: bool = False) -> None:
@@ -79,7 +83,7 @@ class Reading:
         """Begin the total of a view: from the `kept` total, or with nothing, after the entries that have left its
         window. `entries` has all entries after the head of the kept total, up to `tip`; it is None if some are
         missing."""
-        total = RunningTotal(view, floor=self.trimmed)
+        total = RunningTotal(view, self.trimmed)
         if kept is None or not total.resume(kept, self.epoch, min(tip, self.seen), self.trimmed, now_ms):
             total.start_at(now_ms)
         elif entries is not None:
@@ -144,6 +148,11 @@ class Reading:
     @property
     def facts_are_old(self) -> bool:
         return self.facts_markers != self.markers
+
+    def others(self, view: View) -> list[Others]:
+        """The units in a view that only upstream has counted."""
+        total = self.totals.get(view)
+        return [] if total is None else total.others_after(total.at_ms)
 
     def kept_views(self) -> dict[str, str]:
         """The texts to keep of the totals, by the names of their views."""

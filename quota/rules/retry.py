@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from quota.common.clock import LATEST_MS, NEVER
+from quota.rules.entry import Others
 from quota.terms.limits import Calendar, Limit, View, paced_until
 
 
@@ -39,7 +40,7 @@ class Leaves(Protocol):
 
     def used_after(self, view: View, at_ms: int) -> int: ...
 
-    def others_leave_ms(self, view: View) -> list[int]: ...
+    def others(self, view: View) -> list[Others]: ...
 
 
 def retry_at(limits: Sequence[Full], leaves: Leaves, from_ms: int) -> tuple[int, int]:
@@ -83,7 +84,7 @@ def _calendar_room_at(full: Full, window: Calendar, leaves: Leaves, from_ms: int
     while at_ms < LATEST_MS:
         edges = window.edges(at_ms)
         used_units = leaves.used_after(view, at_ms)
-        next_ms = min([edges[1], *(leaves_ms for leaves_ms in leaves.others_leave_ms(view) if leaves_ms > at_ms)])
+        next_ms = min([edges[1], *(heard.until_ms for heard in leaves.others(view) if heard.until_ms > at_ms)])
         if used_units + full.cost_units <= full.cap_units:
             if not full.limit.paced or not used_units:
                 return at_ms

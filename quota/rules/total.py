@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
 from typing import NamedTuple
 
-from quota.rules.entry import CALLS, START, Entry, Id, id_text, read_id
-from quota.terms.limits import HOUR_MS, Calendar, View, cutoff, leaves_at
+from quota.rules.entry import CALLS, START, Entry, Id, Others, id_text, others_units, read_id
+from quota.terms.limits import SLACK_MS, Calendar, View, cutoff, leaves_at
 
 MAX_LEAVING = 2_000
 """The most leaving charges that a total holds. It reads more when these have left."""
@@ -31,11 +31,8 @@ MAX_LEAVING = 2_000
 READ_LEAVING = 200
 """How many entries it reads at once to find leaving charges."""
 
-SLACK_MS = 25 * HOUR_MS
-"""How far a clock may go back: a long day."""
-
 MAX_SUM = 2**53
-"""The most that a kept total may count. Another program wrote a larger number, and the log is read instead."""
+"""The most that a kept total may count. A larger number is not ours: the log is read instead."""
 
 _LAST = 2**53
 """After all sequence numbers of one millisecond."""
@@ -65,12 +62,13 @@ class RunningTotal:
     units that only upstream has counted."""
 
     __slots__ = (
-        *("_by_key", "at_ms", "charged", "floor", "gone", "head", "leaving", "leaving_to", "next_ms", "others", "view"),
+        *("_by_key", "at_ms", "charged", "gone", "head", "leaving", "leaving_to", "next_ms", "others", "trimmed"),
+        "view",
     )
 
-    def __init__(self, view: View, floor: Id = START) -> None:
+    def __init__(self, view: View, trimmed: Id = START) -> None:
         self.view = view
-        self.floor = floor
+        self.trimmed = trimmed
         """The log was trimmed up to here. Corrections of charges up to here change no counted charge."""
         self.at_ms = 0
         """The time of the last `drop`."""
@@ -105,7 +103,7 @@ class RunningTotal:
                 if expects:
                     self._expect(Leaving(entry_id, cost, key))
         elif kind == "correction":
-            if at > self.gone and at > self.floor and selector.counts(bucket, method, job):
+            if at > self.gone and at > self.trimmed and selector.counts(bucket, method, job):
                 cost, leaving = selector.cost(units), self._by_key.get(of)
                 # The charge may have left the log, and then the author of the correction did not know its last units.
                 self.charged += cost - (selector.cost(before_units) if leaving is None else leaving.cost)
@@ -158,7 +156,8 @@ class RunningTotal:
             self.start_at(now_ms)  # the clock went back: entries that had left may count again
         if self.others:  # a clock may go back, so ended periods may count again
             self.others = {heard: units for heard, units in self.others.items() if heard[1] > now_ms - SLACK_MS}
-        if self.skip_left(cutoff_ms):
+        self.skip_left(cutoff_ms)
+        if self.head[0] <= cutoff_ms:
             return None
         leaving, by_key = self.leaving, self._by_key
         while leaving and leaving[0].id[0] <= cutoff_ms:
@@ -173,12 +172,10 @@ class RunningTotal:
             return None
         return self.wants_leaving()
 
-    def skip_left(self, cutoff_ms: int) -> bool:
-        """Whether all entries up to the head have left the window. Then the total begins after them."""
-        if self.head[0] > cutoff_ms:
-            return False
-        self.start(max(self.head, (cutoff_ms, _LAST)))
-        return True
+    def skip_left(self, cutoff_ms: int) -> None:
+        """If all entries up to the head have left the window, begin after them."""
+        if self.head[0] <= cutoff_ms:
+            self.start(max(self.head, (cutoff_ms, _LAST)))
 
     def wants_leaving(self) -> Wanted | None:
         """The entries to read for the next charges to leave; None if all are known."""
@@ -199,23 +196,30 @@ class RunningTotal:
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 
-    def others_after(self, at_ms: int) -> int:
-        """The units of others that still count at a time: of one name the largest."""
-        largest: dict[str, int] = {}
-        for (name, leaves_ms), units in self.others.items():
-            if leaves_ms > at_ms:
-                largest[name] = max(units, largest.get(name, 0))
-        return sum(largest.values())
+    def others_after(self, at_ms: int) -> list[Others]:
+        """The units of others that still count at a time."""
+        heard = [Others(name, units, until_ms) for (name, until_ms), units in self.others.items() if until_ms > at_ms]
+        return sorted(heard)
+
+    def others_leave(self, after_ms: int) -> list[tuple[int, int]]:
+        """When units of others leave after a time, in order, and how many."""
+        before_units = others_units(self.others_after(after_ms))
+        leave = []
+        for at_ms in sorted({heard.until_ms for heard in self.others_after(after_ms)}):
+            units = others_units(self.others_after(at_ms))
+            leave.append((at_ms, before_units - units))
+            before_units = units
+        return leave
 
     @property
     def used_units(self) -> int:
         """The units in the window. Never below 0, though a log may have corrections without their charges."""
         charged = self.charged if self.charged > 0 else 0
-        return charged + self.others_after(self.at_ms) if self.others else charged
+        return charged + others_units(self.others_after(self.at_ms)) if self.others else charged
 
     def frees_at_ms(self, units: int) -> int | None:
-        """When so many of the used units (1 or more) will have left a sliding window, if nothing more is charged. None:
-        read `wants_leaving` first; if that is None too, fewer units are used."""
+        """When so many of the used units (1 or more) will have left the window, if nothing more is charged. None: read
+        `wants_leaving` first; if that is None too, fewer units are used."""
         window = self.view.window
         if not self.others:
             for left in self.leaving:
@@ -224,9 +228,7 @@ class RunningTotal:
                     return leaves_at(window, left.id[0])
             return None
         leaving = ((leaves_at(window, left.id[0]), left.cost) for left in self.leaving)
-        times_ms = sorted({leaves_ms for _, leaves_ms in self.others if leaves_ms > self.at_ms})
-        others = [(at_ms, self.others_after(at_ms - 1) - self.others_after(at_ms)) for at_ms in times_ms]
-        for at_ms, cost in merge(leaving, others):
+        for at_ms, cost in merge(leaving, self.others_leave(self.at_ms)):
             units -= cost
             if units <= 0:
                 # Unread charges may leave earlier.
@@ -239,7 +241,7 @@ class RunningTotal:
     def used_after(self, at_ms: int) -> int | None:
         """The units still used at a time, if nothing more is charged; None: read `wants_leaving` first."""
         cutoff_ms = cutoff(self.view.window, at_ms)
-        others = self.others_after(at_ms) if self.others else 0
+        others = others_units(self.others_after(at_ms))
         if self.head[0] <= cutoff_ms:
             return others
         if self.leaving_to < self.head and self.leaving_to[0] <= cutoff_ms:
@@ -257,7 +259,7 @@ class RunningTotal:
         """The text to keep: `EPOCH TOTAL GONE HEAD NEXT_MS OTHERS`. No entry up to GONE is counted, because it has left
         the window or the log."""
         next_ms = self.leaving[0].id[0] if self.leaving else max(self.next_ms, self.leaving_to[0])
-        gone = max(self.gone, min(self.floor, self.head))
+        gone = max(self.gone, min(self.trimmed, self.head))
         others = ",".join(f"{units}:{leaves_ms}:{name}" for (name, leaves_ms), units in self.others.items()) or "-"
         return f"{epoch} {self.charged} {id_text(gone)} {id_text(self.head)} {next_ms} {others}"
 
@@ -290,7 +292,7 @@ class RunningTotal:
 def total_of(view: View, entries: Iterable[Entry], now_ms: int, trimmed: Id = START) -> RunningTotal:
     """The total of a view over a whole log, without a kept total. Entries up to `trimmed` come from the past, and have
     their last units."""
-    total = RunningTotal(view, floor=trimmed)
+    total = RunningTotal(view, trimmed)
     total.start_at(now_ms)
     total.at_ms = now_ms
     for entry in entries:

@@ -27,6 +27,9 @@ MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
+SLACK_MS = 25 * HOUR_MS
+"""A long day: how far a clock may go back. So much longer than the longest window the log keeps its entries."""
+
 UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|m|h|d)")
 

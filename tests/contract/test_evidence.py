@@ -13,7 +13,8 @@ import pytest
 
 from quota.budget import Budget, project_of
 from quota.clients.metering import charged_ms, news, observe
-from quota.settings.limits import default_limits
+from quota.rules.entry import others_units
+from quota.settings.books import default_limits
 from quota.terms.evidence import Level
 from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Limit, Selector, Sliding, View
 from support.books import parse_book
@@ -256,7 +257,7 @@ def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
 def others_in(budget: Budget) -> dict[str, int]:
     """What only upstream has counted, by limit."""
     budget.usage()
-    return {limit.name: project_of(budget).upstream_units(limit.view) for limit in budget.limits}
+    return {limit.name: others_units(project_of(budget).others(limit.view)) for limit in budget.limits}
 
 
 def test_a_level_that_many_processes_report_counts_once(setup: Setup) -> None:
@@ -334,7 +335,7 @@ def test_each_window_of_a_bucket_is_heard_while_the_other_changes(setup: Setup) 
         assert (hours, days) == (1_000 - hour, 9_000 - day)
 
 
-def test_a_window_is_heard_right_after_the_other(setup: Setup) -> None:
+def test_the_budget_hears_two_windows_right_after_each_other(setup: Setup) -> None:
     budget = made(setup, TWO_WINDOWS)
     assert hear(budget, budget.charge("read"), Level("core", 900, 1_000, None)) == 1
     assert hear(budget, budget.charge("read"), Level("core", 8_000, 9_000, None)) == 1
@@ -380,7 +381,7 @@ def test_a_smaller_limit_of_an_answer_lowers_ours_until_another_answer(setup: Se
     assert {state.limit_units for state in other.usage()} == {950}, "it is old"
 
 
-def test_a_limit_of_an_hour_says_nothing_of_a_day(setup: Setup) -> None:
+def test_a_grant_per_hour_changes_no_limit_of_a_day(setup: Setup) -> None:
     day = Limit("long", 9_000, View(Selector(buckets=("core",)), Sliding(24 * HOUR_MS)), 9_000, 0)
     for budget in (made(setup, SLIDING, day), made(setup, TWO_WINDOWS)):
         before = {state.limit_units for state in budget.usage()}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from quota.cli.render import render_status
+from quota.cli.output import render_parts
 from quota.common.clock import NEVER, moment, rfc3339
 from quota.dashboard.reading import read_now
-from quota.deciding.project import LATEST_MS
+from quota.deciding.project import MAX_CLOCK_AHEAD_MS
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
 from quota.reports.metrics import of_status
@@ -27,6 +27,7 @@ from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Sliding
+from quota.wording import status_parts
 from support.commands import Quota, one_line
 from support.setup import charges_at
 
@@ -83,7 +84,7 @@ class Scene:
 
     def lines(self, width: int = 200) -> list[str]:
         console = Console(file=io.StringIO(), width=width, highlight=False)
-        console.print(render_status(read_status(self.session)))
+        console.print(render_parts(status_parts(read_status(self.session))))
         return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
     def json(self) -> Any:
@@ -173,7 +174,8 @@ def test_closed_shows_who_closed_it_until_when_and_why(scene: Scene) -> None:
     scene.configure(DAY + NARROW + JOB)
     scene.spend(1)
     scene.shut("units", MIDNIGHT_MS)
-    assert scene.result() == f'CLOSED by upstream until 2026-11-22T08:00:00+00:00: "{SAID}"'
+    on = "this machine goes on at 2026-11-22T08:00:03+00:00"
+    assert scene.result() == f'CLOSED by upstream until 2026-11-22T08:00:00+00:00: "{SAID}"; {on}'
     assert scene.fields() == (False, "units", None, rfc3339(MIDNIGHT_MS + 3_000))
     assert scene.remaining() == {"day": 0, "few": 0}
     assert [x["bucket"] for x in scene.json()["exhausted"]] == ["units"]
@@ -199,7 +201,10 @@ def test_a_reopened_bucket_shows_the_reason_until_its_closing_would_end(scene: S
     scene.now_ms += HOUR_MS
     assert scene.session.budget("main").reopen("units", "raised to 50,000")
     assert (scene.result(), scene.fields(), scene.remaining()) == ("OPEN: 500 units", OPEN, {"day": 500})
-    assert f'bucket units was reopened at 2026-11-21T11:00:00+00:00: raised to 50,000 ("{SAID}")' in scene.lines()
+    assert (
+        f'bucket units was reopened at 2026-11-21T11:00:00+00:00: raised to 50,000 (upstream had said "{SAID}")'
+        in scene.lines()
+    )
     (exhaustion,) = scene.json()["exhausted"]
     assert (exhaustion["bucket"], exhaustion["until"], exhaustion["reopened_because"]) == (
         "units",
@@ -230,7 +235,8 @@ def test_a_closing_until_the_reset_of_a_full_limit_shows_only_the_closing(scene:
     scene.spend(96)
     assert scene.result().startswith("FULL until 2026-11-22T08:00:00+00:00")
     scene.shut("units", MIDNIGHT_MS)
-    assert scene.result() == f'CLOSED by upstream until 2026-11-22T08:00:00+00:00: "{SAID}"'
+    on = "this machine goes on at 2026-11-22T08:00:03+00:00"
+    assert scene.result() == f'CLOSED by upstream until 2026-11-22T08:00:00+00:00: "{SAID}"; {on}'
     assert scene.fields() == (False, "units", "pacific-day", rfc3339(MIDNIGHT_MS + 3_000))
 
 
@@ -299,7 +305,7 @@ def test_credentials_of_one_project_show_that_they_share_a_budget(scene: Scene) 
     assert status.exit_status == 75, "the worst of them"
 
 
-def test_every_state_fits_the_screen(scene: Scene) -> None:
+def test_every_status_fits_the_screen(scene: Scene) -> None:
     for text in (DAY + NARROW + JOB, PACED + JOB, JOB):
         scene.configure(text)
         for state in ("open", "full", "closed"):
@@ -357,7 +363,7 @@ def test_a_charge_that_a_wrong_clock_dated_ahead_is_named_with_its_remedy(scene:
 
 def test_a_wrong_clock_is_one_line(scene: Scene) -> None:
     scene.configure(DAY)
-    scene.session.project("main").wall = lambda: scene.now_ms - LATEST_MS - 1
+    scene.session.project("main").wall = lambda: scene.now_ms - MAX_CLOCK_AHEAD_MS - 1
     with pytest.raises(
         LedgerError,
         match=r"clock reads 2026-11-21T09:00:00\+00:00, the ledger's 2026-11-21T10:00:00\+00:00; set the",
@@ -414,7 +420,7 @@ def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
 def test_only_a_terminal_shows_the_progress_of_a_status(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure("".join(f'[credentials.c{n}]\napi = "youtube-v3"\nproject = "p{n}"\n' for n in range(3)))
-    at_once = "from quota.cli import reports as c; c.WATCH_S = 0; from quota.cli.entry import main; main()"
+    at_once = "from quota.cli import output as c; c.PROGRESS_S = 0; from quota.cli.entry import main; main()"
     command = [sys.executable, "-c", at_once, "status"]
     master, slave = os.openpty()
     try:

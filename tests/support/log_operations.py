@@ -21,11 +21,11 @@ from quota.common.clock import NEVER
 from quota.deciding.project import Project
 from quota.errors import CostExceedsLimit, LedgerError, QuotaError, UnknownCharge
 from quota.ledger.factory import open_ledger
-from quota.ledger.log import MAX_READ, SLACK_MS
+from quota.ledger.log import MAX_READ
 from quota.rules.entry import CALLS, END, START
 from quota.rules.facts import Grant
 from quota.terms.costs import Part
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS, Calendar, Limit, Selector, View
 from support.log_oracle import AHEAD_MS, Answer, Charge, LogOracle, Others, State, Terms
 from support.log_paces import (
     CLOCK_CHANGES,

@@ -120,7 +120,7 @@ def test_unreadable_marks_are_no_marks(tmp_path: Path, content: bytes) -> None:
     assert fresh.trouble == ""
 
 
-def test_pieces_that_touch_are_one_whole(tmp_path: Path) -> None:
+def test_ranges_that_touch_become_one_complete_range(tmp_path: Path) -> None:
     noted = journal(tmp_path)
     assert noted.whole("e") is None
     noted.note_whole("e", (50, 0), (60, 0))

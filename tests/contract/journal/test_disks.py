@@ -73,7 +73,7 @@ def test_a_full_disk_keeps_entries_in_memory_and_takes_them_when_there_is_room(
         assert fresh.newest("f") == (NOW_MS, 300)
 
 
-def test_a_write_that_is_cut_short_is_repeated_whole(tmp_path: Path) -> None:
+def test_the_journal_repeats_a_short_write_whole(tmp_path: Path) -> None:
     noted = journal(tmp_path)
     noted.write("e", [entry()])
     with files_up_to(day_files(tmp_path)[0].stat().st_size + 100):

@@ -14,9 +14,8 @@ from quota.errors import LedgerError
 from quota.journal.draws import SPARE_LINES, Draws
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
-from quota.ledger.log import SLACK_MS
 from quota.rules.entry import Entry
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, SLACK_MS
 from support.interrupts import Interrupted, at_every_place, interrupt
 
 SEEN = (NOW_MS - 5, 3)
@@ -131,7 +130,7 @@ def test_a_draw_and_the_names_on_its_way_are_on_the_disk_before_it_is_admitted(
     assert synced[4:] == ["draws"]
 
 
-def test_nothing_is_drawn_if_the_disk_takes_no_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_fails_if_the_disk_takes_no_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry())
     before = draws_file(tmp_path).read_bytes()

@@ -16,9 +16,8 @@ from quota.journal import journal as journal_module
 from quota.journal.files import read_record, record_line
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
-from quota.ledger.log import SLACK_MS
 from quota.rules.entry import START, Entry, packed
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
 from support.interrupts import STEP, Interrupted, at_every_place, interrupt
 from support.processes import in_threads
 
@@ -90,7 +89,7 @@ def test_the_newest_of_an_epoch_is_found_behind_much_of_another(tmp_path: Path) 
     assert journal(tmp_path).newest("e") == (NOW_MS - DAY_MS, 0)
 
 
-def test_the_newest_costs_no_reading_while_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_reads_no_file_while_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, others = journal(tmp_path), journal(tmp_path)
     others.write("e", [entry(seq=1)])
     mine.newest("e")

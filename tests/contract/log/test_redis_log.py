@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from quota.errors import LedgerError, UnusableLedger
-from quota.ledger.log import ANY, PAST_MS, SLACK_MS, Append, Log, Reply
+from quota.ledger.log import ANY, PAST_MS, Append, Log, Reply
 from quota.ledger.redis_log import RedisLog, keys_of, script
 from quota.rules.entry import END, START, Entry, Id
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, SLACK_MS
 from support.clusters import Nodes, Sentinels
 from support.servers import RedisServer
 

@@ -27,13 +27,13 @@ from quota.deciding.repairs import SAME_CLOCK_MS, Ahead, ahead, repair
 from quota.errors import LedgerError, RepairRefused, UnusableLedger
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
-from quota.ledger.log import LEASE_MS, SLACK_MS, Log, is_fence
+from quota.ledger.log import LEASE_MS, Log, is_fence
 from quota.ledger.state import State
 from quota.rules.claims import Claim
 from quota.rules.entry import END, START, Entry, Keys
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
 from quota.rules.spent import SUMS, ChargedSum, Sums
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
 from support.setup import budget_of, limit
 
 if TYPE_CHECKING:

@@ -266,7 +266,7 @@ def test_a_call_has_ten_buckets_at_most() -> None:
         made.make(("items.list", None, parts, ""))
 
 
-def test_former_calls_cost_their_recorded_units_per_limit() -> None:
+def test_a_checklist_of_former_calls_uses_their_recorded_costs() -> None:
     made = checklists(limit(100), limit(100, selector=SEARCH.view.selector, name="search"))
     former = made.of_former("items.list", 100, "", Together(2, {}, None))
     assert (former.costs, former.closed_by, former.priced) == ((100,), ("units",), ALWAYS)

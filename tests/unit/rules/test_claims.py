@@ -81,7 +81,7 @@ def test_free_regions_go_to_the_first_and_the_other_learns_whose_they_are(jobs: 
     assert answer.elsewhere["DE"] == ("a", "host of a", jobs.now_ms, jobs.now_ms + HOLD_MS, False)
 
 
-def test_they_stay_with_the_store_until_its_hold_lapses(jobs: Jobs) -> None:
+def test_regions_stay_with_their_store_until_its_hold_lapses(jobs: Jobs) -> None:
     asked(jobs, claim_of("a"))
     jobs.now_ms += MINUTE_MS
     end(jobs, claim_of("a"))
@@ -262,7 +262,7 @@ def test_a_thousand_regions_are_claimed_at_once(jobs: Jobs) -> None:
 NAMES = ('a "quoted" \\ name', "東京", "a|b:{x}", "/\u2028", "x" * 64)
 
 
-def test_any_name_will_do(jobs: Jobs) -> None:
+def test_claims_take_any_names(jobs: Jobs) -> None:
     for name in NAMES:
         claim = claim_of(name, name, *NAMES, name=name, tick=name, machine=name, host=name)
         assert asked(jobs, claim) == Claimed(jobs.now_ms, {})

@@ -325,7 +325,7 @@ UNIONS = [
 
 
 @pytest.mark.parametrize(("first", "second", "together"), UNIONS)
-def test_the_union_of_two_histories_of_facts(first: Facts, second: Facts, together: Facts) -> None:
+def test_the_union_of_facts_ignores_the_order(first: Facts, second: Facts, together: Facts) -> None:
     assert union(first, second) == union(second, first) == together
 
 

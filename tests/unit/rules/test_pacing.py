@@ -87,7 +87,7 @@ def test_a_refusal_by_pace_names_the_millisecond_of_the_next_call() -> None:
     assert budget.charge("search.list").admitted
 
 
-def test_nothing_is_left_over_at_the_end_of_a_day() -> None:
+def test_a_paced_day_spends_its_whole_limit() -> None:
     """Demand without end, every half hour: the whole number is spent, and never more than the pace allows."""
     setup, budget = start(paced(9_500))
     spent = 0
@@ -98,7 +98,7 @@ def test_nothing_is_left_over_at_the_end_of_a_day() -> None:
     assert spent == 9_500
 
 
-def test_a_job_that_leaves_some_has_a_pace_of_its_own() -> None:
+def test_a_job_with_leave_has_its_own_pace() -> None:
     """It spends its half as evenly as the others spend all, and what it leaves is free at any time."""
     setup, budget = start(paced(2_400), leave={"backfill": {"pacific-day": 1_200}})
     assert spend_all(budget, 10, "backfill") == 150
@@ -160,7 +160,7 @@ def test_pacing_is_an_option_of_a_calendar_limit(tmp_path: Path, state_dir: Path
         ('{ calendar = "day", zone = "UTC" }', '"yes"', "a string where true or false is needed"),
     ],
 )
-def test_pacing_elsewhere_is_one_line(tmp_path: Path, state_dir: Path, window: str, pacing: str, says: str) -> None:
+def test_wrong_pacing_is_one_line(tmp_path: Path, state_dir: Path, window: str, pacing: str, says: str) -> None:
     path = tmp_path / "quota.toml"
     path.write_text(CONFIG.format(window=window, pacing=pacing))
     with pytest.raises(ConfigError, match=says) as error:

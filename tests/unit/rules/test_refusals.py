@@ -110,7 +110,7 @@ def test_an_addition_that_is_repeated_is_made_once(fields: Fields) -> None:
     assert fields.read().counts == [count(3 + MAX_KEYS + 3)], "a hundred came between"
 
 
-def test_only_hours_that_end_later_are_read(fields: Fields) -> None:
+def test_a_reader_gets_only_hours_that_end_later(fields: Fields) -> None:
     fields.add([count(1, HOUR - hours * HOUR_MS) for hours in range(3)])
     assert [row.hour_ms for row in fields.read(HOUR).counts] == [HOUR]
     assert [row.hour_ms for row in fields.read(HOUR - 1).counts] == [HOUR - HOUR_MS, HOUR]

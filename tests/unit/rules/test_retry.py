@@ -11,7 +11,7 @@ import pytest
 
 from quota.common.clock import NEVER
 from quota.rules.calls import cap
-from quota.rules.entry import Entry
+from quota.rules.entry import Entry, Others
 from quota.rules.retry import Full, retry_at, room_at
 from quota.rules.total import total_of
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, leaves_at
@@ -73,8 +73,9 @@ class Totals:
         assert used_units is not None
         return used_units
 
-    def others_leave_ms(self, view: View) -> list[int]:
-        return sorted(leaves_ms for _, leaves_ms in total_of(view, self.entries, self.now_ms).others)
+    def others(self, view: View) -> list[Others]:
+        total = total_of(view, self.entries, self.now_ms)
+        return total.others_after(total.at_ms)
 
 
 class Row(NamedTuple):
@@ -274,7 +275,7 @@ def _turns_ms(totals: Totals, limits: Sequence[Full]) -> Iterator[int]:
     for full in limits:
         window = full.limit.view.window
         yield full.lapses_ms
-        yield from totals.others_leave_ms(full.limit.view)
+        yield from (heard.until_ms for heard in totals.others(full.limit.view))
         yield from (leaves_at(window, entry.id[0]) for entry in totals.entries)
         if isinstance(window, Calendar):
             edge_ms = NOW

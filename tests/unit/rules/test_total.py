@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.rules.entry import CALLS, START, Entry, Id
+from quota.rules.entry import CALLS, START, Entry, Id, others_units
 from quota.rules.total import READ_LEAVING, RunningTotal, Wanted, total_of
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Selector, Sliding, View, leaves_at
 
@@ -293,7 +293,7 @@ def test_units_of_others_leave_with_upstreams_period_and_no_later_than_a_charge(
 ) -> None:
     heard = others(NOON, 900, until_ms, since_ms=since_ms)
     total = total_of(View(UNITS, window), [heard], NOON)
-    assert [total.others_after(at_ms) for at_ms in (leaves_ms - 1, leaves_ms)] == [900, 0]
+    assert [others_units(total.others_after(at_ms)) for at_ms in (leaves_ms - 1, leaves_ms)] == [900, 0]
 
 
 def test_the_largest_count_of_a_name_counts_and_names_add_up() -> None:

@@ -120,7 +120,7 @@ def test_a_correction_points_at_the_place_where_its_charge_stands_now() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nothing_is_lost_and_all_counts_once_whichever_part_of_a_log_is_lost(seed: int) -> None:
+def test_a_union_of_two_partial_copies_loses_and_doubles_nothing(seed: int) -> None:
     """A log is copied, both copies go on, and either loses some entries. What one of both still has counts what its
     newest correction says."""
     rng = random.Random(seed)
