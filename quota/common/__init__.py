@@ -9,5 +9,4 @@ sqlite_file.py   a SQLite file that processes share
 fork.py          keeps a forked child from using its parent's resources
 findings.py      the findings of `quota check` and `quota doctor`, also about folders
 hosts.py         hosts, addresses and connections
-functions.py     the kind of result of a call, and several calls at once
 """

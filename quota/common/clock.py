@@ -53,3 +53,8 @@ def moment(at_ms: int, zone: str | None = None) -> str:
     here = at.isoformat(timespec="seconds")
     there = at.astimezone(ZoneInfo(zone)).isoformat(timespec="seconds") if zone else here
     return here if there == here else f"{here} ({there} in {zone})"
+
+
+def until(at_ms: int | None) -> str:
+    """` until` a moment, for the middle of a sentence; empty without a time."""
+    return "" if at_ms is None else f" until {moment(at_ms)}"

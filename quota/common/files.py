@@ -216,17 +216,13 @@ def doubt_of_path(path: str | os.PathLike[str]) -> str:
     OSError.
     """
     absolute = os.path.abspath(path)
-    return _walk(os.path.dirname(absolute)) or _walk(absolute)
+    return doubt_of_way(os.path.dirname(absolute)) or doubt_of_way(absolute)
 
 
 def doubt_of_way(path: str | os.PathLike[str]) -> str:
     """Why other users could replace `path`, in words; "" if they could not. Raises OSError."""
-    return _walk(os.path.abspath(path))
-
-
-def _walk(absolute: str) -> str:
     at, links = "/", 0
-    todo = absolute.split("/")[::-1]
+    todo = os.path.abspath(path).split("/")[::-1]
     while todo:
         name = todo.pop()
         if name == "..":

@@ -46,6 +46,11 @@ def warning(location: str, message: str, remedy: str = "") -> Finding:
     return Finding("warning", location, message, remedy)
 
 
+def problem(location: str, message: str, remedy: str = "") -> Finding:
+    """A finding that makes work fail or spends too much."""
+    return Finding("error", location, message, remedy)
+
+
 def finding_of(level: Level, location: str, error: object, remedy: str = "") -> Finding:
     """The finding for an error that says "what is wrong; what to do". `remedy` is for an error without one."""
     message, _, own_remedy = redact(str(error)).partition("; ")
@@ -90,7 +95,7 @@ def examine_folder(
     """
     on_the_way = _existing(os.path.abspath(folder))
     if not os.path.exists(on_the_way):  # as where what it names is not mounted
-        yield Finding("error", location, f"{one_line(on_the_way)} {TO_NOTHING[0]}", TO_NOTHING[1])
+        yield problem(location, f"{one_line(on_the_way)} {TO_NOTHING[0]}", TO_NOTHING[1])
         return
     there = _existing(os.path.realpath(folder))
     name = one_line(folder)
@@ -123,12 +128,12 @@ def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Finding]:
     if not os.path.isdir(there):
-        yield Finding("error", location, f"{one_line(there)} is no folder", "correct the path")
+        yield problem(location, f"{one_line(there)} is no folder", "correct the path")
     elif not os.access(there, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
-        yield Finding("error", location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
+        yield problem(location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
     elif alone and there == os.path.realpath(name) and (why := doubt_at(there)):
         remedy = "make it this user's alone (chown, chmod), or name another folder"
-        yield Finding("error", location, f"{name} {why}: nothing in it is used", remedy)
+        yield problem(location, f"{name} {why}: nothing in it is used", remedy)
 
 
 def _file_system(location: str, there: str, name: str, holds: str, mounts: str) -> Iterator[Finding]:

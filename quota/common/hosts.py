@@ -7,7 +7,9 @@ import select
 from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
+from socket import SocketIO
 from typing import Any
+from unicodedata import normalize
 from urllib.parse import unquote, urlsplit
 
 MAX_KNOWN = 1_000
@@ -50,6 +52,14 @@ def default_port(scheme: str) -> int:
     return 443 if scheme in ("https", "wss") else 80
 
 
+def url_on(scheme: str, host: str, port: int | None, target: str) -> str:
+    """The URL of a request for `target` on a connection. On a connection to a proxy, `target` is the URL."""
+    if target[:1] != "/" and "//" in target:
+        return target
+    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"{scheme}://{shown}{'' if port in (None, default_port(scheme)) else f':{port}'}{target}"
+
+
 def is_readable_on_the_way(url: str) -> bool:
     """Whether a request to this address leaves the machine in plain text."""
     parts = urlsplit(url)
@@ -63,14 +73,15 @@ def plain_path(path: str) -> str:
 
 def readings_of(path: str) -> tuple[str, ...]:
     """All paths that a server may read in `path`, as `plain_path` writes them, the plain path first. The others have
-    slashes decoded (once or twice), backslashes as slashes, no text after a semicolon or an encoded end of the path,
-    no dots or spaces at its end, and `..` resolved."""
+    slashes decoded (once or twice), full-width characters in ASCII, backslashes as slashes, no text after a semicolon
+    or an encoded end of the path, no dots or spaces at its end, and `..` resolved."""
     plain = plain_path(path)
-    if not re.search(r"[%;\\]|/\.|[.\s]/*$", path):
+    if path.isascii() and not re.search(r"[%;\\]|/\.|[.\s]/*$", path):
         return (plain,)
     once = unquote(path)
     readings = dict.fromkeys([plain])
-    for text in (plain, once, unquote(once), unquote(unquote(once))):
+    decoded = dict.fromkeys((plain, once, unquote(once), unquote(unquote(once))))
+    for text in (*decoded, *[_narrow(text) for text in decoded if not text.isascii()]):
         for slashed in (text, text.replace("\\", "/")):
             unended = re.sub(r"(?<![/.\s])[.\s]+(?=/*$)", "", slashed)
             unmarked = re.sub(";[^/]*", "", slashed)
@@ -79,6 +90,11 @@ def readings_of(path: str) -> tuple[str, ...]:
                 readings[f"/{'/'.join(parts)}"] = None
                 readings[f"/{'/'.join(without_dots(parts))}"] = None
     return tuple(readings)
+
+
+def _narrow(text: str) -> str:
+    """The text with each character in normal form NFKC. The whole text at once would take the square of its marks."""
+    return "".join([normalize("NFKC", char) for char in text])
 
 
 def without_dots(parts: Iterable[str]) -> list[str]:
@@ -103,3 +119,8 @@ def has_hung_up(sock: Any) -> bool:
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(0))
+
+
+def comes_from_socket(answer: Any) -> bool:
+    """Whether an answer of http.client is read from a socket. A mock makes its own."""
+    return isinstance(getattr(getattr(answer, "fp", None), "raw", None), SocketIO)

@@ -69,9 +69,9 @@ def quoted(value: object) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message: all of them, or the first twelve and `...`."""
-    first = list(islice(names, 13))
-    return ", ".join(first[:12]) + (", ..." if len(first) > 12 else "")
+    """Names for a message: all of them, or the first twenty and `...`. No table of the configuration has more keys."""
+    first = list(islice(names, 21))
+    return ", ".join(first[:20]) + (", ..." if len(first) > 20 else "")
 
 
 def printable(text: str) -> str:

@@ -1,10 +1,12 @@
-"""Reads cost books from TOML: the prices of calls, upstream's quotas, and how to read the API's requests and answers.
+"""Reads cost books from TOML, and the limits of a credential: from its table, or the default limits of its cost book.
 
-The models are `quota.terms.costs` and `quota.terms.api`; `quota.settings.tables` has the tables.
+A book has the prices of calls, upstream's quotas, and how to read the API's requests and answers. The models are
+`quota.terms.costs`, `quota.terms.api` and `quota.terms.limits`; `quota.settings.tables` has the tables.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
@@ -14,8 +16,9 @@ from typing import cast
 from quota.common.files import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.tables import BOOK, DATED, LEVEL, QUOTA
-from quota.settings.toml import Label, TomlTable, parse_toml, read_toml
+from quota.settings.toml import Label, TomlTable, parse_toml, read_file
 from quota.terms.api import (
     GOOGLES_KEY,
     VERBS,
@@ -31,9 +34,23 @@ from quota.terms.api import (
     Used,
 )
 from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
-from quota.terms.limits import Calendar
+from quota.terms.limits import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    PERIOD_MS,
+    Calendar,
+    Limit,
+    Selector,
+    Sliding,
+    View,
+    Window,
+    named_twice,
+)
 
 MAX_ROUTES = 1_000
+
+_SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
 def load_book(name: str, folder: Path | None = None) -> CostBook:
@@ -49,10 +66,14 @@ def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str
     """The tables of a book, its name, and its name in messages."""
     if "/" in name or name.endswith(".toml"):
         path = (folder or Path()) / Path(name)
-        return read_toml(path), one_line(path.stem), one_line(path)
+        return parse_toml(read_file(path), one_line(path)), one_line(path.stem), one_line(path)
     names = book_names()
     if name not in names:
-        raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, names)}")
+        own = f"{name}.toml"
+        there = os.path.isfile(os.path.join(folder or "", own))
+        hint = f"did you mean {show(own)}?" if there else nearest(name, names)
+        draft = "" if hint.endswith("?") else "; `quota book new` drafts another"
+        raise ConfigError(f"there is no cost book {show(name)}; {hint}{draft}")
     text, source = read_text("quota.config", f"costs/{name}.toml"), f"cost book {name}"
     return parse_toml(text, source), name, source
 
@@ -82,7 +103,8 @@ def book_of(data: dict[str, object], name: str, source: str) -> CostBook:
         raise root.error("at least one bucket is needed", "buckets")
     defaults, table = root.read("default"), root.read("methods")
     methods = {
-        Label().parse(table, method): tuple(_prices(table, method, buckets, value)) for method, value in table.items()
+        Label().parse(table, method): tuple(_prices(table, method, buckets, value))
+        for method, value in table.data.items()
     }
     pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").items())
     book = CostBook(
@@ -173,13 +195,12 @@ def _part(row: TomlTable, buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
 def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:
     stopped = row.read("methods")
     for index, method in enumerate(stopped):
-        if method not in methods:
-            raise row.error(f"no method {show(method)} in this book; {nearest(method, methods)}", "methods", index)
+        row.check_choice(method, methods, "methods", f"no method {show(method)} in this book", index)
     return Pool(name, row.read("marks"), stopped)
 
 
 def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:
-    return Probe(row.choose("method", methods), dict(row.read("parameters").items()))
+    return Probe(row.choose("method", methods), dict(row.read("parameters").data))
 
 
 def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[Pool]) -> Monitoring:
@@ -188,8 +209,7 @@ def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence
     counted = [*buckets, *(pool.name for pool in pools)]
     metrics = []
     for name, row in table.read("buckets").items():
-        if name not in counted:
-            raise row.error(f"no bucket or pool of this book; {nearest(name, counted)}")
+        row.check_choice(name, counted, "", "no bucket or pool of this book")
         if name in buckets and not isinstance(buckets[name].window, Calendar):
             raise row.error("`quota reconcile` compares figures since a reset, and this bucket has none")
         metrics.append(Metric(name, row.read("metric"), row.read("limit")))
@@ -199,7 +219,7 @@ def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence
     return Monitoring(
         service=service,
         metrics=tuple(metrics),
-        resources={name: resources.read(name) for name, _ in resources.items()},
+        resources={name: resources.read(name) for name in resources.data},
     )
 
 
@@ -220,7 +240,7 @@ def _routes(table: TomlTable, methods: Collection[str]) -> tuple[Route, ...]:
     """The routes, in the file's order. Raises ConfigError for a route that no request reaches, or whose method has no
     price."""
     routes: list[Route] = []
-    for key, method in table.items():
+    for key, method in table.data.items():
         if not isinstance(method, str) or method not in methods:
             raise table.error(f"no method {show(method)} in this book; {nearest(method, methods)}", key)
         route = _route(table, key, method)
@@ -313,3 +333,153 @@ def _match(row: TomlTable) -> Match:
     if not isinstance(value, str | int | None):
         raise row.error("write a text, a whole number, true or false", "is")
     return Match(status, (body or "").lower(), pointer, value)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def default_limits(book: CostBook) -> tuple[Limit, ...]:
+    """Two limits for each calendar window in which upstream counts a bucket, each with 5% of its quota as headroom: a
+    sliding window as long as upstream's period, and upstream's own window (`day` and `pacific-day`). A window of
+    upstream's that slides needs one limit. Of two quotas for the same window the smaller holds.
+    """
+    limits = []
+    for bucket in book.buckets.values():
+        prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
+        names: dict[Window, str] = {}
+        quotas: dict[Window, int] = {}
+        for quota in bucket.quotas:
+            for name, window in _windows_of(quota.window):
+                names.setdefault(window, name)
+                quotas[window] = min(quota.units, quotas.get(window, quota.units))
+        for window, quota_units in quotas.items():
+            headroom = share_of(quota_units, DEFAULT_HEADROOM_PERCENT)
+            view = View(Selector(buckets=(bucket.name,)), window)
+            limits.append(Limit(prefix + names[window], quota_units - headroom, view, quota_units, headroom))
+    return tuple(limits)
+
+
+def share_of(units: int, percent: int) -> int:
+    """A share to leave unspent, rounded up, and never all units."""
+    return min(-(-units * percent // 100), units - 1)
+
+
+def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
+    """Whether a limit counts every call charged to a bucket, whoever makes it."""
+    selector = limit.view.selector
+    if bucket not in selector.buckets or selector.jobs or limit.per_job or limit.shadow:
+        return False
+    charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
+    if selector.count == "calls" and any(units > 1 for units in charged.values()):
+        return False
+    # The book charges an unknown method by its defaults, and no list of methods selects such a call.
+    return not selector.methods or (
+        charged.keys() <= set(selector.methods)
+        and not any(price.units_in(bucket) for price in (book.default_get, book.default_other))
+    )
+
+
+def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> list[tuple[int, Limit]]:
+    """The headroom of each limit that covers a bucket and counts calls of up to `max_cost_units`: calls that the ledger
+    does not see must fit into it. It is the part of upstream's quota that the limit leaves unused: its own headroom, or
+    without one the gap to the cost book's quota."""
+    rows = []
+    for limit in limits:
+        selector = limit.view.selector
+        if book.least_units(selector) <= max_cost_units and any(covers(limit, name, book) for name in book.buckets):
+            granted = min([book.buckets[name].quota_units for name in selector.buckets], default=0)
+            rows.append((limit.headroom_units or max(0, granted - limit.limit_units), limit))
+    return rows
+
+
+def _windows_of(window: Window) -> list[tuple[str, Window]]:
+    """The windows that enforce one of upstream's windows, with the names of their limits."""
+    if isinstance(window, Sliding):
+        return [(_SPAN_NAMES.get(window.window_ms, window.name), window)]
+    sliding = Sliding(PERIOD_MS[window.period])
+    city = window.zone.rpartition("/")[2].lower().replace("_", "-")
+    zone = "pacific" if window.zone == "America/Los_Angeles" else city
+    return [(window.period, sliding), (f"{zone}-{window.kind}", window)]
+
+
+def as_written(window: Window) -> str:
+    """A window as a configuration writes it."""
+    if not isinstance(window, Calendar):
+        return f'"{window.name}"'
+    keys = [f'calendar = "{window.period}"', f'zone = "{window.zone}"']
+    keys += [f"day = {window.day}"] if window.day != 1 else []
+    keys += [f'starts = "{window.starts}"'] if window.starts != "monday" else []
+    return f"{{ {', '.join(keys)} }}"
+
+
+def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
+    tables = tuple(row.read("limits"))
+    limits = tuple([_limit(table, book) for table in tables])
+    if (n := named_twice(limits)) is not None:
+        raise tables[n].error(f"{show(limits[n].name)} is the name of another limit of this credential", "name")
+    return limits
+
+
+def _limit(table: TomlTable, book: CostBook) -> Limit:
+    name = table.read("name")
+    quota_units, headroom_units = _numbers(table)
+    methods = _methods(table, book)
+    selector = Selector(
+        buckets=_buckets(table, book, methods),
+        methods=methods,
+        jobs=table.read("jobs"),
+        count=table.read("count"),
+    )
+    view = View(selector, table.read("window"))
+    paced = table.read("pacing")
+    if paced and not isinstance(view.window, Calendar):
+        raise table.error(
+            "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
+            "calendar limit instead",
+            "pacing",
+        )
+    return Limit(
+        name=name,
+        limit_units=quota_units - headroom_units,
+        view=view,
+        quota_units=quota_units,
+        headroom_units=headroom_units,
+        paced=paced,
+        per_job=table.read("per") == "job",
+        shadow=table.read("shadow"),
+    )
+
+
+def _numbers(table: TomlTable) -> tuple[int, int]:
+    """(quota, headroom) of a limit; `units` is a quota without headroom, which may be a share such as `"10%"`."""
+    if "units" in table:
+        return table.read("units"), 0
+    quota_units = table.read("quota")
+    headroom: int | str = table.read("headroom") if "headroom" in table else 0
+    headroom_units = headroom if isinstance(headroom, int) else share_of(quota_units, int(headroom[:-1]))
+    if headroom_units >= quota_units:
+        raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
+    return quota_units, headroom_units
+
+
+def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
+    methods = tuple(book.canonical(method) for method in table.read("methods"))
+    for index, method in enumerate(methods):
+        message = f"cost book {book.name!r} has no method {show(method)}"
+        table.check_choice(method, book.methods, "methods", message, index)
+    return tuple(sorted(set(methods)))
+
+
+def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
+    if "bucket" in table:
+        value: str | tuple[str, ...] = table.read("bucket")
+        names = (value,) if isinstance(value, str) else value
+        for index, name in enumerate(names):
+            message = f"cost book {book.name!r} has no bucket {show(name)}"
+            table.check_choice(name, book.buckets, "bucket", message, None if isinstance(value, str) else index)
+        return tuple(sorted(names))
+    if methods:
+        # A call of several buckets counts in the first, so a limit that counts calls counts it once.
+        first = {price.bucket for method in methods for price in book.methods[method] if price.parts}
+        return tuple(sorted(first)) or (book.main_bucket.name,)
+    return (book.main_bucket.name,)

@@ -17,17 +17,22 @@ from urllib.parse import parse_qs
 
 from quota.common.clock import host_clock, utc
 from quota.common.files import doubt_of_way
-from quota.common.findings import Finding, file_system, finding_of, ranked, warning
+from quota.common.findings import Finding, file_system, finding_of, problem, ranked, warning
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
-from quota.settings.folders import state_folder
-from quota.settings.limits import as_written, covers, headrooms
-from quota.settings.model import BUILT_IN_FETCHES, STORE_FETCHES, CredentialSettings, JobSettings, Settings
+from quota.settings.books import as_written, covers, headrooms
+from quota.settings.model import (
+    BUILT_IN_FETCHES,
+    STORE_FETCHES,
+    CredentialSettings,
+    JobSettings,
+    Settings,
+    state_folder,
+)
 from quota.settings.references import address_of, read_key
-from quota.settings.tables import INBOUND
-from quota.settings.toml import TomlTable
+from quota.settings.tables import inbound_table
 from quota.terms.costs import Bucket, CostBook, Quota
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
 
@@ -60,6 +65,8 @@ def lint(settings: Settings) -> list[Finding]:
     limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
     for job in settings.jobs.values():
         findings += _job(settings, job, limits[job.credential])
+    if settings.notify is not None and settings.notify.url_ref is not None:
+        findings += _secret("notify.url", settings.notify.url_ref, "address")
     findings += _checks(settings)
     return ranked(findings)
 
@@ -95,8 +102,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         if limit is not None and together > headroom:
             most = headroom // outage.machines
             lower = f"lower allowance to {most}, or " if most else ""
-            yield Finding(
-                "error",
+            yield problem(
                 "ledger.unavailable",
                 f"{many(outage.machines, 'machine')} x {many(outage.allowance_units, 'unit')} = {together:,} may be "
                 "spent while the ledger is away, and "
@@ -122,11 +128,11 @@ def _ways(settings: Settings) -> Iterator[Finding]:
 def _server(settings: Settings) -> Iterator[Finding]:
     """Findings about the way to a server: of the ledger, and of the storage of inbound limits."""
     yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings)
-    if settings.inbound is None or settings.path is None:
+    if settings.path is None:
         return
     try:
-        table = TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables)
-        address = address_of(table, settings.path.absolute().parent)
+        table = inbound_table(settings)
+        address = None if table is None else address_of(table)
     except ConfigError:  # the check of `[inbound]` reports it
         return
     if address is not None:
@@ -170,9 +176,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
             "no server",
             "let them speak TLS, and remove it",
         )
-    if "ssl_keyfile" in options:
-        path = options["ssl_keyfile"]
-        yield from _exposed(f"{place}.ssl_keyfile", path, f"the private key {one_line(path)}")
+    if private := options.get("ssl_keyfile"):
+        yield from _exposed(f"{place}.ssl_keyfile", private, f"the private key {one_line(private)}")
 
 
 def _exposed(location: str, path: str, what: str) -> Iterator[Finding]:
@@ -265,8 +270,7 @@ def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
     costs = {method: book.least_units(replace(selector, methods=(method,))) for method in selector.methods}
     for what, units in (costs or {"the cheapest call": book.least_units(limit.view.selector)}).items():
         if limit.limit_units < units:
-            yield Finding(
-                "error",
+            yield problem(
                 location,
                 f"limit {limit.name!r} holds {many(limit.limit_units, 'unit')} and {what} costs {units:,}: it could "
                 "never be admitted",
@@ -400,15 +404,14 @@ def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
 
 def _key(credential: CredentialSettings) -> Iterator[Finding]:
     location, ref = f"credentials.{credential.name}.key", credential.key_ref
-    if ref is None:
-        if credential.endpoint is None and credential.auth_ref is None:
-            yield warning(
-                location,
-                "there is no key, so the API answers only programs that bring their own",
-                'add key = "env:NAME" or "file:/path"',
-            )
-        return
-    yield from _secret(location, ref, "key")
+    if ref is not None:
+        yield from _secret(location, ref, "key")
+    elif credential.endpoint is None and credential.auth_ref is None:
+        yield warning(
+            location,
+            "there is no key, so the API answers only programs that bring their own",
+            'add key = "env:NAME" or "file:/path"',
+        )
 
 
 def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:
@@ -418,9 +421,8 @@ def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:
     except ConfigError as error:
         yield finding_of("warning", location, error, "make it readable")
         return
-    path = ref.removeprefix("file:")
-    if path != ref:
-        yield from _exposed(location, path, f"the {what} file")
+    if ref.startswith("file:"):
+        yield from _exposed(location, ref.removeprefix("file:"), f"the {what} file")
 
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
@@ -434,8 +436,7 @@ def _shared_keys(settings: Settings) -> Iterator[Finding]:
         what = "token" if ref.startswith("bearer:") else "key"
         other = first.setdefault((credential.book.api, ref), credential)
         if other.project != credential.project:
-            yield Finding(
-                "error",
+            yield problem(
                 f"credentials.{credential.name}.project",
                 f"the same {what} as credential {other.name!r}, whose project is {other.project!r}: upstream counts "
                 "them as one",
@@ -462,10 +463,17 @@ def _project(credential: CredentialSettings) -> Iterator[Finding]:
 
 def _auth(credential: CredentialSettings) -> Iterator[Finding]:
     """Findings about credentials without a key, and about the needs of `quota reconcile`."""
-    yield from _auth_file(credential)
-    location = f"credentials.{credential.name}"
-    ref = credential.auth_ref
-    asks = credential.key_ref is None and (ref or "").startswith(("adc", "service-account:"))
+    location, ref = f"credentials.{credential.name}", credential.auth_ref or ""
+    kind, _, path = ref.partition(":")
+    if kind == "bearer":
+        yield from _secret(f"{location}.auth", path, "token")
+    elif path:
+        try:
+            os.stat(path)
+        except OSError as error:
+            yield warning(f"{location}.auth", f"{one_line(path)} cannot be read: {error.strerror}", "make it readable")
+        yield from _exposed(f"{location}.auth", path, "this file")
+    asks = credential.key_ref is None and kind in ("adc", "service-account")
     if credential.scopes != credential.book.scopes and not asks:
         yield warning(
             f"{location}.scopes",
@@ -473,7 +481,7 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
             'remove the key, or add auth = "adc" or "service-account:PATH"',
         )
     if credential.cloud_project is None:
-        if ref is not None and credential.key_ref is not None:
+        if ref and credential.key_ref is not None:
             yield warning(
                 f"{location}.auth",
                 "has no effect beside a key without cloud_project",
@@ -486,28 +494,12 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
             f"cost book {credential.book.name!r} has no [monitoring], so `quota reconcile` cannot compare anything",
             "remove the key, or add the table to the book",
         )
-    if ref is None and credential.endpoint is None:
+    if not ref and credential.endpoint is None:
         yield warning(
             f"{location}.auth",
             "missing: `quota reconcile` may not read the project's figures",
             'add "adc", "service-account:PATH" or "authorized-user:PATH"',
         )
-
-
-def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
-    location, ref = f"credentials.{credential.name}.auth", credential.auth_ref or ""
-    kind, _, path = ref.partition(":")
-    if kind == "bearer":
-        yield from _secret(location, path, "token")
-        return
-    if not path:
-        return
-    try:
-        os.stat(path)
-    except OSError as error:
-        message = f"{one_line(path)} cannot be read: {error.strerror}"
-        yield warning(location, message, "make it readable")
-    yield from _exposed(location, path, "this file")
 
 
 def _cloud_projects(settings: Settings) -> Iterator[Finding]:
@@ -522,15 +514,13 @@ def _cloud_projects(settings: Settings) -> Iterator[Finding]:
         same = ours.setdefault(credential.project, credential)
         other = theirs.setdefault(named, credential)
         if same.cloud_project != named:
-            yield Finding(
-                "error",
+            yield problem(
                 location,
                 f"credential {same.name!r} of the same project {credential.project!r} has another one",
                 "give both the same, or different projects",
             )
         elif other.project != credential.project:
-            yield Finding(
-                "error",
+            yield problem(
                 location,
                 f"credential {other.name!r} of project {other.project!r} has the same: upstream counts them as one",
                 f"give both the same project, for example {other.project!r}",
@@ -546,8 +536,7 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
         limit = limits[name]
         least = book.least_units(limit.view.selector)
         if not limit.shadow and limit.limit_units - left < least <= limit.limit_units:
-            yield Finding(
-                "error",
+            yield problem(
                 f"{location}.leave",
                 f"leaves {left} of the {limit.limit_units} that limit {name!r} holds: no call of this job that it "
                 "counts could ever be admitted",
@@ -557,8 +546,7 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
     # Another check names an unknown method.
     dearest = book.price(method).units if method is not None and method in book.methods else 0
     if job.max_units is not None and dearest > job.max_units:
-        yield Finding(
-            "error",
+        yield problem(
             f"{location}.max_units",
             f"a call of this job costs {many(dearest, 'unit')}, more than {job.max_units:,}: it could never be made",
             f"raise it to {dearest:_} or more",

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from quota.common.clock import host_clock
@@ -26,10 +27,8 @@ from quota.common.hosts import is_http_address, is_readable_on_the_way
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
-from quota.settings.books import load_book
+from quota.settings.books import default_limits, headrooms, load_book, parse_limits
 from quota.settings.environment import PREFIX, overlaid, variables_of
-from quota.settings.folders import state_folder
-from quota.settings.limits import default_limits, headrooms, parse_limits
 from quota.settings.model import (
     BUILT_IN,
     BUILT_IN_FETCHES,
@@ -44,11 +43,12 @@ from quota.settings.model import (
     TableSettings,
     Unavailable,
     check_table,
+    state_folder,
 )
-from quota.settings.references import Address, address_of, file_url, path_at, place_of, reference
+from quota.settings.references import Address, address_of, file_url, path_at, place_of
 from quota.settings.schedules import Every, parse_schedule
 from quota.settings.tables import A_CREDENTIAL, INBOUND, INBOUND_RULE, JOB, NO_ADDRESS, PLACES, ROOT, rule_names
-from quota.settings.toml import NO_PLACES, Keys, Kind, Rows, TomlTable, parse_toml, read_file
+from quota.settings.toml import Keys, Kind, Rows, TomlTable, parse_toml, read_file
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit, format_duration, load_zone
 
@@ -84,7 +84,7 @@ class Config(NamedTuple):
     source: str
     folder: Path
     text: str = ""
-    variables: Mapping[str, str] = NO_PLACES
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
 def read_config(config: str | Path | None = None) -> Config:
@@ -151,37 +151,34 @@ def _check_found(path: Path) -> None:
 
 def settings_of(config: Config) -> Settings:
     """The checked values. Raises ConfigError."""
-    folder, path = config.folder, config.path
-    root = TomlTable(config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables)
-    credentials = _credentials(root, folder) if "credentials" in root else {}
-    identity = "" if config.source == GIVEN else _identity(path)
-    ledger = _ledger(root.read("ledger"), folder, identity, credentials)
-    jobs = _jobs(root.read("jobs"), credentials, folder)
+    path, source, variables = config.path, config.source, config.variables
+    root = TomlTable(config.data, source, keys=ROOT, places=PLACES, variables=variables, folder=config.folder)
+    credentials = _credentials(root) if "credentials" in root else {}
+    identity = "" if source == GIVEN else _identity(path)
+    ledger = _ledger(root.read("ledger"), identity, credentials)
+    jobs = _jobs(root.read("jobs"), credentials)
     return Settings(
         path=path,
         ledger=ledger,
         credentials=credentials,
         jobs=jobs,
-        store=_store(root.read("store"), folder, ledger, jobs),
-        textfile=path_at(root, folder, "textfile", root.read("textfile")) if "textfile" in root else None,
-        notify=_notify(root.read("notify"), folder) if "notify" in root else None,
+        store=_store(root.read("store"), ledger, jobs),
+        textfile=root.read("textfile"),
+        notify=_notify(root.read("notify")) if "notify" in root else None,
         inbound=_inbound(root) if "inbound" in root else None,
-        variables=config.variables,
-        called=config.source,
+        variables=variables,
+        called=source,
     )
 
 
-def _notify(table: TomlTable, folder: Path) -> NotifySettings:
+def _notify(table: TomlTable) -> NotifySettings:
     command = table.read("command")
     if command and "/" in command[0]:  # without a slash, PATH has the command
-        command = (path_at(table, folder, "command", command[0]), *command[1:])
-    url_ref = reference(table, folder, "url") if "url" in table else None
-    return NotifySettings(command, url_ref, table.read("stale"), table.read("insecure_endpoint"))
+        command = (path_at(table, "command", command[0]), *command[1:])
+    return NotifySettings(command, *map(table.read, ("url", "stale", "insecure_endpoint")))
 
 
-def _ledger(
-    table: TomlTable, folder: Path, identity: str, credentials: Mapping[str, CredentialSettings]
-) -> LedgerSettings:
+def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, CredentialSettings]) -> LedgerSettings:
     unavailable = None
     if "unavailable" in table:
         row = table.read("unavailable")
@@ -197,7 +194,7 @@ def _ledger(
             )
     name = table.read("name")
     identity = f"name {name}" if name is not None else identity
-    url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", ledger_schemes())
+    url, secrets = _address(table, "ledger.db", ledger_schemes())
     return LedgerSettings(url, unavailable, name, identity, secrets)
 
 
@@ -230,8 +227,8 @@ def _identity(path: Path | None) -> str:
     return normal if os.path.exists(normal) and os.path.samefile(normal, absolute) else absolute
 
 
-def _store(table: TomlTable, folder: Path, ledger: LedgerSettings, jobs: Mapping[str, JobSettings]) -> StoreSettings:
-    url, _ = _address(table, address_of(table, folder), folder, "videos.db", ("sqlite",))
+def _store(table: TomlTable, ledger: LedgerSettings, jobs: Mapping[str, JobSettings]) -> StoreSettings:
+    url, _ = _address(table, "videos.db", ("sqlite",))
     if place_of(url) == place_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     name, places_in_ledger = table.read("name") or "", table.read("places") == "ledger"
@@ -246,11 +243,12 @@ def _store(table: TomlTable, folder: Path, ledger: LedgerSettings, jobs: Mapping
     return StoreSettings(url, table.read("retention"), name, places_in_ledger)
 
 
-def _address(table: TomlTable, given: Address | None, folder: Path, default: str, schemes: tuple[str, ...]) -> Address:
+def _address(table: TomlTable, default: str, schemes: tuple[str, ...]) -> Address:
     """The checked address in a table, with an absolute SQLite path. The default is a file in the state folder.
 
     No message shows the URL: it may hold a password.
     """
+    given = address_of(table)
     if given is None:
         return Address(f"sqlite:///{state_folder() / default}")
     url = given.url
@@ -264,15 +262,13 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
         raise table.error(f"unsupported URL scheme{shown}; use one of {supported}", "url")
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")
-    return given if file_of(url) is None else Address(file_url(table, folder, url))
+    return given if file_of(url) is None else Address(file_url(table, url))
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
 
-_AUTHS = ("adc", "service-account", "authorized-user", "bearer")
 
-
-def _credentials(root: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
+def _credentials(root: TomlTable) -> dict[str, CredentialSettings]:
     rows: dict[str, TomlTable] = root.read("credentials")
     if not rows:
         raise root.error(f"at least one is needed; {A_CREDENTIAL}", "credentials")
@@ -281,7 +277,7 @@ def _credentials(root: TomlTable, folder: Path) -> dict[str, CredentialSettings]
     first_of: dict[str, CredentialSettings] = {}
     limited: dict[str, str] = {}
     for name, row in rows.items():
-        credential = _credential(name, row, folder, books)
+        credential = _credential(name, row, books)
         other = first_of.setdefault(credential.project, credential)
         if other.book is not credential.book and other.book != credential.book:
             raise row.error(
@@ -305,13 +301,11 @@ def _credentials(root: TomlTable, folder: Path) -> dict[str, CredentialSettings]
     return credentials
 
 
-def _credential(
-    name: str, row: TomlTable, folder: Path, books: dict[str, tuple[CostBook, tuple[Limit, ...]]]
-) -> CredentialSettings:
+def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tuple[Limit, ...]]]) -> CredentialSettings:
     api = row.read("api")
     if api not in books:
         with row.blamed("api"):
-            book = load_book(api, folder)
+            book = load_book(api, row.folder)
         books[api] = book, default_limits(book)
     book, limits_of_book = books[api]
     project = row.read("project") or name
@@ -329,11 +323,11 @@ def _credential(
         api=api,
         book=book,
         project=project,
-        key_ref=reference(row, folder) if "key" in row else None,
+        key_ref=row.read("key"),
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
         limits=parse_limits(row, book) if "limits" in row else limits_of_book,
         cloud_project=str(row.read("cloud_project")) if "cloud_project" in row else None,
-        auth_ref=_auth_ref(row, folder) if "auth" in row else None,
+        auth_ref=row.read("auth"),
         insecure_endpoint=insecure_endpoint,
         scopes=row.read("scopes") or book.scopes,
         on_refusal=row.read("on_refusal"),
@@ -341,31 +335,12 @@ def _credential(
     )
 
 
-def _auth_ref(row: TomlTable, folder: Path) -> str:
-    ref: str = row.read("auth")
-    kind, _, rest = ref.partition(":")
-    if ref == "adc":
-        return ref
-    if kind == "bearer":
-        return f"bearer:{reference(row, folder, 'auth', 'bearer:')}"
-    if kind in ("service-account", "authorized-user") and rest and rest.isprintable():
-        return f"{kind}:{path_at(row, folder, 'auth', rest)}"
-    # The message does not show the value: it may be a token.
-    hint = nearest(kind, _AUTHS)
-    near = f"; {hint}" if hint.startswith("did") else ""
-    raise row.error(
-        f'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"{near}', "auth"
-    )
-
-
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _jobs(
-    rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSettings], folder: Path
-) -> dict[str, JobSettings]:
+def _jobs(rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
     left: dict[tuple[str, int | str], dict[str, int]] = {}
-    jobs = {name: _job(name, row, credentials, left, folder) for name, row in rows.items()}
+    jobs = {name: _job(name, row, credentials, left) for name, row in rows.items()}
     first: dict[str, JobSettings] = {}
     for job in jobs.values():
         for name, table in job.tables.items():
@@ -381,13 +356,11 @@ def _job(
     row: TomlTable,
     credentials: Mapping[str, CredentialSettings],
     left: dict[tuple[str, int | str], dict[str, int]],
-    folder: Path,
 ) -> JobSettings:
     if "credential" not in row and len(credentials) > 1:
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
     credential = row.read("credential") or next(iter(credentials))
-    if credential not in credentials:
-        raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
+    row.check_choice(credential, credentials, "credential", f"there is no credential {show(credential)}")
     fetch = row.read("fetch")
     if not re.fullmatch(JOB["fetch"].pattern, fetch):
         own = 'not a built-in job; write your own as "package.module:function"'
@@ -409,7 +382,7 @@ def _job(
         options=_options(row.read("options")),
         **row.members("max_body_mb max_answer_s max_items"),
         on_each_machine=row.read("machines") == "each",
-        ping_ref=reference(row, folder, "ping") if "ping" in row else None,
+        ping_ref=row.read("ping"),
         **row.members("insecure_endpoint max_units"),
         tables=_tables(row),
         sink=row.read("sink") or "",
@@ -475,17 +448,16 @@ def _leave(
             }
         return left[key]
     names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
-    for name, _ in value.items():
-        if name not in names:
-            raise value.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
-    return {name: value.read(name) for name, _ in value.items()}
+    for name in value.data:
+        value.check_choice(name, names, name, f"credential {credential.name!r} has no such limit")
+    return {name: value.read(name) for name in value.data}
 
 
 def _options(table: TomlTable) -> dict[str, object]:
-    for name, _ in table.items():
+    for name in table.data:
         if not name.isidentifier():
             raise table.error("not a valid argument name; use letters, digits and _", name)
-    return dict(table.items())
+    return dict(table.data)
 
 
 # -- inbound -----------------------------------------------------------------------------------------------------------
@@ -497,7 +469,7 @@ def _inbound(root: TomlTable) -> Mapping[str, Any]:
     # A hint at another table would be wrong: its keys mean something else.
     alone = TomlTable({}, root.source, variables=root.variables)
     table = alone.inner(root.value("inbound"), "inbound")
-    for name, value in table.items():
+    for name, value in table.data.items():
         if isinstance(value, dict) and name in INBOUND:
             raise table.error("a key of [inbound] is called so; give the rule another name", name)
     names = rule_names(table)
@@ -507,4 +479,4 @@ def _inbound(root: TomlTable) -> Mapping[str, Any]:
         row = table.inner(rule, name, Keys(INBOUND_RULE))
         if isinstance(rule.get("limits"), list):
             Rows(keys=Keys(INBOUND_RULE["limits"].keys)).read(row, "limits")
-    return dict(table.items())
+    return dict(table.data)

@@ -1,7 +1,8 @@
-"""The configuration as typed, frozen values."""
+"""The configuration as typed, frozen values; and the folder for the state of one machine."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from quota.common.files import doubt_at, make_folder
 from quota.common.text import one_line, show
+from quota.errors import ConfigError
 from quota.ledger.factory import file_of
 from quota.ledger.files import path_of
 from quota.terms.costs import CostBook
@@ -28,7 +31,6 @@ BUILT_IN_FETCHES = {
 STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
 """The built-in fetch functions that keep their place in the store."""
 
-DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
 MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
@@ -231,3 +233,47 @@ class Settings(NamedTuple):
     def source(self) -> str:
         """What messages call this configuration."""
         return self.called if self.path is None else one_line(self.path)
+
+
+# -- the state folder --------------------------------------------------------------------------------------------------
+
+_OWN_FOLDER = "set QUOTA_STATE_DIR to a folder of your own"
+
+
+def state_folder() -> Path:
+    """The folder for what must survive a reboot: QUOTA_STATE_DIR, else the platform's. This does not create it.
+
+    Raises ConfigError if others could change the folder, or the user has no home.
+    """
+    named = os.environ.get("QUOTA_STATE_DIR")
+    try:
+        if named:
+            folder = Path(named).absolute()
+        else:
+            from platformdirs import user_state_path  # late: it takes 8 ms
+
+            folder = user_state_path("quota-ledger").expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"this user has no home for a state folder; {_OWN_FOLDER}") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"QUOTA_STATE_DIR is relative, and the current folder is gone; {_OWN_FOLDER}") from error
+    why = doubt_at(folder)
+    if why:
+        remedy = f"run this as that user, or {_OWN_FOLDER}" if why.startswith("belongs to") else _OWN_FOLDER
+        raise ConfigError(f"state folder {one_line(folder)} {why}; {remedy}")
+    return folder
+
+
+def make_state_folder() -> Path:
+    """The state folder; if it is missing, this creates it for this user alone. Raises ConfigError."""
+    folder = state_folder()
+    if os.path.isdir(folder):
+        return folder
+    try:
+        make_folder(folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"state folder {one_line(folder)} cannot be made: {reason}; set QUOTA_STATE_DIR to another folder"
+        ) from error
+    return state_folder()  # somebody else may have made it meanwhile

@@ -1,30 +1,36 @@
 """What the configuration refers to: secrets (`env:NAME`, `file:PATH`), files, and the server of a ledger or a storage.
 
 read_key, read_secret    the secret that a reference points to
-reference, path_at       a reference and a path in a table, made absolute
-address_of               where a ledger or a storage is: the keys that `[ledger]` and `[inbound]` share. Each key
+FilePath                 the kind of a path
+Reference                the kind of a place where a secret is
+Login                    the kind of a caller without a key
+TextOrReference          the kind of a text that may stand elsewhere
+ADDRESS, address_of      where a ledger or a storage is: the keys that `[ledger]` and `[inbound]` share. Each key
                          beside `url` becomes an option of the url, under redis-py's name
+
+Every path that is read is absolute.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_plus
 
 from quota.common.files import read_named
-from quota.common.text import one_line
+from quota.common.text import nearest, one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import canonical, file_of
 from quota.ledger.files import absolute, absolute_path
-from quota.settings.tables import ADDRESS_KEYS, FILES, FLAGS, SECRETS, VARIABLE
-from quota.settings.toml import TomlTable
+from quota.settings.toml import Flag, Text, TomlTable
+
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+REFERENCE = rf"env:{VARIABLE}|file:.+"
 
 _LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
 _MAX_CHARS = 8_192
-_FILE = rf"(?<=[?&])({'|'.join(FILES)})=([^&#]*)"
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
@@ -79,7 +85,108 @@ def _where(ref: str, what: str) -> str:
     return f"environment variable {name}" if kind == "env" else f"{what} file {one_line(name)}"
 
 
-# -- references and addresses ------------------------------------------------------------------------------------------
+# -- kinds of values ---------------------------------------------------------------------------------------------------
+
+
+class FilePath(Text):
+    """The path of a file or a folder."""
+
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        return path_at(table, key, value)
+
+
+@dataclass(eq=False, repr=False)
+class Reference(Text):
+    """Where a secret is: `env:VARIABLE` or `file:PATH`."""
+
+    pattern: str = REFERENCE
+
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        return _reference(table, key, value)
+
+
+@dataclass(eq=False, repr=False)
+class Login(Text):
+    """Who calls without a key: `adc`, `service-account:PATH`, `authorized-user:PATH` or `bearer:` and a reference."""
+
+    pattern: str = rf"adc|(service-account|authorized-user):.+|bearer:({REFERENCE})"
+
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        kind, _, rest = value.partition(":")
+        if value == "adc":
+            return value
+        if kind == "bearer":
+            return f"bearer:{_reference(table, key, value, 'bearer:')}"
+        if kind in ("service-account", "authorized-user") and rest and rest.isprintable():
+            return f"{kind}:{path_at(table, key, rest)}"
+        # The message does not show the value: it may be a token.
+        hint = nearest(kind, ("adc", "service-account", "authorized-user", "bearer"))
+        near = f"; {hint}" if hint.startswith("did") else ""
+        raise table.error(
+            f'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"{near}', key
+        )
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class TextOrReference(Text):
+    """A text, or where it is. Reads as the text and its reference ("": the configuration itself has the text)."""
+
+    what: str = "password"
+
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        if not is_reference(value):
+            if not value.isprintable():
+                raise table.error(f"a {self.what} has no control characters", key)
+            return value, ""
+        ref = _reference(table, key, value)
+        with table.blamed(key):
+            return read_secret(ref, self.what), ref
+
+
+def is_reference(text: str) -> bool:
+    return text.startswith(("env:", "file:"))
+
+
+def _reference(table: TomlTable, key: str, text: str, kind_of: str = "") -> str:
+    """Where a secret is. The text begins with `kind_of`, for example `bearer:`; the answer does not."""
+    ref = text.removeprefix(kind_of)
+    kind, colon, rest = ref.partition(":")
+    if kind == "env" and colon and re.fullmatch(VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
+        return ref
+    if kind == "file" and colon and rest and rest.isprintable():
+        return f"file:{path_at(table, key, rest)}"
+    # The message does not show the value: it may be the secret itself.
+    secret = "token" if kind_of else key
+    raise table.error(
+        f'do not write the {secret} itself here; write "{kind_of}env:VARIABLE" or "{kind_of}file:/path"', key
+    )
+
+
+def path_at(table: TomlTable, key: str, text: str) -> str:
+    """The path at a key, made absolute."""
+    with table.blamed(key):
+        return absolute_path(text, table.folder)
+
+
+# -- where a ledger or a storage is ------------------------------------------------------------------------------------
+
+ADDRESS = {
+    "url": TextOrReference(
+        'redis://..., sqlite:///file.db; or where it is: "env:NAME", "file:PATH".', secret=True, what="url"
+    ),
+    "username": TextOrReference("The user on the server.", what="user name"),
+    "password": TextOrReference('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
+    "sentinel_username": TextOrReference("The user on the sentinels.", what="user name"),
+    "sentinel_password": TextOrReference('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
+    "ssl_password": TextOrReference("The password of the client's key.", secret=True),
+    "ssl_ca_certs": FilePath("The CAs to trust. Default: the system's."),
+    "ssl_certfile": FilePath("The client's certificate."),
+    "ssl_keyfile": FilePath("The client's key."),
+    "ssl_cert_reqs": Text('"none" trusts any server.', choices=("required", "none")),
+    "ssl_check_hostname": Flag("Whether the certificate must have the server's name.", default=True),
+    "sentinel_ssl": Flag("Whether the sentinels speak TLS, if they differ from their servers."),
+}
+_FILES = "|".join(key for key, kind in ADDRESS.items() if isinstance(kind, FilePath))
 
 
 class Address(NamedTuple):
@@ -100,76 +207,32 @@ def place_of(url: str) -> str:
     return os.path.realpath(path) if path else url
 
 
-def file_url(table: TomlTable, folder: Path, url: str) -> str:
+def file_url(table: TomlTable, url: str) -> str:
     """The URL of a file, its path made absolute. Raises ConfigError if the URL names no file."""
     with table.blamed("url"):
-        return absolute(url, folder)
+        return absolute(url, table.folder)
 
 
-def is_reference(text: str) -> bool:
-    return text.startswith(("env:", "file:"))
-
-
-def address_of(table: TomlTable, folder: Path) -> Address | None:
+def address_of(table: TomlTable) -> Address | None:
     """The address in a table; None without `url`. Raises ConfigError, which shows no secret."""
     if "url" not in table:
         return None
-    keys = [key for key in ADDRESS_KEYS[1:] if key in table]
-    url, ref = _secret(table, folder, "url", "url")
+    url, ref = table.read("url")
     url = canonical(url)
     secrets = [("url", ref)] if re.search(_LOGIN, url) else []
     options = {}
-    for key in keys:
+    for key in [key for key in ADDRESS if key in table and key != "url"]:
         if file_of(url) is not None:
             raise table.error("an embedded ledger has no server; remove this key", key)
         if _stands_in(url, key):
             raise table.error("the url has one too; keep one of them", key)
-        if key in SECRETS:
-            options[key], ref = _secret(table, folder, key, SECRETS[key])
-            if SECRETS[key] == "password":
+        kind, value = ADDRESS[key], table.read(key)
+        if isinstance(kind, TextOrReference):
+            value, ref = value
+            if kind.secret:
                 secrets.append((key, ref))
-        elif key in FLAGS:
-            options[key] = str(table.read(key)).lower()
-        elif key in FILES:
-            options[key] = path_at(table, folder, key, table.read(key))
-        else:
-            options[key] = table.read(key)
-    return Address(_with_options(url, options, table, folder), tuple(secrets))
-
-
-def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, str]:
-    """A text, and its reference."""
-    text = table.read(key)
-    if not is_reference(text):
-        if not text.isprintable():
-            raise table.error(f"a {what} has no control characters", key)
-        return text, ""
-    ref = reference(table, folder, key)
-    with table.blamed(key):
-        return read_secret(ref, what), ref
-
-
-def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "") -> str:
-    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute. The value begins with `kind_of`, for example
-    `bearer:`; the answer does not."""
-    text: str = table.read(key)
-    ref = text.removeprefix(kind_of)
-    kind, colon, rest = ref.partition(":")
-    if kind == "env" and colon and re.fullmatch(VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
-        return ref
-    if kind == "file" and colon and rest and rest.isprintable():
-        return f"file:{path_at(table, folder, key, rest)}"
-    # The message does not show the value: it may be the secret itself.
-    secret = "token" if kind_of else key
-    raise table.error(
-        f'do not write the {secret} itself here; write "{kind_of}env:VARIABLE" or "{kind_of}file:/path"', key
-    )
-
-
-def path_at(table: TomlTable, folder: Path, key: str, text: str) -> str:
-    """The path at a key, made absolute."""
-    with table.blamed(key):
-        return absolute_path(text, folder)
+        options[key] = str(value).lower() if isinstance(kind, Flag) else value
+    return Address(_with_options(table, url, options), tuple(secrets))
 
 
 def _stands_in(url: str, key: str) -> bool:
@@ -180,14 +243,11 @@ def _stands_in(url: str, key: str) -> bool:
     return re.search(rf"[?&]{key}=", url) is not None
 
 
-def _with_options(url: str, options: dict[str, str], table: TomlTable, folder: Path) -> str:
-    if not options and "ssl_" not in url:
-        return url
-
+def _with_options(table: TomlTable, url: str, options: dict[str, str]) -> str:
     def with_path(option: re.Match[str]) -> str:
-        return f"{option[1]}={quote(path_at(table, folder, 'url', unquote_plus(option[2])), safe='/')}"
+        return f"{option[1]}={quote(path_at(table, 'url', unquote_plus(option[2])), safe='/')}"
 
-    url = re.sub(_FILE, with_path, url)
+    url = re.sub(rf"(?<=[?&])({_FILES})=([^&#]*)", with_path, url)
     for name, text in options.items():
         url += f"{'&' if '?' in url else '?'}{name}={quote(text, safe='')}"
     return url

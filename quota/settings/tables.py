@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from quota.common.text import nearest, show
@@ -19,8 +20,9 @@ from quota.settings.model import (
     DEFAULT_MAX_BODY_MB,
     DEFAULT_MAX_ITEMS,
     DEFAULT_MISFIRE_GRACE_MS,
-    DEFAULT_RETENTION_MS,
+    Settings,
 )
+from quota.settings.references import ADDRESS, FilePath, Login, Reference, TextOrReference
 from quota.settings.toml import (
     Apart,
     Day,
@@ -45,42 +47,19 @@ from quota.settings.toml import (
 )
 from quota.terms.api import Field, Form, Hosts, Refill
 from quota.terms.costs import MAX_PARTS
-from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding
+from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, format_duration
 
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
-_REFERENCE = rf"env:{VARIABLE}|file:.+"
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
 _SHARE = Text(pattern="[0-9]{1,2}%", says='write whole units, or a share of the quota such as "10%"')
 
-# -- where a ledger or a storage is ------------------------------------------------------------------------------------
+# -- the ledger --------------------------------------------------------------------------------------------------------
 
-SECRETS = {
-    "username": "user name",
-    "password": "password",
-    "sentinel_username": "user name",
-    "sentinel_password": "password",
-    "ssl_password": "password",
-}
-FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-FLAGS = ("ssl_check_hostname", "sentinel_ssl")
-
-_ADDRESS = {
-    "url": Text('redis://..., sqlite:///file.db; or where it is: "env:NAME", "file:PATH".', secret=True),
-    "username": Text("The user on the server."),
-    "password": Text('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
-    "sentinel_username": Text("The user on the sentinels."),
-    "sentinel_password": Text('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
-    "ssl_password": Text("The password of the client's key.", secret=True),
-    "ssl_ca_certs": Text("The CAs to trust. Default: the system's."),
-    "ssl_certfile": Text("The client's certificate."),
-    "ssl_keyfile": Text("The client's key."),
-    "ssl_cert_reqs": Text('"none" trusts any server.', choices=("required", "none")),
-    "ssl_check_hostname": Flag("Whether the certificate must have the server's name.", default=True),
-    "sentinel_ssl": Flag("Whether the sentinels speak TLS, if they differ from their servers."),
-}
-ADDRESS_KEYS = tuple(_ADDRESS)
-_SERVER = Needs(ADDRESS_KEYS[1:], "url", "has no effect without a url of Redis; add one, or remove this key")
+_SERVER = Needs(
+    tuple(key for key in ADDRESS if key != "url"),
+    "url",
+    "has no effect without a url of Redis; add one, or remove this key",
+)
 
 UNAVAILABLE = Keys(
     {
@@ -95,7 +74,7 @@ UNAVAILABLE = Keys(
 )
 LEDGER = Keys(
     {
-        **_ADDRESS,
+        **ADDRESS,
         "name": Name("The ledger's identity, if this file's path changes."),
         "unavailable": Table("What may be spent while the ledger does not answer.", UNAVAILABLE),
     },
@@ -173,7 +152,7 @@ CREDENTIAL = Keys(
     {
         "api": Text("The name of a shipped cost book, or the path of a book.toml.", required=True),
         "project": Name("Upstream counts by project: keys of one project share one budget."),
-        "key": Text('Where the key is: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
+        "key": Reference('Where the key is: "env:NAME" or "file:PATH".'),
         "endpoint": Text(
             "Another address for the API.",
             pattern=r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?",
@@ -188,9 +167,8 @@ CREDENTIAL = Keys(
                 Text(pattern="[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}", says=NO_PROJECT),
             ),
         ),
-        "auth": Text(
-            'Who calls without a key: "adc", "service-account:PATH", "authorized-user:PATH", "bearer:env:NAME".',
-            pattern=rf"adc|(service-account|authorized-user):.+|bearer:({_REFERENCE})",
+        "auth": Login(
+            'Who calls without a key: "adc", "service-account:PATH", "authorized-user:PATH", "bearer:env:NAME".'
         ),
         "scopes": Texts("The scopes that an account asks for. Default: the cost book's.", each=SCOPE),
         "limits": Rows("The limits of its project. Default: the cost book's.", LIMIT),
@@ -222,7 +200,8 @@ JOB = Keys(
         "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
         **_NEEDS_SCHEDULE,
         "misfire_grace": Span(
-            "A tick or run that cannot start within this time is dropped.", default_ms=DEFAULT_MISFIRE_GRACE_MS
+            "A tick or run that cannot start within this time is dropped.",
+            default=format_duration(DEFAULT_MISFIRE_GRACE_MS),
         ),
         "leave": Either(
             'What the job leaves to others: units or "5%" of each main limit\'s quota; or units by limit.',
@@ -251,7 +230,7 @@ JOB = Keys(
         "machines": Text(
             '"each": every machine runs the job, into its own store.', choices=("one", "each"), default="one"
         ),
-        "ping": Text('The address of a health check: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
+        "ping": Reference('The address of a health check: "env:NAME" or "file:PATH".'),
         "insecure_endpoint": Flag("The address may be an http:// address on another machine."),
     },
     Needs(tuple(_NEEDS_SCHEDULE), "schedule", "has no effect without a schedule; add one, or remove this key"),
@@ -261,10 +240,10 @@ JOB = Keys(
 
 STORE = Keys(
     {
-        "url": Text('Where jobs keep what they fetched: sqlite:///file.db; or "env:NAME", "file:PATH".'),
-        "retention": Span(
-            "Items are deleted if no run fetched them again for this long.", default_ms=DEFAULT_RETENTION_MS
+        "url": TextOrReference(
+            'Where jobs keep what they fetched: sqlite:///file.db; or "env:NAME", "file:PATH".', what="url"
         ),
+        "retention": Span("Items are deleted if no run fetched them again for this long.", default="30d"),
         "name": Label("The store's name in a shared ledger, if its file does not last."),
         "places": Text(
             'Where the place of each region is kept: "ledger" for machines without a disk.',
@@ -276,7 +255,7 @@ STORE = Keys(
 NOTIFY = Keys(
     {
         "command": Texts("A command that reads JSON, with its arguments.", several=True),
-        "url": Text('An address that gets the JSON: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
+        "url": Reference('An address that gets the JSON: "env:NAME" or "file:PATH".'),
         "stale": Span("A message reports a region whose last complete pass, or else the job's first run, is older."),
         "insecure_endpoint": Flag("The address may be an http:// address on another machine."),
     },
@@ -309,7 +288,7 @@ INBOUND_RULE = Keys(
 )
 INBOUND = Keys(
     {
-        **_ADDRESS,
+        **ADDRESS,
         "exempt": Texts("Paths that no rule counts."),
         "trusted_proxies": Texts('Addresses and networks of trusted proxies, and "unix".'),
         "forwarded": Text(
@@ -325,9 +304,17 @@ INBOUND = Keys(
 )
 
 
+def inbound_table(settings: Settings) -> TomlTable | None:
+    """The table `[inbound]`; None if there is none. Raises ConfigError."""
+    if settings.inbound is None:
+        return None
+    folder = Path() if settings.path is None else settings.path.absolute().parent
+    return TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables, folder=folder)
+
+
 def rule_names(table: TomlTable) -> list[str]:
     """The names of the rules in `[inbound]`, in the order of the file: each table in it is a rule."""
-    return [name for name, value in table.items() if isinstance(value, dict) and name not in INBOUND]
+    return [name for name, value in table.data.items() if isinstance(value, dict) and name not in INBOUND]
 
 
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
@@ -337,7 +324,7 @@ ROOT = Keys(
         "credentials": Named("Keys, each with its cost book and its limits.", CREDENTIAL, names=Name(), least=1),
         "jobs": Named("What is fetched, when, and for which regions.", JOB, names=Label()),
         "store": Table("Where jobs keep what they fetched.", STORE, empty=True),
-        "textfile": Text("Each run writes metrics into this folder, for node_exporter."),
+        "textfile": FilePath("Each run writes metrics into this folder, for node_exporter."),
         "notify": Table("Who gets messages.", NOTIFY),
         "inbound": Table("Limits on the visitors of your application.", INBOUND),
     },
@@ -389,29 +376,28 @@ def json_schema() -> str:
 class _Host(Text):
     """A host of the API."""
 
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
         with table.blamed(key, index):
-            Hosts(text)
-        return text
+            Hosts(value)
+        return value
 
 
 class _JsonPointer(Text):
     """A place in a JSON document."""
 
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
-        if not text.startswith("/") or re.search(r"~(?![01])", text):
-            raise table.error(f'{show(text)} is no JSON pointer; write for example "/errors/0/code"', key, index)
-        return tuple(part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/"))
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        if not value.startswith("/") or re.search(r"~(?![01])", value):
+            raise table.error(f'{show(value)} is no JSON pointer; write for example "/errors/0/code"', key, index)
+        return tuple(part.replace("~1", "/").replace("~0", "~") for part in value[1:].split("/"))
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class _FieldKind(Kind):
     """Where an answer has a figure: a header's name, or `{ header | json, pattern, as }`.
 
     `groups` are the names that a pattern's groups may have (default: the key). A `time` also needs its form, `as`.
     """
 
-    _: KW_ONLY
     groups: tuple[str, ...] = ()
     time: bool = False
     of_type: ClassVar[type[Any]] = dict
@@ -459,8 +445,7 @@ def _pattern(row: TomlTable, groups: tuple[str, ...]) -> re.Pattern[str]:
     except (re.error, OverflowError, RecursionError) as error:
         raise row.error(f"not a pattern: {error}", "pattern") from None
     for name in pattern.groupindex:
-        if name not in groups:
-            raise row.error(f"there is no group {show(name)} here; {nearest(name, groups)}", "pattern")
+        row.check_choice(name, groups, "pattern", f"there is no group {show(name)} here")
     if not pattern.groupindex:
         raise row.error(f"the pattern needs a group, (?P<{groups[0]}>[0-9]+) for example", "pattern")
     return pattern
@@ -481,7 +466,6 @@ MAX_WINDOWS = 10
 
 MAX_RULES = 100
 
-_PART_KEYS = ("units", "bucket", "reserve")
 _RESERVE = Keys(
     {"json": _JsonPointer(), "default": Whole(maximum=MAX_CHARGE_UNITS, required=True), "bytes_per_unit": Whole()}
 )
@@ -527,9 +511,9 @@ _BUCKET = Keys(
 )
 _DATED_PRICE = Keys(
     {**_part_keys(0), "parts": _cost(0), "since": Day()},
-    _inside("parts", _PART_KEYS),
+    _inside("parts", tuple(_part_keys(0))),
 )
-DATED = Keys({**_part_keys(0), "prices": Rows(keys=_DATED_PRICE)}, _inside("prices", _PART_KEYS))
+DATED = Keys({**_part_keys(0), "prices": Rows(keys=_DATED_PRICE)}, _inside("prices", tuple(_part_keys(0))))
 _MONITORING = Keys(
     {
         "service": _WORD,

@@ -19,24 +19,25 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import date, datetime, time
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from quota.common.files import read_named
 from quota.common.text import listed, nearest, one_line, show
 from quota.errors import ConfigError, QuotaError
-from quota.terms.limits import DAY_MS, MAX_UNITS, format_duration, parse_duration
+from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
 
 Schema = dict[str, Any]
 
 NAME = r"[A-Za-z0-9._:-]{1,64}"
 
-NO_PLACES: Mapping[str, str] = MappingProxyType({})
+_DERIVED: dict[type[Any], type[Any]] = {int: bool, date: datetime}
+"""Python derives these types from others. In TOML, true is no number, and a time no date."""
 
 _TYPES = {
     bool: "a boolean",
@@ -48,6 +49,8 @@ _TYPES = {
     **dict.fromkeys((date, datetime, time), "a date or time"),
 }
 
+_SCHEMA_TYPES = {bool: "boolean", int: "integer", str: "string", list: "array"}
+
 
 def dotted(path: str, key: str) -> str:
     """The path of a key in a table, always short and on one line."""
@@ -58,21 +61,35 @@ def dotted(path: str, key: str) -> str:
 @dataclass(eq=False, repr=False)
 class Kind:
     """What a key may hold: any value. `about` describes the key, also in an editor. `default` is the value without the
-    key, as a file would write it; None: no value."""
+    key, as a file would write it; None: it is `unset`. A value that is not `of_type` raises an error that names
+    `wanted`."""
 
     about: str = ""
     _: KW_ONLY
     default: Any = None
     required: bool = False
     of_type: ClassVar[type[Any]] = object
+    wanted: ClassVar[str] = ""
+    unset: ClassVar[Any] = None
 
     def read(self, table: TomlTable, key: str) -> Any:
         """The value at a key of the table. Raises ConfigError."""
-        return table.value(key)
+        value = table.value(key)
+        if not self.takes(value):
+            raise table.type_error(key, value, self.wanted)
+        return self.parse(table, value, key)
+
+    def takes(self, value: Any) -> bool:
+        """Whether the value has the right type."""
+        return isinstance(value, self.of_type) and not isinstance(value, _DERIVED.get(self.of_type, ()))
+
+    def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
+        """What a value of the right type means: at a key, in an array, or as the key of a table. Raises ConfigError."""
+        return value
 
     def absent(self, table: TomlTable, key: str) -> Any:
         """The value without the key."""
-        return self.default
+        return self.unset if self.default is None else self.default
 
     def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
         """The tables in a value: the path of each, its possible keys, and its value."""
@@ -80,7 +97,7 @@ class Kind:
 
     def form(self) -> Schema:
         """The schema without description and default."""
-        return {}
+        return {"type": _SCHEMA_TYPES[self.of_type]} if self.of_type in _SCHEMA_TYPES else {}
 
     def schema(self) -> Schema:
         """The JSON Schema of the value."""
@@ -88,18 +105,11 @@ class Kind:
         return description | self.form() | ({} if self.default is None else {"default": self.default})
 
 
-class Rule(Protocol):
-    """A rule about several keys of a table."""
-
-    def check(self, table: TomlTable) -> None: ...
-    def schema(self) -> Schema: ...
-
-
 class Keys(dict[str, Any]):
     """The keys of one sort of table, with their kinds, and rules about several keys. Further keys have the kind
     `others`; None: there are no further keys."""
 
-    def __init__(self, kinds: Mapping[str, Kind], *rules: Rule, others: Kind | None = None) -> None:
+    def __init__(self, kinds: Mapping[str, Kind], *rules: Needs | Apart | Some, others: Kind | None = None) -> None:
         super().__init__(kinds)
         self.rules = rules
         self.others = others
@@ -127,102 +137,83 @@ ANY = Keys({}, others=NOTHING)
 """For a table whose keys are names."""
 
 
+@dataclass(eq=False, repr=False)
 class TomlTable:
     """One table of a TOML file. It may have only these `keys`.
 
     The keys are checked first, so a misspelt key is reported as misspelt, not as missing. `places` has a hint for each
-    key that belongs in another table. `variables` has the environment variable of each path that a variable set.
+    key that belongs in another table. `variables` has the environment variable of each path that a variable set. Paths
+    in the table are relative to `folder`.
     """
 
-    def __init__(
-        self,
-        data: Mapping[str, Any],
-        source: str,
-        path: str = "",
-        keys: Keys = ANY,
-        places: Mapping[str, str] = NO_PLACES,
-        variables: Mapping[str, str] = NO_PLACES,
-    ) -> None:
-        self._data = data
-        self.source = source
-        self.path = path
-        self._keys = keys
-        self._places = places
-        self.variables = variables
-        self._check_unknown()
-        for rule in keys.rules:
-            rule.check(self)
+    data: Mapping[str, Any]
+    source: str
+    path: str = ""
+    keys: Keys = field(default_factory=lambda: ANY)
+    _: KW_ONLY
+    places: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = Path()
 
-    def _check_unknown(self) -> None:
-        """Raise ConfigError for unknown keys: of this table, or of all tables if this is the whole file."""
-        rows = [(show(key), key, self._keys) for key in self._keys.unknown(self._data)]
-        tables = [] if self.path else [*self._keys.with_unknown(self._data)]
+    def __post_init__(self) -> None:
+        """Raise ConfigError for unknown keys, of all tables if this is the whole file, and for a broken rule."""
+        rows = [(show(key), key, self.keys) for key in self.keys.unknown(self.data)]
+        tables = [] if self.path else [*self.keys.with_unknown(self.data)]
         if len(tables) > 1:
             rows = [(dotted(at, key), key, keys) for at, unknown, keys in tables for key in unknown]
-        hints = ((shown, key, self._places.get(key) or nearest(key, keys)) for shown, key, keys in rows)
+        hints = ((shown, key, self.places.get(key) or nearest(key, keys)) for shown, key, keys in rows)
         if len(rows) == 1:
             _, key, hint = next(hints)
             raise self.error(f"unknown key; {hint}", key)
         if rows:
             raise self.error(f"unknown keys: {listed(f'{shown} ({hint})' for shown, _, hint in hints)}")
+        for rule in self.keys.rules:
+            rule.check(self)
 
     def read(self, key: str) -> Any:
         """The value of a key as its kind reads it, or the default. Raises ConfigError."""
-        kind = self._keys.get(key, self._keys.others)
+        kind = self.keys.get(key, self.keys.others)
         assert kind is not None  # noqa: S101  # `__init__` refused unknown keys
-        if key in self._data:
-            return kind.read(self, key)
-        if kind.required:
-            self.value(key)
-        return kind.absent(self, key)
+        return kind.read(self, key) if key in self.data or kind.required else kind.absent(self, key)
 
     def members(self, keys: str) -> dict[str, Any]:
         """The values of these keys, as `read` gives them. `keys` has a space between two keys."""
         return {key: self.read(key) for key in keys.split()}
 
-    def choose(self, key: str, choices: Iterable[str]) -> Any:
+    def choose(self, key: str, choices: Collection[str]) -> Any:
         """The text of a key, which must be one of these choices. Raises ConfigError."""
         text = self.read(key)
         if text is not None:
-            self.check_choice(key, text, tuple(choices))
+            self.check_choice(text, choices, key, f"{show(text)} is not allowed here")
         return text
 
     def value(self, key: str) -> Any:
         """The value of a required key as the file has it."""
-        if key not in self._data:
+        if key not in self.data:
             raise self.error("missing; the key is required", key)
-        return self._data[key]
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """The keys with their values, as the file has them."""
-        return self._data.items()
+        return self.data[key]
 
     def __contains__(self, key: str) -> bool:
-        return key in self._data
+        return key in self.data
 
     def inner(self, value: object, key: str, keys: Keys = ANY, index: int | None = None) -> TomlTable:
         """`value`, found at `key`, as a table."""
         if not isinstance(value, dict):
             raise self.type_error(key, value, "a table")
-        path = self.at(key) + ("" if index is None else f"[{index}]")
-        return TomlTable(value, self.source, path, keys, self._places, self.variables)
-
-    def at(self, key: str) -> str:
-        """The dotted path of a key, always short and on one line."""
-        return dotted(self.path, key)
+        path = dotted(self.path, key) + ("" if index is None else f"[{index}]")
+        return replace(self, data=value, path=path, keys=keys)
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def error(self, message: str, key: str = "", index: int | None = None) -> ConfigError:
         """A ConfigError about a key of this table, or about the table."""
-        where = self.at(key) if key else self.path
+        where = dotted(self.path, key) if key else self.path
         if index is not None:
             where += f"[{index}]"
-        if self.variables:
-            for path, variable in self.variables.items():
-                if where == path or (where.startswith(path) and where[len(path)] in ".["):
-                    inside = "" if where == path else f"{where}: "
-                    return ConfigError(f"environment variable {variable}: {inside}{message}")
+        for path, variable in self.variables.items():
+            if where == path or (where.startswith(path) and where[len(path)] in ".["):
+                inside = "" if where == path else f"{where}: "
+                return ConfigError(f"environment variable {variable}: {inside}{message}")
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
     def type_error(self, key: str, value: object, wanted: str) -> ConfigError:
@@ -233,9 +224,10 @@ class TomlTable:
             got = _TYPES.get(type(value), f"a {type(value).__name__}")
         return self.error(f"{got} where {wanted} is needed", key)
 
-    def check_choice(self, key: str, text: str, choices: tuple[str, ...]) -> None:
+    def check_choice(self, text: str, choices: Collection[str], key: str, says: str, index: int | None = None) -> None:
+        """Raise the ConfigError that `says` so, and names the nearest choice, if the text is none of these choices."""
         if text not in choices:
-            raise self.error(f"{show(text)} is not allowed here; {nearest(text, choices)}", key)
+            raise self.error(f"{says}; {nearest(text, choices)}", key, index)
 
     @contextmanager
     def blamed(self, key: str, index: int | None = None) -> Iterator[None]:
@@ -249,39 +241,35 @@ class TomlTable:
 # -- what a key may hold -----------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Text(Kind):
     """A text that is not empty. If it does not match `pattern`, the message is `says`, with the text for {text};
     without `says`, a caller checks the pattern. Nothing shows a `secret`. With `blank`, an empty text reads as None."""
 
-    _: KW_ONLY
     choices: tuple[str, ...] = ()
     pattern: str = ""
     says: str = ""
     secret: bool = False
     blank: bool = False
     of_type: ClassVar[type[Any]] = str
+    wanted: ClassVar[str] = "a non-empty string"
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        text = table.value(key)
-        if self.blank and text == "":
+    def takes(self, value: Any) -> bool:
+        return super().takes(value) and (self.blank or value != "")
+
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        if self.blank and not value:
             return None
-        if not isinstance(text, str) or not text:
-            raise table.type_error(key, text, "a non-empty string")
         if self.choices:
-            table.check_choice(key, text, self.choices)
-        return self.parse(table, text, key)
-
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
-        """The value of a text: at a key, in an array, or as the key of a table."""
-        if self.says and not re.fullmatch(self.pattern, text):
-            raise table.error(self.says.replace("{text}", show(text)), key, index)
-        return text
+            table.check_choice(value, self.choices, key, f"{show(value)} is not allowed here")
+        if self.says and not re.fullmatch(self.pattern, value):
+            raise table.error(self.says.replace("{text}", show(value)), key, index)
+        return value
 
     def form(self) -> Schema:
         if self.choices:
-            return {"type": "string", "enum": list(self.choices)}
-        return {"type": "string", **({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})}
+            return super().form() | {"enum": list(self.choices)}
+        return super().form() | ({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})
 
 
 @dataclass(eq=False, repr=False)
@@ -290,11 +278,11 @@ class Name(Text):
 
     pattern: str = NAME
 
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
-        if not re.fullmatch(NAME, text):
-            shown = f"{show(text)}: " if key else ""
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        if not re.fullmatch(NAME, value):
+            shown = f"{show(value)}: " if key else ""
             raise table.error(f"{shown}a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -", key)
-        return text
+        return value
 
 
 @dataclass(eq=False, repr=False)
@@ -303,10 +291,10 @@ class Label(Text):
 
     pattern: str = r"[^\u0000-\u001f\u007f]{1,64}"
 
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
-        if not 1 <= len(text) <= 64 or not text.isprintable():
-            raise table.error(f"{show(text)}: a name has 1 to 64 printable characters", key, index)
-        return text
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
+        if not 1 <= len(value) <= 64 or not value.isprintable():
+            raise table.error(f"{show(value)}: a name has 1 to 64 printable characters", key, index)
+        return value
 
 
 @dataclass(eq=False, repr=False)
@@ -314,47 +302,36 @@ class Span(Text):
     """A duration of at most 10 years, read as ms."""
 
     pattern: str = r"\s*0*[1-9][0-9]*\s*(ms|s|m|h|d)\s*"
-    _: KW_ONLY
-    default_ms: int | None = None
 
-    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
         with table.blamed(key):
-            duration_ms = parse_duration(text)
+            duration_ms = parse_duration(value)
         if duration_ms > 3650 * DAY_MS:
-            raise table.error(f"{show(text)} is longer than 3650 days", key)
+            raise table.error(f"{show(value)} is longer than 3650 days", key)
         return duration_ms
 
     def absent(self, table: TomlTable, key: str) -> Any:
-        return self.default_ms
-
-    def schema(self) -> Schema:
-        if self.default_ms is None:
-            return super().schema()
-        days, rest = divmod(self.default_ms, DAY_MS)
-        return super().schema() | {"default": format_duration(self.default_ms) if rest else f"{days}d"}
+        return None if self.default is None else self.parse(table, self.default, key)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Whole(Kind):
     """A whole number. If it is out of bounds, the message is `says`, or names the bounds."""
 
-    _: KW_ONLY
     minimum: int = 1
     maximum: int = MAX_UNITS
     says: str = ""
     of_type: ClassVar[type[Any]] = int
+    wanted: ClassVar[str] = "a whole number"
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        value = table.value(key)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise table.type_error(key, value, "a whole number")
+    def parse(self, table: TomlTable, value: int, key: str = "", index: int | None = None) -> Any:
         if not self.minimum <= value <= self.maximum:
             bounds = f"{show(value)} is not a whole number from {self.minimum} to {self.maximum}"
             raise table.error(self.says or bounds, key)
         return value
 
     def form(self) -> Schema:
-        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+        return super().form() | {"minimum": self.minimum, "maximum": self.maximum}
 
 
 @dataclass(eq=False, repr=False)
@@ -363,54 +340,41 @@ class Flag(Kind):
 
     default: bool = False
     of_type: ClassVar[type[Any]] = bool
-
-    def read(self, table: TomlTable, key: str) -> Any:
-        value = table.value(key)
-        if not isinstance(value, bool):
-            raise table.type_error(key, value, "true or false")
-        return value
-
-    def form(self) -> Schema:
-        return {"type": "boolean"}
+    wanted: ClassVar[str] = "true or false"
 
 
 class Day(Kind):
     """A date without a time."""
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        value = table.value(key)
-        if type(value) is not date:
-            raise table.type_error(key, value, "a date such as 2026-06-01")
-        return value
+    of_type: ClassVar[type[Any]] = date
+    wanted: ClassVar[str] = "a date such as 2026-06-01"
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Texts(Kind):
     """An array of texts, `each` of this kind. `several`: a text may appear twice."""
 
-    _: KW_ONLY
     each: Text = field(default_factory=Text)
     several: bool = False
     of_type: ClassVar[type[Any]] = list
+    wanted: ClassVar[str] = "an array of strings"
+    unset: ClassVar[Any] = ()
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        texts = table.value(key)
-        if not isinstance(texts, list | tuple) or any(not isinstance(text, str) or not text for text in texts):
-            raise table.type_error(key, texts, "an array of strings")
-        if not texts:
+    def takes(self, value: Any) -> bool:
+        return super().takes(value) and all(isinstance(text, str) and text for text in value)
+
+    def parse(self, table: TomlTable, value: list[str], key: str = "", index: int | None = None) -> Any:
+        if not value:
             raise table.error("an empty array selects nothing; remove the key or add a name", key)
         seen: set[str] = set()
-        for index, text in enumerate(() if self.several else texts):
+        for n, text in enumerate(() if self.several else value):
             if text in seen:
-                raise table.error(f"{show(text)} appears twice", key, index)
+                raise table.error(f"{show(text)} appears twice", key, n)
             seen.add(text)
-        return tuple([self.each.parse(table, text, key, index) for index, text in enumerate(texts)])
-
-    def absent(self, table: TomlTable, key: str) -> Any:
-        return ()
+        return tuple([self.each.parse(table, text, key, n) for n, text in enumerate(value)])
 
     def form(self) -> Schema:
-        texts = {"type": "array", "items": self.each.schema(), "minItems": 1}
+        texts = super().form() | {"items": self.each.schema(), "minItems": 1}
         return texts if self.several else {**texts, "uniqueItems": True}
 
 
@@ -422,12 +386,13 @@ class Table(Kind):
     _: KW_ONLY
     empty: bool = False
     of_type: ClassVar[type[Any]] = dict
+    wanted: ClassVar[str] = "a table"
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        return table.inner(table.value(key), key, self.keys)
+    def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
+        return table.inner(value, key, self.keys)
 
     def absent(self, table: TomlTable, key: str) -> Any:
-        return table.inner({}, key, self.keys) if self.empty else None
+        return table.inner({}, key, self.keys) if self.empty else self.unset
 
     def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
         return ((path, self.keys, value),)
@@ -436,54 +401,48 @@ class Table(Kind):
         return schema_of(self.keys)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Named(Table):
     """Tables with these keys, by name: `least` or more."""
 
-    _: KW_ONLY
     names: Text
     least: int = 0
+    unset: ClassVar[Any] = MappingProxyType({})
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        named = table.inner(table.value(key), key)
-        rows = {name: named.inner(value, name, self.keys) for name, value in named.items()}
+    def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
+        named = table.inner(value, key)
+        rows = {name: named.inner(row, name, self.keys) for name, row in value.items()}
         for name, row in rows.items():
             self.names.parse(row, name)
         return rows
 
-    def absent(self, table: TomlTable, key: str) -> Any:
-        return {}
-
     def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
-        return (
-            (dotted(path, name), self.keys, row) for name, row in (value.items() if isinstance(value, dict) else ())
-        )
+        rows = value.items() if isinstance(value, dict) else ()
+        return ((dotted(path, name), self.keys, row) for name, row in rows)
 
     def form(self) -> Schema:
         least = {"minProperties": self.least} if self.least else {}
         return {"type": "object", **least, "propertyNames": self.names.form(), "additionalProperties": super().form()}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Rows(Table):
     """An array of tables with these keys. If it has more than `most`, the message is `says`."""
 
-    _: KW_ONLY
     most: int = MAX_UNITS
     says: str = ""
     of_type: ClassVar[type[Any]] = list
+    wanted: ClassVar[str] = "a non-empty array of tables"
+    unset: ClassVar[Any] = ()
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        values = table.value(key)
-        if not isinstance(values, list) or not values:
-            raise table.type_error(key, values, "a non-empty array of tables")
-        rows = [table.inner(value, key, self.keys, index) for index, value in enumerate(values)]
+    def takes(self, value: Any) -> bool:
+        return super().takes(value) and bool(value)
+
+    def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
+        rows = [table.inner(row, key, self.keys, n) for n, row in enumerate(value)]
         if len(rows) > self.most:
             raise table.error(self.says.format(count=len(rows)), key)
         return rows
-
-    def absent(self, table: TomlTable, key: str) -> Any:
-        return []
 
     def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
         if not isinstance(value, list):
@@ -494,16 +453,15 @@ class Rows(Table):
         return {"type": "array", "minItems": 1, "items": super().form()}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Values(Table):
     """Values of one kind, by name. `names` is the pattern of the names."""
 
-    _: KW_ONLY
     each: Kind = NOTHING
     names: str = ""
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        return table.inner(table.value(key), key, Keys({}, others=self.each))
+    def __post_init__(self) -> None:
+        self.keys = Keys({}, others=self.each)
 
     def form(self) -> Schema:
         names = {"propertyNames": {"pattern": f"^({self.names})$"}} if self.names else {}
@@ -593,11 +551,6 @@ def schema_of(keys: Keys) -> Schema:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 MAX_FILE_BYTES = 1 << 20
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
-    return parse_toml(read_file(path), one_line(path))
 
 
 def read_file(path: Path) -> str:

@@ -1,16 +1,19 @@
-"""Checks what callers pass: whole numbers, names, and who spends. Raises a one-line UsageError for anything else.
+"""Checks what callers pass: whole numbers, names, functions, and who spends. Anything else raises a one-line
+UsageError.
 
 Without this check the ledger would store a bad number, and everybody who reads it would fail later.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from operator import index
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quota.common.text import show
 from quota.errors import UsageError
@@ -82,6 +85,21 @@ def texts(value: str | Iterable[str], what: str) -> tuple[str, ...]:
     if "" in names:
         raise UsageError(f"{what} '' is an empty name")
     return names
+
+
+def made_by(func: Any) -> str:
+    """The kind of object that a call of `func` returns: "coroutine", "generator", "async generator", or "" for its
+    result. A caller who expects a result would not await or run it. `func` may be any callable object."""
+    while isinstance(func, partial):
+        func = func.func
+    if not inspect.isroutine(func):
+        func = type(func).__call__
+    kinds = {
+        "coroutine": inspect.iscoroutinefunction,
+        "generator": inspect.isgeneratorfunction,
+        "async generator": inspect.isasyncgenfunction,
+    }
+    return next((kind for kind, is_kind in kinds.items() if is_kind(func)), "")
 
 
 # -- who spends --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, time
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -14,7 +13,6 @@ from quota.common.hosts import is_googles
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, KeyPlace, RequestBody, Reserve, Route
-from quota.terms.arguments import texts
 from quota.terms.limits import Calendar, Selector, Window
 
 
@@ -106,8 +104,7 @@ class Price(NamedTuple):
         return " and ".join(map(str, self.parts)) or "free"
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """How upstream's error bodies name a pool, and the methods that stop when it runs out.
 
     An error belongs to the pool if its `quota_limit`, `quota_metric` or message contains one of `marks`. `methods` then
@@ -118,10 +115,6 @@ class Pool:
     name: str
     marks: tuple[str, ...]
     methods: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "marks", texts(self.marks, "marks of a pool:"))
-        object.__setattr__(self, "methods", texts(self.methods, "methods of a pool:"))
 
 
 class Probe(NamedTuple):

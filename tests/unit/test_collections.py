@@ -12,7 +12,7 @@ from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Meter
 from quota.clients.requests import requests_adapter
 from quota.deciding.project import Project
-from quota.errors import ConfigError, UsageError
+from quota.errors import UsageError
 from quota.jobs.fetches import channels
 from quota.jobs.plan.plan import make_plan
 from quota.jobs.runner import run_job
@@ -20,7 +20,6 @@ from quota.ledger.sqlite_log import SqliteLog
 from quota.reports.spending import read_spending
 from quota.settings.load import load_settings
 from quota.terms.api import Hosts
-from quota.terms.costs import Pool
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.local import LocalSession
@@ -33,18 +32,11 @@ if TYPE_CHECKING:
 CONFIGURATION = """
 [credentials.main]
 api = "youtube-v3"
-[[credentials.main.limits]]
-name = "day"
-units = 500
-window = "24h"
-{limit}
+limits = [{ name = "day", units = 500, window = "24h" }]
 [jobs.trending]
 fetch = "trending"
 schedule = "every 12h"
-{job}
-[jobs.channels]
-fetch = "channels"
-{options}
+regions = ["DE", "US"]
 """
 
 DAY = Sliding(DAY_MS)
@@ -64,9 +56,7 @@ def make_budget(ledger: SqliteLog, limits: Any = FIVE_HUNDRED) -> Budget:
 
 @pytest.fixture
 def session(state_dir: Path) -> Iterator[LocalSession]:
-    (state_dir.parent / "quota.toml").write_text(
-        CONFIGURATION.format(limit="", job='regions = ["DE", "US"]', options="")
-    )
+    (state_dir.parent / "quota.toml").write_text(CONFIGURATION)
     with LocalSession(load_settings()) as session:
         yield session
 
@@ -86,25 +76,17 @@ def test_a_limit_that_selects_one_name_selects_it_whole(field: str) -> None:
     assert not alone.counts(*piece)
 
 
-def test_a_lone_limit_is_held(ledger: SqliteLog) -> None:
+def test_a_limit_without_a_list_is_enforced(ledger: SqliteLog) -> None:
     budget = make_budget(ledger, Limit("day", 1, View(Selector(), DAY), 1, 0))
     assert [budget.charge("videos.list").admitted for _ in range(2)] == [True, False]
 
 
-def test_a_pool_closes_the_one_method_it_names() -> None:
-    pool = Pool("search", "SearchList", "search.list")  # type: ignore[arg-type]
-    assert (pool.marks, pool.methods) == (("SearchList",), ("search.list",))
-    book = BOOK._replace(pools=(pool,))
-    assert book.closed_by("search.list", "units") == ("units", "search")
-    assert book.closed_by("list", "units") == ("units",)
-
-
-def test_a_lone_pair_is_one_call(ledger: SqliteLog) -> None:
+def test_a_pair_without_a_list_is_one_call(ledger: SqliteLog) -> None:
     assert len(Meter(make_budget(ledger)).attempts(("videos.list", "GET"))) == 1
     assert [entry.method for entry in charges_at(ledger, "p")] == ["videos.list"]
 
 
-def test_one_project_by_one_field_is_what_is_read(ledger: SqliteLog) -> None:
+def test_read_spending_sums_one_project_by_one_field(ledger: SqliteLog) -> None:
     make_budget(ledger).charge("videos.list")
     assert read_spending([Project(ledger, "p")], "method", 0).rows == ((("videos.list",), 1, 1),)
 
@@ -170,35 +152,8 @@ def test_invalid_names_are_an_error(ledger: SqliteLog, names: Any) -> None:
         lambda: Selector(buckets=names),
         lambda: Selector(methods=names),
         lambda: Selector(jobs=names),
-        lambda: Pool("search", names, ()),
-        lambda: Pool("search", (), names),
         lambda: read_spending([], names, 0),
     ):
         with pytest.raises(UsageError) as refused:
             take()
         assert str(refused.value).isprintable()
-
-
-# -- in the configuration ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("place", "line", "said"),
-    [
-        ("limit", 'methods = "search.list"', "limits[0].methods: a string where an array of strings is needed"),
-        ("limit", 'jobs = "trending"', "limits[0].jobs: a string where an array of strings is needed"),
-        ("job", 'regions = "DE"', "jobs.trending.regions: a string where an array of strings is needed"),
-    ],
-)
-def test_an_array_in_the_configuration_is_written_as_one(state_dir: Path, place: str, line: str, said: str) -> None:
-    lines = {"limit": "", "job": "", "options": "", place: line}
-    (state_dir.parent / "quota.toml").write_text(CONFIGURATION.format(**lines))
-    with pytest.raises(ConfigError) as refused:
-        load_settings()
-    assert said in str(refused.value)
-
-
-def test_a_bucket_in_the_configuration_may_stand_alone(state_dir: Path) -> None:
-    (state_dir.parent / "quota.toml").write_text(CONFIGURATION.format(limit='bucket = "units"', job="", options=""))
-    (limit,) = load_settings().credentials["main"].limits
-    assert limit.view.selector.buckets == ("units",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quota.settings.limits import default_limits
+from quota.settings.books import default_limits
 from quota.terms.evidence import Level, heard, whole_limits
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import parse_book
@@ -109,7 +109,7 @@ def test_units_of_others_are_bounded_by_upstreams_count_and_the_limit() -> None:
     assert used(14_000, 15_000) < 0, "more remains than the limit could hold"
 
 
-def test_the_limits_that_count_a_whole_bucket() -> None:
+def test_whole_limits_finds_limits_that_count_a_whole_bucket() -> None:
     def limit(**selector: object) -> Limit:
         return Limit("one", 10, View(Selector(**selector), Sliding(HOUR_MS)), 10, 0)  # type: ignore[arg-type]
 

@@ -167,7 +167,7 @@ def test_a_collected_object_has_no_turn() -> None:
     assert forked(turns) == [""]
 
 
-def test_nothing_else_in_the_package_has_a_fork_hook_of_its_own() -> None:
+def test_no_other_module_of_the_package_has_a_fork_hook() -> None:
     """One registry, so that the order is known."""
     root = Path(quota.__file__).parent.parent
     hooks = [

@@ -88,7 +88,7 @@ def test_a_time_that_does_not_come_is_null(never: int | None) -> None:
     assert members(ROW._replace(resets_ms=never), "resets_at") == {"resets_at": None}
 
 
-def test_empty_values_can_be_left_out() -> None:
+def test_members_leaves_out_empty_values() -> None:
     assert members(ROW, "name", if_any="units resets_at since") == {
         "name": "day",
         "since": "1970-01-01T00:00:01.000Z",

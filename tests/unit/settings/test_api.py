@@ -6,6 +6,7 @@ import pytest
 
 from quota.common.hosts import plain_path
 from quota.errors import ConfigError
+from quota.settings import books
 from quota.terms.api import Field, Figure, LevelRule, Match, Used
 from quota.terms.costs import CostBook
 from support.books import parse_book
@@ -156,13 +157,14 @@ def test_a_route_is_a_verb_and_a_path(key: str, why: str) -> None:
     assert message(f'[routes]\n"{key}" = "read"\n').startswith(f"routes.{key!r}: {why}")
 
 
-def test_the_method_of_a_route_has_a_price() -> None:
+def test_the_method_of_a_route_has_a_price_and_a_book_has_few_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         message('[routes]\n"GET /a" = "raed"\n')
         == "routes.'GET /a': no method 'raed' in this book; did you mean 'read'?"
     )
     assert "no method 1 in this book" in message('[routes]\n"GET /a" = 1\n')
-    assert "more than 1,000 routes" in message("[routes]\n" + "".join(f'"GET /{n}" = "read"\n' for n in range(1_001)))
+    monkeypatch.setattr(books, "MAX_ROUTES", 3)
+    assert "more than 3 routes" in message("[routes]\n" + "".join(f'"GET /{n}" = "read"\n' for n in range(4)))
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def discovered(name: str) -> Iterator[tuple[str, str]]:
 # -- the shipped books -------------------------------------------------------------------------------------------------
 
 
-def test_the_shipped_books() -> None:
+def test_the_shipped_books_include_these_four() -> None:
     assert {"gmail-v1", "github", "youtube-v3", "youtube-v3-buckets"} <= set(book_names())
 
 
@@ -99,7 +99,7 @@ def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
         ),
     ],
 )
-def test_a_mistake_in_upstreams_names(text: str, message: str) -> None:
+def test_parse_book_rejects_wrong_monitoring_names(text: str, message: str) -> None:
     book = """
     api = "x"
     source = "https://x.example"
@@ -170,14 +170,8 @@ def test_the_api_name_in_front_of_a_method_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (
-            "search.lst",
-            "'search.lst'; did you mean 'search.list'?",
-        ),
-        (
-            "zzz",
-            "'zzz'; `quota costs` lists the 51 it has.",
-        ),
+        ("search.lst", "'search.lst'; did you mean 'search.list'?"),
+        ("zzz", "'zzz'; `quota costs` lists the 51 it has."),
     ],
 )
 def test_an_unknown_method_is_answered_with_the_nearest(method: str, message: str) -> None:
@@ -198,7 +192,7 @@ def test_the_default_is_by_verb() -> None:
     assert [book.default_price(verb).units for verb in ("GET", "get", "HEAD", "POST", "DELETE")] == [1, 1, 1, 50, 50]
 
 
-def test_the_cheapest_call_of_a_bucket() -> None:
+def test_each_bucket_knows_its_cheapest_call() -> None:
     assert load_book("youtube-v3").cheapest_units("units") == 1
     assert load_book("youtube-v3-buckets").cheapest_units("search") == 1
 
@@ -225,6 +219,7 @@ methods = ["items.add"]
 
 
 RESETS = 'resets = { calendar = "month", zone = "UTC" }'
+QUOTA = f"quota = 1_000\n{RESETS}"
 ELEVEN = ", ".join(f'{{ quota = 1, resets = "{n}h" }}' for n in range(1, 12))
 
 DATED = (
@@ -241,118 +236,68 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
     assert load_book(str(tmp_path / "shop.toml")) == book
 
 
+TWICE = 'windows = [{ quota = 1, resets = "60m" }, { quota = 2, resets = "1h" }]'
+NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
+
+MISTAKES = [
+    ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
+    ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),
+    # Windows.
+    (RESETS, 'window = "24h"', "buckets.calls.window: unknown key; a cost book calls it 'resets'"),
+    ('"month"', '"day", day = 3', 'buckets.calls.resets.day: only calendar = "month" has it; remove this key'),
+    (
+        '"month"',
+        '"month", starts = "sunday"',
+        'buckets.calls.resets.starts: only calendar = "week" has it; remove this key',
+    ),
+    (
+        RESETS,
+        f"windows = [{{ quota = 1, {RESETS} }}]",
+        "buckets.calls.quota: cannot be combined with windows; put it into each row of windows",
+    ),
+    (QUOTA, TWICE, "buckets.calls.windows[1].resets: this window is listed twice; keep the smaller quota"),
+    (QUOTA, f"windows = [{ELEVEN}]", "buckets.calls.windows: a bucket has at most 10 windows"),
+    # Names: a bucket's is part of a key in the ledger, and all of them are shown in messages.
+    ("[buckets.calls]", '[buckets."a,b"]', f"buckets.'a,b': {NAME_RULE}"),
+    ("[pools.adding]", '[pools."a\\nb"]', f"pools.'a\\nb': {NAME_RULE}"),
+    ("items.list", "items\\u001b[31m", "methods: 'items\\x1b[31m': a name has 1 to 64 printable characters"),
+    ('api = "shop"', 'api = "sh\\nop"', "api: 'sh\\nop': a name has 1 to 64 printable characters"),
+    ('["items.add"]', '["add"]', "pools.adding.methods[0]: no method 'add' in this book; did you mean 'items.add'?"),
+]
+PRICES = [
+    ("-1", f": -1 is not a whole number from 0 to {10**15}"),
+    ("[]", ": an empty array where a non-empty array of tables is needed"),
+    ("[{ units = 0 }]", f"[0].units: 0 is not a whole number from 1 to {10**15}"),
+    ('{ units = 2, bucket = "call" }', ".bucket: 'call' is not allowed here; did you mean 'calls'?"),
+    (
+        '[{ units = 1 }, { units = 2, bucket = "calls" }]',
+        "[1].bucket: bucket 'calls' is listed twice; add its units up",
+    ),
+    (f"[{', '.join(['{ units = 1 }'] * 11)}]", ": one call is charged to at most 10 buckets"),
+    # Dated prices, also in the former spelling.
+    ("{ units = 2, since = 2026-06-01 }", f": {DATED}"),
+    ("[{ units = 9 }, { units = 4, since = 2026-06-01 }]", f": {DATED}"),
+    ("{ prices = [], units = 2 }", ".units: cannot be combined with prices; put it into each row of prices"),
+    (
+        "{ prices = [{ parts = [{ units = 9 }], units = 9 }] }",
+        ".prices[0].units: cannot be combined with parts; put it into each row of parts",
+    ),
+    (
+        "{ prices = [{ units = 9 }, { units = 4, since = 2026-06-01T00:00:00 }] }",
+        ".prices[1].since: a date or time where a date such as 2026-06-01 is needed",
+    ),
+    (
+        "{ prices = [{ units = 9, since = 2027-01-01 }, { units = 4, since = 2026-06-01 }] }",
+        ".prices[1].since: not later than in the row before; list the oldest price first",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "instead", "message"),
     [
-        # What a misspelt or missing key says.
-        ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
-        ('api = "shop"', "", "api: missing; the key is required"),
-        (RESETS, 'window = "24h"', "buckets.calls.window: unknown key; a cost book calls it 'resets'"),
-        # Numbers.
-        ("quota = 1_000", "quota = 0", f"buckets.calls.quota: 0 is not a whole number from 1 to {10**15}"),
-        ('"items.list" = 2', '"items.list" = -1', f"methods.'items.list': -1 is not a whole number from 0 to {10**15}"),
-        # Windows.
-        (
-            'calendar = "month"',
-            'calendar = "day", day = 3',
-            'buckets.calls.resets.day: only calendar = "month" has it; remove this key',
-        ),
-        (
-            'calendar = "month"',
-            'calendar = "month", starts = "sunday"',
-            'buckets.calls.resets.starts: only calendar = "week" has it; remove this key',
-        ),
-        (
-            RESETS,
-            f"windows = [{{ quota = 1, {RESETS} }}]",
-            "buckets.calls.quota: cannot be combined with windows; put it into each row of windows",
-        ),
-        (
-            f"quota = 1_000\n{RESETS}",
-            'windows = [{ quota = 1, resets = "60m" }, { quota = 2, resets = "1h" }]',
-            "buckets.calls.windows[1].resets: this window is listed twice; keep the smaller quota",
-        ),
-        (f"quota = 1_000\n{RESETS}", f"windows = [{ELEVEN}]", "buckets.calls.windows: a bucket has at most 10 windows"),
-        # Names: a bucket's is part of a key in the ledger, and all of them are shown in messages.
-        (
-            "[buckets.calls]",
-            '[buckets."a,b"]',
-            "buckets.'a,b': a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -",
-        ),
-        (
-            "[pools.adding]",
-            '[pools."a\\nb"]',
-            "pools.'a\\nb': a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -",
-        ),
-        (
-            '"items.list" = 2',
-            '"items\\u001b[31m" = 2',
-            "methods: 'items\\x1b[31m': a name has 1 to 64 printable characters",
-        ),
-        ('api = "shop"', 'api = "sh\\nop"', "api: 'sh\\nop': a name has 1 to 64 printable characters"),
-        # Buckets, dates, pools.
-        (
-            '"items.list" = 2',
-            '"items.list" = { units = 2, bucket = "call" }',
-            "methods.'items.list'.bucket: 'call' is not allowed here; did you mean 'calls'?",
-        ),
-        (
-            "since = 2026-06-01",
-            "since = 2026-06-01T00:00:00",
-            "methods.'items.add'.prices[1].since: a date or time where a date such as 2026-06-01 is needed",
-        ),
-        (
-            "{ units = 9 }",
-            "{ units = 9, since = 2027-01-01 }",
-            "methods.'items.add'.prices[1].since: not later than in the row before; list the oldest price first",
-        ),
-        (
-            'methods = ["items.add"]',
-            'methods = ["items.ad"]',
-            "pools.adding.methods[0]: no method 'items.ad' in this book; did you mean 'items.add'?",
-        ),
-        (
-            "{ prices = [{ units = 9 }, { units = 4, since = 2026-06-01 }] }",
-            "[]",
-            "methods.'items.add': an empty array where a non-empty array of tables is needed",
-        ),
-        # Prices: dated ones in the former spelling; those of several buckets.
-        (
-            "{ prices = [{ units = 9 }, { units = 4, since = 2026-06-01 }] }",
-            "[{ units = 9 }, { units = 4, since = 2026-06-01 }]",
-            f"methods.'items.add': {DATED}",
-        ),
-        (
-            '"items.list" = 2',
-            '"items.list" = { units = 2, since = 2026-06-01 }',
-            f"methods.'items.list': {DATED}",
-        ),
-        (
-            '"items.list" = 2',
-            '"items.list" = { prices = [], units = 2 }',
-            "methods.'items.list'.units: cannot be combined with prices; put it into each row of prices",
-        ),
-        (
-            '"items.list" = 2',
-            '"items.list" = [{ units = 1 }, { units = 2, bucket = "calls" }]',
-            "methods.'items.list'[1].bucket: bucket 'calls' is listed twice; add its units up",
-        ),
-        (
-            '"items.list" = 2',
-            '"items.list" = [{ units = 0 }]',
-            f"methods.'items.list'[0].units: 0 is not a whole number from 1 to {10**15}",
-        ),
-        (
-            '"items.list" = 2',
-            f'"items.list" = [{", ".join(["{ units = 1 }"] * 11)}]',
-            "methods.'items.list': one call is charged to at most 10 buckets",
-        ),
-        (
-            "{ units = 9 }",
-            "{ parts = [{ units = 9 }], units = 9 }",
-            "methods.'items.add'.prices[0].units: cannot be combined with parts; put it into each row of parts",
-        ),
-        ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),
+        *MISTAKES,
+        *(('"items.list" = 2', f'"items.list" = {price}', f"methods.'items.list'{says}") for price, says in PRICES),
     ],
 )
 def test_a_mistake_in_a_book_is_named(line: str, instead: str, message: str) -> None:
@@ -368,9 +313,19 @@ def test_a_book_needs_a_bucket() -> None:
         parse_book(f"{head}[buckets]\n[default]{tail.partition('[default]')[2]}", "shop")
 
 
-def test_a_book_that_is_not_there_is_answered_with_the_nearest() -> None:
+def test_an_unknown_book_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"^there is no cost book 'youtube-v4'; did you mean 'youtube-v3'\?$"):
         load_book("youtube-v4")
+    with pytest.raises(
+        ConfigError, match=r"^there is no cost book 'acme'; known: .*; `quota book new` drafts another$"
+    ):
+        load_book("acme")
+
+
+def test_a_book_without_its_ending_is_answered_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "acme.toml").write_text(BOOK)
+    with pytest.raises(ConfigError, match=r"^there is no cost book 'acme'; did you mean 'acme.toml'\?$"):
+        load_book("acme", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "./"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.settings.limits import default_limits
+from quota.settings.books import default_limits
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
@@ -31,11 +31,7 @@ def book_text(*windows: str) -> str:
     [
         (
             EXAMPLE,
-            {
-                "hour": ("1h", 38_000),
-                "day": ("24h", 190_000),
-                "pacific-day": ("day@America/Los_Angeles", 190_000),
-            },
+            {"hour": ("1h", 38_000), "day": ("24h", 190_000), "pacific-day": ("day@America/Los_Angeles", 190_000)},
         ),
         (
             ['{ quota = 100, resets = { calendar = "week", starts = "sunday", zone = "Europe/Berlin" } }'],
@@ -51,11 +47,7 @@ def book_text(*windows: str) -> str:
                 '{ quota = 200, resets = { calendar = "month", day = 15, zone = "UTC" } }',
                 '{ quota = 100, resets = { calendar = "month", zone = "UTC" } }',
             ],
-            {
-                "month": ("744h", 95),
-                "utc-month-15": ("month-15@UTC", 190),
-                "utc-month": ("month@UTC", 95),
-            },
+            {"month": ("744h", 95), "utc-month-15": ("month-15@UTC", 190), "utc-month": ("month@UTC", 95)},
         ),
         # A sliding day beside a calendar day is one limit, not two of one name.
         (
@@ -80,16 +72,7 @@ def test_the_longest_window_is_the_one_whose_end_people_mean() -> None:
     ]
 
 
-def check(folder: Path, limits: str, *windows: str) -> list[str]:
-    (folder / "shop.toml").write_text(book_text(*windows))
-    (folder / "quota.toml").write_text(
-        f'[credentials.main]\napi = "./shop.toml"\nendpoint = "http://127.0.0.1:1"\n{limits}'
-    )
-    return [
-        f"{finding.message} -> {finding.remedy}"
-        for finding in lint(load_settings(folder / "quota.toml"))
-        if "limit" in finding.location
-    ]
+UNCOUNTED = "no limit counts bucket 'tokens' as upstream does, "
 
 
 @pytest.mark.parametrize(
@@ -100,40 +83,34 @@ def check(folder: Path, limits: str, *windows: str) -> list[str]:
             'limits = [{ name = "hour", units = 40_000, window = "1h" }]',
             EXAMPLE,
             [
-                "no limit counts bucket 'tokens' as upstream does, by the day in America/Los_Angeles: up "
-                "to 1,000,000 units "
-                "fit into one such day, and it grants 200,000 -> add a limit with window = "
-                '{ calendar = "day", zone = "America/Los_Angeles" }'
+                f"{UNCOUNTED}by the day in America/Los_Angeles: up to 1,000,000 units fit into one such day, and it "
+                'grants 200,000 -> add a limit with window = { calendar = "day", zone = "America/Los_Angeles" }'
             ],
         ),
         (
             'limits = [{ name = "day", units = 200_000, window = "24h" }]',
             ['{ quota = 40_000, resets = "1h" }', '{ quota = 400_000, resets = "24h" }'],
             [
-                "no limit counts bucket 'tokens' as upstream does, in any 1h: up to 200,000 units fit into "
-                "one such time, "
-                'and it grants 40,000 -> add a limit with window = "1h"'
+                f"{UNCOUNTED}in any 1h: up to 200,000 units fit into one such time, and it grants 40,000 -> add a "
+                'limit with window = "1h"'
             ],
         ),
         (
             'limits = [{ name = "minute", units = 60_000, window = "1m" }]',
             ['{ quota = 40_000, resets = "1h" }', '{ quota = 100_000_000, resets = "24h" }'],
             [
-                "limit 'minute' lets 60,000 units through and cost book 'shop' says that upstream grants "
-                "40,000 -> check "
-                "the project's quota page; ignore this if upstream granted more",
-                "no limit counts bucket 'tokens' as upstream does, in any 1h: up to 3,600,000 units fit into one such "
-                'time, and it grants 40,000 -> add a limit with window = "1h"',
+                "limit 'minute' lets 60,000 units through and cost book 'shop' says that upstream grants 40,000 -> "
+                "check the project's quota page; ignore this if upstream granted more",
+                f"{UNCOUNTED}in any 1h: up to 3,600,000 units fit into one such time, and it grants 40,000 -> add a "
+                'limit with window = "1h"',
             ],
         ),
         (
             'limits = [{ name = "month", units = 100, window = "30d" }]',
             ['{ quota = 100, resets = { calendar = "month", day = 15, zone = "UTC" } }'],
             [
-                "no limit counts bucket 'tokens' as upstream does, by the month from day 15 on in UTC: up to "
-                "200 units fit "
-                "into one such month, and it grants 100 -> add a limit with window = "
-                '{ calendar = "month", zone = "UTC", day = 15 }'
+                f"{UNCOUNTED}by the month from day 15 on in UTC: up to 200 units fit into one such month, and it "
+                'grants 100 -> add a limit with window = { calendar = "month", zone = "UTC", day = 15 }'
             ],
         ),
     ],
@@ -141,7 +118,16 @@ def check(folder: Path, limits: str, *windows: str) -> list[str]:
 def test_quota_check_compares_the_limits_with_each_window(
     tmp_path: Path, limits: str, windows: list[str], findings: list[str]
 ) -> None:
-    assert check(tmp_path, limits, *windows) == findings
+    reported = lint(load_settings(written(tmp_path, book_text(*windows), limits)))
+    assert [f"{x.message} -> {x.remedy}" for x in reported if "limit" in x.location] == findings
+
+
+def written(folder: Path, book: str, limits: str) -> Path:
+    """A configuration with this cost book and these limits."""
+    (folder / "shop.toml").write_text(book)
+    path = folder / "quota.toml"
+    path.write_text(f'[credentials.main]\napi = "./shop.toml"\nendpoint = "http://127.0.0.1:1"\n{limits}\n')
+    return path
 
 
 def test_a_limit_of_methods_counts_the_bucket_that_stands_first_in_their_price(tmp_path: Path) -> None:
@@ -151,7 +137,6 @@ def test_a_limit_of_methods_counts_the_bucket_that_stands_first_in_their_price(t
         'methods = { write = [{ units = 1 }, { bucket = "tokens", units = 5 }], status = 0, '
         'read = { bucket = "tokens", units = 1 } }\n[buckets.calls]\nquota = 9\nresets = "1h"\n',
     )
-    (tmp_path / "shop.toml").write_text(text)
     limits = {
         '["write"]': ("calls",),
         '["read"]': ("tokens",),
@@ -159,8 +144,5 @@ def test_a_limit_of_methods_counts_the_bucket_that_stands_first_in_their_price(t
         '["status"]': ("calls",),
     }
     rows = [f'{{ name = "{n}", methods = {methods}, units = 9, window = "1h" }}' for n, methods in enumerate(limits)]
-    (tmp_path / "quota.toml").write_text(
-        f'[credentials.main]\napi = "./shop.toml"\nendpoint = "http://127.0.0.1:1"\nlimits = [{", ".join(rows)}]\n'
-    )
-    made = load_settings(tmp_path / "quota.toml").credentials["main"].limits
+    made = load_settings(written(tmp_path, text, f"limits = [{', '.join(rows)}]")).credentials["main"].limits
     assert [limit.view.selector.buckets for limit in made] == list(limits.values())

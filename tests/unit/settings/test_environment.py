@@ -17,8 +17,8 @@ from fuzz.inputs import check_line
 from quota.cli.configuration import check_
 from quota.errors import ConfigError, UsageError
 from quota.inbound.configured import load_rules
-from quota.settings.folders import state_folder
 from quota.settings.load import find_config, load_settings
+from quota.settings.model import state_folder
 from quota.settings.origins import in_force, lines_of
 from quota.settings.tables import ROOT
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
@@ -104,50 +104,41 @@ def test_without_a_file_the_variables_alone_are_a_configuration(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "message"),
+    ("variable", "value", "says"),
     [
-        ("LEDGER__ULR", "x", "QUOTA__LEDGER__ULR: no such key; did you mean 'QUOTA__LEDGER__URL'?"),
-        ("LEGDER__URL", "x", "QUOTA__LEGDER__URL: no such key; did you mean 'QUOTA__LEDGER'?"),
-        (
-            "JOBS__TRENDING_NOW__PAGE",
-            "1",
-            "QUOTA__JOBS__TRENDING_NOW__PAGE: no such key; did you mean 'QUOTA__JOBS__TRENDING_NOW__PAGES'?",
-        ),
-        ("LEDGER__URL__X", "1", "QUOTA__LEDGER__URL__X: no such key; none is known"),
-        ("STORE__RETENTION", "9999d", "QUOTA__STORE__RETENTION: '9999d' is longer than 3650 days"),
-        ("LEDGER__UNAVAILABLE", "0", "QUOTA__LEDGER__UNAVAILABLE: a number where a table is needed"),
-        (
-            "JOBS__TRENDING_NOW__PAGES",
-            "a lot",
-            'QUOTA__JOBS__TRENDING_NOW__PAGES: not a value of TOML; write for example 500, true or ["DE", "FR"]',
-        ),
+        ("LEDGER__ULR", "x", "no such key; did you mean 'QUOTA__LEDGER__URL'?"),
+        ("LEGDER__URL", "x", "no such key; did you mean 'QUOTA__LEDGER'?"),
+        ("JOBS__TRENDING_NOW__PAGE", "1", "no such key; did you mean 'QUOTA__JOBS__TRENDING_NOW__PAGES'?"),
+        ("LEDGER__URL__X", "1", "no such key; none is known"),
+        ("STORE__RETENTION", "9999d", "'9999d' is longer than 3650 days"),
+        ("LEDGER__UNAVAILABLE", "0", "a number where a table is needed"),
+        ("JOBS__TRENDING_NOW__PAGES", "a lot", 'not a value of TOML; write for example 500, true or ["DE", "FR"]'),
         (
             "JOBS__TRENDING_NOW__PAGES",
             "1\npages = 2",
-            'QUOTA__JOBS__TRENDING_NOW__PAGES: not a value of TOML; write for example 500, true or ["DE", "FR"]',
+            'not a value of TOML; write for example 500, true or ["DE", "FR"]',
         ),
-        ("STORE__URL", "", "QUOTA__STORE__URL: an empty string where a non-empty string is needed"),
+        ("STORE__URL", "", "an empty string where a non-empty string is needed"),
         (
             "CREDENTIALS__MY_KEY__KEY",
             "AIzaSecret",
-            'QUOTA__CREDENTIALS__MY_KEY__KEY: do not write the key itself here; write "env:VARIABLE" or "file:/path"',
+            'do not write the key itself here; write "env:VARIABLE" or "file:/path"',
         ),
         (
             "CREDENTIALS__MY_KEY__LIMITS",
             '[{ name = "x", units = 1, windw = "1h" }]',
-            "QUOTA__CREDENTIALS__MY_KEY__LIMITS: credentials.my-key.limits[0].windw: unknown key; "
-            "did you mean 'window'?",
+            "credentials.my-key.limits[0].windw: unknown key; did you mean 'window'?",
         ),
-        ("", "", "QUOTA__: no such key; did you mean 'QUOTA__JOBS'?"),
+        ("", "", "no such key; did you mean 'QUOTA__JOBS'?"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_names_the_variable(
-    path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
 ) -> None:
     named(monkeypatch, **{variable: value})
     with pytest.raises(ConfigError) as error:
         load_settings(path)
-    assert str(error.value) == f"environment variable {message}"
+    assert str(error.value) == f"environment variable QUOTA__{variable}: {says}"
 
 
 def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +194,13 @@ def test_a_secret_in_a_variable_is_shown_by_nothing(
         assert result.exception is None or isinstance(result.exception, ConfigError | SystemExit), text
 
 
+@pytest.mark.parametrize("table", ["LEDGER", "INBOUND"])
+def test_check_names_the_variable_that_holds_a_mistake(path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    named(monkeypatch, **{f"{table}__URL": "redis://h/0#x"}, INBOUND__A__LIMIT="1", INBOUND__A__WINDOW="1s")
+    result = CliRunner().invoke(check_, ["--config", str(path)])
+    assert f"error: environment variable QUOTA__{table}__URL: " in result.output
+
+
 # -- what is in force --------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +241,7 @@ def test_the_command_prints_them_for_people_and_for_programs(path: Path) -> None
     assert len(data["values"]) == len(lines) - 1
 
 
-def test_the_lines_of_keys() -> None:
+def test_lines_of_finds_the_line_of_each_key() -> None:
     lines = lines_of(
         'a = 1\n\n[b]\nc = """\n[x]\n"""\nd.e = 2\n[[f.g]]\n[[f.g]]\nh = { i = 1 }\n[f.g.j]\nk = [\n1,\n]\n'
     )
@@ -277,7 +275,7 @@ def test_a_program_may_give_the_settings_itself(state_dir: Path, monkeypatch: py
          "textfile, notify, inbound"),
     ],
 )  # fmt: skip
-def test_they_are_checked_as_a_file_is(state_dir: Path, settings: Any, message: str) -> None:
+def test_settings_given_in_code_are_checked_like_a_file(state_dir: Path, settings: Any, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         quota.open(settings=settings)
     assert str(error.value) == message
