@@ -12,8 +12,7 @@
     ticks             when each tick of each job starts, and lines for cron
     scheduler         `quota schedule`, the process that starts them
     commands, data    the other commands: `commands` runs things, `data` reads what jobs stored
-    checks            answers for `quota check` and `quota doctor`
-    dashboard         data for `quota dashboard`, `quota spend` and `quota status`
+    contributions     what jobs add to `quota check`, `doctor`, `dashboard`, `spend` and `status`
 
 The folders are `store/`, `plan/`, `api/` and `emulator/`.
 

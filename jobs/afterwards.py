@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import quota
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import warn
 from quota.common.text import many, members, one_line, spell
 from quota.jobs.job import RunReport
@@ -182,7 +182,8 @@ def _notices_of_run(
             by, once_ms = _in_window(row, status.at_ms)
         retry_at = None if report.retry_at_ms is None else rfc3339(report.retry_at_ms)
         facts = {"job": job, "refused_by": report.refused_by, "retry_at": retry_at}
-        message = f"job {job} was stopped: {report.why}"
+        then = "" if report.retry_at_ms is None else f"; a run goes on from {moment(report.retry_at_ms)}"
+        message = f"job {job} was stopped: {report.why}{then}"
         yield Notice("refused", project, f"{job} {by}".rstrip(), message, once_ms, facts)
 
 

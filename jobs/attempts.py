@@ -43,6 +43,11 @@ LAST_ATTEMPT_S = 30.0
 log = logging.getLogger("quota.jobs")
 
 
+def longest_step_ms(job: JobSettings) -> int:
+    """The longest time between two pages of a job: a run waits only for upstream."""
+    return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
+
+
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
     """A signal came, and the run no longer waits for a page."""
 
@@ -116,18 +121,12 @@ class Attempts:
         self._budget.of_run = self.job.name, checkpoint.region
         self._page = checkpoint.region, checkpoint.pages + 1
         self.tries = 0
-        from tenacity import (
-            Retrying,
-            retry_if_exception,
-            stop_after_attempt,
-            stop_before_delay,
-            wait_exponential_jitter,
-        )
+        import tenacity
 
-        retrying = Retrying(
-            stop=stop_after_attempt(attempts) | stop_before_delay(LAST_ATTEMPT_S),
-            wait=self.wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
-            retry=retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_before_delay(LAST_ATTEMPT_S),
+            wait=self.wait or tenacity.wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
+            retry=tenacity.retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
             before_sleep=lambda state: self._say_retry(state, checkpoint),
             sleep=self._sleep,
             reraise=True,

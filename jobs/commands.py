@@ -68,9 +68,9 @@ def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, 
     """Simulate the schedule over the coming days: does it fit into the budget?
 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
-    spent, and reads neither ledger nor store; --from DATE does so at midnight of that day.
+    spent, and reads neither ledger nor store; --from DATE does the same at midnight of that day.
 
-    The exit status is 0 if the schedule fits: no tick is refused, or only because of units that are spent already. If
+    The exit status is 0 if the schedule fits: no tick is refused, except because of units that are already spent. If
     not, it is 1, and the output has the smallest changes that make the schedule fit.
 
     \b
@@ -254,10 +254,11 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
                     report = run_job(session, "trending", stop=stop, watcher=watcher)
                 print_report(report, as_json)
                 if not as_json:
-                    from quota.cli.render import render_status
+                    from quota.cli.output import render_parts
                     from quota.reports.status import read_status
+                    from quota.wording import status_parts
 
-                    print_rich(render_status(read_status(session, next_capacity=False)))
+                    print_rich(render_parts(status_parts(read_status(session, next_capacity=False))))
                     requests = upstream.usage()["requests"]
                     say(f"upstream counted {many(requests, 'request')}, the ledger charged {report.attempts:,}")
         if keep and not as_json:

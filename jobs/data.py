@@ -26,7 +26,7 @@ from quota.cli.options import (
 )
 from quota.cli.output import confirmed, json_text, print_csv, print_json, print_rich, say, unwound
 from quota.common.clock import host_clock, moment
-from quota.common.text import listed, many, members, nearest, one_line, printable, shorten, show, spell
+from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.tick import configured
 
 if TYPE_CHECKING:
@@ -84,16 +84,11 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
 
 def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:
     """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
-    from quota.cli.output import ANY_WIDTH, Column, FirstThatFits, new_console
-    from quota.cli.output import tables as narrower_tables
+    from quota.cli.output import ANY_WIDTH, fitting, new_console
     from quota.jobs.store.runs import UNFINISHED
+    from quota.wording import Table, Tone
 
     most = MAX_WHY if new_console().width < ANY_WIDTH else ANY_WIDTH
-    columns = [
-        *map(Column, ("began", "job", "outcome", "regions")),
-        *(Column(heading, number=True) for heading in ("items", "units", "took")),
-        Column("why"),
-    ]
     rows = [
         (
             moment(run.began_ms),
@@ -107,8 +102,11 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
         )
         for run in runs
     ]
-    styles = [{"failed": "red", UNFINISHED: "yellow"}.get(run.outcome, "") for run in runs]
-    return FirstThatFits(narrower_tables(columns, rows, styles=styles, without=(6, 4), least_fold=24))
+    headings = ("began", "job", "outcome", "regions", "items", "units", "took", "why")
+    by_outcome: dict[str, Tone] = {"failed": "bad", UNFINISHED: "note"}
+    tones = [by_outcome.get(run.outcome, "") for run in runs]
+    table = Table(headings, rows, numbers=(4, 5, 6), tones=tones, without=(6, 4))
+    return fitting(table, least_fold=24)
 
 
 def _regions(run: Run, job: JobSettings | None) -> str:
@@ -203,7 +201,7 @@ def _video_line(video: SearchResult) -> str:
 def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None:
     """List the tables that jobs have named: how many rows each has, and which fields.
 
-    --views makes a view of each table in the file of the store, for SQL: a column for each field, at most 200. Run it
+    --views makes a view of each table in the store's file, for SQL: a column for each field, at most 200. Run it
     again when rows have new fields.
 
     \b
@@ -235,7 +233,7 @@ def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None
 @list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
 @click.option("--region", metavar="R", help="Only this region.")
 @records_format_option
-@click.option("--output", metavar="FILE", help="Write this file instead of stdout, as a whole or not at all.")
+@click.option("--output", metavar="FILE", help="Write to this file instead of stdout: all of it or nothing.")
 @config_option
 def export(
     *,
@@ -257,16 +255,19 @@ def export(
       quota export videos --since 7d --region DE --format csv --output videos.csv
       quota export comments | jq '.text'
     """
-    from quota.jobs.store.export import Export, to_export
+    from quota.jobs.store.reader import records_of, to_export
     from quota.jobs.store.store import Store
 
-    since_ms = since_ms_of("--since", since)
+    since_ms, count = since_ms_of("--since", since), 0
     with configured(config) as session:
         Store.existing(session.settings.store).close()  # raises if it cannot be opened
         with to_export(session.settings.store.file) as db:
-            wanted = Export(db, table, since_ms, region, job, limit)
+            columns, records = records_of(db, table, since_ms, region, job, limit)
             with unwound(), _written(output) as file:
-                count = wanted.write(file, json_text if as_json else None)
+                put = (lambda record: file.write(f"{json_text(record)}\n")) if as_json else csv_writer(file, columns)
+                for record in records:
+                    put(record)
+                    count += 1
     if output is not None:
         say(f"{one_line(output)}: {many(count, 'record')}", err=True)
 
@@ -323,7 +324,7 @@ def place() -> None:
 @rows_format_option
 @config_option
 def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
-    """List where each region of all jobs stands, or of one job.
+    """List where each region of each job stands.
 
     \b
     Example:
@@ -353,8 +354,8 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
     Example:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
+    from quota.jobs.job import job_called
     from quota.jobs.places import checkpoints_of
-    from quota.jobs.runner import job_called
 
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(checkpoints_of(session, job_called(session, job), store), job, region)
@@ -377,8 +378,8 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
       quota place reset trending DE
       quota place reset trending --dry-run
     """
+    from quota.jobs.job import job_called
     from quota.jobs.places import checkpoints_of, only_one, reset_shared
-    from quota.jobs.runner import job_called
 
     with configured(config) as session, _store_of_places(session) as store:
         settings = job_called(session, job)

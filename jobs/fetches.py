@@ -29,7 +29,7 @@ from typing import Any
 
 from quota.clients.upstream_errors import answer_in
 from quota.errors import BadAnswer
-from quota.jobs.job import Cursor, Names, Page, Shape, checked_id, first_attempt, leave_out, names, resources, shapes
+from quota.jobs.job import Cursor, Names, Page, Shape, checked_id, first_attempt, leave_out, marked, resources
 from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
 from quota.jobs.store.store import Store
 from quota.terms.arguments import texts
@@ -50,7 +50,7 @@ Place = dict[str, Any]
 was opened. `failed`: the step at which its last call failed; this pass does not try it again."""
 
 
-@shapes(category=Shape("[0-9]{1,6}", "a category id, like '10'"))
+@marked(shapes={"category": Shape("[0-9]{1,6}", "a category id, like '10'")})
 @first_attempt("videos.list")
 def trending(client: Any, region: str, cursor: Cursor | None, *, category: str | None = None) -> Page:
     """The next page of a region's chart: 50 videos for 1 unit. `category` narrows it to one category id ("10" is
@@ -72,7 +72,7 @@ def _channels_in(option: str) -> Names:
     return Names(option, "channel", "UC[A-Za-z0-9_-]{22}", "UC_x5XG1OV2P6uZZ5FSM9Ttw")
 
 
-@names(_channels_in("ids"))
+@marked(names=_channels_in("ids"))
 @first_attempt("channels.list")
 def channels(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: str | Sequence[str] | None = None
@@ -134,13 +134,15 @@ def _videos_of(client: Any, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
 _ORDERS = "date|rating|relevance|title|videoCount|viewCount"
 
 
-@names(Names("words"))
-@shapes(
-    order=Shape(_ORDERS, f"one of {_ORDERS.replace('|', ', ')}"),
-    published_after=Shape(
-        r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3])(:[0-5]\d){2}(\.\d+)?(Z|[+-]\d\d:\d\d)",
-        "a time like '2026-01-01T00:00:00Z'",
-    ),
+@marked(
+    names=Names("words"),
+    shapes={
+        "order": Shape(_ORDERS, f"one of {_ORDERS.replace('|', ', ')}"),
+        "published_after": Shape(
+            r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3])(:[0-5]\d){2}(\.\d+)?(Z|[+-]\d\d:\d\d)",
+            "a time like '2026-01-01T00:00:00Z'",
+        ),
+    },
 )
 @first_attempt(lambda cursor: "videos.list" if cursor and "ids" in cursor else "search.list")
 def search(
@@ -230,7 +232,7 @@ _WITH_DETAILS = """
 """
 
 
-@names(_channels_in("channels"))
+@marked(names=_channels_in("channels"))
 @first_attempt("playlistItems.list")
 def uploads(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, channels: str | Sequence[str] | None = None
@@ -324,7 +326,7 @@ _REPLY_COUNTS = """
 """
 
 
-@names(Names("videos", "video", "[A-Za-z0-9_-]{11}", "dQw4w9WgXcQ"))
+@marked(names=Names("videos", "video", "[A-Za-z0-9_-]{11}", "dQw4w9WgXcQ"))
 @first_attempt("commentThreads.list")
 def comments(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, videos: str | Sequence[str] | None = None

@@ -4,6 +4,7 @@
     Page            what one step fetched, and the cursor of the next step
     sink            a plain function that gets each page before it is stored: `sink(page, job, region)`
     RunReport       how the run ended: what `quota run --json` prints
+    functions_of    the fetch function and the sink that the configuration names; `regions_of` the regions
 
 A fetch function makes one call to the API and returns. It holds no state and needs no error handling: the runner
 stores the page together with the new cursor, retries transient errors, and stops the run when the budget refuses a
@@ -27,17 +28,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from inspect import Parameter, signature
+from itertools import chain
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import quota
 from quota.common.clock import moment
-from quota.common.functions import made_by
 from quota.common.text import describe, many, members, nearest, one_line, show, spell
 from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, check_table
-from quota.terms.arguments import texts
+from quota.terms.arguments import made_by, texts
 
 
 class NotImported(quota.ConfigError):
@@ -201,7 +202,8 @@ class RunReport(Run):
     def sentence(self, now_ms: int) -> str:
         """One line for people: what the run did, why it ended, and where and when the next one resumes."""
         pages, items = sum(r.pages for r in self.regions), sum(r.items for r in self.regions)
-        done = f"{many(pages, 'page')} ({many(self.units, 'unit')})"
+        units = "no call was charged" if pages and not self.attempts else many(self.units, "unit")
+        done = f"{many(pages, 'page')} ({units})"
         if self.outcome == "overlap":
             return f"{self.job}: {self.why}"
         if self.outcome == "elsewhere":
@@ -252,15 +254,19 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
     `method` is a name such as "videos.list", or a function of the cursor if the steps call different methods.
     """
 
-    return _marked("first_attempt", method)
+    return marked(first_attempt=method)
 
 
-def _marked(name: str, mark: object) -> Callable[[F], F]:
-    def marked(fetch: F) -> F:
-        setattr(fetch, name, mark)
+def marked(**marks: object) -> Callable[[F], F]:
+    """Mark a fetch function with the `names` in one of its options, or with the `shapes` of its options. Upstream
+    refuses texts of another shape, and counts the call."""
+
+    def mark(fetch: F) -> F:
+        for name, value in marks.items():
+            setattr(fetch, name, value)
         return fetch
 
-    return marked
+    return mark
 
 
 class Names(NamedTuple):
@@ -276,23 +282,11 @@ class Names(NamedTuple):
         return f"the id of a {self.kind}, like {self.example!r}"
 
 
-def names(given: Names) -> Callable[[F], F]:
-    """Mark a fetch function with the names that one of its options has."""
-
-    return _marked("names", given)
-
-
 class Shape(NamedTuple):
     """The texts that upstream takes for an option: a pattern, and the words for it."""
 
     pattern: str
     like: str
-
-
-def shapes(**given: Shape) -> Callable[[F], F]:
-    """Mark a fetch function with the shapes of its options. Upstream refuses other texts, and counts the call."""
-
-    return _marked("shapes", given)
 
 
 def names_in(fetch: Fetch, options: Mapping[str, Any]) -> Iterator[tuple[Names, tuple[str, ...]]]:
@@ -368,20 +362,18 @@ def sink_to_look_at(settings: Settings, job: JobSettings) -> Sink | None:
 def _folder_to_look_at(settings: Settings, key: str, name: str) -> Path | None:
     if settings.path is None:
         return None
-    if name and name not in BUILT_IN_FETCHES and (why := _doubt_of(settings.path)):
-        raise NotImported(
-            f"{key} = {name!r:.100} is not imported here, because {why}; change that, or only run the job"
-        )
+    if name and name not in BUILT_IN_FETCHES:
+        from quota.common.files import doubt_of_path
+
+        try:
+            why = doubt_of_path(settings.path)
+        except OSError as error:  # for example a pipe
+            why = f"nobody can say who wrote {one_line(settings.path)} ({error.strerror or error})"
+        if why:
+            raise NotImported(
+                f"{key} = {name!r:.100} is not imported here, because {why}; change that, or only run the job"
+            )
     return settings.path.absolute().parent
-
-
-def _doubt_of(path: Path) -> str:
-    from quota.common.files import doubt_of_path
-
-    try:
-        return doubt_of_path(path)
-    except OSError as error:  # for example a pipe
-        return f"nobody can say who wrote {one_line(path)} ({error.strerror or error})"
 
 
 def line_of(error: BaseException, name: str) -> str:
@@ -419,8 +411,9 @@ def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
     if value is None:
         hidden = _hides_own(module_name, folder)
         raise quota.ConfigError(f"{setting}: module {module_name:.100} has no function {attribute!r:.100}{hidden}")
-    if not callable(value):
-        raise quota.ConfigError(f"{setting}: {attribute:.100} is not a function but {type(value).__name__}")
+    if not callable(value) or isinstance(value, type):
+        kind = "a class" if isinstance(value, type) else type(value).__name__
+        raise quota.ConfigError(f"{setting}: {attribute:.100} is not a function but {kind}")
     if made_by(value):
         returns = " that returns a Page" if key == "fetch" else ""
         raise quota.ConfigError(
@@ -506,3 +499,63 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
             + "".join(f", {option}=..." for option in values)
             + ")"
         ) from error
+
+
+# -- jobs and their regions --------------------------------------------------------------------------------------------
+
+
+def job_called(session: quota.Session, name: str) -> JobSettings:
+    """The job of this name. Raises UsageError if there is none."""
+    jobs = session.settings.jobs
+    if name not in jobs:
+        raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
+    return jobs[name]
+
+
+def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | None]:
+    """The fetch function and the sink of a job. Raises ConfigError if no run of the job can begin."""
+    folder = None if settings.path is None else settings.path.absolute().parent
+    fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
+    check_regions(settings, job)
+    return fetch, sink
+
+
+def check_regions(settings: Settings, job: JobSettings) -> None:
+    """Raises ConfigError if upstream cannot know a region of the job."""
+    for location, message, near in no_region_codes(job, regions_of_users(settings)):
+        raise quota.ConfigError(f"{settings.source}: {location}: {message}; {near}")
+
+
+def regions_of_users(settings: Settings) -> frozenset[str]:
+    """The regions of jobs with the user's own function. It may use any names, and built-in jobs may read what it stored
+    under them."""
+    own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
+    return frozenset(chain.from_iterable(own))
+
+
+def no_region_codes(job: JobSettings, users: frozenset[str]) -> Iterator[tuple[str, str, str]]:
+    """The regions of a built-in job that upstream cannot know: the place in the configuration, the message, and a hint.
+    `users` are the regions of jobs with the user's own functions."""
+    if job.fetch not in BUILT_IN_FETCHES:
+        return
+    for index, region in enumerate(job.regions):
+        code = region.upper()
+        is_code = region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK"
+        if is_code or region in users:
+            continue
+        from quota.jobs.emulator.catalogue import REGIONS  # most ticks need no names of regions
+
+        near = "did you mean 'GB'?" if code == "UK" else nearest(code, REGIONS)
+        message = f"{region!r:.100} is no region code of ISO 3166-1, like 'US'"
+        yield f"jobs.{job.name}.regions[{index}]", message, near
+
+
+def regions_of(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The regions of a job, in their order: all of them, or those that are `wanted`. Raises UsageError."""
+    unknown = [region for region in wanted if region not in job.regions]
+    if unknown:
+        regions = f"it has {', '.join(job.regions)}" if job.regions else "it has none"
+        raise quota.UsageError(f"job {job.name!r} has no region {unknown[0][:64]!r}; {regions}")
+    if wanted:
+        return tuple(region for region in job.regions if region in wanted)
+    return job.regions or ("",)

@@ -184,7 +184,7 @@ def store_id_of(store: Store, lock: int) -> str:
 def lock_file(store_url: str, job: str) -> int:
     """Open the file to lock. It is in the state folder, or beside the store if the state folder is not writable: every
     run of this job can write there."""
-    from quota.settings.folders import make_state_folder
+    from quota.settings.model import make_state_folder
 
     beside = _path_beside(store_url, job)
     try:
@@ -263,21 +263,19 @@ READ_AT_ONCE = 100
 class Hold:
     """One run's hold. `away` has the regions that the run did not get, or has lost since.
 
-    `tick_is` says why the run must not run its tick: "done" or "running". `store_id` names the store, `machine` the
-    run's lock. `now_ms` is the machine's clock. `gap_ms` is the time between two runs of the job in this store, None if
-    unknown. `step_ms` is the longest time between two pages.
+    `tick_is` says why the run must not run its tick: "done" or "running". `lock` is the run's locked file. `now_ms` is
+    the machine's clock. `step_ms` is the longest time between two pages. At its end the run says its `ending`; without
+    one it is "done", or after an error "failed" or "stopped".
     """
 
     def __init__(
         self,
         session: Session,
         job: JobSettings,
-        store_id: str,
-        machine: str,
-        gap_ms: int | None,
-        step_ms: int,
+        store: Store,
+        lock: int,
         now_ms: int,
-        *,
+        step_ms: int,
         tick: str = "",
         tick_ms: int = HOUR_MS,
     ) -> None:
@@ -286,14 +284,16 @@ class Hold:
         self._places = SharedPlaces(session, job) if shared else None
         self._state = session.project(job.credential).state
         self._job = job.name
+        store_id = store_id_of(store, lock)
         self._owner = OWNER if shared else session.settings.store.name or store_id
+        gap_ms = store.start_run(job.name, work_of(session, job))
         self._new = gap_ms is None
         name = _claim_name(job)
         self._claim = Claim(
             name=f"{name}|{self._owner}" if job.on_each_machine else name,
             owner=self._owner,
             run=session.run,
-            machine=machine,
+            machine=lock_name(lock),
             host=machine_name(),
             regions=(),
             hold_ms=hold_ms(job, now_ms, gap_ms),
@@ -303,7 +303,22 @@ class Hold:
         )
         self.away: dict[str, Away] = {}
         self.tick_is = ""
+        self.ending: Ending | None = None
         self._began = False
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        """Say that the run has ended, if it began."""
+        if not self._began:
+            return
+        after_error: Ending = "failed" if isinstance(error, quota.QuotaError) else "stopped"
+        ending = self.ending or ("done" if error is None else after_error)
+        try:
+            self._state.end_claim(self._claim._replace(regions=()), ending)
+        except quota.LedgerError as unanswered:
+            log.debug("%s: %s", line("claim_unanswered", job=self._job), unanswered)
 
     def begin(self, regions: Sequence[str], *, here: bool = False) -> None:
         """Claim these regions. With `here`, also claim regions that belong to other stores."""
@@ -338,15 +353,6 @@ class Hold:
 
     def _held(self) -> tuple[str, ...]:
         return tuple(region for region in self._claim.regions if region not in self.away)
-
-    def end(self, ending: Ending) -> None:
-        """Say that the run has ended, if it began."""
-        if not self._began:
-            return
-        try:
-            self._state.end_claim(self._claim._replace(regions=()), ending)
-        except quota.LedgerError as error:
-            log.debug("%s: %s", line("claim_unanswered", job=self._job), error)
 
     def _ask(self, regions: Sequence[str], *, here: bool = False) -> None:
         """Claim regions, a thousand at a time. Regions that the ledger does not give are away."""

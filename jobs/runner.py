@@ -33,10 +33,9 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import quota
@@ -44,30 +43,29 @@ from quota import Decision, Session
 from quota.common.clock import host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
-from quota.common.text import describe, many, members, nearest, show
-from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Failure, Interrupted
+from quota.common.text import describe, many, members, show
+from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms
 from quota.jobs.job import (
-    Fetch,
     Page,
     RegionOutcome,
     RunOutcome,
     RunReport,
     Sink,
+    functions_of,
+    job_called,
     left_out_by,
     line_of,
-    load_fetch,
-    load_sink,
     pages_of,
+    regions_of,
 )
-from quota.jobs.places import Covers, Hold, check_cursor, lock_name, only_one, store_id_of, work_of
+from quota.jobs.places import Covers, Hold, check_cursor, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.rows import rows_of
 from quota.jobs.store.store import Store
 from quota.reports.runs import RegionOfRun
-from quota.rules.claims import Ending
-from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
+from quota.settings.model import JobSettings
 from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS, format_duration
 
@@ -130,8 +128,7 @@ def run_job(
                     chosen = tuple(place.region for place in places if ended_at(place) < asked_ms)
                     if not chosen:
                         return _overlap(session, job, "another run has covered it meanwhile")
-                hold = _hold(session, job, store, lock.descriptor, clock(), tick, tick_ms)
-                with _ending(hold) as endings:
+                with Hold(session, job, store, lock.descriptor, clock(), longest_step_ms(job), tick, tick_ms) as hold:
                     hold.begin(chosen, here=here)
                     mine = [region for region in chosen if region not in hold.away]
                     elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
@@ -151,13 +148,13 @@ def run_job(
                     except BaseException as error:
                         _keep(store, row, failed_report(session, name, error))
                         if run.added and isinstance(error, quota.QuotaError):
-                            endings.append("done")  # the regions stay with the store that has pages of their round
+                            hold.ending = "done"  # the regions stay with the store that has pages of their round
                         raise
                     _keep(store, row, report)
                     if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
-                        endings.append("stopped")  # its tick goes on with the next start
+                        hold.ending = "stopped"  # its tick goes on with the next start
                     if run.end is not None and run.end.outcome == "failed" and not run.added:
-                        endings.append("failed")  # a machine that cannot run the job must not keep it from others
+                        hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
                     if max_regions < len(chosen):
                         return report
                     skipped = [RegionOfRun(region, "skipped") for region in chosen if region not in mine]
@@ -218,14 +215,6 @@ def _missed(session: Session, job: JobSettings, store: Store, turn: _Turn, tick:
     return report
 
 
-def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
-    store_id = store_id_of(store, lock)
-    gap_ms = store.start_run(job.name, work_of(session, job))
-    # Between two pages, a run waits only for upstream.
-    step_ms = round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
-    return Hold(session, job, store_id, lock_name(lock), gap_ms, step_ms, now_ms, tick=tick, tick_ms=tick_ms)
-
-
 def _keep(store: Store, row: int, report: RunReport) -> None:
     """Complete the run's row in the store. If that fails, the report still says what the run did."""
     try:
@@ -233,21 +222,6 @@ def _keep(store: Store, row: int, report: RunReport) -> None:
     except StoreError as error:
         if report.why != str(error):
             log.warning("%s: %s", line("run_not_kept", run=report.run, job=report.job), error)
-
-
-@contextmanager
-def _ending(hold: Hold) -> Iterator[list[Ending]]:
-    """End the hold with the block, with the last ending in the yielded list. If the list is empty, the ending is
-    "done", or after an error "failed" or "stopped"."""
-    endings: list[Ending] = []
-    try:
-        yield endings
-    except BaseException as error:
-        if not endings:
-            endings.append("failed" if isinstance(error, quota.QuotaError) else "stopped")
-        raise
-    finally:
-        hold.end(endings[-1] if endings else "done")
 
 
 def _elsewhere(
@@ -430,9 +404,7 @@ class _Run:
                 if failure.answered or (failure.kind == "answer" and not failure.silent):
                     self._answered()
                 here = members(checkpoint, "job region")
-                log.debug(
-                    "%s", line("step_failed", **here, page=checkpoint.pages + 1, kind=failure.kind), exc_info=True
-                )
+                _debug("step_failed", exc_info=True, **here, page=checkpoint.pages + 1, kind=failure.kind)
                 if failure.kind == "cursor" and inherited:
                     # Upstream no longer knows the cursor of an earlier run, so this pass cannot continue.
                     self.here, inherited = self.store.restart(checkpoint), False
@@ -492,7 +464,7 @@ class _Run:
         try:
             self.sink(copy.deepcopy(page), self.job.name, self.here.region)
         except (Exception, SystemExit) as error:
-            log.debug("%s", line("sink_failed", job=self.job.name, region=self.here.region), exc_info=True)
+            _debug("sink_failed", exc_info=True, job=self.job.name, region=self.here.region)
             why = redact(describe(error) + line_of(error, self.job.sink))
             return Failure("answer", f"sink = {self.job.sink!r}: {why}; the next round fetches the page again")
         return None
@@ -544,10 +516,6 @@ class _Run:
     def _ended(self, outcome: RunOutcome, why: str) -> RunReport:
         return RunReport(self.session.run, self.job.name, outcome, why=why)
 
-    def _notes(self, attempts: int) -> str:
-        """The note for a run that is done."""
-        return "there was nothing to fetch" if self.idle and not attempts else self._unknown()
-
     def _unknown(self) -> str:
         ids = ", ".join(map(show, self.unknown))
         return f"upstream does not know {ids}: correct or remove them" if ids else ""
@@ -555,18 +523,23 @@ class _Run:
     def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
         units, of_pages, attempts = self.attempts.spent()
         with suppress(StoreError):  # the run's own row has the error
-            self.store.note_units(self.job.name, of_pages)
+            self.store.runs.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
-        run, job = self.session.run, self.job.name
+        run = {"run": self.session.run, "job": self.job.name}
         if self.unknown:
-            warn("unknown_ids", self._unknown(), job=job)
+            warn("unknown_ids", self._unknown(), job=self.job.name)
         for region in regions:
             ended = members(region, "region outcome pages items units")
-            _debug("region_ended", run=run, job=job, **ended, why=region.error)
+            _debug("region_ended", **run, **ended, why=region.error)
         failed = [o for o in regions if o.outcome == "failed"]
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
-        end = self.end or self._ended(outcome, _count_failed(failed, regions) if failed else self._notes(attempts))
+        why = "there was nothing to fetch" if self.idle and not attempts else self._unknown()
+        if failed:
+            names = ", ".join(region.region for region in failed)
+            why = f"{len(failed)} of {len(regions)} regions failed ({names})"
+            why = why if len(regions) > 1 else failed[0].error or ""
+        end = self.end or self._ended(outcome, why)
         status = end.exit_status
         if not status and failed:
             status = quota.QuotaError.exit_status
@@ -582,16 +555,7 @@ class _Run:
             away=self.hold.furthest(),
         )
         spent = members(report, "units attempts")
-        _debug(
-            "run_ended",
-            run=run,
-            job=job,
-            outcome=end.outcome,
-            regions=len(regions),
-            **spent,
-            status=status,
-            why=end.why,
-        )
+        _debug("run_ended", **run, outcome=end.outcome, regions=len(regions), **spent, status=status, why=end.why)
         return report
 
 
@@ -605,73 +569,7 @@ _CIRCLE = Failure(
 )
 
 
-def _count_failed(failed: Sequence[RegionOfRun], regions: Sequence[RegionOfRun]) -> str:
-    if len(regions) == 1:
-        return failed[0].error or ""
-    return f"{len(failed)} of {len(regions)} regions failed ({', '.join(o.region for o in failed)})"
-
-
-def _debug(event: str, **fields: object) -> None:
+def _debug(event: str, *, exc_info: object = False, **fields: object) -> None:
     """One line in the log, shown with QUOTA_LOG=debug."""
     if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s", line(event, **fields))
-
-
-# -- jobs and their regions --------------------------------------------------------------------------------------------
-
-
-def job_called(session: Session, name: str) -> JobSettings:
-    """The job of this name. Raises UsageError if there is none."""
-    jobs = session.settings.jobs
-    if name not in jobs:
-        raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
-    return jobs[name]
-
-
-def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | None]:
-    """The fetch function and the sink of a job. Raises ConfigError if no run of the job can begin."""
-    folder = None if settings.path is None else settings.path.absolute().parent
-    fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
-    check_regions(settings, job)
-    return fetch, sink
-
-
-def check_regions(settings: Settings, job: JobSettings) -> None:
-    """Raises ConfigError if upstream cannot know a region of the job."""
-    for location, message, near in no_region_codes(job, regions_of_users(settings)):
-        raise quota.ConfigError(f"{settings.source}: {location}: {message}; {near}")
-
-
-def regions_of_users(settings: Settings) -> frozenset[str]:
-    """The regions of jobs with the user's own function. It may use any names, and built-in jobs may read what it stored
-    under them."""
-    own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
-    return frozenset(chain.from_iterable(own))
-
-
-def no_region_codes(job: JobSettings, users: frozenset[str]) -> Iterator[tuple[str, str, str]]:
-    """The regions of a built-in job that upstream cannot know: the place in the configuration, the message, and a hint.
-    `users` are the regions of jobs with the user's own functions."""
-    if job.fetch not in BUILT_IN_FETCHES:
-        return
-    for index, region in enumerate(job.regions):
-        code = region.upper()
-        is_code = region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK"
-        if is_code or region in users:
-            continue
-        from quota.jobs.emulator.catalogue import REGIONS  # most ticks need no names of regions
-
-        near = "did you mean 'GB'?" if code == "UK" else nearest(code, REGIONS)
-        message = f"{region!r:.100} is no region code of ISO 3166-1, like 'US'"
-        yield f"jobs.{job.name}.regions[{index}]", message, near
-
-
-def regions_of(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The regions of a job, in their order: all of them, or those that are `wanted`. Raises UsageError."""
-    unknown = [region for region in wanted if region not in job.regions]
-    if unknown:
-        regions = f"it has {', '.join(job.regions)}" if job.regions else "it has none"
-        raise quota.UsageError(f"job {job.name!r} has no region {unknown[0][:64]!r}; {regions}")
-    if wanted:
-        return tuple(region for region in job.regions if region in wanted)
-    return job.regions or ("",)
+        log.debug("%s", line(event, **fields), exc_info=bool(exc_info))

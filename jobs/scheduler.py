@@ -50,7 +50,7 @@ from quota.common.text import describe, many
 from quota.jobs import interruption, runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
-from quota.jobs.job import RunReport
+from quota.jobs.job import RunReport, functions_of
 from quota.jobs.places import checkpoints_of
 from quota.jobs.store.checkpoints import by_rotation
 from quota.jobs.store.store import Store
@@ -243,7 +243,7 @@ class _JobQueue:
         self.settings = session.settings
         self.job = job
         # Load now what every tick needs, so that a mistake shows at once and not at three in the morning.
-        self.fetch, _ = runner.functions_of(session.settings, job)
+        self.fetch, _ = functions_of(session.settings, job)
         session.check_key(job.credential)
         self.running: Tick | None = None
         self._pool = pool

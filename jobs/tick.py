@@ -199,7 +199,7 @@ def _look_ahead(
 ) -> bool:
     """Print what runs of these jobs would cost, one after the other. Returns whether all of it fits."""
     from quota.cli.rehearsal import copied
-    from quota.jobs.plan.ahead import look_ahead
+    from quota.jobs.plan.plan import look_ahead
 
     fits = True
     with copied(session, clock, store=False) as copy:

@@ -27,8 +27,7 @@ from zlib import crc32
 import quota
 from quota.common.clock import NEVER
 from quota.common.text import many
-from quota.settings.folders import state_folder
-from quota.settings.model import JobSettings, Settings
+from quota.settings.model import JobSettings, Settings, state_folder
 from quota.settings.schedules import MAX_PAUSE_DAYS, Every, Schedule, parse_schedule
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, format_duration, load_zone
 
@@ -109,7 +108,7 @@ def crontab(settings: Settings) -> Iterator[str]:
         raise quota.ConfigError(f'{settings.source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
     yield "# Written by `quota schedule --crontab`. Put it into `crontab -e`."
     yield f"QUOTA_CONFIG={settings.path.absolute()}"
-    if os.environ.get("QUOTA_STATE_DIR"):
+    if os.environ.get("QUOTA_STATE_DIR") or os.environ.get("XDG_STATE_HOME"):
         yield f"QUOTA_STATE_DIR={state_folder()}"
     for variable in _variables(settings):
         yield "# Cron does not know the variables of your shell: set this one here, or keep the secret in a file."
@@ -120,9 +119,12 @@ def crontab(settings: Settings) -> Iterator[str]:
 
 
 def _variables(settings: Settings) -> list[str]:
-    """The variables of the environment that hold the secrets of credentials."""
-    refs = [ref for each in settings.credentials.values() for ref in (each.key_ref, each.auth_ref) if ref]
-    return sorted({ref.rpartition("env:")[2] for ref in refs if "env:" in ref})
+    """The variables of the environment that hold secrets."""
+    refs = [ref for each in settings.credentials.values() for ref in (each.key_ref, each.auth_ref)]
+    refs += [ref for _, ref in settings.ledger.secrets]
+    refs += [job.ping_ref for job in settings.jobs.values()]
+    refs += [settings.notify.url_ref] if settings.notify else []
+    return sorted({ref.rpartition("env:")[2] for ref in refs if ref and "env:" in ref})
 
 
 def _lines(job: JobSettings) -> Iterator[str]:

@@ -41,19 +41,7 @@ from quota.common.text import show
 from quota.errors import UsageError
 from quota.inbound.configured import rules_of
 from quota.inbound.middleware import asgi
-from quota.jobs.api import resources
-from quota.jobs.api.parameters import (
-    ForeignCursorError,
-    ParameterError,
-    ProblemError,
-    decode,
-    encode,
-    is_of,
-    limit_of,
-    read_parameters,
-    required,
-    words_of,
-)
+from quota.jobs.api import wire
 from quota.jobs.store.checkpoints import is_stale
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Pass, Reader, StoredRow
@@ -154,7 +142,7 @@ def make_app(session: Session) -> App:
         routes=[Route(path, answer, methods=["GET"]) for path, answer in routes],
         exception_handlers={
             HTTPException: _http_error,
-            ProblemError: lambda _request, error: _problem_response(error.problem),
+            wire.ProblemError: lambda _request, error: _problem_response(error.problem),
         },
     )
     app.router.redirect_slashes = False
@@ -175,7 +163,7 @@ class _Readers:
     async def read(self, question: Callable[[Reader], T]) -> T:
         """The result of `question` in a thread. Raises ProblemError if the store is unreadable or too many wait."""
         if self._waiting >= MAX_WAITING:
-            raise ProblemError(BUSY)
+            raise wire.ProblemError(BUSY)
         self._waiting += 1
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question)
@@ -183,7 +171,7 @@ class _Readers:
             if not self._away:
                 logger.error("%s", line("store_away", error=error))
             self._away = True
-            raise ProblemError(STORE_AWAY) from None
+            raise wire.ProblemError(STORE_AWAY) from None
         finally:
             self._waiting -= 1
         if self._away:
@@ -197,8 +185,8 @@ class _Readers:
         return question(self._own.reader)
 
 
-_RESOURCES: Mapping[str, tuple[Callable[[Reader, str], StoredRow | None], Callable[[StoredRow], resources.Json]]]
-_RESOURCES = {"video": (Reader.video, resources.video), "channel": (Reader.channel, resources.channel)}
+_RESOURCES: Mapping[str, tuple[Callable[[Reader, str], StoredRow | None], Callable[[StoredRow], wire.Json]]]
+_RESOURCES = {"video": (Reader.video, wire.video), "channel": (Reader.channel, wire.channel)}
 
 
 class _Api:
@@ -216,33 +204,35 @@ class _Api:
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor")
-        region, limit = required(parameters, "region"), limit_of(parameters)
+        region, limit = wire.required(parameters, "region"), wire.limit_of(parameters)
         question = f"trending {region}"
-        version, after = _begin(question, parameters)
+        version, after = wire.decode(question, parameters)
         jobs = self._jobs.get(region, [])
         chart = await self._store.read(lambda reader: reader.chart(region, jobs, after, limit))
         if chart is None:
             is_ranked = bool(jobs) or await self._store.read(lambda reader: reader.ranks(region))
             if is_ranked:
-                raise ProblemError(Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60))
-            raise ParameterError("region", f"region={show(region)}: no job fetches it")
-        _check_version(version, chart.version)
-        token = encode(question, chart.version, chart.rows[-1][0]) if chart.more else None
-        return _json(request, resources.chart_response(chart, token), chart.completed_ms)
+                raise wire.ProblemError(
+                    Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60)
+                )
+            raise wire.ParameterError("region", f"region={show(region)}: no job fetches it")
+        wire.check_version(version, chart.version)
+        token = wire.encode(question, chart.version, chart.rows[-1][0]) if chart.more else None
+        return _json(request, wire.chart_response(chart, token), chart.completed_ms)
 
     async def search(self, request: Request) -> Response:
         parameters = _parameters(request, "q", "limit", "cursor")
-        words, limit = words_of(parameters), limit_of(parameters)
+        words, limit = wire.words_of(parameters), wire.limit_of(parameters)
         question = f"search {words}"
-        version, skip = _begin(question, parameters)
+        version, skip = wire.decode(question, parameters)
         try:
             hits = await self._store.read(lambda reader: reader.search(words, skip, limit))
         except UsageError as error:
-            raise ParameterError("q", str(error)) from None
-        _check_version(version, hits.version)
+            raise wire.ParameterError("q", str(error)) from None
+        wire.check_version(version, hits.version)
         behind = skip + len(hits.rows)
-        token = encode(question, hits.version, behind) if behind < hits.total else None
-        return _json(request, resources.search_response(hits, token), hits.changed_ms)
+        token = wire.encode(question, hits.version, behind) if behind < hits.total else None
+        return _json(request, wire.search_response(hits, token), hits.changed_ms)
 
     async def resource(self, kind: str, request: Request) -> Response:
         """The answer about one video or channel."""
@@ -251,7 +241,7 @@ class _Api:
         name = _path_parameter(request, f"{kind}_id")
         row = await self._store.read(lambda reader: find(reader, name))
         if row is None:
-            raise ProblemError(Problem(404, f"The store has no {kind} {show(name)}."))
+            raise wire.ProblemError(Problem(404, f"The store has no {kind} {show(name)}."))
         refreshed_ms = row["refreshed_ms"]
         return _json(request, shown(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
@@ -304,36 +294,21 @@ def listing(document: dict[str, Any]) -> bytes:
 
 
 def _parameters(request: Request, *names: str) -> Mapping[str, str]:
-    return read_parameters(request.scope["query_string"], names)
+    return wire.read_parameters(request.scope["query_string"], names)
 
 
 def _path_parameter(request: Request, name: str) -> str:
     """A part of the path. The server replaced bytes that are not UTF-8, so such a path names nothing."""
     value: str = request.path_params[name]
     if "\ufffd" in value:
-        raise ParameterError(name, "the path is not UTF-8")
+        raise wire.ParameterError(name, "the path is not UTF-8")
     return value
-
-
-def _begin(question: str, parameters: Mapping[str, str]) -> tuple[bytes | None, int]:
-    """The version of the list and the position to continue at. The version is None for the first page."""
-    if "cursor" not in parameters:
-        return None, 0
-    try:
-        return decode(question, parameters["cursor"])
-    except ForeignCursorError:
-        raise ParameterError("cursor", "this is not a nextPageToken of this query; ask without a cursor") from None
-
-
-def _check_version(asked: bytes | None, version: str) -> None:
-    if asked is not None and not is_of(asked, version):
-        raise ParameterError("cursor", "the list has changed since this nextPageToken; begin again without a cursor")
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _json(request: Request, document: resources.Json, changed_ms: int) -> Response:
+def _json(request: Request, document: wire.Json, changed_ms: int) -> Response:
     """A document that last changed at `changed_ms`. Caches may keep it for a tenth of its age, the heuristic of RFC
     9111 (4.2.2): data that has not changed for long will probably not change soon."""
     body = json.dumps(document, ensure_ascii=False).encode(errors="replace")

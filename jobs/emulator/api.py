@@ -130,6 +130,12 @@ class Call:
             raise Rejected(replies.error("out_of_range", value=value, least=least, most=most))
         return int(value)
 
+    def required(self, name: str, expected: str) -> str:
+        """A parameter without which upstream does not know what is asked for; `expected` are all that would do."""
+        if name not in self.params:
+            raise Rejected(replies.error("filter_missing", expected=expected))
+        return self.params[name]
+
     def region(self) -> str | None:
         return self.params.get("regionCode") or None
 
@@ -198,10 +204,7 @@ class Api:
         parts = call.parts(_VIDEO_PARTS)
         if "id" in call.params:
             return _listing("videos", _with_parts(self._videos_by_id(call), parts))
-        chart = call.params.get("chart")
-        if chart is None:
-            raise Rejected(replies.error("filter_missing", expected="myRating, chart, id"))
-        if chart != "mostPopular":
+        if call.required("chart", "myRating, chart, id") != "mostPopular":
             raise Rejected(replies.error("chart_not_found"))
         size = call.page_size(least=1)
         videos = self._catalogue.chart(call.region())
@@ -220,8 +223,7 @@ class Api:
 
     def _video_stats(self, call: Call) -> Reply:
         parts = call.parts("contentDetails id snippet statistics")
-        if "id" not in call.params:
-            raise Rejected(replies.error("filter_missing", expected="id"))
+        call.required("id", "id")
         items = _with_parts(self._videos_by_id(call), parts)
         body = {"kind": "youtube#batchGetStatsResponse", "etag": etag(*map(str, items))}
         return Reply(200, {**body, "items": [{**item, "kind": "youtube#videoStats"} for item in items]})
@@ -243,11 +245,9 @@ class Api:
         parts = call.parts(_CHANNEL_PARTS)
         if "id" in call.params:
             ids = call.ids()
-        elif "forHandle" in call.params:
-            ids = [self._catalogue.channel_id(call.params["forHandle"]) or ""]
         else:
-            expected = "id, forHandle, forUsername, mine, managedByMe"
-            raise Rejected(replies.error("filter_missing", expected=expected))
+            handle = call.required("forHandle", "id, forHandle, forUsername, mine, managedByMe")
+            ids = [self._catalogue.channel_id(handle) or ""]
         channels = [channel for name in ids if (channel := self._catalogue.channel(name))]
         return _listing("channels", _with_parts(channels, parts))
 
@@ -255,9 +255,7 @@ class Api:
         """The playlists are the channels' uploads. Their ids are "UU" and the rest of the channel's id."""
         parts = call.parts("contentDetails id snippet status")
         size = call.page_size()
-        playlist = call.params.get("playlistId")
-        if playlist is None:
-            raise Rejected(replies.error("filter_missing", expected="id, playlistId"))
+        playlist = call.required("playlistId", "id, playlistId")
         videos = self._catalogue.uploads("UC" + playlist[2:]) if playlist.startswith("UU") else None
         if videos is None:
             raise Rejected(replies.error("playlist_not_found"))
@@ -271,10 +269,7 @@ class Api:
     def _comment_threads(self, call: Call) -> Reply:
         parts = call.parts("id replies snippet")
         size = call.page_size(least=1, most=MAX_COMMENTS, default=20)
-        video_id = call.params.get("videoId")
-        if video_id is None:
-            raise Rejected(replies.error("filter_missing", expected="allThreadsRelatedToChannelId, id, videoId"))
-        video = self._catalogue.video(video_id)
+        video = self._catalogue.video(call.required("videoId", "allThreadsRelatedToChannelId, id, videoId"))
         if video is None:
             raise Rejected(replies.error("video_not_found"))
         comments = threads(video)
@@ -285,9 +280,7 @@ class Api:
     def _comments(self, call: Call) -> Reply:
         parts = call.parts("id snippet")
         size = call.page_size(least=1, most=MAX_COMMENTS, default=20)
-        parent = call.params.get("parentId")
-        if parent is None:
-            raise Rejected(replies.error("filter_missing", expected="id, parentId"))
+        parent = call.required("parentId", "id, parentId")
         answers = replies_to(parent)
         if answers is None or self._catalogue.video(parent.partition(".")[0]) is None:
             raise Rejected(replies.error("comment_not_found"))

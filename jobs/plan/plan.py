@@ -1,8 +1,10 @@
 """Whether the configured schedule fits the budget. `make_plan` simulates it; `render_plan` draws the answer.
+`look_ahead` says what one run would cost, and how much of it fits now: it sends nothing and writes nothing.
 
     Plan        the answer: the use of each limit hour by hour, the refusals, and changes that would make it fit
     LimitPlan   one limit: how much of it the schedule needs, and its days
     JobPlan     one job: its ticks, and its first refused tick
+    Ahead       the calls of one run
 
 A schedule fits if no tick is refused. The caller may except jobs that live on what others leave. Refusals that come
 only from current spending or a closed bucket do not count against it.
@@ -18,22 +20,30 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
-from quota.cli.output import Column, FirstThatFits, line, stacked, tables, takes_unicode
+from quota.budget import MAX_CHARGES, Call
+from quota.cli.output import FirstThatFits, line, render_parts, stacked, takes_unicode
 from quota.common.clock import moment, rfc3339, utc
-from quota.common.text import many, members, nearest, show
+from quota.common.text import listed, many, members, nearest, show, spell
+from quota.deciding.run_limit import RunLimit
+from quota.decision import Decision
 from quota.errors import UsageError
-from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
+from quota.jobs.job import Fetch, attempt_of, check_regions, fetch_to_look_at, functions_of, job_called, regions_of
+from quota.jobs.places import checkpoints_of
+from quota.jobs.plan import simulation
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
-from quota.jobs.runner import check_regions
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
+from quota.jobs.store.store import Store
 from quota.jobs.ticks import ticks
 from quota.reports.runs import stands_out
 from quota.reports.status import held_to
 from quota.rules.spent import spent as charges_in
 from quota.rules.total import total_of
+from quota.session import Session
 from quota.settings.model import CredentialSettings, Settings
 from quota.terms.arguments import texts
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
+from quota.wording import Table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -457,8 +467,6 @@ def _name(row: LimitPlan, *, several: bool) -> str:
 
 
 def _refused_jobs(plan: Plan) -> RenderableType:
-    counts = [Column(heading, number=True) for heading in ("ticks", "refused", "regions left")]
-    columns = [Column("job"), *counts, Column("first refused"), Column("by")]
     rows = []
     refused = sorted((job for job in plan.jobs if job.refused_ticks), key=lambda job: job.first_refused_ms or 0)
     for job in refused[:MAX_JOBS_SHOWN]:
@@ -475,4 +483,94 @@ def _refused_jobs(plan: Plan) -> RenderableType:
         )
     if len(refused) > MAX_JOBS_SHOWN:
         rows.append((f"and {len(refused) - MAX_JOBS_SHOWN} more", "", "", "", "", ""))
-    return FirstThatFits(tables(columns, rows, without=(5, 3)))
+    headings = ("job", "ticks", "refused", "regions left", "first refused", "by")
+    return render_parts([Table(headings, rows, numbers=(1, 2, 3), without=(5, 3))])
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+class Ahead(NamedTuple):
+    """What a run would do: the regions that it covers, in their order, and the most calls and units, by method. The
+    first `fitting_calls` fit now; `refusal` is the decision about the next call, None if all fit."""
+
+    job: str
+    regions: Sequence[Checkpoint]
+    calls: Mapping[str, int]
+    units: Mapping[str, int]
+    fitting_calls: int
+    fitting_units: int
+    refusal: Decision | None
+    now_ms: int
+
+    def as_json(self) -> dict[str, object]:
+        """The answer as `quota run --dry-run --json` prints it."""
+        refusal = self.refusal
+        retry_ms = None if refusal is None else refusal.retry_at_ms
+        return {
+            "job": self.job,
+            "regions": [{"region": place.region, "page": place.pages + 1} for place in self.regions],
+            "calls": [{"method": name, "calls": n, "units": self.units[name]} for name, n in self.calls.items()],
+            "units": sum(self.units.values()),
+            "fits": refusal is None,
+            "fitting_calls": self.fitting_calls,
+            "fitting_units": self.fitting_units,
+            "refused_by": None if refusal is None else refusal.refused_by,
+            "retry_at": None if retry_ms is None else rfc3339(retry_ms),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The lines for people."""
+        names = [place.region + (f" from page {place.pages + 1}" if place.pages else "") for place in self.regions]
+        if names != [""]:
+            yield f"{self.job}: would cover {', '.join(names)}"
+        calls = listed([f"{many(n, 'call')} of {name}" for name, n in self.calls.items()])
+        yield f"{self.job}: at most {calls}, {many(sum(self.units.values()), 'unit')}"
+        if self.refusal is None:
+            yield f"{self.job}: all of it fits now"
+            return
+        fits = "none of it fits now"
+        if self.fitting_calls:
+            fits = f"the first {many(self.fitting_calls, 'call')} ({many(self.fitting_units, 'unit')}) fit now"
+        retry_ms = self.refusal.retry_at_ms
+        again = (
+            "" if retry_ms is None else f"; the next fits at {moment(retry_ms)} (in {spell(retry_ms - self.now_ms)})"
+        )
+        yield f"{self.job}: {fits}: {self.refusal.why()}{again}"
+
+
+def look_ahead(copy: Session, name: str, regions: Sequence[str] = ()) -> Ahead:
+    """What a run of the job `name` would do now. It charges the ledger of `copy`, which must be a copy of the real one
+    (`quota.cli.rehearsal.copied`). Raises as `run_job` does, StoreError and LedgerError."""
+    job = job_called(copy, name)
+    fetch, _ = functions_of(copy.settings, job)
+    steps = simulation.pass_steps(job, fetch)
+    budget = copy.budget(job.credential)
+    book = budget.book
+    chosen = regions_of(job, regions)
+    with Store.if_made(copy.settings.store) as store:
+        standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]
+    places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
+    methods = [book.canonical(step.method) for place in places for step in steps[simulation.step_at(steps, place) :]]
+    unnamed, costs = simulation.UNNAMED, {}
+    for method in {*methods}:
+        costs[method] = book.default_get.units if method == unnamed else book.price(method).units
+    calls: list[Call] = [(name, None if name in book.methods else costs[name], None) for name in methods]
+    units = [costs[method] for method in methods]
+    of_run = None if job.max_units is None else RunLimit(job.max_units)
+    done, refusal, at_once = 0, None, MAX_CHARGES // book.most_parts
+    while done < len(calls) and refusal is None:
+        several = slice(done, done + at_once)
+        count, refusal = simulation.admit(budget, job.name, calls[several], units[several], of_run)
+        done += count
+    counts = Counter(methods)
+    return Ahead(
+        job.name,
+        places,
+        counts,
+        {method: count * costs[method] for method, count in counts.items()},
+        done,
+        sum(units[:done]),
+        refusal,
+        copy.ledger.now_ms(),
+    )

@@ -40,11 +40,14 @@ from quota.settings.model import CredentialSettings, JobSettings, Settings
 from quota.terms.costs import CostBook, Part, Price
 from quota.terms.limits import DAY_MS, MINUTE_MS
 
+UNNAMED = "unknown"
+"""The method of a call that the fetch function does not name. It costs the book's default price of reading."""
+
 
 class Step(NamedTuple):
-    """One call. `method` is None if the fetch function names none; the book's default reading price then applies."""
+    """One call."""
 
-    method: str | None
+    method: str
     completes_page: bool
 
 
@@ -63,7 +66,7 @@ def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
         ids = job.options["ids"]
         wanted = len(set(ids)) if isinstance(ids, (list, tuple)) else 1
         pages = min(pages, -(-wanted // PAGE_ITEMS))
-    return (Step(attempt_of(fetch, None), True),) * pages
+    return (Step(attempt_of(fetch, None) or UNNAMED, True),) * pages
 
 
 def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
@@ -190,7 +193,7 @@ def read_state(session: Session) -> State:
     with Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
             checkpoints[job.name] = checkpoints_of(session, job, store)
-        bought = [] if store is None else store.bought(max(0, now_ms - 7 * DAY_MS))
+        bought = [] if store is None else store.runs.bought(max(0, now_ms - 7 * DAY_MS))
     return State(entries, facts, checkpoints, bought)
 
 
@@ -213,7 +216,23 @@ def simulate(
     fetch functions by job, if they are already loaded. As the run itself, raises ConfigError if a function does not
     load, and UsageError for a call that can never fit.
     """
-    return _Simulation(settings, start_ms, until_ms, state, fetches).run(ticks, stop_at_refusal)
+    simulation, refusals, stopped = _Simulation(settings, start_ms, state, fetches), [], False
+    for tick in ticks:
+        refused = simulation.tick(tick)
+        refusals += refused
+        if refused and stop_at_refusal(tick.job):
+            stopped = True
+            break
+    jobs = [first for first, *_ in simulation.jobs.values()]
+    return Simulated(
+        start_ms,
+        until_ms,
+        [spent for job in jobs for spent in job.spent.values()],
+        [wanted for job in jobs for wanted in job.wanted.values()],
+        refusals,
+        {job.name: job.totals for job in jobs},
+        stopped,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -257,7 +276,7 @@ class _Job:
         self.steps = pass_steps(job, fetch)
         self.regions = {name: self._place(places.get(name), name) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
-        self.methods = [budget.book.canonical(step.method or "unknown") for step in self.steps]
+        self.methods = [budget.book.canonical(step.method) for step in self.steps]
         self.spent: dict[tuple[str, str], Spent] = {}
         self.wanted: dict[tuple[str, str], Spent] = {}
         self.calls: list[_Call] = []
@@ -304,16 +323,8 @@ class _Job:
 
 
 class _Simulation:
-    def __init__(
-        self,
-        settings: Settings,
-        start_ms: int,
-        until_ms: int,
-        state: State,
-        fetches: Mapping[str, Fetch] | None,
-    ) -> None:
+    def __init__(self, settings: Settings, start_ms: int, state: State, fetches: Mapping[str, Fetch] | None) -> None:
         self.now_ms = start_ms
-        self.start_ms, self.until_ms = start_ms, until_ms
         log = self._replay(settings, state)
         budgets = {c.name: self._budget(settings, c, log) for c in settings.credentials.values()}
         self.jobs: dict[str, list[_Job]] = {}  # one for each machine that runs the whole job
@@ -326,7 +337,6 @@ class _Simulation:
                 other.spent, other.wanted, other.totals = first.spent, first.wanted, first.totals
             self.jobs[job.name] = [first, *others]
         self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
-        self.refusals: list[Refusal] = []
 
     def _budget(self, settings: Settings, credential: CredentialSettings, log: MemoryLog) -> Budget:
         return Budget(
@@ -346,25 +356,10 @@ class _Simulation:
             log.change(project, {EPOCH: fence}, {EPOCH: "replayed", FACTS: state.facts_of(project).text()})
         return log
 
-    def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Simulated:
-        stopped = False
-        for tick in ticks:
-            self.now_ms = tick.at_ms
-            refusals = [refusal for job in self.jobs[tick.job] if (refusal := self._tick(job, tick)) is not None]
-            self.refusals += refusals
-            if refusals and stop_at_refusal(tick.job):
-                stopped = True
-                break
-        jobs = [first for first, *_ in self.jobs.values()]
-        return Simulated(
-            self.start_ms,
-            self.until_ms,
-            [spent for job in jobs for spent in job.spent.values()],
-            [wanted for job in jobs for wanted in job.wanted.values()],
-            self.refusals,
-            {job.name: job.totals for job in jobs},
-            stopped,
-        )
+    def tick(self, tick: Tick) -> list[Refusal]:
+        """Run a tick on each machine that has its job. Returns the refusals that it met."""
+        self.now_ms = tick.at_ms
+        return [refusal for job in self.jobs[tick.job] if (refusal := self._tick(job, tick)) is not None]
 
     def _tick(self, job: _Job, tick: Tick) -> Refusal | None:
         at_ms = tick.at_ms

@@ -126,18 +126,16 @@ class _Search:
         """The jobs that use a refusing limit; the jobs that use most come first."""
         settings = self.settings
         full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in self.outcome.refusals}
+        limits = {credential.project: credential.limits for credential in settings.credentials.values()}
         wants: Counter[str] = Counter()
         for wanted in self.outcome.wanted:
             if any(
                 (wanted.project, limit.name) in full
                 and limit.view.selector.counts(wanted.bucket, wanted.method, wanted.job)
-                for limit in of_jobs(self._limits(wanted.project), settings.jobs)
+                for limit in of_jobs(limits[wanted.project], settings.jobs)
             ):
                 wants[wanted.job] += sum(wanted.units.values())
         return [settings.jobs[name] for name, units in wants.most_common(MAX_JOBS) if units]
-
-    def _limits(self, project: str) -> tuple[Limit, ...]:
-        return next(c.limits for c in self.settings.credentials.values() if c.project == project)
 
     def _leaves(self, job: JobSettings) -> list[JobSettings]:
         """The job with other numbers for `leave`: less for a refused job, more for one that may be refused."""
@@ -169,7 +167,7 @@ class _Search:
         steps = pass_steps(job, self.fetches[job.name])
         return max(
             sum(selector.cost(part.units) for part in price.parts if selector.counts(part.bucket, method, job.name))
-            for method in {book.canonical(step.method or "unknown") for step in steps}
+            for method in {book.canonical(step.method) for step in steps}
             for price in prices_between(book, method, self.outcome.start_ms, self.outcome.until_ms)
         )
 

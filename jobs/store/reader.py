@@ -1,4 +1,4 @@
-"""Reads the videos of a store: for `quota search`, and for the API.
+"""Reads a store: its videos for `quota search` and for the API, and whole tables for `quota export`.
 
     search          finds the videos that have some words
     SearchResult    one result
@@ -6,6 +6,7 @@
     Chart           part of a region's newest complete ranking
     Hits            part of the results of a search
     Pass            when a region of a job was last complete
+    records_of      the records of a table; `to_export` is a connection that lasts for a large one
 
 A ranking is complete when its pass has ended; until then, the ranking before it is the newest. Its `version` names the
 ranking, and the `version` of Hits the state of the store, so that a client never continues a page in another state.
@@ -14,19 +15,32 @@ ranking, and the `version` of Hits the state of the store, so that a client neve
 from __future__ import annotations
 
 import json
+import os
+import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from quota.common.clock import host_clock
+from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import DamagedError
-from quota.common.text import members
+from quota.common.text import listed, members, show
+from quota.errors import UsageError
 from quota.jobs.store.checkpoints import AHEAD_MS
-from quota.jobs.store.file import MAX_COUNT, is_time, path_of, store_file
+from quota.jobs.store.file import MAX_COUNT, StoreError, is_time, path_of, store_file, wording
 from quota.jobs.store.fulltext import query
-from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, as_text, count_or_none, text_or_none
+from quota.jobs.store.rows import (
+    CHANNEL_FIELDS,
+    VIDEO_FIELDS,
+    as_text,
+    columns_of,
+    count_or_none,
+    tables_of,
+    text_or_none,
+)
 
 MAX_RANKED = 50_000
 """The most videos that a search ranks: to rank 645,000 took 1.6 s."""
@@ -332,3 +346,94 @@ def _state(db: sqlite3.Connection) -> tuple[int, str]:
 def _id(db: sqlite3.Connection) -> str:
     row = db.execute("SELECT id FROM store").fetchone()
     return str(row[0]) if row else ""
+
+
+# -- exports: any table, row by row, so it may be of any size ----------------------------------------------------------
+
+BUILT_IN = {
+    "videos": (
+        "video_id, title, description, channel_id, channel_title, category_id, published_at, tags, default_language,"
+        " audio_language, live_broadcast, thumbnail_url, view_count, like_count, comment_count, duration, definition,"
+        " has_caption, is_licensed, first_seen_ms, refreshed_ms",
+        "refreshed_ms >= :since_ms AND (:region IS NULL OR EXISTS"
+        " (SELECT 1 FROM rankings r WHERE r.video_id = videos.video_id AND r.region = :region)) ORDER BY id",
+    ),
+    "rankings": (
+        "job, region, taken_at_ms, rank, video_id, view_count",
+        "taken_at_ms >= :since_ms AND (:region IS NULL OR region = :region) AND (:job IS NULL OR job = :job)"
+        " ORDER BY job, region, taken_at_ms, rank",
+    ),
+    "channels": (
+        "channel_id, title, description, custom_url, country, published_at, thumbnail_url, view_count,"
+        " subscriber_count, video_count, first_seen_ms, refreshed_ms",
+        "refreshed_ms >= :since_ms ORDER BY channel_id",
+    ),
+    "history": (
+        "name, key, taken_at_ms, data",
+        "taken_at_ms >= :since_ms ORDER BY name, key, taken_at_ms",
+    ),
+}
+"""The store's own tables: their columns, the condition and the order of their rows."""
+
+WITHOUT_REGION = ("channels", "history")
+WITHOUT_JOB = ("videos", "channels", "history")
+
+_OF_ROWS = "key, job, region, first_seen_ms, refreshed_ms, data"
+_ROWS = (
+    f"SELECT {_OF_ROWS} FROM rows"  # noqa: S608  # a constant
+    " WHERE name = :table AND refreshed_ms >= :since_ms AND (:region IS NULL OR region = :region)"
+    " AND (:job IS NULL OR job = :job) ORDER BY id"
+)
+
+
+@contextmanager
+def to_export(path: str) -> Iterator[sqlite3.Connection]:
+    """A read-only connection to one snapshot, which lasts for a large table. An error while it is read becomes a
+    StoreError. `SqliteFile` does not fit: it would start again, and write the first records twice."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as db:
+            db.execute("BEGIN")
+            yield db
+    except sqlite3.OperationalError as error:
+        raise StoreError(wording(path).other.replace("{reason}", str(error))) from error
+    except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError) as error:  # or a value that no store writes
+        raise StoreError(wording(path).damaged) from error
+
+
+def records_of(
+    db: sqlite3.Connection, table: str, since_ms: int, region: str | None, job: str | None, limit: int | None
+) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """The columns of one table and its records, with times in RFC 3339. Raises UsageError for an unknown table."""
+    own = table not in BUILT_IN
+    if own and table not in (of_jobs := [name for name, *_ in tables_of(db)]):
+        raise UsageError(f"no table {show(table)} can be exported; there are {listed([*BUILT_IN, *of_jobs])}")
+    if region is not None and table in WITHOUT_REGION:
+        raise UsageError(f"{table} belong to no region; leave out --region")
+    if job is not None and table in WITHOUT_JOB:
+        raise UsageError(f"{table} belong to no job; leave out --job")
+    columns, where = BUILT_IN.get(table, (_OF_ROWS, ""))
+    names, called = columns.replace(" ", "").split(","), columns_of(db, table, -1) if own else {}
+    sql = f"{_ROWS if own else f'SELECT {columns} FROM {table} WHERE {where}'} LIMIT :most"  # noqa: S608 - ours
+    most = -1 if limit is None else limit
+    values = {"table": table, "since_ms": since_ms, "region": region, "job": job, "most": most}
+
+    def records() -> Iterator[dict[str, Any]]:
+        for row in db.execute(sql, values):
+            record = {_shown(name): _value(name, value) for name, value in zip(names, row, strict=True)}
+            fields = record.pop("data") if own else {}
+            yield {**{called.get(name, name): value for name, value in fields.items()}, **record}
+
+    headings = [_shown(name) for name in names]
+    return ([*headings[:-1], *called.values()] if own else headings), records()  # in the place of `data`
+
+
+def _shown(name: str) -> str:
+    return re.sub("(_at)?_ms$", "_at", name)
+
+
+def _value(name: str, value: Any) -> Any:
+    if name.endswith("_ms"):
+        return rfc3339(value) if is_time(value) else None
+    if name in ("data", "tags"):
+        return None if value is None else json.loads(value)
+    return value

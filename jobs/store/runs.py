@@ -1,8 +1,7 @@
 """The past runs of this machine.
 
-    RunHistory     the runs: when each began and ended, how, and what refused it
-    note_page      notes what each page of a job brought; `note_units` notes the units that it cost
-    read_bought    the sums by job and page number
+    RunHistory     the runs: when each began and ended, how, and what refused it; and what the pages of jobs brought
+    note_page      notes what one page brought
 
 The store keeps runs for 35 days, at most the newest 50,000. A run writes its row when it begins, and completes it when
 it ends. So a killed run has a row too, without an end.
@@ -61,7 +60,7 @@ def _region_json(region: RegionOfRun) -> dict[str, object]:
 
 
 class RunHistory:
-    """The table `past_runs` of a store."""
+    """The tables `past_runs` and `bought` of a store."""
 
     def __init__(self, file: SqliteFile, clock: Callable[[], int] = host_clock) -> None:
         self._file = file
@@ -126,6 +125,22 @@ class RunHistory:
         )
         row = self._file.transact(lambda db: db.execute(sql, (job,)).fetchone(), write=False)
         return None if row is None else _read(row)
+
+    def note_units(self, job: str, units: Mapping[int, int]) -> None:
+        """Note the units of a run's attempts, by the page's number in its pass."""
+        day_ms = self._clock() // DAY_MS * DAY_MS
+        rows = [(day_ms, job, min(page, MAX_PAGE), 0, 0, 0, cost) for page, cost in units.items()]
+        if rows:
+            self._file.transact(lambda db: db.executemany(_ADD, rows), write=True)
+
+    def bought(self, since_ms: int = 0) -> list[Bought]:
+        """What the pages of each job brought since the day of `since_ms`, by job and page number."""
+        sql = (
+            "SELECT job, page, sum(pages), sum(items), sum(new), sum(units) FROM bought WHERE day_ms > ? - ?"
+            " GROUP BY job, page ORDER BY job, page"
+        )
+        rows = self._file.transact(lambda db: db.execute(sql, (since_ms, DAY_MS)).fetchall(), write=False)
+        return [Bought(*row) for row in rows]
 
 
 def _refusal_text(refusal: Mapping[str, Any]) -> str:
@@ -194,17 +209,3 @@ def note_page(
 ) -> None:
     if complete or items:
         db.execute(_ADD, (now_ms // DAY_MS * DAY_MS, job, min(page, MAX_PAGE), int(complete), items, new, 0))
-
-
-def note_units(db: sqlite3.Connection, job: str, units: Mapping[int, int], now_ms: int) -> None:
-    """`units` by page number."""
-    day_ms = now_ms // DAY_MS * DAY_MS
-    db.executemany(_ADD, [(day_ms, job, min(page, MAX_PAGE), 0, 0, 0, cost) for page, cost in units.items()])
-
-
-def read_bought(db: sqlite3.Connection, since_ms: int) -> list[Bought]:
-    sql = (
-        "SELECT job, page, sum(pages), sum(items), sum(new), sum(units) FROM bought WHERE day_ms > ? - ?"
-        " GROUP BY job, page ORDER BY job, page"
-    )
-    return [Bought(*row) for row in db.execute(sql, (since_ms, DAY_MS))]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -55,9 +55,8 @@ from quota.jobs.store.rows import (
     upsert,
     write_views,
 )
-from quota.jobs.store.runs import RunHistory, entries, note_page, note_units, read_bought
+from quota.jobs.store.runs import RunHistory, entries, note_page
 from quota.ledger.files import refuse_others
-from quota.reports.runs import Bought
 from quota.settings.model import StoreSettings
 
 T = TypeVar("T")
@@ -329,15 +328,6 @@ class Store:
 
         return self._changed(checkpoint, work, PAGE_BUSY_TIMEOUT_S)
 
-    def note_units(self, job: str, units: Mapping[int, int]) -> None:
-        """Note the units of a run's attempts, by the page's number in its pass."""
-        if units:
-            self._write(lambda db: note_units(db, job, units, self._clock()))
-
-    def bought(self, since_ms: int = 0) -> list[Bought]:
-        """What the pages of each job brought since the day of `since_ms`, by job and page number."""
-        return self._read(lambda db: read_bought(db, since_ms))
-
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
         """Whether an earlier step of the current pass, in this run or another, left this very cursor."""
         sql = f"SELECT 1 FROM cursors WHERE {OF_REGION} AND digest = :digest"  # noqa: S608  # a constant
@@ -399,7 +389,7 @@ class Store:
 
     @property
     def runs(self) -> RunHistory:
-        """The runs of this machine."""
+        """The runs of this machine, and what their pages brought."""
         return RunHistory(self._file, self._clock)
 
     def search(

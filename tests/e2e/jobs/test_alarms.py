@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from base64 import b64encode
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +21,7 @@ from quota.common.clock import host_clock
 from quota.jobs.afterwards import _notices_of_run, follow_up
 from quota.jobs.job import RunReport
 from quota.jobs.places import only_one
-from quota.reports.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
+from quota.reports.notify import RETRY_MS, Notice, Ping, _send, notify, read_address
 from quota.rules.facts import Grant
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.certificates import Certificates
@@ -120,6 +119,7 @@ def test_each_event_is_sent_once(command: Quota) -> None:
     assert near["message"] == "limit day of project research has 8 of 10 units used"
     assert (refused["job"], refused["refused_by"]) == ("trending", "day")
     assert refused["retry_at"] > refused["at"]
+    assert re.fullmatch(r"job trending was stopped: .*; a run goes on from 2\S+", refused["message"])
     assert "a-key-for-alarms" not in json.dumps(told(command))
 
 
@@ -129,7 +129,7 @@ def test_a_test_event_arrives_or_the_doctor_gives_the_reason(tmp_path: Path, ups
         command.env["HOOK"] = server.address
         for times in (1, 2):
             done = command("doctor", "--notify", COLUMNS="")
-            assert [notice["event"] for notice in told(command)] == ["test"] * times
+            assert [(notice["event"], notice["project"]) for notice in told(command)] == [("test", "research")] * times
         assert "read the test event and ended with 0" in done.stdout
         assert "took the test event" in done.stdout
     command = machine(tmp_path, upstream, told='[notify]\ncommand = ["false"]\nurl = "env:HOOK"\n')
@@ -137,6 +137,9 @@ def test_a_test_event_arrives_or_the_doctor_gives_the_reason(tmp_path: Path, ups
     failed = {row["location"]: row for row in command.json("doctor", "--notify", status=1)["findings"]}
     assert failed["notify command"]["message"] == "the test event did not arrive: false ended with 1"
     assert failed["notify url"]["level"] == "error"
+    command = machine(tmp_path, upstream, told='[notify]\ncommand = ["cat", "no-such-file"]\n')
+    assert "cat: no-such-file: No such file" in command("doctor", "--notify").stderr, "the command's own words"
+    assert "cat: no-such-file" not in command("run", "trending").stderr, "nor are they in a log: they may hold a secret"
     command = machine(tmp_path, upstream, told="")
     failed = {row["location"]: row for row in command.json("doctor", "--notify", status=1)["findings"]}
     assert failed["notify"]["message"] == "the configuration has no [notify]"
@@ -186,7 +189,7 @@ def test_a_run_that_a_signal_ended_has_not_failed() -> None:
     assert list(_notices_of_run("research", "trending", report.exit_status, report, None)) == []
 
 
-def test_a_bucket_that_upstream_closes_and_somebody_opens_again(command: Quota, upstream: Emulator) -> None:
+def test_closing_and_reopening_a_bucket_send_one_alert_each(command: Quota, upstream: Emulator) -> None:
     upstream.fault("status", status=403, reason="quotaExceeded")
     assert command("run", "trending").returncode == 0
     assert command("reopen", "units", "--because", "raised").returncode == 0
@@ -198,7 +201,7 @@ def test_a_bucket_that_upstream_closes_and_somebody_opens_again(command: Quota, 
     assert next(one for one in told(command) if one["event"] == "reopened")["message"].endswith(": raised")
 
 
-def test_a_region_that_is_stale(tmp_path: Path, upstream: Emulator) -> None:
+def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream, told=TELL + 'stale = "1ms"\n')
     assert command("run", "trending", "--region", "US").returncode == 0
     stale = [notice for notice in told(command) if notice["event"] == "stale"]
@@ -288,7 +291,7 @@ def test_a_relative_command_is_beside_the_configuration(tmp_path: Path, upstream
     assert [one["event"] for one in told(command)] == ["run_failed"], "its own folder stays cron's"
 
 
-def test_an_address_gets_the_same(tmp_path: Path, upstream: Emulator) -> None:
+def test_an_address_gets_the_same_notice_as_a_command(tmp_path: Path, upstream: Emulator) -> None:
     with listener() as server:
         command = machine(tmp_path, upstream, told=POST)
         command.env["HOOK"] = f"{server.address}/hook?token=a-secret-token"
@@ -303,7 +306,6 @@ def test_an_address_gets_the_same(tmp_path: Path, upstream: Emulator) -> None:
     ("script", "said"),
     [
         ("exit 3", "ended with 3"),
-        ("sleep 60 & sleep 60", "tell.sh was killed after 5 s, the most that all deliveries may take"),
         (None, "Permission denied"),
     ],
 )
@@ -314,14 +316,12 @@ def test_a_command_that_fails_is_one_line(tmp_path: Path, upstream: Emulator, sc
         tell.chmod(0o644)
     else:
         tell.write_text(f"#!/bin/sh\n{script}\n")
-    started_s = time.monotonic()
     done = command("run", "broken")
     assert done.returncode == 1
     (line,) = [one for one in done.stderr.splitlines() if "notify_failed" in one]
     assert line.startswith("quota: notify_failed event=run_failed subject=broken: ")
     assert said in line
     assert "a-secret-argument" not in done.stderr + done.stdout
-    assert time.monotonic() - started_s < DEADLINE_S + 60, "the bound of the delivery, and a start of Python"
 
 
 @pytest.mark.parametrize(("status", "said"), [(500, "it answered 500"), (302, "it answered 302")])
@@ -591,16 +591,19 @@ def test_a_notice_of_one_machine_is_tried_again_too(command: Quota, tmp_path: Pa
 
 @pytest.mark.usefixtures("here")
 def test_a_command_that_hangs_does_not_keep_the_other_notices(
-    command: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("quota.reports.notify.DEADLINE_S", 2.0)
     tell = tmp_path / "tell.sh"
-    tell.write_text(tell.read_text().replace("notice=$(cat)", "notice=$(cat); case $notice in *bad*) sleep 60;; esac"))
+    tell.write_text(
+        tell.read_text().replace("notice=$(cat)", "notice=$(cat); case $notice in *bad*) sleep 60 & sleep 60;; esac")
+    )
     notices = [Notice("stale", "research", subject, "m", DAY_MS) for subject in ("bad", "good")]
     for _ in range(2):
         with quota.open(tmp_path / "quota.toml") as session:
             notify(session, notices)
     assert [one["subject"] for one in told(command)] == ["good"]
+    assert "tell.sh was killed after 2 s, the most that all deliveries may take" in caplog.text
 
 
 # -- the scripts of docs/alarms.md -------------------------------------------------------------------------------------

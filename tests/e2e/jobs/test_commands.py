@@ -48,7 +48,7 @@ def test_the_status_is_not_open_if_no_job_could_go_on(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--units", "60").returncode == 0
     done = quota("status", "--check", COLUMNS="")
     assert done.returncode == 75
-    why = "limit 'day' has 60 of 100 units used, this job leaves 50 to others; calls of no job have 40 units"
+    why = "limit 'day' has 60 of 100 units used, this job leaves 50 to others; calls outside jobs have 40 units"
     assert re.search(rf"^FULL for its jobs until \S+: job trending: {why}$", done.stdout, re.MULTILINE)
     (state,) = quota.json("status")["credentials"]
     assert (state["open"], state["full_by"]) == (False, "day")
@@ -177,7 +177,6 @@ def fetch(client, region, cursor):
         (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
         (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
         (["demo", "--units", "0"], 2, "not in the range 1<=x<=10000"),
-        (["plan", "--from", "tomorrow"], 2, "write now, empty, or a date such as 2026-11-01"),
         (["plan", "--from", "9999-12-31"], 2, "--from '9999-12-31': the year must be from 1971 to 9998"),
     ],
 )
@@ -223,10 +222,7 @@ def test_no_other_library_reports_upstreams_no_more(quota: Quota) -> None:
     assert done.stdout.startswith("trending: stopped after 3 pages")
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["2> /dev/full", "2>&1 | head -1", "> /dev/full 2>&1", "<&- >&- 2>&-"],
-)
+@pytest.mark.parametrize("where", ["2> /dev/full", "> /dev/full 2>&1", "<&- >&- 2>&-"])
 def test_a_run_needs_no_reader_of_its_output(quota: Quota, upstream: Emulator, where: str) -> None:
     configure(quota, upstream.address)
     done = quota.shell(f"quota run trending {where}")
@@ -253,8 +249,8 @@ def test_a_closed_log_does_not_stop_a_run(quota: Quota, upstream: Emulator) -> N
 
 
 def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream.address)
-    quota("run", "trending")
+    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "trending"\nregions = ["US"]\npages = 1')
+    quota("run", "--all")
     (title,) = [video["title"] for video in quota.json("search", "official", "--limit", "1")["videos"]]
     found = quota.json("search", title, "--region", "DE")
     assert found["region"] == "DE"
@@ -262,24 +258,12 @@ def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upst
     lines = quota("search", "official", "--limit", "3").stdout.splitlines()
     assert len(lines) == 3
     assert all(re.search(r"\[.+, [\d,]+ views\]  \w\w #\d+", line) for line in lines)
-
-
-def test_a_search_of_one_job_shows_only_videos_that_it_ranked(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "trending"\nregions = ["US"]\npages = 1')
-    quota("run", "mine")
     found = quota.json("search", "official", "--job", "mine")
     assert (found["job"], len(found["videos"]) > 0) == ("mine", True)
     assert {ranking["job"] for video in found["videos"] for ranking in video["rankings"]} == {"mine"}
-    assert quota.json("search", "official", "--job", "other")["videos"] == []
     assert quota.json("search", "official", "--job", "mine", "--region", "DE")["videos"] == []
-
-
-def test_a_search_without_a_result_prints_nothing_found(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream.address)
-    quota("run", "trending", "--region", "US")
-    done = quota("search", "xyzzyxyzzy")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing found\n")
-    assert quota.json("search", "xyzzyxyzzy")["videos"] == []
+    nothing = quota("search", "official", "--job", "other")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "nothing found\n")
 
 
 def test_titles_cannot_steer_the_terminal(quota: Quota, upstream: Emulator) -> None:
@@ -357,18 +341,6 @@ def test_recorded_pages_are_served_as_they_are(quota: Quota, shared_data: Path) 
     child.terminate()
     child.communicate()
     assert [r["items"] for r in report["regions"]] == [200, 200]
-
-
-# -- schedule --crontab ------------------------------------------------------------------------------------------------
-
-
-def test_the_schedule_is_printed_for_cron(quota: Quota) -> None:
-    configure(quota, "http://127.0.0.1:9", job='schedule = "*/30 * * * *"')
-    done = quota("schedule", "--crontab")
-    assert done.returncode == 0
-    assert re.search(r"^\*/30 \* \* \* \*  /\S+ run trending --quiet$", done.stdout, re.MULTILINE)
-    configure(quota, "http://127.0.0.1:9")
-    assert "no job has a schedule" in one_line(quota("schedule", "--crontab"), 78)
 
 
 # -- demo --------------------------------------------------------------------------------------------------------------

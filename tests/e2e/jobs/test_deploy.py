@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,6 @@ def test_the_lines_of_schedule_crontab_run_as_cron_starts_them(tmp_path: Path) -
         assert upstream.usage()["by_method"] == {"videos.list": 1}
 
 
-@cache
 def examples() -> dict[str, str]:
     """Every text with examples in it: pages, files to paste, and the help of each command."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in DEPLOY.iterdir()}
@@ -150,12 +148,12 @@ IN_A_COMMAND = (
 )
 
 
-@pytest.mark.parametrize("name", examples())
-def test_no_example_puts_a_secret_into_a_command(name: str) -> None:
+def test_no_example_puts_a_secret_into_a_command() -> None:
     """`ps` shows every command to every user of the machine."""
-    for line in examples()[name].splitlines():
-        code = line.split("   (")[0]  # what stands behind in brackets is said about the line
-        assert not [shape for shape in IN_A_COMMAND if re.search(shape, code)], line
+    for name, text in examples().items():
+        for line in text.splitlines():
+            code = line.split("   (")[0]  # what stands behind in brackets is said about the line
+            assert not [shape for shape in IN_A_COMMAND if re.search(shape, code)], (name, line)
 
 
 @pytest.mark.parametrize(
@@ -375,10 +373,8 @@ def test_the_images_commands_run_as_its_user_on_a_read_only_root(tmp_path: Path)
     tries = [
         ["check"],
         ["run", "trending", "--quiet"],
-        ["run", "trending", "--quiet"],
         ["status", "--json"],
         ["search", "a*"],
-        ["spend"],
     ]
     with Emulator() as upstream:
         (config / "quota.toml").write_text(CONFIG.format(upstream.address))
@@ -397,6 +393,6 @@ def test_the_images_commands_run_as_its_user_on_a_read_only_root(tmp_path: Path)
             [unshare, "-m", "sh", "-c", "\n".join(lines)], capture_output=True, text=True, check=False, timeout=300
         )
         assert (done.returncode, done.stderr) == (0, "")
-        assert upstream.usage()["by_method"] == {"videos.list": 2}
+        assert upstream.usage()["by_method"] == {"videos.list": 1}
     assert {path.owner() if path.stat().st_uid == 0 else path.stat().st_uid for path in state.rglob("*")} == {10001}
     assert {"ledger.db", "said"} <= {path.name for path in state.iterdir()}

@@ -154,7 +154,7 @@ def test_a_made_up_token_is_invalid(wire: Wire, token: str) -> None:
         decode_token(token, 50)
 
 
-def test_going_back_returns_the_page_before(wire: Wire) -> None:
+def test_the_emulator_returns_the_page_before(wire: Wire) -> None:
     _, first = wire.get("videos", **CHART, maxResults=7)
     _, second = wire.get("videos", **CHART, maxResults=7, pageToken=first["nextPageToken"])
     _, back = wire.get("videos", **CHART, maxResults=7, pageToken=second["prevPageToken"])
@@ -280,7 +280,7 @@ def test_regions_and_categories_are_listed(client: Client) -> None:
     assert {"10": "Music"}.items() <= {item["id"]: item["snippet"]["title"] for item in categories["items"]}.items()
 
 
-def test_the_rest_of_the_api_is_priced_and_answered_emptily(upstream: Emulator, client: Client) -> None:
+def test_the_emulator_prices_the_other_methods_and_answers_them_emptily(upstream: Emulator, client: Client) -> None:
     captions = client.youtube.captions().list(part="snippet", videoId="x").execute()
     assert captions["kind"] == "youtube#captionListResponse"
     assert captions["items"] == []
@@ -511,9 +511,6 @@ def test_an_error_has_the_recorded_body(name: str, key: str, fault: dict[str, An
         status, body = ask(wire)
     assert status == int(name[:3])
     assert without_project(body) == recorded_error(name)
-
-
-# --- batches and uploads -----------------------------------------------------------------------------
 
 
 # --- recorded pages ----------------------------------------------------------------------------------

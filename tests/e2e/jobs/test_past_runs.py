@@ -19,13 +19,14 @@ import pytest
 import quota
 from quota.dashboard.pages import Site
 from quota.decision import Decision, LimitState
-from quota.jobs.dashboard import jobs
+from quota.jobs.contributions import jobs
 from quota.jobs.job import RunReport
 from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, run_json
 from quota.jobs.store.store import Store
 from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
+from support.configurations import configuration
 from support.emulator import Emulator
 from support.installation import until
 from support.processes import Children
@@ -33,20 +34,7 @@ from support.processes import Children
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONFIG = """
-[ledger]
-url = "sqlite:///ledger.db"
-[store]
-url = "sqlite:///videos.db"
-[credentials.main]
-api = "youtube-v3"
-project = "research"
-key = "env:KEY"
-endpoint = "{endpoint}"
-[[credentials.main.limits]]
-name = "day"
-units = 5
-window = "24h"
+JOBS = """
 [jobs.trending]
 fetch = "trending"
 regions = ["US", "DE"]
@@ -61,8 +49,8 @@ pages = 1
 @pytest.fixture
 def command(tmp_path: Path, upstream: Emulator) -> Quota:
     quota = Quota(tmp_path)
-    quota.configure(CONFIG.format(endpoint=upstream.address))
-    quota.env["KEY"] = "a-key-for-runs"
+    quota.configure(configuration(upstream.address, JOBS, units=5))
+    (tmp_path / "key").write_text("a-key-for-runs")
     return quota
 
 
@@ -102,13 +90,13 @@ def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
     assert (done["units"], done["exit_status"], done["refusal"]) == (4, 0, None)
     assert (failed["exit_status"], failed["regions"][0]["outcome"]) == (1, "failed")
     assert "invalidRegionCode" in failed["regions"][0]["error"]
-    assert refused["project"] == "research"
+    assert refused["project"] == "main"
     assert "limit 'day' has 5 of 5 units used" in refused["why"]
     assert (refused["refusal"]["reason"], refused["refusal"]["refused_by"]) == ("limit", "day")
     assert refused["refusal"]["limits"][0]["used_units"] == 5
 
 
-def test_they_are_shown_newest_first_and_by_job(command: Quota) -> None:
+def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
     assert "there is no store" in one_line(command("runs"), 1)
     for job in ("trending", "broken", "trending"):
         command("run", job)
@@ -145,7 +133,7 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
 def test_a_run_that_ends_in_an_error_is_kept(command: Quota) -> None:
     assert command("run", "broken").returncode == 1
     text = (command.folder / "quota.toml").read_text(encoding="utf-8")
-    command.configure(text.replace('key = "env:KEY"', 'key = "env:NO_KEY"'))
+    command.configure(text.replace('key = "file:key"', 'key = "env:NO_KEY"'))
     assert command("run", "trending").returncode == 78
     newest = runs(command)[0]
     assert (newest["outcome"], newest["exit_status"]) == ("failed", 78)
@@ -188,7 +176,7 @@ def test_a_refusal_by_one_of_many_limits_is_kept_without_the_others(tmp_path: Pa
 def test_why_a_run_stopped_takes_a_line_or_two(command: Quota, upstream: Emulator) -> None:
     """And where upstream itself refused, `quota explain` knows of it as well."""
     text = (command.folder / "quota.toml").read_text(encoding="utf-8")
-    command.configure(text.replace('key = "env:KEY"', 'key = "env:A_KEY_OF_WHICH_NOBODY_HAS_EVER_HEARD_ANYTHING"'))
+    command.configure(text.replace('key = "file:key"', 'key = "env:A_KEY_OF_WHICH_NOBODY_HAS_EVER_HEARD_ANYTHING"'))
     assert command("run", "trending").returncode == 78
     assert len(command("runs", COLUMNS="120").stdout.splitlines()) <= 5
     assert "instead of env:A_KEY_OF_WHICH_NOBODY_HAS_EVER_HEARD_ANYTHING" in command("runs", COLUMNS="").stdout
@@ -245,7 +233,7 @@ def test_a_run_is_kept_whole_or_without_an_end_whenever_it_is_killed(tmp_path: P
     """Kill -9 anywhere: in the middle of a begin, of an end. The refusal is there with the run that it ended."""
     url, dice, told = f"sqlite:///{tmp_path}/videos.db", random.Random(5), 0
     Store(url, retention_ms=DAY_MS).close()
-    for child_number in range(16):
+    for child_number in range(8):
         out, into = os.pipe()
         child = Children(_keep_for_ever, (url, f"c{child_number}", into))
         os.close(into)
@@ -310,14 +298,12 @@ def test_a_row_that_nobody_wrote_so_is_left_out(tmp_path: Path, column: str, val
 
 
 def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
-    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+    command: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the page's metrics: an alert that waits for half an hour would begin anew with each run."""
-    command = Quota(tmp_path)
-    command.configure(CONFIG.format(endpoint=upstream.address))
-    assert command("run", "broken", KEY="a-key-of-runs").returncode == 1
+    assert command("run", "broken").returncode == 1
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
-        store.runs.begin("run-2", "research", "broken")
+        store.runs.begin("run-2", "main", "broken")
     monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
     with quota.open(tmp_path / "quota.toml") as session:
         told = {one.family: one.value for one in jobs(session).samples}
@@ -407,7 +393,7 @@ TOLD_PAGES = {
 def told(tmp_path: Path) -> Quota:
     """A machine with a run of each kind."""
     command = Quota(tmp_path)
-    command.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    command.configure(configuration("http://127.0.0.1:9", JOBS))
     limits = (LimitState("day", 1, 5, 5, 0), LimitState("search", 1, 2, 9, 7))
     refusal = Decision(
         False, None, None, "main", "research", "x.y", 1, "limit", "day", 0, BEGAN_MS, BEGAN_MS + DAY_MS, limits

@@ -514,7 +514,7 @@ ping = "env:PING"
     ]
 
 
-def test_idle_it_ends_at_once(machine: Machine, upstream: Emulator, start: Any) -> None:
+def test_an_idle_scheduler_ends_at_once(machine: Machine, upstream: Emulator, start: Any) -> None:
     machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "0 0 29 2 *"')
     scheduler = start(machine)
     (line,) = scheduler.until("schedule_started")

@@ -150,6 +150,7 @@ def test_the_other_machine_says_in_one_line_where_the_job_runs(web: Machine, oth
     assert said.stdout.endswith("; this store is new: `quota run t --here` takes over now\n")
     assert said.stderr == ""
     assert "this store is new" not in other.quota("run", "t").stdout, "only once"
+    assert "; this store has nothing of it" in other.quota("search", "video").stderr
     quiet = other.quota("run", "t", "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     answer = other.outcome("--fail-on-refusal")
@@ -176,13 +177,6 @@ def test_search_on_the_other_machine_says_how_old_its_data_is(web: Machine, othe
     assert other.quota("search", "video").stderr == ""
 
 
-def test_a_store_that_never_had_the_job_reports_it(web: Machine, other: Machine) -> None:
-    web.outcome()
-    other.outcome()
-    said = other.quota("search", "video")
-    assert "; this store has nothing of it" in said.stderr
-
-
 # -- taking over -------------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +194,7 @@ def test_a_silent_machine_is_followed_after_twice_its_gap(web: Machine, other: M
     assert (report.outcome, report.away is not None) == ("elsewhere", True)
 
 
-def test_here_takes_over_and_the_machine_that_was_replaced_keeps_its_page_and_stops(
+def test_run_here_takes_over_and_the_replaced_machine_keeps_its_page_and_stops(
     web: Machine, other: Machine, shared: str
 ) -> None:
     web.configure(shared, fetch="holds:fetch")
@@ -218,7 +212,7 @@ def test_here_takes_over_and_the_machine_that_was_replaced_keeps_its_page_and_st
     assert web.quota("run", "t").stdout.startswith(f"t: runs on {HOST} ")
 
 
-def test_some_regions_here_and_some_elsewhere(web: Machine, other: Machine) -> None:
+def test_a_run_fetches_its_regions_and_skips_those_elsewhere(web: Machine, other: Machine) -> None:
     assert outcomes(web.outcome("--region", "DE")) == {"DE": "done"}
     answer = other.outcome()
     assert (answer["outcome"], answer["runs_on"]) == ("done", HOST)

@@ -230,7 +230,7 @@ def test_a_refused_run_and_a_failed_one_are_exported(quota: Quota) -> None:
     assert scrape(quota.folder / "metrics")[ended] == 78
 
 
-def test_a_closed_bucket_and_when_it_opens(quota: Quota, upstream: Emulator) -> None:
+def test_the_textfile_has_a_closed_bucket_and_its_end(quota: Quota, upstream: Emulator) -> None:
     upstream.fault("exhaust", bucket="units", times=10)
     assert quota("run", "trending").returncode == 0
     series = scrape(quota.folder / "metrics")
@@ -286,7 +286,7 @@ def test_every_family_has_its_help_once_and_nothing_has_a_timestamp() -> None:
         assert name.endswith("_total") == (kind == "counter")
 
 
-def test_series_of_the_same_name_are_one() -> None:
+def test_the_exposition_merges_samples_with_equal_labels() -> None:
     labels = {"project": "p", "reason": "a\udc80"}
     text = exposition([Sample("quota_refusals_total", labels, value) for value in (3, 5, 4)])
     assert text.splitlines()[2:] == ['quota_refusals_total{project="p",reason="a\\\\udc80"} 5']

@@ -70,7 +70,7 @@ def test_a_name_is_quoted_for_the_shell_and_for_cron(tmp_path: Path) -> None:
     assert line.endswith("run '50\\% off' --quiet")
 
 
-def test_the_head_names_the_configuration_and_the_variables_of_keys(
+def test_the_crontab_head_names_the_configuration_and_the_keys_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
@@ -79,6 +79,21 @@ def test_the_head_names_the_configuration_and_the_variables_of_keys(
     assert f"QUOTA_CONFIG={tmp_path / 'quota.toml'}" in head
     assert f"QUOTA_STATE_DIR={tmp_path / 'state'}" in head
     assert "# MY_KEY=..." in head
+
+
+def test_the_crontab_head_names_every_variable_of_the_shell_that_a_run_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUOTA_STATE_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("MY_PASSWORD", "hush")
+    ledger = '[ledger]\nurl = "redis://127.0.0.1:1/0"\npassword = "env:MY_PASSWORD"\n'
+    notify = '[notify]\nurl = "env:MY_HOOK"\n'
+    lines(tmp_path, f'schedule = "0 * * * *"\nping = "env:MY_PING"\n{ledger}{notify}')
+    head = list(crontab(load_settings(tmp_path / "quota.toml")))
+    assert f"QUOTA_STATE_DIR={tmp_path / 'xdg' / 'quota-ledger'}" in head, "else cron would have another ledger"
+    named = [line for line in head if line.endswith("=...")]
+    assert named == ["# MY_HOOK=...", "# MY_KEY=...", "# MY_PASSWORD=...", "# MY_PING=..."]
 
 
 def test_a_job_without_a_schedule_is_a_comment_and_none_at_all_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.jobs.dashboard import forecast
+from quota.jobs.contributions import forecast
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
@@ -42,7 +42,7 @@ def test_the_forecast_shows_today_that_a_limit_runs_dry_tomorrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("quota.jobs.dashboard.host_clock", lambda: MIDNIGHT_MS - HOUR_MS)
+    monkeypatch.setattr("quota.jobs.contributions.host_clock", lambda: MIDNIGHT_MS - HOUR_MS)
     path = tmp_path / "quota.toml"
     path.write_text(CONFIG, encoding="utf-8")
     with Session(load_settings(path), clock=lambda: MIDNIGHT_MS - HOUR_MS) as session:

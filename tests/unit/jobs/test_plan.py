@@ -12,7 +12,7 @@ from quota.common.clock import NEVER
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.plan import make_plan, render_plan
-from quota.jobs.plan.simulation import State, pass_steps, simulate, step_at
+from quota.jobs.plan.simulation import EMPTY, State, pass_steps, simulate, step_at
 from quota.jobs.plan.suggestions import first_that_fits, slower
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation
 from quota.jobs.ticks import ticks
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.jobs.plan.plan import Plan
+    from quota.jobs.plan.simulation import Step
     from quota.settings.model import Settings
 
 MONDAY = date(2026, 11, 23)
@@ -87,12 +88,20 @@ def shown(plan: Plan) -> list[str]:
     return capture.get().splitlines()
 
 
+@pytest.fixture(scope="module")
+def too_much(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The plan of a week for seven keywords every 45 minutes, with 10,000 units a day."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "keywords.py").write_text(KEYWORDS_PY)
+    return make_plan(settings(folder, LIMITS + KEYWORDS), 0, first_day=MONDAY)
+
+
 # -- the bug report ----------------------------------------------------------------------------------------------------
 
 
-def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(folder: Path) -> None:
+def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(too_much: Plan) -> None:
     """32 ticks of 7 searches need 22,400 units a day; the 15th, at 10:30, gets 2 of its 7."""
-    plan = make_plan(settings(folder, LIMITS + KEYWORDS), 0, first_day=MONDAY)
+    plan = too_much
     assert not plan.fits
     assert [row.needs_units for row in plan.limits] == [22_400, 22_400]
     (job,) = plan.jobs
@@ -118,7 +127,7 @@ def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) ->
         f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every 45m"\n'
         for word in ("cats", "dogs", "birds", "fish", "frogs", "bats", "owls")
     )
-    plan = make_plan(settings(folder, LIMITS + jobs), 0, first_day=MONDAY)
+    plan = make_plan(settings(folder, LIMITS + jobs), 0, days=2, first_day=MONDAY)
     assert [(x.job, x.setting, x.after) for x in plan.changes] == [(None, "schedule", '"every 113m"')]
     assert "no change of one job alone makes it fit" in plan.notes
 
@@ -129,7 +138,7 @@ def test_a_plan_shows_how_many_ticks_of_each_job_fit(folder: Path, quota: int, s
         f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every {minutes}m"\n'
         for minutes, word in enumerate(("cats", "dogs", "birds", "fish", "frogs", "bats", "owls"), 140)
     )
-    plan = make_plan(settings(folder, LIMITS.replace("10_000", f"{quota:_}") + jobs), 0, first_day=MONDAY)
+    plan = make_plan(settings(folder, LIMITS.replace("10_000", f"{quota:_}") + jobs), 0, days=3, first_day=MONDAY)
     assert [change.sentence() for change in plan.changes] == [f"every job of main: {sentence_part}"]
 
 
@@ -226,7 +235,7 @@ def test_a_call_that_was_refused_fits_as_soon_as_it_is_cheaper(folder: Path) -> 
 def test_leave_is_raised_only_as_far_as_the_jobs_own_calls_still_fit(folder: Path) -> None:
     text = LIMITS.replace("10_000", "1_000") + KEYWORDS.replace("45m", "1h")
     text += '[jobs.charts]\nfetch = "trending"\nregions = ["US", "DE"]\npages = 4\nschedule = "every 30m"\n'
-    plan = make_plan(settings(folder, text), 0, first_day=MONDAY, may_be_refused=["keywords"])
+    plan = make_plan(settings(folder, text), 0, days=1, first_day=MONDAY, may_be_refused=["keywords"])
     assert not plan.fits
     assert "leave" in {change.setting for change in plan.changes if change.job == "keywords"}
 
@@ -243,8 +252,8 @@ def test_days_have_their_own_number_of_hours(folder: Path, day: date, hours: int
     assert plan.jobs[0].ticks == hours + 24
 
 
-def test_the_chart_fits_80_columns_and_shows_each_day(folder: Path) -> None:
-    lines = shown(make_plan(settings(folder, LIMITS + KEYWORDS), 0, first_day=MONDAY))
+def test_the_chart_fits_80_columns_and_shows_each_day(too_much: Plan) -> None:
+    lines = shown(too_much)
     assert all(len(line) <= 80 for line in lines), max(lines, key=len)
     (monday,) = [line for line in lines if line.startswith("Mon 23 ") and "dry" in line]
     assert monday.split()[-5:] == ["10,000", "0", "dry", "at", "2026-11-23T18:45:00+00:00"]
@@ -289,7 +298,7 @@ def test_a_job_that_lives_on_what_is_left_does_not_decide(folder: Path) -> None:
     [jobs.backfill]
     fetch = "trending"
     regions = ["US"]
-    pages = 500
+    pages = 100
     schedule = "0 * * * *"
     [jobs.main]
     fetch = "trending"
@@ -299,14 +308,14 @@ def test_a_job_that_lives_on_what_is_left_does_not_decide(folder: Path) -> None:
     """
     )
     both = settings(folder, text)
-    plan = make_plan(both, 0, first_day=MONDAY, days=2, may_be_refused=["backfill"])
+    plan = make_plan(both, 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
     assert not plan.fits
     (leave,) = [change for change in plan.changes if change.setting == "leave"]
     assert (leave.job, leave.before) == ("backfill", "0")
     left = int(leave.after)
     job = both.jobs["backfill"]._replace(leave={"day": left, "pacific-day": left})
     better = both._replace(jobs={**both.jobs, "backfill": job})
-    again = make_plan(better, 0, first_day=MONDAY, days=2, may_be_refused=["backfill"])
+    again = make_plan(better, 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
     assert again.fits
     assert {refusal.job for refusal in again.refusals} == {"backfill"}
 
@@ -383,11 +392,11 @@ def test_a_shadow_is_in_the_plan_and_refuses_nothing(folder: Path) -> None:
     assert [row.days[0].left_units for row in plan.limits] == [1_600, 1_600, None], "what refuses is what is left"
 
 
-def test_more_is_never_left_in_a_shadow(folder: Path) -> None:
+def test_a_plan_suggests_no_leave_in_a_shadow(folder: Path) -> None:
     """It refuses nobody, so to leave something in it changes nothing."""
     shadow = '[[credentials.main.limits]]\nname = "trial"\nunits = 1\nwindow = "24h"\nshadow = true\n'
     job = '[jobs.{}]\nfetch = "trending"\nregions = ["US", "GB"]\npages = {}\nschedule = "0 * * * *"\n'
-    text = LIMITS.replace("10_000", "1_000") + shadow + job.format("backfill", 500) + job.format("main", 10)
+    text = LIMITS.replace("10_000", "1_000") + shadow + job.format("backfill", 100) + job.format("main", 10)
     plan = make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
     assert [change.job for change in plan.changes if change.setting == "leave"] == ["backfill"]
 
@@ -395,18 +404,18 @@ def test_more_is_never_left_in_a_shadow(folder: Path) -> None:
 def test_a_suggestion_can_be_pasted_whatever_its_limits_are_called(folder: Path) -> None:
     """A bare key of TOML has neither a dot nor a colon, and the name of a limit may have both."""
     text = LIMITS.replace('name = "day"', 'name = "a.day:utc"').replace("10_000", "1_000") + (
-        '[jobs.backfill]\nfetch = "trending"\nregions = ["US"]\npages = 500\nschedule = "0 * * * *"\n'
+        '[jobs.backfill]\nfetch = "trending"\nregions = ["US"]\npages = 100\nschedule = "0 * * * *"\n'
         'leave = { "a.day:utc" = 1, pacific-day = 2 }\n'
         '[jobs.main]\nfetch = "trending"\nregions = ["US", "GB"]\npages = 10\nschedule = "0 * * * *"\n'
     )
-    plan = make_plan(settings(folder, text), 0, first_day=MONDAY, days=2, may_be_refused=["backfill"])
+    plan = make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
     (change,) = [change for change in plan.changes if change.setting == "leave"]
     assert tomllib.loads(f"leave = {change.before}") == {"leave": {"a.day:utc": 1, "pacific-day": 2}}
     (_, _, pasted) = change.sentence().partition(": ")
     again = settings(
         folder, text.replace('leave = { "a.day:utc" = 1, pacific-day = 2 }', pasted.partition(" instead")[0])
     )
-    assert make_plan(again, 0, first_day=MONDAY, days=2, may_be_refused=["backfill"]).fits
+    assert make_plan(again, 0, first_day=MONDAY, days=1, may_be_refused=["backfill"]).fits
 
 
 # -- what a tick costs -------------------------------------------------------------------------------------------------
@@ -414,6 +423,10 @@ def test_a_suggestion_can_be_pasted_whatever_its_limits_are_called(folder: Path)
 
 def job(fetch: str, pages: int, **options: object) -> JobSettings:
     return JobSettings("job", "main", fetch, ("US",), pages, None, 0, {}, options)
+
+
+def steps_of(job_settings: JobSettings) -> tuple[Step, ...]:
+    return pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options))
 
 
 @pytest.mark.parametrize(
@@ -431,9 +444,7 @@ def job(fetch: str, pages: int, **options: object) -> JobSettings:
     ],
 )
 def test_a_pass_makes_these_calls(job_settings: JobSettings, methods: list[str]) -> None:
-    assert [
-        step.method for step in pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options))
-    ] == methods
+    assert [step.method for step in steps_of(job_settings)] == methods
 
 
 @pytest.mark.parametrize(
@@ -441,16 +452,9 @@ def test_a_pass_makes_these_calls(job_settings: JobSettings, methods: list[str])
     [({"token": "a"}, 1, 2), ({"ids": ["a"], "next": None}, 0, 1), ({"ids": ["a"], "next": "b"}, 1, 3)],
 )
 def test_a_place_in_the_middle_of_a_search_is_a_step_of_its_pass(cursor: dict[str, Any], pages: int, step: int) -> None:
-    job_settings = job("search", 2, words="x")
-    checkpoint = Checkpoint("job", "US", True, cursor, pages, started_at_ms=1)
-    assert step_at(pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options)), checkpoint) == step
-    assert (
-        step_at(
-            pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options)),
-            Checkpoint("job", "US", True),
-        )
-        == 0
-    )
+    steps = steps_of(job("search", 2, words="x"))
+    assert step_at(steps, Checkpoint("job", "US", True, cursor, pages, started_at_ms=1)) == step
+    assert step_at(steps, Checkpoint("job", "US", True)) == 0
 
 
 def test_a_region_in_the_middle_of_its_pass_comes_first_then_the_one_done_longest_ago() -> None:
@@ -509,7 +513,7 @@ def test_slower_schedules_are_of_the_same_kind(schedule: str, first: list[str], 
     assert (ladder[-1] if ladder else None) == last
 
 
-def test_the_first_that_fits_is_found_by_halving() -> None:
+def test_the_plan_finds_the_smallest_fit_by_halving() -> None:
     asked = []
 
     def fits(number: int) -> bool:
@@ -528,8 +532,8 @@ def test_the_first_that_fits_is_found_by_halving() -> None:
 def test_the_command_says_no_with_exit_1_and_prints_json(folder: Path) -> None:
     quota = Quota(folder)
     quota.configure(LIMITS + KEYWORDS)
-    plan = quota.json("plan", "--from", "2026-11-23", status=1)
-    assert (plan["fits"], plan["ticks"], plan["from"]) == (False, 224, "2026-11-23T08:00:00.000Z")
+    plan = quota.json("plan", "--from", "2026-11-23", "--days", "2", status=1)
+    assert (plan["fits"], plan["ticks"], plan["from"]) == (False, 64, "2026-11-23T08:00:00.000Z")
     assert plan["limits"][0]["needs_units_per_day"] == 22_400
     assert plan["limits"][0]["days"][0]["dry_at"] == "2026-11-23T18:45:00.000Z"
     assert plan["changes"][0] == {
@@ -571,7 +575,7 @@ def test_a_schedule_that_only_todays_spending_stops_fits(folder: Path) -> None:
 
 def test_a_schedule_that_does_not_fit_gets_the_changes_that_help_on_any_day(folder: Path) -> None:
     planned = settings(folder, LIMITS + KEYWORDS)
-    today, empty = make_plan(planned, NOON_MS, state=spent_now(9_900)), make_plan(planned, NOON_MS)
+    today, empty = (make_plan(planned, NOON_MS, days=2, state=state) for state in (spent_now(9_900), EMPTY))
     assert (today.fits, today.changes) == (False, empty.changes)
     assert empty.changes
 

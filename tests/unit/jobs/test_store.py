@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import unicodedata
 from collections.abc import Callable
@@ -116,42 +113,6 @@ def test_a_pass_at_the_very_millisecond_of_an_earlier_one_gets_a_time_of_its_own
 def test_an_intermediate_step_is_stored_without_counting_as_a_page(store: Store) -> None:
     checkpoint = save(store, Page(cursor={"ids": ["a"]}, complete=False))
     assert (checkpoint.pages, checkpoint.cursor, checkpoint.begun) == (0, {"ids": ["a"]}, True)
-
-
-def test_a_killed_process_leaves_neither_a_page_without_its_checkpoint_nor_the_reverse(store: Store) -> None:
-    """The process dies between the last ranking and the update of the checkpoint: nothing of the page is there."""
-    save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
-    script = """
-import os, signal, sys
-from quota.jobs.job import Page
-from quota.jobs.store.store import Store
-store = Store(sys.argv[1], retention_ms=1)
-checkpoint = store.checkpoint("t", "DE")
-def die(statement):
-    if statement.startswith("UPDATE checkpoints"):
-        os.kill(os.getpid(), signal.SIGKILL)
-store._file._db.set_trace_callback(die)
-store.save_page(checkpoint, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, finished=True)
-"""
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", script, store.path], cwd=root, check=False, timeout=300)
-    assert done.returncode == -signal.SIGKILL
-    assert count(store, "videos") == count(store, "rankings") == 1
-    assert store.checkpoint("t", "DE").cursor == {"token": "x"}
-
-
-# -- rounds ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_order_is_cursor_first_then_longest_ago_then_as_configured(store: Store, clock: Clock) -> None:
-    regions = ["A", "B", "C", "D"]
-    for region in ("C", "A"):
-        store.start_round("t", [region])
-        clock.now_ms += 1
-        save(store, Page(), region=region, finished=True)
-    assert [p.region for p in store.start_round("t", regions)] == ["B", "D", "C", "A"]
-    save(store, Page(cursor={"token": "x"}), region="A")
-    assert [p.region for p in store.start_round("t", regions)] == ["A", "B", "D", "C"]
 
 
 # -- what upstream sends -----------------------------------------------------------------------------------------------
@@ -684,14 +645,6 @@ def refusal(path: Path, **options: Any) -> str:
     return message
 
 
-def test_an_older_schema_is_refused_and_left_alone(store: Store, tmp_path: Path) -> None:
-    save(store, Page(videos=[video("a")]))
-    with closing(sqlite3.connect(store.path)) as db:
-        db.execute("PRAGMA user_version = 1")
-    assert "written by an older quota-ledger (its version 1, ours" in refusal(tmp_path / "videos.db")
-    assert count(store, "videos") == 1
-
-
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     with closing(sqlite3.connect(path)) as db:
@@ -774,7 +727,7 @@ def test_a_store_that_is_no_file_is_a_configuration_error(url: str) -> None:
 def test_any_two_characters_of_a_script_without_spaces_are_found_where_they_stand(
     store: Store, shared_data: Path
 ) -> None:
-    """Every fifth pair of Thai, Han, Kana or Hangul in the recorded answers, held against a plain look at the texts.
+    """Every 15th pair of Thai, Han, Kana or Hangul in the recorded answers, held against a plain look at the texts.
 
     Spaces and punctuation between the two do not matter.
     """
@@ -792,7 +745,7 @@ def test_any_two_characters_of_a_script_without_spaces_are_found_where_they_stan
     every = "\n".join(field for fields in texts.values() for field in fields)
     pairs = set(re.findall(f"(?=({UNSPACED}{{2}}))", every))
     assert len(pairs) > 500
-    for pair in sorted(pairs)[::5]:
+    for pair in sorted(pairs)[::15]:
         standing = sorted(video_id for video_id, fields in texts.items() if any(pair in field for field in fields))
         assert (pair, sorted(matches(store, pair, limit=1_000))) == (pair, standing)
 

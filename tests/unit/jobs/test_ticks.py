@@ -108,7 +108,7 @@ def test_a_clock_change_neither_loses_nor_repeats_a_tick(
     assert fires(line, zone, since, until) == expected
 
 
-def test_it_does_not_matter_when_the_question_is_asked() -> None:
+def test_a_schedule_fires_alike_whenever_it_is_asked() -> None:
     """Asked from any moment on, the answer is the rest of the same list: also inside the hours of a clock change."""
     for line, zone in (("30 2 * * *", LA), ("*/7 1-3 * * *", LA), ("0 0 * * *", BERLIN), ("every 45m", "UTC")):
         for since in ("2026-03-07T22:00", "2026-10-31T22:00", "2026-10-24T20:00"):
@@ -225,7 +225,7 @@ def test_an_interval_is_elapsed_time_over_a_clock_change() -> None:
         ("every 90s", 90_000),
     ],
 )
-def test_the_shortest_time_between_two_fires(text: str, shortest_ms: int) -> None:
+def test_a_schedule_knows_the_shortest_time_between_two_ticks(text: str, shortest_ms: int) -> None:
     assert parse_schedule(text).shortest_ms == shortest_ms
 
 

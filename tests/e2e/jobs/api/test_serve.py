@@ -22,22 +22,14 @@ from quota.jobs.store.reader import MAX_HITS
 from quota.jobs.store.store import Store
 from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
+from support.configurations import configuration
 from support.web import Served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-CONFIG = """
-[ledger]
-url = "sqlite:///ledger.db"
-[store]
-url = "sqlite:///videos.db"
-[credentials.main]
-api = "youtube-v3"
-project = "research"
-key = "env:KEY"
-endpoint = "{endpoint}"
+JOBS = """
 [jobs.trending]
 fetch = "trending"
 regions = ["US", "DE", "FR"]
@@ -46,6 +38,7 @@ pages = 2
 fetch = "channels"
 regions = ["US"]
 """
+CONFIG = configuration("http://127.0.0.1:9", JOBS)
 TRENDING = "/api/v1/videos/trending"
 SEARCH = "/api/v1/search"
 
@@ -100,8 +93,8 @@ def problem(answer: httpx.Response, status: int) -> Any:
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     quota = Quota(tmp_path_factory.mktemp("api"))
     with Emulator() as upstream:
-        quota.env["KEY"] = "a-key-for-the-api"
-        quota.configure(CONFIG.format(endpoint=upstream.address))
+        (quota.folder / "key").write_text("a-key-for-the-api")
+        quota.configure(configuration(upstream.address, JOBS))
         assert quota("run", "trending", "--region", "US", "--region", "DE").returncode == 0
         assert quota("run", "channels").returncode == 0
         with Served(quota.start("serve", "--listen", "127.0.0.1:0")) as served:
@@ -346,8 +339,7 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
         save(other, range(3_000, 3_030), region="US")
     first = api.json(TRENDING, region="DE", limit=10)
     quota = Quota(tmp_path)
-    quota.env["KEY"] = "a-key"
-    quota.configure(CONFIG.format(endpoint=api.upstream.address))
+    quota.configure(CONFIG)
     shutil.copy(api.store, tmp_path / "videos.db")
     with (
         Served(quota.start("serve", "--listen", "127.0.0.1:0")) as served,
@@ -392,12 +384,9 @@ BAD = [
     (TRENDING, "", "region"),
     (TRENDING, "region=YY", "region"),
     (TRENDING, "region=DE%00", "region"),
-    (TRENDING, "region=DE&region=DE", "region"),
     (TRENDING, "region=DE&limit=101", "limit"),
-    (TRENDING, "region=DE&cursor=CDIQAA", "cursor"),
     (TRENDING, f"region=DE&cursor={'A' * 24}", "cursor"),
     (TRENDING, "region=DE&Limit=5", "Limit"),
-    (TRENDING, f"region={'x' * 3000}", "region"),
     (SEARCH, "", "q"),
     (SEARCH, "q=%20+%09", "q"),
     (SEARCH, f"q={'a+' * 33}", "q"),
@@ -427,6 +416,11 @@ def test_a_request_that_is_not_utf_8_is_400(api: Api, path: str) -> None:
     assert "b'" not in detail, "as it was written, not as Python writes bytes"
 
 
+@pytest.mark.parametrize("words", ["**a", '"aa*', "C.ab*", "aa* bb* 東京*", "NEAR(a b)", "\U0001f600"])
+def test_search_words_are_not_query_syntax(api: Api, words: str) -> None:
+    assert api.get(SEARCH, q=words).status_code == 200
+
+
 def test_a_cursor_of_another_query_is_400(api: Api) -> None:
     token = api.json(TRENDING, region="DE", limit=10)["nextPageToken"]
     for path, asked in ((TRENDING, {"region": "US"}), (SEARCH, {"q": "DE"})):
@@ -434,33 +428,13 @@ def test_a_cursor_of_another_query_is_400(api: Api) -> None:
     assert len(ids(api.json(TRENDING, region="DE", limit=20, cursor=token))) == 20  # another size of page is the same
 
 
-def test_words_are_words_and_no_syntax(api: Api) -> None:
-    stars = ["**a", '"aa*', "C.ab*", "aa* bb* 東京*"]
-    for words in (
-        '"',
-        "'",
-        *stars,
-        "()",
-        "a OR b",
-        "NEAR(a b)",
-        "title:a",
-        "a -b",
-        "^a",
-        "{a}",
-        "%",
-        "\\",
-        "\U0001f600",
-    ):
-        assert api.get(SEARCH, q=words).status_code == 200, words
-
-
 @pytest.mark.parametrize("path", ["/x", f"{SEARCH}/", "/api/v1/channels/a/b", "/etc/../x"])
-def test_any_other_path_is_404(api: Api, path: str) -> None:
+def test_the_api_answers_other_paths_with_404(api: Api, path: str) -> None:
     problem(api.client.get(path), 404)
 
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS", "QUERY"])
-def test_any_other_method_is_405(api: Api, method: str) -> None:
+def test_the_api_answers_other_methods_with_405(api: Api, method: str) -> None:
     for path in (f"{TRENDING}?region=DE", "/healthz", "/"):
         answer = api.client.request(method, path)
         problem(answer, 405)
@@ -500,7 +474,7 @@ def test_every_answer_is_as_the_document_says(api: Api) -> None:
     values = ["DE", "US", "YY", "", "a", "music video", "5", "100", "101", "-1", "é", "\0", "x" * 600, "a*"]
     values += [token, "東京"]
     seen: set[tuple[str, int]] = set()
-    for _ in range(400):
+    for _ in range(200):
         path = chance.choice(list(document["paths"]))
         operation = document["paths"][path]["get"]
         parameters = [resolved(document, one) for one in operation["parameters"]]
@@ -548,9 +522,9 @@ def test_no_question_spends_quota_or_writes(api: Api) -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_it_needs_neither_store_nor_ledger_and_makes_neither(tmp_path: Path) -> None:
+def test_serve_needs_and_makes_no_store_and_no_ledger(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
-    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    quota.configure(CONFIG)
     options = ["--listen", "127.0.0.1:0", "--hostname", "Api.example"]
     with Served(quota.start("serve", *options)) as served:
         for host in ("api.example", "localhost"):
@@ -583,14 +557,14 @@ shadow = {shadow}
 )
 def test_an_address_that_others_reach_needs_a_rule_or_unlimited(tmp_path: Path, rules: str, missing: str) -> None:
     quota = Quota(tmp_path)
-    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + rules)
+    quota.configure(CONFIG + rules)
     refusal = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)
     assert f"no rule limits {missing}: write [inbound.NAME] in quota.toml, or set --unlimited" in refusal
 
 
 def test_other_machines_are_limited_by_the_rules(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
-    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + INBOUND.format(path="/api/*", shadow="false"))
+    quota.configure(CONFIG + INBOUND.format(path="/api/*", shadow="false"))
     options = ["--listen", "[::]:0"]
     with Served(quota.start("serve", *options)) as served:
         address = f"http://[::1]:{served.port}"
@@ -605,9 +579,9 @@ def test_other_machines_are_limited_by_the_rules(tmp_path: Path) -> None:
         assert served.end(signal.SIGTERM)[0] == 0
 
 
-def test_a_word_lets_all_in(tmp_path: Path) -> None:
+def test_serve_unlimited_admits_other_machines(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
-    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    quota.configure(CONFIG)
     with Served(quota.start("serve", "--listen", "0.0.0.0:0", "--unlimited")) as served:
         assert (
             httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}, timeout=100).status_code
@@ -617,7 +591,7 @@ def test_a_word_lets_all_in(tmp_path: Path) -> None:
 
 def test_the_reason_for_a_failed_start_is_one_line(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
-    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    quota.configure(CONFIG)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"127.0.0.1:{port}: Address already in use" in one_line(

@@ -1,0 +1,248 @@
+"""What stands in a request and in its answer: parameters, cursors, and rows of the store as upstream's resources.
+
+read_parameters    the parameters of a query string; `limit_of` and `words_of` read two of them. Unknown parameters
+                   are errors, so that nobody misspells one without noticing
+ProblemError       ends a request with a problem; `ParameterError` names the wrong parameter
+encode, decode     a cursor: opaque text that is valid for one question, while its answer stays the same
+chart_response     a ranking, with upstream's names and types, without fields that the store lacks;
+                   `search_response`, `video` and `channel` show the others
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from hashlib import blake2b
+from struct import pack, unpack
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from quota.common.clock import rfc3339
+from quota.common.text import nearest, shorten, show
+from quota.jobs.store.fulltext import length_of_last
+from quota.jobs.store.reader import Chart, Hits, StoredRow
+from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, Field, count_or_none
+from quota.web.documents import Problem
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 100
+
+MAX_CHARACTERS = 100
+MAX_BEGINNINGS = 3
+MIN_BEGINNING = 2
+"""Bounds that keep a search by strangers within 100 ms. `quota search` has wider bounds: over 100,000 videos, a* to z*
+in one search took 3 s, a phrase of 500 characters 1 s."""
+
+
+class ProblemError(Exception):
+    """Ends a request with this problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+class ParameterError(ProblemError):
+    """A wrong parameter, with its name and the mistake."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(Problem(400, detail, members={"parameter": name} if name else {}))
+
+
+def read_parameters(query: bytes, names: Collection[str]) -> dict[str, str]:
+    """The parameters of a query string; `names` are allowed. Raises ParameterError."""
+    parameters: dict[str, str] = {}
+    for pair in query.split(b"&") if query else []:
+        try:
+            name, value = (unquote_to_bytes(part.replace(b"+", b" ")).decode() for part in pair.partition(b"=")[::2])
+        except UnicodeDecodeError:
+            raise ParameterError(
+                "", f"the query string is not UTF-8: {show(pair.decode('ascii', 'backslashreplace'))}"
+            ) from None
+        if name not in names:
+            raise ParameterError(shorten(name, 100), f"there is no parameter {show(name)}; {nearest(name, names)}")
+        if name in parameters:
+            raise ParameterError(name, f"{name} is given twice")
+        parameters[name] = value
+    return parameters
+
+
+def required(parameters: Mapping[str, str], name: str) -> str:
+    if name not in parameters:
+        raise ParameterError(name, f"{name} is missing")
+    return parameters[name]
+
+
+def limit_of(parameters: Mapping[str, str]) -> int:
+    """The most items on a page."""
+    written = parameters.get("limit", str(DEFAULT_LIMIT))
+    if not (written.isascii() and written.isdigit() and len(written) < 10 and 1 <= int(written) <= MAX_LIMIT):
+        raise ParameterError("limit", f"limit={show(written)}: write a number from 1 to {MAX_LIMIT}")
+    return int(written)
+
+
+def words_of(parameters: Mapping[str, str]) -> str:
+    """The words of a search."""
+    words = required(parameters, "q")
+    if len(words) > MAX_CHARACTERS:
+        raise ParameterError("q", f"search for at most {MAX_CHARACTERS} characters, not {len(words)}")
+    beginnings = [word.rstrip("*") for word in words.split() if word.endswith("*")]
+    if len(beginnings) > MAX_BEGINNINGS:
+        raise ParameterError("q", f"at most {MAX_BEGINNINGS} words may end with *, not {len(beginnings)}")
+    if short := [beginning for beginning in beginnings if length_of_last(beginning) < MIN_BEGINNING]:
+        raise ParameterError("q", f"write at least {MIN_BEGINNING} letters or digits before *, not {show(short[0])}")
+    return words
+
+
+# -- cursors -----------------------------------------------------------------------------------------------------------
+
+_WRITTEN = re.compile(r"[A-Za-z0-9_-]{24}")
+MAX_POSITION = 2**32 - 1
+
+
+def encode(question: str, version: str, position: int) -> str:
+    """A cursor: 24 characters for 18 bytes, which are 6 of the question's digest, 8 of the version's, 4 of position."""
+    return base64.urlsafe_b64encode(
+        _digest(question, 6) + _digest(version, 8) + pack(">I", min(position, MAX_POSITION))
+    ).decode()
+
+
+def decode(question: str, parameters: Mapping[str, str]) -> tuple[bytes | None, int]:
+    """The version of the list, for `check_version`, and the position to continue at. The version is None for the first
+    page. Raises ParameterError if the cursor is of another question."""
+    if "cursor" not in parameters:
+        return None, 0
+    written = parameters["cursor"]
+    data = base64.urlsafe_b64decode(written) if _WRITTEN.fullmatch(written) else b""
+    if data[:6] != _digest(question, 6):
+        raise ParameterError("cursor", "this is not a nextPageToken of this query; ask without a cursor")
+    (position,) = unpack(">I", data[14:])
+    return data[6:14], position
+
+
+def check_version(asked: bytes | None, version: str) -> None:
+    """Raises ParameterError if the cursor is of another version of the list."""
+    if asked is not None and asked != _digest(version, 8):
+        raise ParameterError("cursor", "the list has changed since this nextPageToken; begin again without a cursor")
+
+
+def _digest(text: str, size: int) -> bytes:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=size).digest()
+
+
+# -- resources ---------------------------------------------------------------------------------------------------------
+
+Json = dict[str, Any]
+
+_THUMBNAILS = {"maxresdefault": "maxres", "sddefault": "standard", "hqdefault": "high", "mqdefault": "medium"}
+
+
+def chart_response(chart: Chart, token: str | None) -> Json:
+    """As upstream's videos.list, with `ranking` for the ranking, and `rank` for each video."""
+    return {
+        "kind": "youtube#videoListResponse",
+        "ranking": {
+            "regionCode": chart.region,
+            "job": chart.job,
+            "takenAt": rfc3339(chart.taken_ms),
+            "completedAt": rfc3339(chart.completed_ms),
+        },
+        "items": [{**video(row), "rank": rank} for rank, row in chart.rows],
+        **_token(token),
+        "pageInfo": {"totalResults": chart.total, "resultsPerPage": len(chart.rows)},
+    }
+
+
+def search_response(hits: Hits, token: str | None) -> Json:
+    """As upstream's search.list."""
+    return {
+        "kind": "youtube#searchListResponse",
+        "items": [
+            {
+                "kind": "youtube#searchResult",
+                "id": {"kind": "youtube#video", "videoId": _text(row["video_id"]) or ""},
+                "snippet": _parts(row, _SEARCH_FIELDS).get("snippet", {}),
+            }
+            for row in hits.rows
+        ],
+        **_token(token),
+        "pageInfo": {"totalResults": hits.total, "resultsPerPage": len(hits.rows)},
+    }
+
+
+def video(row: StoredRow) -> Json:
+    """As an item of upstream's videos.list. Only `kind` and `id` if the store has no more fields."""
+    return {"kind": "youtube#video", "id": _text(row["video_id"]) or "", **_parts(row, VIDEO_FIELDS)}
+
+
+def channel(row: StoredRow) -> Json:
+    """As an item of upstream's channels.list."""
+    return {"kind": "youtube#channel", "id": _text(row["channel_id"]) or "", **_parts(row, CHANNEL_FIELDS)}
+
+
+def _parts(row: StoredRow, fields: Mapping[str, Field]) -> Json:
+    """The parts of a resource, without fields that the store lacks, and without empty parts."""
+    parts: Json = {}
+    for column, field in fields.items():
+        shown = _SHOWN.get(field.name, _count if field.part == "statistics" else _text)
+        if (value := shown(row.get(column))) is not None:
+            parts.setdefault(field.part, {})[field.name] = value
+    return parts
+
+
+def _thumbnails(url: object) -> Json | None:
+    """The single thumbnail of the store, under the size that its file name tells."""
+    text = _text(url)
+    if text is None:
+        return None
+    name = text.rpartition("/")[2].partition(".")[0]
+    return {_THUMBNAILS.get(name, "default"): {"url": text}}
+
+
+def _tags(written: object) -> list[str] | None:
+    try:
+        tags = json.loads(written) if isinstance(written, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: object) -> str | None:
+    """Upstream writes counts as text."""
+    number = count_or_none(value)
+    return None if number is None else str(number)
+
+
+def _caption(value: object) -> str | None:
+    return {0: "false", 1: "true"}.get(value) if isinstance(value, int) else None
+
+
+def _licensed(value: object) -> bool | None:
+    return bool(value) if value in (0, 1) else None
+
+
+_SHOWN: Mapping[str, Callable[[Any], Any]] = {
+    "thumbnails": _thumbnails,
+    "tags": _tags,
+    "caption": _caption,
+    "licensedContent": _licensed,
+}
+"""The fields that are neither texts nor counts."""
+
+_SEARCH_FIELDS = {
+    column: VIDEO_FIELDS[column]
+    for column in (
+        "published_at", "channel_id", "title", "description", "thumbnail_url", "channel_title", "live_broadcast",
+    )
+}  # fmt: skip
+"""The columns of a search result."""
+
+
+def _token(token: str | None) -> Json:
+    return {} if token is None else {"nextPageToken": token}

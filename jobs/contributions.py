@@ -1,0 +1,312 @@
+"""What jobs add to other commands: the functions that the entry points in `pyproject.toml` name.
+
+fetches, store    findings for `quota check`: fetch functions, regions, first calls, the store
+store_health      findings on the store for `quota doctor`
+jobs              where each job stands in each region, the last runs, and pages that bring few items for their
+                  units: for `quota dashboard`
+forecast          the charges of the schedule, from the simulation of `quota plan`: for `quota dashboard`
+bought            what the pages of each job brought: for `quota spend`
+standing          the machine of each job, and whether a run could go on now: for `quota status`
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from contextlib import redirect_stdout, suppress
+from dataclasses import replace
+from operator import itemgetter
+
+import quota
+from quota import Decision, Session
+from quota.common.clock import host_clock
+from quota.common.findings import Finding, examine_folder, finding_of, obstacle, warning
+from quota.common.text import many, one_line, spell
+from quota.deciding.run_limit import RunLimit
+from quota.jobs.afterwards import samples_of_regions, samples_of_run
+from quota.jobs.emulator.catalogue import REGIONS
+from quota.jobs.job import (
+    Fetch,
+    NotImported,
+    attempt_of,
+    check_regions,
+    fetch_to_look_at,
+    names_in,
+    no_region_codes,
+    regions_of_users,
+    sink_to_look_at,
+)
+from quota.jobs.places import checkpoints_of, runs_on
+from quota.jobs.plan.plan import Plan, make_plan
+from quota.jobs.plan.simulation import SLOT_MS, read_state
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
+from quota.jobs.store.file import StoreError, is_made, path_of
+from quota.jobs.store.store import Elsewhere, Store
+from quota.jobs.ticks import streams
+from quota.ledger.files import refuse_others
+from quota.reports.metrics import Sample
+from quota.reports.runs import Bought, Contribution, Expected, Forecast, LimitAhead, Region, Run, Stand, stands_out
+from quota.reports.status import JobRow
+from quota.rules.calls import Checklists
+from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
+from quota.terms.limits import DAY_MS, Limit
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+
+
+def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
+    """Findings for fetch functions and sinks that `quota run` could not use, for regions of built-in jobs that upstream
+    does not know, and for first calls that fit no limit."""
+    looks: tuple[tuple[str, Callable[[Settings, JobSettings], object]], ...]
+    looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
+    users = regions_of_users(settings)
+    listed = {*REGIONS, *users}
+    limits = {name: _limits_by_job(credential.limits) for name, credential in settings.credentials.items()}
+    for job in settings.jobs.values():
+        for key, look in looks:
+            try:
+                look(settings, job)
+            except NotImported as error:
+                yield finding_of("warning", f"jobs.{job.name}.{key}", str(error).removeprefix(f"{key} = "))
+            except quota.ConfigError as error:
+                message = str(error).removeprefix(f"{key} = ")
+                remedy = "" if "; " in message else "; no run of this job can begin: correct it"
+                yield f"jobs.{job.name}.{key}", message + remedy
+        with suppress(quota.ConfigError):  # reported above
+            fetch = fetch_to_look_at(settings, job)
+            yield from _unfit_call(settings, job, fetch, limits[job.credential])
+            yield from _odd_ids(job, fetch)
+        if job.fetch in BUILT_IN_FETCHES:
+            yield from _unknown_regions(job, users, listed)
+
+
+def _unknown_regions(job: JobSettings, users: frozenset[str], listed: Set[str]) -> Iterator[Finding]:
+    errors = {location: (message, near) for location, message, near in no_region_codes(job, users)}
+    for index, region in enumerate(job.regions):
+        location = f"jobs.{job.name}.regions[{index}]"
+        if location in errors:
+            yield Finding("error", location, *errors[location])
+        elif region not in listed:
+            yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
+
+
+LimitsByJob = Mapping[str, Sequence[tuple[int, Limit]]]
+"""The limits that name each job, with their places in the configuration; under "" the limits that name none."""
+
+
+def _limits_by_job(limits: Sequence[Limit]) -> LimitsByJob:
+    by_job: dict[str, list[tuple[int, Limit]]] = {}
+    for place, limit in enumerate(limits):
+        for name in limit.view.selector.jobs or ("",):
+            by_job.setdefault(name, []).append((place, limit))
+    return by_job
+
+
+def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch, by_job: LimitsByJob) -> Iterator[Finding]:
+    """A finding if the job's first call can never fit."""
+    method = attempt_of(fetch, None)
+    if method is None:
+        return
+    credential = settings.credentials[job.credential]
+    limits = tuple([limit for _, limit in sorted((*by_job.get("", ()), *by_job.get(job.name, ())), key=itemgetter(0))])
+    leave = dict(job.leave)
+    for limit in limits:
+        if limit.name in leave:  # another check reports a `leave` that leaves too little for any call
+            most = limit.limit_units - credential.book.least_units(limit.view.selector)
+            leave[limit.name] = min(leave[limit.name], max(0, most))
+    try:
+        checklists = Checklists(credential.name, credential.book, limits, {job.name: leave}, host_clock)
+        units = checklists.make((method, None, None, job.name)).units
+        if job.max_units is not None and job.fetch not in BUILT_IN_FETCHES:
+            RunLimit(job.max_units).take(units)
+    except quota.UsageError as error:
+        yield finding_of("error", f"jobs.{job.name}.fetch", str(error))
+
+
+def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
+    """Findings for ids in the options that do not look like upstream's, though it might accept them."""
+    for names, values in names_in(fetch, job.options):
+        for value in values:
+            if names.kind and not re.fullmatch(names.shape, value):
+                location = f"jobs.{job.name}.options.{names.option}"
+                yield warning(
+                    location,
+                    f"{value!r:.100} does not look like {names.like}",
+                    "a run names it if upstream does not know it",
+                )
+
+
+def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
+    """The error of a run if it cannot read or write the store. Does not create the store."""
+    path = path_of(settings.store.url)
+    try:
+        if is_made(settings.store.url):
+            Store.existing(settings.store).close()
+        else:
+            refuse_others(path, "store")
+    except OSError:
+        return
+    except (quota.ConfigError, StoreError) as error:
+        yield "store.url", str(error)
+        return
+    prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # another check: missing folder
+    if prevented is not None:
+        why, remedy = prevented
+        yield warning("store.url", f"store {one_line(path)} cannot be written: {why}", remedy)
+
+
+def store_health(settings: Settings) -> Iterator[Finding]:
+    """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
+    path = settings.store.file
+    if not path:
+        return
+    yield from examine_folder("store", os.path.dirname(path), "what was fetched")
+    for finding in store(settings):
+        if isinstance(finding, Finding):
+            yield replace(finding, location="store")
+        else:
+            yield finding_of("error", "store", finding[1])
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+RUNS = 50
+RUNS_SINCE_MS = 35 * DAY_MS
+BOUGHT_SINCE_MS = 7 * DAY_MS
+
+
+def jobs(session: Session) -> Contribution:
+    """Where each job stands and its last runs. Does not create the store. Raises StoreError and LedgerError."""
+    settings, now_ms = session.settings, host_clock()
+    stale_ms = None if settings.notify is None else settings.notify.stale_ms
+    regions: list[Region] = []
+    samples: list[Sample] = []
+    runs: list[Run] = []
+    elsewhere: list[Elsewhere] = []
+    brought: list[Bought] = []
+    with Store.if_made(settings.store) as store:
+        for job in settings.jobs.values():
+            here = {checkpoint.region: checkpoint for checkpoint in checkpoints_of(session, job, store)}
+            project = session.credential(job.credential).project
+            stale = {
+                region
+                for region, checkpoint in here.items()
+                if store is not None and is_stale(store.due_since(checkpoint), now_ms, stale_ms)
+            }
+            regions += _regions(job, project, here, now_ms, stale)
+            labels = {"project": project, "quota_job": job.name}
+            last = None if store is None else store.runs.last_ended(job.name)
+            if last is not None and last.ended_ms is not None and last.exit_status is not None:
+                samples += samples_of_run(labels, last.ended_ms, last.exit_status)
+            samples += samples_of_regions(labels, here.values())
+        if store is not None:
+            runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
+            brought = store.runs.bought(max(0, now_ms - BOUGHT_SINCE_MS))
+            elsewhere = store.elsewhere()
+    notes = tuple(
+        f"{job.job} runs on {job.runs_on}; "
+        + (
+            "this store has no data of it"
+            if job.fetched_ms is None
+            else f"its data here is {spell(now_ms - job.fetched_ms)} old"
+        )
+        for job in elsewhere
+    )
+    notes += tuple(f"in the last 7 days {line}" for line in stands_out(brought))
+    return Contribution(tuple(regions), tuple(runs), samples=tuple(samples), notes=notes)
+
+
+def bought(session: Session, since_ms: int) -> Sequence[Bought]:
+    """What the pages of each job brought since the day of `since_ms`, from this machine's store. Raises StoreError."""
+    with Store.if_made(session.settings.store) as store:
+        return [] if store is None else store.runs.bought(since_ms)
+
+
+def standing(session: Session) -> Iterator[JobRow]:
+    """The machine of each job, its next tick, and whether a run could go on now. Raises LedgerError."""
+    now_ms = session.ledger.now_ms()
+    for job in session.settings.jobs.values():
+        hosts, is_running = runs_on(session, job)
+        next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
+        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, *_refusal(session, job))
+
+
+def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
+    """Why the budget would refuse the first call of a run now, as text and as a decision; ("", None) if it would admit
+    it. If the fetch function names no call or is not imported here, the cheapest call stands for it."""
+    budget, checkpoint = session.budget(job.credential), _next_of(session, job)
+    method = None
+    try:
+        check_regions(session.settings, job)
+        with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
+            method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
+    except quota.ConfigError as error:
+        return str(error), None
+    methods = [name for name in budget.book.methods if budget.book.price(name).units]
+    method = method or min(methods, key=lambda name: budget.book.price(name).units, default=None)
+    if method is None:
+        return "", None
+    try:
+        decision = budget.peek(method, job=job.name, region=checkpoint.region)
+    except quota.UsageError as error:
+        return str(error), None
+    return ("", None) if decision.admitted else (decision.why(), decision)
+
+
+def _next_of(session: Session, job: JobSettings) -> Checkpoint:
+    """The checkpoint at which the next run goes on."""
+    with suppress(StoreError), Store.if_made(session.settings.store) as store:
+        return by_rotation(checkpoints_of(session, job, store))[0]
+    return Checkpoint(job.name, (job.regions or ("",))[0])
+
+
+def _regions(
+    job: JobSettings, project: str, here: dict[str, Checkpoint], now_ms: int, stale: Container[str]
+) -> Iterator[Region]:
+    nexts: dict[str, int] = {}
+    for stream in streams([job]):
+        tick = stream.after(now_ms)
+        for region in tick.regions or job.regions or ("",):
+            nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
+    for region in job.regions or ("",):
+        completed_ms = here[region].completed_at_ms
+        stand, detail = _stand_of(here[region], now_ms)
+        yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), region in stale)
+
+
+def _stand_of(checkpoint: Checkpoint, now_ms: int) -> tuple[Stand, str]:
+    completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
+    if not checkpoint.begun and completed_ms is None and failed_ms is None:
+        return ("waits", "never fetched")
+    if failed_ms is not None and failed_ms > (completed_ms or 0):
+        return ("failed", f"failed {spell(now_ms - failed_ms)} ago")
+    if checkpoint.begun and checkpoint.pending:
+        return ("going", f"resumes after {many(checkpoint.pages, 'page')}, {many(checkpoint.items, 'item')}")
+    if checkpoint.pending:
+        return ("pending", "its turn comes in this round")
+    return ("waits", "done in this round")
+
+
+def forecast(session: Session) -> Contribution:
+    """The charges of the schedule until tomorrow ends, as in `quota plan`. Raises LedgerError and StoreError."""
+    plan = make_plan(session.settings, host_clock(), days=1, state=read_state(session), find_changes=False)
+    expected = [
+        Expected(row.project, row.bucket, row.method, row.job, _at(slot, plan), units, row.calls.get(slot, 0))
+        for row in plan.spent
+        for slot, units in row.units.items()
+    ]
+    expected.sort(key=lambda charge: charge.at_ms)
+    limits = {}
+    for row in plan.limits:
+        refused_ticks = sum(day.refused_ticks for day in row.days)
+        dry_ms = next((day.dry_ms for day in row.days if day.dry_ms is not None), None)
+        limits[row.project, row.limit.name] = LimitAhead(row.days[0].used_units, row.zone, refused_ticks, dry_ms)
+    scheduled = any(job.schedule is not None for job in session.settings.jobs.values())
+    return Contribution(forecast=Forecast(plan.until_ms, tuple(expected), limits, scheduled))
+
+
+def _at(slot: int, plan: Plan) -> int:
+    """The middle of a slot, or of the part of it that the plan covers."""
+    return (max(slot * SLOT_MS, plan.start_ms) + (slot + 1) * SLOT_MS) // 2
