@@ -3,11 +3,16 @@
 Airflow reschedules `popular` to the time at which its call fits, and skips `nightly`, whose next run asks again.
 `budget` is a deferrable sensor for tasks that should not begin without budget; the triggerer waits for it. Each task
 logs the reason. If the ledger does not answer, the tasks fail, and Airflow retries them as `retries` says.
+
+Tasks that are refused together get the same time, so each comes back up to a tenth of its wait later: otherwise they
+would only refuse each other.
 """
 
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
+from random import SystemRandom
 from typing import Any
 
 from airflow.providers.standard.triggers.temporal import DateTimeTrigger
@@ -42,7 +47,7 @@ def come_back(decision: quota.Decision) -> Any:
     if decision.reason == "ledger-unavailable":
         raise quota.Refused(decision)
     logger.info("%s", decision)
-    return when.at
+    return when.at + timedelta(seconds=SystemRandom().uniform(1, max(10, when.seconds / 10)))
 
 
 def titles(region: str) -> list[str]:

@@ -4,11 +4,13 @@
 
 `RetryRequested(seconds_to_wait=...)` would keep the run's process until then. Here the run fails at once, with its time
 in a tag, and the sensor starts it again after that time. It does so once, because the run's id is the key of the new
-run. If the ledger does not answer, the run fails without that tag, as in any outage.
+run. If the ledger does not answer, the run fails without that tag, as in any outage. Runs that are refused together get
+the same time, so each comes back up to a tenth of its wait later: otherwise they would only refuse each other.
 """
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from random import SystemRandom
 from typing import Any
 
 import dagster as dg
@@ -45,7 +47,8 @@ def titles(context: dg.OpExecutionContext, config: Region, ledger: Ledger) -> li
         when = refused.decision.when()
         outage = refused.decision.reason == "ledger-unavailable"
         if when is not None and not outage:  # without a time, waiting does not help: the failure has the remedy
-            context.instance.add_run_tags(context.run_id, {RETRY_AT: when.at.isoformat(), **REFUSED})
+            at = when.at + timedelta(seconds=SystemRandom().uniform(1, max(10, when.seconds / 10)))
+            context.instance.add_run_tags(context.run_id, {RETRY_AT: at.isoformat(), **REFUSED})
         raise dg.Failure(str(refused), allow_retries=False) from None
     return [video["snippet"]["title"] for video in answer["items"]]
 

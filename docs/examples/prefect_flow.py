@@ -2,11 +2,14 @@
 
     python prefect_flow.py      # serves the deployment `popular/every-hour`
 
-A flow without that deployment just ends. If the ledger does not answer, the flow fails.
+A flow without that deployment just ends. If the ledger does not answer, the flow fails. Flows that are refused together
+get the same time, so each comes back up to a tenth of its wait later: otherwise they would only refuse each other.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
+from random import SystemRandom
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -29,8 +32,9 @@ def popular(region: str) -> Any:
         if when is None or refused.decision.reason == "ledger-unavailable":
             raise  # the budget is not the reason: the run fails with the remedy
         message, again = str(refused), {"region": region}
+        at = when.at + timedelta(seconds=SystemRandom().uniform(1, max(10, when.seconds / 10)))
         try:
-            run_deployment(DEPLOYMENT, parameters=again, scheduled_time=when.at, timeout=0, as_subflow=False)
+            run_deployment(DEPLOYMENT, parameters=again, scheduled_time=at, timeout=0, as_subflow=False)
         except ObjectNotFound:
             message += f"; nothing starts it then, because no deployment {DEPLOYMENT} is served"
         get_run_logger().warning("%s", message)
