@@ -42,7 +42,7 @@ class AsyncSession(OfOneProcess):
 
     def budget(self, credential: str | None = None) -> AsyncBudget:
         """The budget of a credential (None: the only credential). Returns the same object each time."""
-        with self._session._closing.lock:  # if several threads call, one makes it
+        with self._session._lock:  # if several threads call, one makes it
             blocking = self._session.budget(credential)
             budget = self._budgets.get(blocking.credential)
             if budget is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -63,7 +63,26 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
 
     Raises ConfigError for an unusable configuration, or one whose cost books name no host.
     """
-    _instrument(config, credential, os.environ.get("QUOTA_JOB", "") if job is None else job)
+    import http.client  # noqa: F401  # first: `call_before` may wait for it, and the imports below import it, too
+
+    from quota.clients.instrument.processes import FileTally
+    from quota.session import open_session
+    from quota.terms.arguments import label_process
+
+    global _now
+    _close_at_exit()
+    with _lock:
+        if _now is None:
+            session, tally = open_session(config), os.environ.get(TALLY)
+            payers = payers_of(session, credential, FileTally(tally) if tally else None)
+            label_process(os.environ.get("QUOTA_JOB", "") if job is None else job)
+            begun = _Instrumented(session, payers)
+            try:
+                begun.patches.put_on()
+                _now = begun
+            except BaseException:  # interrupted: half of the patches would charge half of the requests
+                begun.end()
+                raise
 
 
 def uninstrument() -> None:
@@ -82,29 +101,6 @@ def uninstrument() -> None:
 def _close_at_exit() -> None:
     """Close the session when the process ends, after every exit handler that is registered later."""
     atexit.register(lambda: None if _now is None else _now.session.close())
-
-
-def _instrument(config: str | Path | None, credential: str | None, job: str) -> None:
-    import http.client  # noqa: F401  # first: `call_before` may wait for it, and the imports below import it, too
-
-    from quota.clients.instrument.processes import FileTally
-    from quota.session import open_session
-    from quota.terms.arguments import label_process
-
-    global _now
-    _close_at_exit()
-    with _lock:
-        if _now is None:
-            session, tally = open_session(config), os.environ.get(TALLY)
-            payers = payers_of(session, credential, FileTally(tally) if tally else None)
-            label_process(job)
-            begun = _Instrumented(session, payers)
-            try:
-                begun.patches.put_on()
-                _now = begun
-            except BaseException:  # interrupted: half of the patches would charge half of the requests
-                begun.end()
-                raise
 
 
 def payers_of(session: Session, named: str | None, tally: Tally | None = None) -> Payers:
@@ -153,13 +149,14 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
         for name, text in given.items():  # the program may have changed its environment
             os.environ.setdefault(name, text)
         try:
-            _instrument(None, os.environ.get("QUOTA_AUTO_CREDENTIAL") or None, os.environ.get("QUOTA_JOB", ""))
+            instrument(credential=os.environ.get("QUOTA_AUTO_CREDENTIAL") or None)
         except Exception as error:
             give_up(error)
 
     _close_at_exit()
     if given.get(TALLY):
-        _say_that_a_python_ran(given[TALLY])
+        with suppress(OSError):  # says that a Python ran
+            os.close(os.open(os.path.join(given[TALLY], "python"), os.O_CREAT | os.O_CLOEXEC, 0o600))
     if any(name in sys.modules for name in (*LIBRARIES, *UNSEEN)):  # a .pth file came first
         begin()
     else:
@@ -174,16 +171,13 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
     sys.excepthook = excepthook
 
 
-def _say_that_a_python_ran(tally: str) -> None:
-    with suppress(OSError):
-        os.close(os.open(os.path.join(tally, "python"), os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
 def name_program(command: Sequence[object]) -> None:
-    """Warn of a program that such a Python starts and whose requests nobody charges."""
-    from quota.clients.instrument import processes
+    """Warn once of each program that such a Python starts and whose requests nobody charges."""
+    from quota.clients.instrument.processes import unseen_program, warn_of
 
-    processes.name_program(command)
+    program = unseen_program(command)
+    if program is not None:
+        warn_of(program)
 
 
 def give_up(error: Exception) -> None:
@@ -195,19 +189,7 @@ def give_up(error: Exception) -> None:
 
 def _status_after(error: BaseException) -> int | None:
     """The exit status of a program that a refusal has ended; None for another error, and for Ctrl-C."""
-    from quota.errors import Refused, decision_status
+    from quota.errors import Refused, behind, decision_status
 
-    behind = _behind(error) if isinstance(error, Exception) else ()
-    return next((decision_status(cause.decision) for cause in behind if isinstance(cause, Refused)), None)
-
-
-def _behind(error: BaseException) -> Iterator[BaseException]:
-    """An error, and all errors behind it."""
-    seen: dict[int, BaseException] = {}
-    left: list[BaseException | None] = [error]
-    while left:
-        cause = left.pop()
-        if cause is not None and id(cause) not in seen:
-            seen[id(cause)] = cause
-            yield cause
-            left += [cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ())]
+    causes = behind(error) if isinstance(error, Exception) else ()
+    return next((decision_status(cause.decision) for cause in causes if isinstance(cause, Refused)), None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -24,31 +25,18 @@ from quota.journal.journal import Journal, left_behind
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.rules.entry import Keys
-from quota.settings.folders import make_state_folder, state_folder
 from quota.settings.load import given_settings, load_settings
-from quota.settings.model import CredentialSettings, Settings
+from quota.settings.model import CredentialSettings, Settings, make_state_folder, state_folder
 from quota.settings.references import read_key
 from quota.settings.tables import A_CREDENTIAL
 from quota.terms.arguments import instance, machine_name, text
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, Limit
 
 if TYPE_CHECKING:
     from quota.clients.caller import Caller
 
 JITTER_MS = 60_000
 SERVICE = "quota.clients.google.service(budget, key=...)"
-
-
-class _Closing:
-    """The lock for closing a session: one thread at a time holds it, also in a signal handler. A forked child starts
-    with a new lock, because the thread that held the old lock is not there."""
-
-    def __init__(self) -> None:
-        self.start_over_in_child()
-        start_over_in_child(self)
-
-    def start_over_in_child(self) -> None:
-        self.lock = RLock()
 
 
 class Session(OfOneProcess):
@@ -62,7 +50,8 @@ class Session(OfOneProcess):
         self.settings = instance(settings, Settings, "settings", "open a session with quota.open(path)")
         self._clock = clock
         self._closed = False
-        self._closing = _Closing()
+        self.start_over_in_child()
+        start_over_in_child(self)
         self._ledger: Log | None = None
         self._budgets: dict[str, Budget] = {}
         self._projects: dict[Identity, Project] = {}
@@ -73,6 +62,11 @@ class Session(OfOneProcess):
         """What each job leaves to others, by project, because the credentials of a project share one budget."""
         for job in settings.jobs.values():
             self._leaves.setdefault(settings.credentials[job.credential].project, {})[job.name] = job.leave
+
+    def start_over_in_child(self) -> None:
+        """Make the lock for budgets and for closing, which one thread at a time holds, also in a signal handler. A
+        forked child has a new lock, because the thread that held the old lock is not there."""
+        self._lock = RLock()
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
@@ -118,7 +112,7 @@ class Session(OfOneProcess):
 
     def budget(self, credential: str | None = None) -> Budget:
         """The budget of a credential (None: the only credential). Returns the same object each time."""
-        with self._closing.lock:  # if several threads call, one makes it
+        with self._lock:  # if several threads call, one makes it
             self._check_open()
             chosen = self.credential(credential)
             if (budget := self._budgets.get(chosen.name)) is not None:
@@ -139,15 +133,14 @@ class Session(OfOneProcess):
 
     def project(self, credential: str | None = None) -> Project:
         """The log of a credential's project, as this process reads it. Credentials of one project share it."""
-        with self._closing.lock:
+        with self._lock:
             self._check_open()
             return self._project(self.credential(credential))
 
     def _project(self, chosen: CredentialSettings) -> Project:
         identity = self._identity(chosen)
         if identity not in self._projects:
-            windows = [limit.view.window.longest_ms for limit in chosen.limits]
-            longest_ms = max(windows, default=DAY_MS)
+            longest_ms = _longest_ms(chosen.limits)
             project = Project(
                 self.ledger,
                 chosen.project,
@@ -245,10 +238,7 @@ class Session(OfOneProcess):
         `quota.BadAnswer`. Requests without a timeout get `timeout_s`. The client works while this session is open.
         """
         self._check_open()
-        try:
-            import requests
-        except ImportError as error:
-            raise UsageError("q.requests() needs the library requests: pip install requests") from error
+        requests = _library("requests")
         from quota.clients.requests import requests_adapter
 
         chosen = self.credential(credential)
@@ -271,10 +261,7 @@ class Session(OfOneProcess):
         """Like `requests`, as an `httpx.Client`. `options` are the client's own, except `transport`, `mounts` and
         `proxy`."""
         self._check_open()
-        try:
-            import httpx
-        except ImportError as error:
-            raise UsageError("q.httpx() needs the library httpx: pip install httpx") from error
+        httpx = _library("httpx")
         from quota.clients.httpx import httpx_transport
 
         for name in ("transport", "mounts", "proxy"):
@@ -298,8 +285,7 @@ class Session(OfOneProcess):
             if not scopes and chosen.book.googles:
                 scopes = upstream_of(chosen.book).access(chosen.endpoint).scopes
             login = login_of(chosen, scopes)
-        place = chosen.book.key
-        googles = chosen.book.googles
+        place, googles = chosen.book.key, chosen.book.googles
         insecure = chosen.insecure_endpoint
         return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure, googles=googles)
 
@@ -308,7 +294,7 @@ class Session(OfOneProcess):
 
         First the process writes to the ledger what it still owes, for all projects together within a second.
         """
-        with self._closing.lock:  # a second thread that closes it waits here
+        with self._lock:  # a second thread that closes it waits here
             self._closed = True
             while self._services:
                 self._services.pop().close()
@@ -333,6 +319,13 @@ class Session(OfOneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UsageError(f"q.{name}() needs the library {name}: pip install {name}") from error
 
 
 def open_session(
@@ -382,13 +375,14 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
     time in ms at which its last charge stops counting. A new project may be one of these under a new name."""
     if not session.settings.ledger.identity:  # without a file no project has been renamed
         return []
-    identities = [session._identity(each) for each in session.settings.credentials.values()]
-    windows = [
-        x.view.window.longest_ms for credential in session.settings.credentials.values() for x in credential.limits
-    ]
-    return left_behind(
-        session._state_folder, identities, (session._clock or host_clock)(), max(windows, default=DAY_MS)
-    )
+    credentials = session.settings.credentials.values()
+    identities = [session._identity(credential) for credential in credentials]
+    longest_ms = _longest_ms(limit for credential in credentials for limit in credential.limits)
+    return left_behind(session._state_folder, identities, (session._clock or host_clock)(), longest_ms)
+
+
+def _longest_ms(limits: Iterable[Limit]) -> int:
+    return max((limit.view.window.longest_ms for limit in limits), default=DAY_MS)
 
 
 def ledger_answers(session: Session) -> bool | None:

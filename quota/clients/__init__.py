@@ -7,7 +7,6 @@ requests, httpx    the other clients, with aiohttp; `urllib3` is below requests
 instrument         finds the attempts of libraries that a program uses itself
 caller, login      sign a request as it leaves
 upstream           the seam for upstreams: names the method of a request, reads an answer
-discovery          one of Google's APIs, as its client describes it
 answer_fields      limits an answer, and reads the parts of it that the cost book names
 upstream_errors    classifies an error answer, and reads the exceptions of client libraries
 """

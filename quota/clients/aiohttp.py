@@ -28,7 +28,7 @@ def aiohttp_middleware(
     several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the cost book, whose `routes` name
     the `method`.
     """
-    gate = AsyncHostGate(budget, method, hosts)
+    gate = AsyncHostGate.of(budget, method, hosts)
 
     async def metered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         return await send(gate, handler, request)

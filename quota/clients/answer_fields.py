@@ -218,8 +218,10 @@ class Answer:
         """A time in ms by this machine's clock, from any notation. A calendar time is read relative to the answer's
         Date, so that a wrong clock here does not matter."""
         text = str(value).strip() if isinstance(value, str | int | float) else ""
-        if re.fullmatch(r"[+-]?[0-9]{1,13}(?:\.[0-9]{1,9})?", text, re.ASCII):
+        if re.fullmatch(r"[+-]?(?:[0-9]{1,13}|[0-9]{16}|[0-9]{19})(?:\.[0-9]{1,9})?", text, re.ASCII):
             number = float(text)
+            while number >= FIRST_EPOCH_MS * 1_000:  # microseconds, or nanoseconds
+                number /= 1_000
             ms = math.ceil(number if number >= FIRST_EPOCH_MS else number * SECOND_MS)
             return self._from_date(ms) if number >= FIRST_EPOCH_S else self.at_ms + ms
         if (span_ms := _duration_ms(text)) is not None:
@@ -249,21 +251,31 @@ def _figure(value: object) -> float | None:
 def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
     """A number from 0 to the largest that a ledger stores, given as a number or as digits, and `rounded`."""
     if isinstance(value, str):
-        digits = re.fullmatch(r"\s*\+?([0-9]{1,16})(\.[0-9]{0,16})?\s*", value, re.ASCII)
-        value = None if digits is None else int(digits[1]) if not (digits[2] or "").strip(".0") else float(value)
+        digits = re.fullmatch(rf"\s*\+?([0-9]{{1,16}})(\.[0-9]{{0,16}})?\s*(?:{_POLICIES})?", value, re.ASCII)
+        if digits is None:
+            return None
+        fraction = digits[2] or ""
+        value = float(digits[1] + fraction) if fraction.strip(".0") else int(digits[1])
     figure = _figure(value)
     return None if figure is None else rounded(figure)
 
 
+_POLICIES = r",\s*[0-9]+\s*;\s*w(?:indow)?=[^\r\n]{0,200}"
+"""What `RateLimit-Limit: 100, 100;w=60` has behind its number in older drafts."""
+
+
 def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `60 seconds`, perhaps with the full stop of a sentence."""
+    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `60 seconds`, perhaps with the full stop of a sentence; `PT1H30M`."""
     text = "".join(text[:64].lower().rstrip(".").split())
+    if (iso := re.fullmatch(r"p([0-9]+d)?(?:t(.+))?", text, re.ASCII)) is not None:
+        text = (iso[1] or "") + (iso[2] or "")
     if re.fullmatch(f"(?:{_SPAN})+", text, re.ASCII) is None:
         return None
-    return math.ceil(sum(float(number) * UNITS_MS[unit] for number, unit in re.findall(_SPAN, text, re.ASCII)))
+    return math.ceil(sum(float(number) * _UNITS_MS[unit] for number, unit in re.findall(_SPAN, text, re.ASCII)))
 
 
-_SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|[smhd])(?:(?:ec|econd|in|inute|r|our|ay)s?)?"
+_UNITS_MS = {**UNITS_MS, "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3}
+_SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhd])(?:(?:ec|econd|in|inute|r|our|ay)s?)?"
 
 
 def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
@@ -312,7 +324,7 @@ class Usage:
 
     A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
     a body that is shorter than its Content-Length, for a stream that ends with the connection and without DONE, and for
-    a stream that ends within an event.
+    a stream that ends within an event. `framed`: the protocol itself marks the end, as HTTP/2 does.
     """
 
     def __init__(
@@ -321,15 +333,19 @@ class Usage:
         total: Callable[[Figures], int | None],
         headers: Mapping[str, str],
         announced: Figures = (),
+        *,
+        framed: bool = False,
     ) -> None:
         self._read = read
         self._total = total
-        self._events = headers.get("content-type", "").lower().startswith("text/event-stream")
+        kind = headers.get("content-type", "").lower()
+        self._events = kind.startswith("text/event-stream")
         length = "" if headers.get("content-encoding") else headers.get("content-length", "")
         self._to_come = int(length) if re.fullmatch("[0-9]{1,15}", length, re.ASCII) else 0
         """The length in bytes that the headers announce."""
-        framed = length or headers.get("transfer-encoding")
-        self._end_is_clear = not self._events or framed or "close" not in headers.get("connection", "").lower()
+        framed = framed or bool(headers.get("content-length") or headers.get("transfer-encoding"))
+        self._end_is_clear = framed or re.match(r"(application/([^;]*\+)?json\s*(;|$)|$)", kind) is not None
+        """A JSON document shows its own end. Lines of JSON and events do not."""
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0

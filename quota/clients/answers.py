@@ -21,9 +21,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from http.client import HTTPResponse, IncompleteRead
 from socket import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httplib2
@@ -35,6 +35,11 @@ from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer, SlowAnswer
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
+else:
+    HTTPConnection = object  # a recorder may have replaced http.client's; `_made` adds httplib2's own
 
 BYTES_PER_VALUE = 16
 """A body may hold one value per 16 bytes of its size limit: a value of three bytes takes a hundred once parsed."""
@@ -260,7 +265,7 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
 def _made(kind: type[PatientConnection], parent: type, of_each: dict[str, Any]) -> type:
     """A connection of this kind over httplib2's own. A recorder (vcrpy) in its place sends over this connection what it
     does not replay."""
-    if not issubclass(parent, HTTPConnection) and hasattr(parent, "_baseclass"):
+    if hasattr(parent, "_baseclass"):
         return type(parent.__name__, (parent,), {"_baseclass": _made(kind, parent._baseclass, of_each)})
     return type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
 

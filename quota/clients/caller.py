@@ -5,10 +5,10 @@ A redirect is a new request. So no other host sees the key, whatever a client do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote_plus, urlencode, urlsplit, urlunsplit
 
 from quota.common.hosts import is_readable_on_the_way
@@ -16,6 +16,8 @@ from quota.common.redact import redact
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.terms.api import Hosts, KeyPlace
+
+R = TypeVar("R", bound=Any)
 
 
 @dataclass(eq=False, repr=False)
@@ -73,15 +75,17 @@ class Caller:
         """The secret that it signs with now."""
         return self.key if self.credentials is None else self.credentials.token
 
-    def renewed(self, url: str, status: int) -> bool:
-        """Whether the answer refused a token and a new token is here, so that the caller may send the request once
-        more."""
-        renewable = self.credentials is not None and getattr(self.credentials, "renewable", True)
-        if status != 401 or not renewable or not self._hosts.serve(url):
-            return False
+    def send(self, attempt: Callable[[], R], url: str, *, again: bool) -> R:
+        """The answer to an attempt. If it refused a token and the attempt can be made `again`, the answer to another
+        attempt, with a new token."""
+        response = attempt()
+        renewable = again and self.credentials is not None and getattr(self.credentials, "renewable", True)
+        if response.status_code != 401 or not renewable or not self._hosts.serve(url):
+            return response
         with _renewing() as ask:
             self.credentials.refresh(ask)
-        return True
+        response.close()
+        return attempt()
 
 
 def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
 from quota.clients.answer_fields import Headers
-from quota.clients.metering import Attempt, Meter, Tally
+from quota.clients.metering import Attempt, Meter, is_reserved
 from quota.clients.upstream import Sent, upstream_of, verb_of
 from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
@@ -101,20 +101,13 @@ class HostGate:
     `ended` is true, a request that finds the session closed passes uncharged."""
 
     def __init__(
-        self,
-        budget: Budget,
-        method: MethodOf | None,
-        hosts: HostNames | None,
-        max_units: int | None = None,
-        tally: Tally | None = None,
-        *,
-        ended: Callable[[], bool] | None = None,
+        self, meter: Meter, method: MethodOf | None, hosts: HostNames | None, ended: Callable[[], bool] | None = None
     ) -> None:
         self.ended = ended or (lambda: False)
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if ended else paid
         """A context manager, entered while a charged attempt is sent."""
-        self.meter = Meter(budget, max_units, tally)
-        book = budget.book
+        self.meter = meter
+        book = meter.budget.book
         self.upstream = upstream_of(book)
         if method is None and not self.upstream.knows_methods:
             raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")
@@ -160,36 +153,36 @@ class HostGate:
 
 
 class AsyncHostGate:
-    """A HostGate on an event loop. It also takes a budget of `quota.open()`, and then has threads of its own for it."""
+    """A HostGate on an event loop, with this awaited budget. Without one it has threads of its own."""
 
-    def __init__(
-        self,
-        budget: AsyncBudget | Budget,
-        method: MethodOf | None,
-        hosts: HostNames | None,
-        tally: Tally | None = None,
-        *,
-        ended: Callable[[], bool] | None = None,
-    ) -> None:
-        blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
-        self._gate = HostGate(blocking, method, hosts, tally=tally, ended=ended)
-        self.sending = self._gate.sending
+    def __init__(self, gate: HostGate, budget: AsyncBudget | None = None) -> None:
+        self._gate = gate
+        self.sending = gate.sending
         self._own: Awaiter | None = None
-        if not isinstance(budget, AsyncBudget):
-            self._own = Awaiter(budget.ledger)
-            budget = AsyncBudget(budget, self._own)
+        if budget is None:
+            self._own = Awaiter(gate.meter.budget.ledger)
+            budget = AsyncBudget(gate.meter.budget, self._own)
         self._budget = budget
+
+    @classmethod
+    def of(cls, budget: AsyncBudget | Budget, method: MethodOf | None, hosts: HostNames | None) -> AsyncHostGate:
+        """A gate for a budget of `quota.open_async()` or `quota.open()`."""
+        if isinstance(budget, AsyncBudget):
+            return cls(HostGate(Meter(budget._budget), method, hosts), budget)
+        return cls(HostGate(Meter(budget), method, hosts))
 
     def close(self) -> None:
         """Close the threads that this gate made."""
         if self._own is not None:
             self._own.close()
 
-    async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()) -> Attempt | None:
-        """The charged attempt; None for a host that is not metered. Raises Refused."""
+    async def charge(
+        self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = (), *, free: bool = False
+    ) -> Attempt | None:
+        """The attempt, charged unless it is `free`; None for a host that is not metered. Raises Refused."""
         if not self._gate.is_metered(verb, url):
             return None
-        call = self._call(verb_of(self._gate.upstream, verb, headers), url, body)
+        call = self._call(verb_of(self._gate.upstream, verb, headers), url, body, free=free)
         try:
             decisions = await self._budget._decide([call], commit=True)
         except SessionClosedError:
@@ -198,17 +191,16 @@ class AsyncHostGate:
             return None
         return self._gate.meter.attempted(decisions[0], call)
 
-    async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Decision:
+    async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY, *, free: bool = False) -> Decision:
         """The decision that `charge` would make now about a request to a metered host."""
-        return (await self._budget._decide([self._call(verb, url, body)], commit=False))[0]
+        return (await self._budget._decide([self._call(verb, url, body, free=free)], commit=False))[0]
 
     def reserves(self, verb: str, url: str) -> bool:
         """Whether the price of such a request depends on its body."""
-        parts = self._call(verb, url, NO_BODY)[2]
-        return bool(parts and parts[0].reserve)
+        return is_reserved(self._call(verb, url, NO_BODY))
 
-    def _call(self, verb: str, url: str, body: RequestBody) -> Call:
-        return self._gate.meter.call(self._gate.name(verb, url), verb, body)
+    def _call(self, verb: str, url: str, body: RequestBody, *, free: bool = False) -> Call:
+        return (f"{verb} **", None, ()) if free else self._gate.meter.call(self._gate.name(verb, url), verb, body)
 
     @asynccontextmanager
     async def leaving(

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from email.message import Message
+from email.parser import BytesParser
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import Any, NamedTuple
@@ -37,11 +39,17 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked, no_http
-from quota.clients.discovery import Routes, batched_answers, batched_calls, description, scopes_of
 from quota.clients.metering import Attempt, Meter
-from quota.clients.upstream import Google, verb_of
+from quota.clients.upstream import Google, Routes, description, scopes_of, verb_of
 from quota.common.fork import start_over_in_child
-from quota.common.hosts import default_port, has_hung_up, is_http_address, is_loopback, is_readable_on_the_way
+from quota.common.hosts import (
+    comes_from_socket,
+    default_port,
+    has_hung_up,
+    is_http_address,
+    is_loopback,
+    is_readable_on_the_way,
+)
 from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
@@ -294,8 +302,9 @@ class _Gate:
 
     def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         """Charge one request that is about to leave. Returns [] if it does not call this API. Raises Refused."""
+        self.forget()
         path, query = urlsplit(url).path, urlsplit(url).query
-        verb = verb_of(self._upstream, verb, headers).upper()
+        sent_verb, verb = verb.upper(), verb_of(self._upstream, verb, headers).upper()
         on_the_wire = self._upstream.named(self._routes, verb, path)
         is_batch = self._routes.is_batch(verb, path)
         if place not in self._hosts and not (place in self._also and (on_the_wire or is_batch)):
@@ -305,7 +314,7 @@ class _Gate:
         request = _sending.get()
         if request is None and is_batch:
             sent = self._charge_batch(headers, body)
-        elif self._is_chunk(request, verb, path, query):
+        elif self._is_chunk(request, sent_verb, path, query):
             sent = []
         else:
             method = (request.methodId if request is not None else None) or on_the_wire or f"{verb} {path}"
@@ -332,6 +341,11 @@ class _Gate:
         """Forget the attempts of this thread that still wait for an answer."""
         self._waiting.sent = []
 
+    def never_left(self) -> None:
+        """Refund what this thread charged last: no byte of it left, or a mock answered."""
+        for call in self._waiting.sent:
+            call.attempt.never_left()
+
     def answered(self, response: Any, content: bytes) -> None:
         """Pass the answer to the attempts that this thread sent last."""
         sent: list[_Sent] = self._waiting.sent
@@ -348,6 +362,48 @@ class _Gate:
             call.attempt.answered(inner_status, inner_body)
 
 
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def _parts(content_type: str, body: Any) -> Iterator[tuple[str, str, bytes]]:
+    """(content id, first line, the rest) of each application/http part of a multipart body."""
+    raw = body.encode("utf-8", "replace") if isinstance(body, str) else body
+    if not isinstance(raw, bytes) or not content_type.lower().startswith("multipart/"):
+        return
+    message = BytesParser().parsebytes(
+        b"content-type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + raw
+    )
+    for number, part in enumerate(message.get_payload() if message.is_multipart() else ()):
+        payload: bytes = part.get_payload(decode=True) or b""
+        line, _, rest = payload.lstrip().partition(b"\n")
+        yield _content_id(part, number), line.decode("latin-1").strip(), rest
+
+
+def _content_id(part: Message, number: int) -> str:
+    """The id that a request and its answer share: upstream answers `<x + 1>` as `<response-x + 1>`.
+
+    A part without an id gets its position in the batch.
+    """
+    given = str(part.get("content-id", "")).strip().strip("<>")
+    return " ".join(given.removeprefix("response-").split()) or f"#{number}"
+
+
+def batched_calls(content_type: str, body: Any) -> Iterator[tuple[str, str, str]]:
+    """(verb, path, content id) of each call in a batch."""
+    for content_id, line, _ in _parts(content_type, body):
+        verb, _, target = line.partition(" ")
+        yield verb.upper() or "?", urlsplit(target.partition(" ")[0]).path, content_id
+
+
+def batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, str]]:
+    """(status, body, content id) of each answer in the answer to a batch."""
+    for content_id, line, rest in _parts(content_type, body):
+        words = line.split()
+        status = int(words[1]) if len(words) > 1 and re.fullmatch("[0-9]{3}", words[1]) else 0
+        head_and_body = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)
+        yield status, head_and_body[-1].strip() if len(head_and_body) == 2 else b"", content_id
+
+
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +414,8 @@ class _Connection(PatientConnection):
     _left = False
     _used = False
     _has_answered = False
+    _mocked: Callable[[], HTTPResponse] | None = None
+    """Reads the answer of a mock (pook), which puts this function into a connection."""
 
     def connect(self) -> None:
         super().connect()
@@ -376,18 +434,18 @@ class _Connection(PatientConnection):
         if self.sock is None:
             self.connect()
         self.sock.settimeout(self.patience_s())
-        sent = self.gate.charge((self.host, self.port), method, url, headers or {}, body)
+        self.gate.charge((self.host, self.port), method, url, headers or {}, body)
         self._left = False
         try:
             super().request(method, url, body, headers or {}, **options)
         except BaseException:
             if not self._left:
-                for call in sent:
-                    call.attempt.never_left()
+                self.gate.never_left()
             # http.client's buffer holds half a request, and would send it ahead of the next one.
             self.spoiled = True
             self.close()
             raise
+        self._mocked = vars(self).pop("getresponse", None)
         self._used = True
 
     def getresponse(self) -> HTTPResponse:
@@ -399,7 +457,7 @@ class _Connection(PatientConnection):
         """
         limited = self.watch is not None and any(self.watch.limits)
         try:
-            answer = super().getresponse()
+            answer = (self._mocked or super().getresponse)()
         except ResponseNotReady:
             raise
         except RemoteDisconnected:
@@ -411,6 +469,8 @@ class _Connection(PatientConnection):
                 raise no_http() from error
             raise HTTPException(f"upstream's answer is no HTTP: {type(error).__name__}") from error
         self._has_answered = True
+        if not self._left and not comes_from_socket(answer):
+            self.gate.never_left()
         return answer
 
 

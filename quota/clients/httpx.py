@@ -23,10 +23,10 @@ from quota.clients.gate import (
     has_passed,
     unpacked,
 )
-from quota.clients.metering import Attempt
+from quota.clients.metering import Attempt, Meter
 from quota.common.clock import elapsed_s
 from quota.common.text import show
-from quota.errors import UsageError
+from quota.errors import UsageError, behind
 from quota.terms.api import RequestBody
 
 Below = Callable[[httpx.Request], httpx.Response]
@@ -53,7 +53,7 @@ def httpx_transport(
     of the cost book, whose `routes` name the `method`. `caller` signs what leaves; the client's own request stays
     unsigned. The transport spends at most `max_units` in all.
     """
-    gate = HostGate(budget, method, hosts, max_units)
+    gate = HostGate(Meter(budget, max_units), method, hosts)
     below = httpx.HTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_request"):
         raise UsageError(f"inner {show(below)} is no httpx.BaseTransport")
@@ -62,12 +62,8 @@ def httpx_transport(
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             if caller is None:
                 return self._attempt(request)
-            response = self._attempt(_signed(caller, request))
             again = isinstance(request.stream, httpx.ByteStream)
-            if again and caller.renewed(str(request.url), response.status_code):
-                response.close()
-                response = self._attempt(_signed(caller, request))
-            return response
+            return caller.send(lambda: self._attempt(_signed(caller, request)), str(request.url), again=again)
 
         def _attempt(self, request: httpx.Request) -> httpx.Response:
             return send(gate, below.handle_request, request, plain=type(below) is httpx.HTTPTransport)
@@ -86,7 +82,7 @@ def httpx_async_transport(
     inner: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncBaseTransport:
     """A transport for `httpx.AsyncClient`, with a budget of `quota.open_async()` or `quota.open()`."""
-    gate = AsyncHostGate(budget, method, hosts)
+    gate = AsyncHostGate.of(budget, method, hosts)
     below = httpx.AsyncHTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_async_request"):
         raise UsageError(f"inner {show(below)} is no httpx.AsyncBaseTransport")
@@ -113,10 +109,10 @@ def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> h
     attempt = gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return below(request)
-    departure = _Departure(request)
+    departure = _Departure(request, plain)
     with gate.leaving(attempt, body, departure.never_began), departure.traced():
         response = below(request)
-    if plain and departure.is_mocked(response):
+    if departure.is_mocked(response):
         attempt.never_left()
         return response
     status, headers = response.status_code, response.headers
@@ -138,19 +134,19 @@ async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Requ
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await below(request)
-    departure = _Departure(request)
+    departure = _Departure(request, plain)
     async with gate.leaving(attempt, body, departure.never_began):
         with departure.traced(awaited=True):
             response = await below(request)
-    if plain and departure.is_mocked(response):
+    if departure.is_mocked(response):
         await gate.never_left(attempt)
         return response
     status, headers = response.status_code, response.headers
     stream, head, whole = cast("httpx.AsyncByteStream", response.stream), b"", False
     try:
         if attempt.reads_body(status, headers):
-            stream = peeked = _AsyncPeeked(stream)
-            head, whole = _decoded(response, await peeked.peek()), peeked.whole
+            stream = peeked = _Peeked(stream)
+            head, whole = _decoded(response, await peeked.peek_awaited()), peeked.whole
         await gate.answered(attempt, status, head, headers, whole=whole, read=False)
     except BaseException:  # cancelled: nobody else closes the response
         await stream.aclose()
@@ -167,11 +163,16 @@ _HEADS = (
 server ended the connection while a request waited for its turn."""
 
 
-class _Departure:
-    """Whether the departure of a request `began`: httpcore traces each head that it is about to send."""
+_SENDERS = tuple(f"httpcore.{kind}.{module}" for kind in ("_async", "_sync") for module in ("http11", "http2"))
 
-    def __init__(self, request: httpx.Request) -> None:
+
+class _Departure:
+    """Whether the departure of a request `began`: httpcore traces each head that it is about to send. `plain`: nothing
+    but httpcore sends it."""
+
+    def __init__(self, request: httpx.Request, plain: bool) -> None:
         self.began = False
+        self._plain = plain
         self._request = request
 
     @contextmanager
@@ -196,11 +197,13 @@ class _Departure:
 
     def is_mocked(self, response: httpx.Response) -> bool:
         """Whether an answer came without a connection. A mock may pass a request on without its trace."""
-        return not self.began and "network_stream" not in response.extensions
+        return self._plain and not self.began and "network_stream" not in response.extensions
 
     def never_began(self, error: BaseException) -> bool:
         """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection,
         or for its turn on one: an HTTP/2 server limits the streams at once."""
+        if self._plain and not self.began and not any(has_passed(cause, *_SENDERS) for cause in behind(error)):
+            return True  # the error of a mock, or of a test tool that forbids connections
         if isinstance(error, httpx.ProtocolError):
             cause = error.__cause__
             return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
@@ -208,21 +211,38 @@ class _Departure:
         return isinstance(error, UNSENT) or (waits and not self.began)
 
 
-class _Peeked(httpx.SyncByteStream):
-    def __init__(self, stream: httpx.SyncByteStream) -> None:
-        self._stream = stream
-        self._rest = iter(stream)
-        self._head: list[bytes] = []
-        self._error: httpx.TransportError | None = None
+class _Peeked(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body whose beginning is read ahead. Its reader still gets all of it, or the error that ended it. `whole`: the
+    beginning is the whole body."""
+
+    def __init__(self, stream: Any) -> None:
         self.whole = False
+        self._stream = stream
+        self._rest: Any
+        self._head: list[bytes] = []
+        self._size = 0
+        self._ends_s = elapsed_s() + PEEK_WITHIN_S
+        self._error: httpx.TransportError | None = None
+
+    def _suffices(self, chunk: bytes) -> bool:
+        """Whether the beginning is long enough, or was waited for long enough, with this chunk."""
+        self._head.append(chunk)
+        self._size += len(chunk)
+        return self._size >= MAX_PEEK_BYTES or elapsed_s() >= self._ends_s
 
     def peek(self) -> bytes:
-        size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
+        self._rest = iter(self._stream)
         try:
-            for chunk in self._rest:
-                self._head.append(chunk)
-                size += len(chunk)
-                if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
+            self.whole = not any(map(self._suffices, self._rest))
+        except httpx.TransportError as error:
+            self._error = error
+        return b"".join(self._head)
+
+    async def peek_awaited(self) -> bytes:
+        self._rest = aiter(self._stream)
+        try:
+            async for chunk in self._rest:
+                if self._suffices(chunk):
                     break
             else:
                 self.whole = True
@@ -236,32 +256,6 @@ class _Peeked(httpx.SyncByteStream):
             raise self._error
         yield from self._rest
 
-    def close(self) -> None:
-        self._stream.close()
-
-
-class _AsyncPeeked(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
-        self._stream = stream
-        self._rest = aiter(stream)
-        self._head: list[bytes] = []
-        self._error: httpx.TransportError | None = None
-        self.whole = False
-
-    async def peek(self) -> bytes:
-        size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
-        try:
-            async for chunk in self._rest:
-                self._head.append(chunk)
-                size += len(chunk)
-                if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
-                    break
-            else:
-                self.whole = True
-        except httpx.TransportError as error:
-            self._error = error
-        return b"".join(self._head)
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._head:
             yield chunk
@@ -269,6 +263,9 @@ class _AsyncPeeked(httpx.AsyncByteStream):
             raise self._error
         async for chunk in self._rest:
             yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -314,7 +311,8 @@ def _body_of(request: httpx.Request) -> RequestBody:
 
 def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: Any = None) -> httpx.Response:
     """The response over this stream, watched if its body may settle the attempt."""
-    usage = attempt.usage(response.status_code, response.headers)
+    framed = not response.http_version.startswith("HTTP/1")
+    usage = attempt.usage(response.status_code, response.headers, framed=framed)
     if usage is None and stream is response.stream:
         return response
     kind = httpx.Response if usage is None else _Watched

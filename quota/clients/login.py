@@ -14,8 +14,8 @@ from google.oauth2 import service_account
 
 from quota.common.files import read_named
 from quota.common.log_lines import install
-from quota.common.redact import redact, register
-from quota.common.text import one_line, shorten, spaced
+from quota.common.redact import register
+from quota.common.text import one_line
 from quota.errors import ConfigError
 
 
@@ -63,12 +63,6 @@ def bearer(token: str) -> Any:
     install()
     register(token)
     return _Bearer(token)  # type: ignore[no-untyped-call]
-
-
-def refused(error: GoogleAuthError) -> str:
-    """One line about a refused `auth`. The error itself may quote the token server's whole answer."""
-    reason = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
-    return f"auth was not accepted ({reason or type(error).__name__}); renew it"
 
 
 def _secret_file(path: str, where: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from quota.deciding.spend import Settlement
 from quota.decision import Decision
 from quota.errors import QuotaError, Refused, UsageError
 from quota.rules.calls import MAX_CHARGE_UNITS, charge_units, granted_units, lowers, wanted_grants
-from quota.rules.entry import CALLS
+from quota.rules.entry import CALLS, others_units
 from quota.rules.facts import Exhaustion
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
@@ -51,11 +51,8 @@ MAX_NAME_LENGTH = 64
 class Tally(Protocol):
     """Counts what attempts spend."""
 
-    def refused(self, method: str) -> None:
-        """An attempt was refused."""
-
-    def counts(self, method: str, calls: int, units: int) -> None:
-        """Add calls and units; both are negative or 0 after a correction."""
+    def counts(self, method: str, calls: int, units: int, refused: int = 0) -> None:
+        """Add calls and units, both negative or 0 after a correction, and refused attempts."""
 
 
 class Meter:
@@ -65,8 +62,8 @@ class Meter:
         if not isinstance(budget, Budget):
             raise UsageError(f"a blocking client needs a budget of quota.open(), not {show(budget)}")
         self.budget = budget
-        self._run_limit = None if max_units is None else RunLimit(max_units)
-        self._tally = tally
+        self.run_limit = None if max_units is None else RunLimit(max_units)
+        self.tally = tally
 
     def attempt(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Attempt:
         """Charge one attempt of `method`, which the caller is about to send with this HTTP verb and body. A method that
@@ -79,17 +76,17 @@ class Meter:
         return self.attempted(self._decide([call])[0], call)
 
     def _decide(self, calls: Sequence[Call]) -> list[Decision]:
-        run_limit = self._run_limit
+        budget, run_limit = self.budget, self.run_limit
         if run_limit is None:
-            return self.budget._decide(calls, commit=True)
-        checklist, _ = self.budget._price(calls, None, None)
+            return budget._decide(calls, commit=True)
+        checklist, _ = budget._price(calls, None, None)
         if not run_limit.take(checklist.units):
-            budget, at_ms = self.budget, project_of(self.budget).wall()
+            at_ms = project_of(budget).wall()
             names = [call.method for call in checklist.calls]
             return [run_limit.refusal(budget.credential, budget.project, x, checklist.units, at_ms) for x in names]
         admitted = False
         try:
-            decisions = self.budget._decide(calls, commit=True)
+            decisions = budget._decide(calls, commit=True)
             admitted = decisions[0].admitted
         finally:
             if not admitted:
@@ -116,12 +113,10 @@ class Meter:
     def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt behind an admitted decision. Raises Refused for another."""
         if not decision.admitted:
-            if self._tally is not None:
-                self._tally.refused(decision.method)
+            if self.tally is not None:
+                self.tally.counts(decision.method, 0, 0, refused=1)
             raise Refused(decision)
-        parts = call[2]
-        reserved = bool(parts and parts[0].reserve)
-        return Attempt(self.budget, decision, self._run_limit, reserved=reserved, tally=self._tally)
+        return Attempt(self, decision, reserved=is_reserved(call))
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -144,6 +139,12 @@ class Meter:
         return charged
 
 
+def is_reserved(call: Call) -> bool:
+    """Whether the units of a call are an upper bound."""
+    parts = call[2]
+    return bool(parts and parts[0].reserve)
+
+
 _warned: set[tuple[str, str, str]] = set()
 
 
@@ -156,24 +157,15 @@ def _warn_once(event: str, detail: str, book: str, name: str, **fields: object) 
 class Attempt:
     """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
-    `reserved`: the first charge is an upper bound. `run_limit` bounds what its run spends, and `tally` counts it.
+    `reserved`: the first charge is an upper bound.
     """
 
-    def __init__(
-        self,
-        budget: Budget,
-        decision: Decision,
-        run_limit: RunLimit | None = None,
-        *,
-        reserved: bool = False,
-        tally: Tally | None = None,
-    ) -> None:
+    def __init__(self, meter: Meter, decision: Decision, *, reserved: bool) -> None:
+        budget = meter.budget
         self.decision = decision
-        self._budget = budget
-        self._run_limit = run_limit
-        self._tally = tally
-        if tally is not None:
-            tally.counts(decision.method, 1, decision.cost_units)
+        self._budget, self._run_limit, self._tally = budget, meter.run_limit, meter.tally
+        if self._tally is not None:
+            self._tally.counts(decision.method, 1, decision.cost_units)
         self._settlement = Settlement(budget.settle, decision) if reserved else None
         self._job, region = current_attribution(budget.of_run)
         self._closed = False
@@ -280,13 +272,14 @@ class Attempt:
                 error.remedy,
             )
 
-    def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
-        """Finds the call's usage while the caller reads the body; None if the body settles nothing."""
+    def usage(self, status: int, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
+        """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
+        protocol itself marks the end of the body."""
         used = self._budget.book.answers.units
         if self._settlement is None or used is None:
             return None
         announced = Answer(status, headers, b"", 0).units(used)
-        return Usage(partial(units_in, used), used.total, headers, announced)
+        return Usage(partial(units_in, used), used.total, headers, announced, framed=framed)
 
     def settle_by(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Settle the charge by the whole unpacked body of the answer, if the body has the usage."""
@@ -324,9 +317,8 @@ class Attempt:
             # The answer is about a past period: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
-        stands = project.state.exhaust(
-            Exhaustion(bucket, since_ms, until_ms, why, reporter(self._job), is_pause=is_pause)
-        )
+        reporter = f"{machine_name()}:{os.getpid()} {self._job}".rstrip()
+        stands = project.state.exhaust(Exhaustion(bucket, since_ms, until_ms, why, reporter, is_pause=is_pause))
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
             _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)
@@ -340,11 +332,6 @@ class Attempt:
             self.decision.id,
             why,
         )
-
-
-def reporter(job: str) -> str:
-    """Who reports an exhaustion: `host:pid job`."""
-    return f"{machine_name()}:{os.getpid()} {job}".rstrip()
 
 
 # -- what others used --------------------------------------------------------------------------------------------------
@@ -396,7 +383,7 @@ def observe(budget: Budget, project: Project, decision: Decision, levels: Sequen
         if news is None or not _changes(news, used):
             continue
         name = others_name(level.bucket, news.since_ms)
-        counts = {limit.name: project.others_units(limit.view, name) for limit in news.alone}
+        counts = {limit.name: others_units(project.others(limit.view), name) for limit in news.alone}
         units = max(news.used_units(limit) - used[limit.name] + counts[limit.name] for limit in news.alone)
         if units > max(counts.values()):
             _count(budget, news, name, units)

@@ -16,9 +16,11 @@ A refusal raises quota.Refused from the client's call.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import requests
+import urllib3
 from requests.__version__ import __version__ as version
 from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
@@ -28,10 +30,11 @@ from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
 from quota.clients.gate import HostGate, HostNames, MethodOf
-from quota.clients.urllib3 import never_left, noted
+from quota.clients.metering import Meter
+from quota.clients.urllib3 import send
+from quota.common.hosts import url_on
 from quota.common.redact import redact
 from quota.errors import UsageError
-from quota.terms.api import RequestBody
 
 
 def requests_adapter(
@@ -54,7 +57,9 @@ def requests_adapter(
     """
     if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
         raise UsageError(f"requests {version} is too old to be metered; install 2.32 or newer")
-    gate = HostGate(budget, method, hosts, max_units)
+    if not hasattr(urllib3, "BaseHTTPResponse"):
+        raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
+    gate = HostGate(Meter(budget, max_units), method, hosts)
     limits = AnswerLimits(max_body_mb).validated()
     options["max_retries"] = 0
 
@@ -69,12 +74,8 @@ def requests_adapter(
         def _sent(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             if caller is None:
                 return super().send(request, *args, **kwargs)
-            response = self._signed(caller, request, *args, **kwargs)
             again = request.body is None or isinstance(request.body, bytes | str)
-            if again and caller.renewed(request.url or "", response.status_code):
-                response.close()
-                response = self._signed(caller, request, *args, **kwargs)
-            return response
+            return caller.send(partial(self._signed, caller, request, *args, **kwargs), request.url or "", again=again)
 
         def _signed(
             self, caller: Caller, request: requests.PreparedRequest, *args: Any, **kwargs: Any
@@ -89,36 +90,16 @@ def requests_adapter(
             response.request, response.url = request, request.url or ""
             return response
 
-        def get_connection_with_tls_context(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> Any:
-            pool = super().get_connection_with_tls_context(request, *args, **kwargs)
-            return _MeteredPool(pool, gate, request)
+        def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+            pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+            pool._make_request = partial(charged, pool)  # below every mock of requests and of `urlopen`
+            return pool
 
-        def cert_verify(self, conn: _MeteredPool, *args: Any, **kwargs: Any) -> None:
-            super().cert_verify(conn.pool, *args, **kwargs)
+    def charged(pool: Any, conn: Any, method: str, url: str, **given: Any) -> Any:
+        make = partial(type(pool)._make_request, pool, conn, method, url, **given)
+        return send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make)
 
     return MeteredAdapter(**options)
-
-
-class _MeteredPool(NamedTuple):
-    """The connections to a request's host. It charges a request as it leaves, below a mock of `HTTPAdapter.send`."""
-
-    pool: Any
-    gate: HostGate
-    request: requests.PreparedRequest
-
-    def urlopen(self, **options: Any) -> Any:
-        request = self.request
-        body = RequestBody.of(request.body, request.headers.get("content-length"))
-        attempt = self.gate.charge(request.method or "GET", request.url or "", body, request.headers)
-        if attempt is None:
-            return self.pool.urlopen(**options)
-        with self.gate.leaving(attempt, body, never_left):
-            raw = self.pool.urlopen(**options)
-        try:
-            return noted(attempt, raw)
-        except BaseException:  # interrupted: nobody else closes the response
-            raw.close()
-            raise
 
 
 def _bound(response: requests.Response, limits: AnswerLimits) -> None:

@@ -5,6 +5,8 @@
     Closing             a bucket that is closed for everybody
     Access              what a proxy needs to pass requests on to an API
     Google              what is asked of an upstream; a third upstream extends it here, and is a case in `upstream_of`
+    description         the discovery document of one of Google's APIs; reading it imports no client
+    Routes              names the API method of a request to it; knows batches and parts of uploads
 
 Reading an answer (`quota.clients.answer_fields`) is pure and never raises. An impossible value, or one about another
 pool, changes nothing. Only what the book calls `free` or `units` ever frees a unit.
@@ -12,19 +14,22 @@ pool, changes nothing. Only what the book calls `free` or `units` ever frees a u
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from quota.clients.answer_fields import Answer, Headers
-from quota.clients.discovery import Routes, description, discovered, scopes_of
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
+from quota.common.text import show
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import ClosedRule, KeyPlace, LevelRule, Route
 from quota.terms.costs import CostBook
@@ -72,7 +77,8 @@ class Access(NamedTuple):
 
     `root` is the API's address without a slash at the end, `place` where its key goes, `scopes` what a login requests.
     `method` names a request by its verb and URL; if it is None, the routes of the book do. `is_batch` tells whether a
-    request carries several calls. `secret_fields` are fields of a query that hold a secret, beside `place`.
+    request carries several calls, and `continues` whether it continues a call that was charged at its beginning.
+    `secret_fields` are fields of a query that hold a secret, beside `place`.
     """
 
     root: str
@@ -80,6 +86,7 @@ class Access(NamedTuple):
     scopes: tuple[str, ...] = ()
     method: Callable[[str, str], str] | None = None
     is_batch: Callable[[str, str], bool] = lambda verb, url: False
+    continues: Callable[[str, str], bool] = lambda verb, url: False
     secret_fields: tuple[str, ...] = ()
 
 
@@ -132,6 +139,11 @@ def _routes_of(api: str, version: str) -> Routes | None:
     return None if document is None else Routes(document)
 
 
+def _is_part(routes: Routes, verb: str, url: str) -> bool:
+    parts = urlsplit(url)
+    return routes.is_part(verb.upper(), parts.path, parts.query)
+
+
 @dataclass(frozen=True)
 class Google:
     """An API of Google. The installed client knows the methods, and errors name what has run out. Headers are
@@ -151,8 +163,7 @@ class Google:
 
     def continues(self, verb: str, url: str) -> bool:
         """Whether a request continues a call that was charged at its beginning."""
-        parts = urlsplit(url)
-        return self._routes is not None and self._routes.is_part(verb.upper(), parts.path, parts.query)
+        return self._routes is not None and _is_part(self._routes, verb, url)
 
     def method(self, verb: str, url: str) -> str | None:
         """The API method of a request; None if it is unknown. Raises UsageError for a batch: it holds several calls."""
@@ -213,6 +224,7 @@ class Google:
             tuple(scopes_of(document)),
             method,
             lambda verb, url: routes.is_batch(verb, urlsplit(url).path),
+            partial(_is_part, routes),
             ("key", "access_token", "oauth_token"),
         )
 
@@ -361,14 +373,14 @@ class Described(Google):
             if bucket:
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
-                yield from self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
+                yield self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
         items = answer.policies()
         for name, remaining, limit, reset_ms in items:
             bucket = self._named(name)
             if not bucket and len(items) == len(self.book.buckets) == 1:
                 bucket = self.book.main_bucket.name
             if bucket:
-                yield from self._checked(answer, _PoolState(bucket, True, remaining, limit, reset_ms))
+                yield self._checked(answer, _PoolState(bucket, True, remaining, limit, reset_ms))
 
     def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
         """The pool of a rule's figures, and whether the answer names it; "" for a pool outside the book."""
@@ -383,14 +395,14 @@ class Described(Google):
             return name
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
-    def _checked(self, answer: Answer, state: _PoolState) -> Iterator[_PoolState]:
+    def _checked(self, answer: Answer, state: _PoolState) -> _PoolState:
         """The state without impossible values: more remaining than the limit, or a reset beyond the period."""
         remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms
         if remaining is not None and limit is not None and remaining > limit:
             state = state._replace(remaining_units=None, limit_units=None)
         if reset_ms is not None and reset_ms > answer.at_ms + self._period_ms(state.bucket) + CLOCK_MS:
             state = state._replace(reset_ms=None)
-        yield state
+        return state
 
 
 PAUSE_MS = SECOND_MS
@@ -416,3 +428,102 @@ class _PoolState(NamedTuple):
     def is_over(self, at_ms: int) -> bool:
         """Whether the window of this state has ended."""
         return self.reset_ms is not None and self.reset_ms <= at_ms
+
+
+# -- one of Google's APIs, as the installed client describes it --------------------------------------------------------
+
+
+def discovered(api: str, version: str) -> dict[str, Any] | None:
+    """The discovery document of an API; None where the client has none."""
+    from googleapiclient.discovery_cache import get_static_doc
+
+    text = None
+    with suppress(OSError, ValueError):  # a name that no file can have
+        text = get_static_doc(api, version)
+    if text is None:
+        return None
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def description(api: str, version: str) -> dict[str, Any]:
+    """The discovery document of an API. Raises ConfigError where the client has none."""
+    document = discovered(api, version)
+    if document is None:
+        raise ConfigError(
+            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
+        )
+    return document
+
+
+def scopes_of(document: Mapping[str, Any]) -> list[str]:
+    """The scopes that a login may request from an API."""
+    return list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
+
+
+class Routes:
+    """Names the requests to the API of this discovery document."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
+        self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
+        self._patterns: list[tuple[int, str, re.Pattern[str], str]] = []
+        self._uploads: list[re.Pattern[str]] = []
+        base = f"/{document['servicePath']}"
+        for method in methods_of(document):
+            path = base + method.get("flatPath", method["path"])
+            self._add(method, prefix + path)
+            if "mediaUpload" in method:
+                for protocol in method["mediaUpload"]["protocols"].values():
+                    self._add(method, prefix + protocol["path"])
+                    self._uploads.append(_pattern(prefix + protocol["path"]))
+        # `/things/x:cancel` also fits `/things/{id}`, so the method with the longest fixed path comes first.
+        self._patterns.sort(key=itemgetter(0), reverse=True)
+
+    def _add(self, method: Mapping[str, Any], path: str) -> None:
+        fixed = len(re.sub(r"\{[^}]*\}", "", path))
+        self._patterns.append((fixed, method["httpMethod"], _pattern(path), method["id"]))
+
+    def methods(self, verb: str, path: str) -> list[str]:
+        """For example ["youtube.videos.list"] for ("GET", "/youtube/v3/videos"). A path with several readings has
+        several methods; an unknown method has none.
+
+        `/youtube/v3//Search/` counts as a search, and HEAD as GET: upstream may read them so, and the book's default
+        price is far below a search.
+        """
+        get = "GET" if verb == "HEAD" else verb
+        names = [self._matching(verb, path), *(self._matching(get, reading) for reading in readings_of(path))]
+        return [name for name in names if name is not None]
+
+    def _matching(self, verb: str, path: str) -> str | None:
+        return next((name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
+
+    def is_batch(self, verb: str, path: str) -> bool:
+        begins = f"{self._batch}/".lower()
+        return verb == "POST" and any(f"{reading}/".lower().startswith(begins) for reading in readings_of(path))
+
+    def is_part(self, verb: str, path: str, query: str) -> bool:
+        """Whether a request continues an upload. With another verb than PUT, or another `uploadType`, it may begin
+        one."""
+        fields = parse_qs(query)
+        is_resumed = "upload_id" in fields and {*fields.get("uploadType", ())} <= {"resumable"}
+        is_clear = is_resumed and verb == "PUT" and len(readings_of(path)) == 1
+        return is_clear and any(pattern.fullmatch(path) for pattern in self._uploads)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """`{+name}` may contain slashes, `{name}` may not."""
+    parts = re.split(r"(\{[^}]*\})", path)
+    return re.compile(
+        "".join(
+            re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
+            for part in parts
+        ),
+        re.IGNORECASE,
+    )
+
+
+def methods_of(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from resource.get("methods", {}).values()
+    for inner in resource.get("resources", {}).values():
+        yield from methods_of(inner)

@@ -340,12 +340,12 @@ def is_transient(error: Exception) -> bool:
 
 
 def refused_login(error: Exception) -> str | None:
-    """One line about a refused login; None for another error."""
+    """One line about a refused login; None for another error. The error itself may quote the token server's whole
+    answer."""
     if not is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
         return None
-    from quota.clients.login import refused
-
-    return refused(error)  # type: ignore[arg-type]  # by name, without importing it
+    reason = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
+    return f"auth was not accepted ({reason or type(error).__name__}); renew it"
 
 
 def is_any(error: object, classes: Names) -> bool:

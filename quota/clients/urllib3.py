@@ -1,24 +1,70 @@
-"""Reads an attempt of requests or urllib3: whether it left, and its answer. Everything here comes from urllib3."""
+"""Sends an attempt of requests or urllib3, and reads whether it left, and its answer. All errors come from urllib3."""
 
 from __future__ import annotations
 
 import io
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http.client import CannotSendRequest
 from typing import Any
 
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, has_passed, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, has_passed, unpacked
 from quota.clients.metering import Attempt
 from quota.common.clock import elapsed_s
+from quota.terms.api import RequestBody
 
-_HEADS = tuple(
-    f"{module}.{put}" for module in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader")
+_BEFORE = (
+    *(f"{module}.{put}" for module in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader")),
+    "urllib3.connection._new_conn",
 )
-"""The functions that find an invalid method or field. They only write into a buffer."""
+"""The functions that find an invalid method or field, and write only into a buffer; and the function that connects. A
+test tool that forbids connections may raise any error there."""
+
+
+def send(
+    gate: HostGate, conn: Any, method: str, address: str, options: Mapping[str, Any], make: Callable[[], Any]
+) -> Any:
+    """Send a request as one attempt, and charge it at a gate. `make` is `_make_request` of the connection's pool, with
+    these `options`. What a recorder (vcrpy) replays in the place of a connection does not leave, and is not charged."""
+    headers = options.get("headers") or {}
+    body = RequestBody.of(options.get("body"), headers.get("content-length"))
+    charge = partial(gate.charge, method, address, body, headers)
+    recorded = vars(conn).get("real_connection")
+    attempt = charge() if recorded is None else None
+    if attempt is None and (recorded is None or not gate.is_metered(method, address)):
+        return make()
+
+    def request(*args: Any, **named: Any) -> Any:
+        nonlocal attempt
+        attempt = charge()
+        return unhooked(*args, **named)
+
+    if recorded is not None:
+        unhooked, recorded.request = recorded.request, request
+    try:
+        with gate.sending():
+            raw = make()
+    except Exception as error:
+        if attempt is not None and body.makes_no_requests and never_left(error):
+            attempt.never_left()
+        raise
+    finally:
+        if recorded is not None:
+            del recorded.request
+    if attempt is None or not hasattr(raw, "status"):  # a promise of urllib3-future: the charge stands
+        return raw
+    try:
+        if isinstance(raw, HTTPResponse):
+            return noted(attempt, raw, preloaded=options.get("preload_content", True))
+        attempt.answered(raw.status, b"", raw.headers, whole=False, read=False)
+        return raw
+    except BaseException:  # interrupted: nobody else closes the response
+        raw.close()
+        raise
 
 
 def never_left(error: BaseException) -> bool:
@@ -26,7 +72,7 @@ def never_left(error: BaseException) -> bool:
     certificate, invalid HTTP, or a connection with an unread answer."""
     reason = getattr(error, "reason", None)
     reason = reason if isinstance(reason, BaseException) else error
-    if has_passed(reason, *_HEADS):
+    if has_passed(reason, *_BEFORE):
         return True
     if isinstance(reason, SSLError) and any(isinstance(cause, ssl.SSLCertVerificationError) for cause in reason.args):
         return True

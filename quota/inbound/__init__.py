@@ -8,14 +8,13 @@
 
 Read in this order:
 
-    rules.py, match.py, identity.py    which rule counts a request: its path, and who sends it; opens the storage
-    contract.py                        the protocol of a storage
-    algorithms.py                      counter, gcra and log, without I/O
+    rules.py, identity.py              which rule counts a request: its path, and who sends it; opens the storage
+    contract.py                        the protocol of a storage; the algorithms counter, gcra and log, without I/O
     sqlite_storage.py, redis_storage.py    where the states are stored
     names.py                           the names of the states, and how many identities are alive
     deciding.py                        a decision within 0.25 s, whatever the storage does; the counts of a process
     middleware.py                      the middleware, and the responses to clients
-    configured.py, check.py            reads the rules in quota.toml; checks them for `quota check`
+    configured.py                      reads the rules in quota.toml, and checks them for `quota check`
     metrics.py                         the metrics for operators
 
 The gate never imports this package. Programs of users import these names alone. The keys, names and scripts in Redis

@@ -1,4 +1,5 @@
-"""The rules in `[inbound]` of quota.toml.
+"""Reads the rules in `[inbound]` of quota.toml, and checks them for `quota check` (`examine` is an entry point of the
+group `quota.checks`).
 
 [inbound]                         for all rules: the storage, and how to tell visitors apart
 url = "redis://127.0.0.1:6379/0"
@@ -11,23 +12,27 @@ window = "60s"
 
 from __future__ import annotations
 
+import os
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from http import HTTPMethod
 from pathlib import Path
 from typing import Any
 
 from quota.common.files import read_named
-from quota.common.text import show
-from quota.errors import ConfigError
+from quota.common.findings import Finding, obstacle, warning
+from quota.common.text import nearest, one_line, show
+from quota.errors import ConfigError, StorageAway
 from quota.inbound.contract import Limit
 from quota.inbound.identity import as_text, digest
-from quota.inbound.rules import Rule, Rules
+from quota.inbound.rules import Rule, Rules, open_storage
 from quota.ledger.factory import file_of
 from quota.settings.load import load_settings
 from quota.settings.model import Settings
 from quota.settings.references import address_of, file_url, path_at, place_of
-from quota.settings.tables import INBOUND, rule_names
+from quota.settings.tables import inbound_table, rule_names
 from quota.settings.toml import TomlTable
 
 MAX_KEYS_BYTES = 8 << 20
@@ -65,7 +70,7 @@ def rules_of(
 
     `exempt` adds path patterns that no rule counts.
     """
-    table = table_of(settings)
+    table = inbound_table(settings)
     if table is None:
         return None
     rules = [rule_of(table, name) for name in rule_names(table)]
@@ -73,7 +78,7 @@ def rules_of(
         raise table.error(f"at least one rule is needed; {_A_RULE}")
     key_field = table.read("key_field")
     if keys is None and "keys" in table:
-        keys = _keys_in_file(table, settings)
+        keys = _keys_in_file(table)
     given: dict[str, Any] = {
         "url": _url(table, settings),
         "exempt": (*table.read("exempt"), *exempt),
@@ -85,13 +90,6 @@ def rules_of(
         return Rules(rules, key_field=key_field, keys=keys, user=user, **given)
     except ConfigError as error:
         raise _at(table, error) from None
-
-
-def table_of(settings: Settings) -> TomlTable | None:
-    """The table `[inbound]`; None if there is none."""
-    if settings.inbound is None:
-        return None
-    return TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables)
 
 
 def rule_of(table: TomlTable, name: str) -> Rule:
@@ -122,27 +120,25 @@ def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:
 
 def _url(table: TomlTable, settings: Settings) -> str | None:
     """The storage."""
-    folder = Path() if settings.path is None else settings.path.absolute().parent
-    address = address_of(table, folder)
+    address = address_of(table)
     if address is None:
         return None
     if file_of(address.url) is None:
         return address.url
-    url = file_url(table, folder, address.url)
+    url = file_url(table, address.url)
     for what, used in ("ledger", settings.ledger.url), ("store", settings.store.url):
         if place_of(url) == place_of(used):
             raise table.error(f"the {what} uses this file already; give the inbound limits a file of their own", "url")
     return url
 
 
-def _keys_in_file(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
+def _keys_in_file(table: TomlTable) -> Callable[[str], bool]:
     """A function that tells whether a text is a key in the file, which has one per line. Only hashes stay in memory."""
     ref = table.read("keys")
     kind, _, name = ref.partition(":")
     if kind != "file" or not name:
         raise table.error('write "file:/path" of a file with one key per line', "keys")
-    folder = Path() if settings.path is None else settings.path.absolute().parent
-    path = path_at(table, folder, "keys", name)
+    path = path_at(table, "keys", name)
     try:
         data = read_named(path, MAX_KEYS_BYTES + 1)
     except OSError as error:
@@ -157,3 +153,75 @@ def _keys_in_file(table: TomlTable, settings: Settings) -> Callable[[str], bool]
     if not hashes:
         raise table.error("the file has no key; write one key per line", "keys")
     return lambda key: digest(key) in hashes
+
+
+# -- what `quota check` says -------------------------------------------------------------------------------------------
+
+_NEEDS = {"keys": "key_field", "forwarded": "trusted_proxies"}
+
+_WEBDAV = ("COPY", "LOCK", "MKCALENDAR", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
+METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
+"""The methods that clients send."""
+
+
+def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
+    """Yield the mistakes in the rules: the key, what is wrong, and what to do."""
+    wrong = []
+    try:
+        table = inbound_table(settings)
+        if table is None:
+            return
+        for name in rule_names(table):
+            try:
+                rule_of(table, name)
+            except ConfigError as error:
+                wrong.append(error)
+        rules = None if wrong else rules_of(settings)
+        if rules is not None:
+            yield from _together(rules)
+            for key, needed in _NEEDS.items():
+                if key in table and needed not in table:
+                    yield f"inbound.{key}", f"has no effect without {needed}; add {needed}, or remove this key"
+    except ConfigError as error:
+        wrong.append(error)
+    for mistake in wrong:
+        location, _, message = str(mistake).removeprefix(f"{settings.source}: ").partition(": ")
+        yield location, message
+
+
+def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
+    for number, rule in enumerate(rules.rules):
+        location = f"inbound.{rule.name}"
+        for method in sorted(rule.methods.difference(METHODS)):
+            yield warning(f"{location}.methods", f"{method} is not a usual method", nearest(method, METHODS))
+        before = next((earlier for earlier in rules.rules[:number] if earlier.hides(rule)), None)
+        if before is not None:
+            takes = "has no path, so it takes every request" if before.path is None else f"takes {show(before.path)}"
+            yield location, f"no request reaches it: rule {before.name} before it {takes}; put {rule.name} before it"
+        elif any(pattern.covers(rule.pattern) for pattern in rules.exempt):
+            yield location, "no request reaches it: exempt covers all of its paths; remove this rule or change exempt"
+    if rules.any_key:
+        yield (
+            "inbound.key_field",
+            f"{show(rules.key_field)} has no effect without valid keys: a client could invent a key for each request; "
+            'add keys = "file:/path", a file with one key per line',
+        )
+    yield from _storage(rules)
+
+
+def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
+    """Check the storage: a bad storage limits nobody, or refuses everybody. Asks no server, and creates no file."""
+    if rules.url is None:
+        return
+    path = file_of(rules.url)
+    try:
+        with closing(open_storage(rules.url)) as storage:
+            if path and os.path.exists(path) and os.path.getsize(path) > 0:
+                storage.totals()
+    except (ConfigError, StorageAway) as error:
+        yield "inbound.url", str(error)
+        return
+    prevented = obstacle(path) if path else None
+    if prevented is not None:
+        why, remedy = prevented
+        yield warning("inbound.url", f"inbound storage {one_line(path)} cannot be written: {why}", remedy)

@@ -9,7 +9,7 @@ metrics_app  an ASGI application that serves it
 from __future__ import annotations
 
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -49,22 +49,16 @@ def nothing_yet(rules: Sequence[Rule]) -> Report:
     return Report({}, dict.fromkeys((rule.name for rule in rules), 0))
 
 
-def requests_in(totals: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
-    """The rule, the outcome and the number of requests in a storage's totals, sorted."""
-    for name, number in sorted(totals.items()):
-        kind, _, rest = name.partition("|")
-        rule, _, outcome = rest.partition("|")
-        if kind == REQUESTS:
-            yield rule, outcome, number
-
-
 def exposition(report: Report | None) -> str:
     """The report in Prometheus' text format. None: the storage did not answer."""
     if report is None:
         return as_text([Sample("quota_inbound_storage_up", {}, 0)], FAMILIES)
     samples = [Sample("quota_inbound_storage_up", {}, 1)]
-    for rule, outcome, number in requests_in(report.totals):
-        samples.append(Sample("quota_inbound_requests_total", {"rule": rule, "outcome": outcome}, number))
+    for name, number in sorted(report.totals.items()):
+        kind, _, rest = name.partition("|")
+        if kind == REQUESTS:
+            rule, _, outcome = rest.partition("|")
+            samples.append(Sample("quota_inbound_requests_total", {"rule": rule, "outcome": outcome}, number))
     for rule, count in report.identities.items():
         samples.append(Sample("quota_inbound_identities", {"rule": rule}, count))
     lines = [f"# HELP {SECONDS} How long decisions took.", f"# TYPE {SECONDS} histogram"]

@@ -17,7 +17,6 @@ from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import start_over_in_child
 from quota.errors import StorageAway
 from quota.inbound import names
-from quota.inbound.algorithms import gcra_used
 from quota.inbound.contract import (
     MET_KEPT_MS,
     MET_LAG_MS,
@@ -28,6 +27,7 @@ from quota.inbound.contract import (
     LimitState,
     Policy,
     checked_totals,
+    gcra_used,
 )
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import Failed, explained

@@ -1,5 +1,5 @@
-"""The storage of one machine: a SQLite file that worker processes share. `quota.inbound.contract.Storage` is the
-contract, and `quota.inbound.algorithms` has the algorithms.
+"""The storage of one machine: a SQLite file that worker processes share. `quota.inbound.contract` has the
+contract, `Storage`, and the algorithms.
 
 A decision is one short transaction. A commit does not wait for the disk, except about one in five hundred, which moves
 SQLite's log into the file. If the machine dies, the last decisions may be lost.
@@ -22,15 +22,18 @@ from quota.common.fork import start_over_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
 from quota.inbound import names
-from quota.inbound.algorithms import Entries, States, decide, gcra_used
 from quota.inbound.contract import (
     MET_KEPT_MS,
     MET_LAG_MS,
     WALL_S,
     Consumer,
     Decision,
+    Entries,
     Policy,
+    States,
     checked_totals,
+    decide,
+    gcra_used,
 )
 from quota.ledger.files import file_wording, label_of, path_of, refuse_others
 from quota.terms.arguments import whole, whole_clock

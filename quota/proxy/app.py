@@ -1,6 +1,11 @@
-"""The ASGI application of the proxy.
+"""The ASGI application of the proxy, and one request on its way.
 
     make_app     the application over an open session: /CREDENTIAL/PATH, `/healthz`, `/metrics`
+    Proxy        finds the API of a request
+    Target       the API of one credential
+    Passage      one request: it is charged and sent, and its answer is read while it passes
+    refusal      the answer to a refused request
+    connections  the HTTP session that requests leave by
 
 The proxy charges a request before a byte of it leaves, and streams it. It reads the answer while the answer passes, as
 the cost book says, and updates the ledger. It sends nothing twice, follows no redirect, and keeps nothing.
@@ -8,29 +13,76 @@ the cost book says, and updates the ledger. It sends nothing twice, follows no r
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import AsyncIterator, Collection, Iterable
+import json
+import logging
+import re
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 import aiohttp
+from google.auth.exceptions import GoogleAuthError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
+from yarl import URL
 
 from quota.async_session import AsyncSession
-from quota.common.log import warn
-from quota.common.text import nearest, show
+from quota.clients.aiohttp import peek
+from quota.clients.caller import with_query
+from quota.clients.gate import AsyncHostGate, unpacked
+from quota.clients.metering import Attempt
+from quota.clients.upstream import upstream_of, verb_of
+from quota.clients.upstream_errors import refused_login
+from quota.common.log import line, warn
+from quota.common.redact import MIN_SECRET_LENGTH
+from quota.common.text import describe, nearest, show
 from quota.dashboard.reading import read_samples
-from quota.errors import ConfigError, LedgerError, QuotaError
-from quota.proxy.asked import CallerGoneError, CallerSide, UnfitError, asked_of
-from quota.proxy.passage import Passage, Target, connections
+from quota.decision import Decision
+from quota.errors import ConfigError, CostExceedsLimit, LedgerError, QuotaError, Refused, UsageError
+from quota.proxy.asked import (
+    MAX_HELD_BYTES,
+    Asked,
+    CallerGoneError,
+    CallerSide,
+    Fields,
+    UnfitError,
+    asked_of,
+    narrowed,
+    without_hops,
+)
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.reports.status import read_status
 from quota.session import Session, ledger_answers
-from quota.web.documents import App, Check, Problem, Receive, Send, health, send_problem
-from quota.web.serving import protected
+from quota.terms.api import NO_BODY, RequestBody
+from quota.terms.arguments import labels
+from quota.web.documents import NO_RETRY, App, Check, Problem, Receive, Send, health, seconds, send_problem
+from quota.web.serving import PIECE_BYTES, hold_little, protected
+
+T = TypeVar("T")
+
+CONNECT_WITHIN_S = 10.0
+SILENT_S = 600.0
+"""How long upstream may be silent. Some answers take minutes, and callers have timeouts of their own."""
+
+IDLE_S = 4.0
+"""How long an idle connection to upstream is kept. Most servers close theirs after 5 s. A request on a closed
+connection is lost, because the proxy sends nothing twice."""
+
+MAX_FIELD_BYTES = 64 * 1024
+PLAIN = ("", "identity")
+
+SENT_INSTEAD = ("authorization", "x-goog-api-key")
+"""The header fields for keys. A caller's own values do not leave."""
+
+logger = logging.getLogger("quota.proxy")
 
 OWN_PATHS = ("/healthz", "/metrics")
 
@@ -83,14 +135,12 @@ def _turned_away(scope: Any, token: str | None) -> Problem | None:
     names = {name for name, _ in scope["headers"]}
     if names & {b"origin", b"sec-fetch-site"}:
         return Problem(403, "A web page may not spend units: leave out Origin and Sec-Fetch-Site.")
-    if token is not None and scope["path"] != "/healthz" and not _has(scope, token):
-        return Problem(401, "Send the token of this proxy as Quota-Token.")
-    return None
-
-
-def _has(scope: Any, token: str) -> bool:
+    if token is None or scope["path"] == "/healthz":
+        return None
     sent = [value for name, value in scope["headers"] if name == b"quota-token"]
-    return len(sent) == 1 and hmac.compare_digest(sent[0], token.encode())
+    if len(sent) == 1 and hmac.compare_digest(sent[0], token.encode()):
+        return None
+    return Problem(401, "Send the token of this proxy as Quota-Token.")
 
 
 def _ledger(session: Session) -> Check:
@@ -154,4 +204,353 @@ class Proxy:
             raise UnfitError(500, self._wrong[credential])
         hint = nearest(credential, self._targets)
         ending = hint if hint.endswith("?") else f"{hint}."
-        raise UnfitError(404, f"There is no credential {show(credential)} here; {ending}")
+        raise UnfitError(404, f"Ask for /CREDENTIAL/PATH: there is no credential {show(credential)} here; {ending}")
+
+
+# -- one request -------------------------------------------------------------------------------------------------------
+
+
+class Target:
+    """The API of one credential: its address, the gate that charges its requests, and the caller that signs them.
+
+    Raises ConfigError or UsageError if the configuration lacks something.
+    """
+
+    def __init__(self, session: AsyncSession, credential: str) -> None:
+        inner = session._session
+        chosen = inner.credential(credential)
+        self._upstream = upstream_of(chosen.book)
+        access = self._upstream.access(chosen.endpoint)
+        self.credential = credential
+        self.root = access.root
+        self.host = urlsplit(access.root).netloc
+        self.is_batch, self.continues = access.is_batch, access.continues
+        self.gate = AsyncHostGate.of(session.budget(credential), access.method, self.host)
+        self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
+        self.caller = inner._caller(chosen, (self.host,))
+        self._secret_fields = tuple(filter(None, (access.place.query, *access.secret_fields)))
+        self._secret_headers = {access.place.header.lower(), *SENT_INSTEAD}
+
+    def url(self, asked: Asked) -> str:
+        """The URL of a request, without the caller's own key."""
+        url = f"{self.root}{asked.target}"
+        if not (self.caller.signs and self._secret_fields and "?" in url):
+            return url
+        return with_query(url, without=self._secret_fields)
+
+    def verb(self, asked: Asked) -> str:
+        """The verb by which the API reads a request. Raises UnfitError if it is ambiguous."""
+        try:
+            return verb_of(self._upstream, asked.verb, asked.fields)
+        except UsageError as error:
+            raise UnfitError(400, f"{error}.") from None
+
+    def signed(self, asked: Asked, url: str) -> tuple[str, Fields, str | None]:
+        """The URL and the header fields as they leave, and the secret in them. Waits for a token if the caller
+        `waits`."""
+        if not self.caller.signs:
+            return url, asked.fields, None
+        signed, own = self.caller.signed(asked.verb, url, {})
+        kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
+        return signed, [*kept, *own.items()], self.caller.secret
+
+
+def refusal(decision: Decision) -> Problem:
+    """The answer to a refused request: 429, or 503 if the ledger did not answer. Its Retry-After is never early."""
+    after_ms = decision.retry_after_ms
+    return Problem(
+        503 if decision.reason == "ledger-unavailable" else 429,
+        decision.sentence(),
+        members={"decision": decision.as_json()},
+        retry_after_s=None if after_ms is None else seconds(after_ms),
+        more=NO_RETRY,
+    )
+
+
+class Passage:
+    """One request, from its caller to its API and back."""
+
+    def __init__(
+        self, asked: Asked, target: Target, caller: CallerSide, send: Send, http: aiohttp.ClientSession
+    ) -> None:
+        self._asked, self._target, self._caller, self._send, self._http = asked, target, caller, send, http
+        self._url = target.url(asked)
+        self._verb = target.verb(asked)
+        self._continues = target.continues(asked.verb, self._url)  # an override of the verb may begin another call
+        self._left = False
+
+    def leaves(self) -> None:
+        """Note that the first byte of the request is about to leave."""
+        self._left = True
+
+    async def make(self) -> None:
+        """Charge the request, send it, and pass the answer on. Raises CallerGoneError, and UnfitError before a
+        charge."""
+        asked, gate = self._asked, self._target.gate
+        if self._target.is_batch(self._verb, self._url):
+            raise UnfitError(501, "A batch holds several calls, each with its own price: send them one by one.")
+        body = NO_BODY
+        if asked.has_body:
+            reserves = gate.reserves(self._verb, self._url)
+            body = await self._caller.beginning() if reserves else RequestBody.of(None, asked.length)
+        if asked.only_peek:
+            await self._tell(await self._decided(partial(gate.peek, free=self._continues), body))
+            return
+        url, fields = await self._signed()
+        attempt = await self._decided(partial(gate.charge, free=self._continues), body)
+        if attempt is None:
+            raise UnfitError(500, f"{self._target.host} is not one of the hosts that are charged.")
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # a request is a task of its own
+        try:
+            with self._caller.watched(task):
+                await self._exchange(attempt, url, fields)
+        except BaseException as error:
+            if not self._left:
+                await gate.never_left(attempt)
+            if isinstance(error, UnfitError):
+                await send_problem(self._send, error.problem._replace(more=self._spent(attempt)))
+            elif not self._caller.gone or not isinstance(error, asyncio.CancelledError) or task.uncancel():
+                raise
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    async def _decided(self, decide: Callable[[str, str, RequestBody], Awaitable[T]], body: RequestBody) -> T:
+        """The decision by `decide`. Raises UnfitError for a request that may not leave."""
+        asked = self._asked
+        try:
+            with labels(job=asked.job, region=asked.region):
+                return await decide(self._verb, self._url, body)
+        except Refused as error:
+            self._say_refused(error.decision.reason, error.decision.sentence())
+            raise UnfitError(**refusal(error.decision)._asdict()) from None
+        except UsageError as error:
+            self._say_refused("never", str(error))
+            raise UnfitError(422 if isinstance(error, CostExceedsLimit) else 400, str(error)) from None
+
+    def _say_refused(self, reason: str, sentence: str) -> None:
+        asked = self._asked
+        warn("proxy_refused", sentence, credential=asked.credential, job=asked.job, region=asked.region, reason=reason)
+
+    async def _tell(self, decision: Decision) -> None:
+        """The answer to Quota-Peek."""
+        if not decision.admitted:
+            await send_problem(self._send, refusal(decision))
+            return
+        body = json.dumps(decision.as_json()).encode()
+        fields = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": fields})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _spent(self, attempt: Attempt) -> tuple[tuple[str, str], ...]:
+        """The header field with the charge; nothing without a charge."""
+        decision = attempt.decision
+        return (("quota-charge", f"{decision.id}; units={decision.cost_units}"),) if decision.id and self._left else ()
+
+    # -- the request -------------------------------------------------------------------------------------------------
+
+    async def _signed(self) -> tuple[str, Fields]:
+        """The URL and the header fields that leave. Raises UnfitError if there is no token."""
+        target, sign = self._target, partial(self._target.signed, self._asked, self._url)
+        try:
+            url, fields, secret = await asyncio.to_thread(sign) if target.caller.waits else sign()
+        except ConfigError as error:
+            raise UnfitError(500, str(error)) from None
+        except GoogleAuthError as error:
+            raise UnfitError(502, f"credential {target.credential}: {refused_login(error)}") from None
+        self._mask = Mask(secret)
+        return url, narrowed(fields, reads_good_answers=target.reads_good_answers)
+
+    async def _exchange(self, attempt: Attempt, url: str, fields: Fields) -> None:
+        answer = await self._sent(url, fields)
+        whole = False
+        try:
+            whole = await self._pass_on(attempt, answer)
+        finally:
+            if whole and self._caller.is_read:
+                answer.release()
+            else:
+                answer.close()
+
+    async def _sent(self, url: str, fields: Fields) -> aiohttp.ClientResponse:
+        """Send the request, and return the head of the answer. Raises UnfitError if no answer comes."""
+        asked, host = self._asked, self._target.host
+        # The head of a request with a body leaves together with the first piece.
+        _leaves.set((lambda: None) if asked.has_body else self.leaves)
+        try:
+            with self._target.gate.sending():  # `quota exec --auto` meters aiohttp itself
+                return await self._http.request(
+                    asked.verb,
+                    URL(url, encoded=True),
+                    headers=fields,
+                    data=self._caller.pieces(self.leaves) if asked.has_body else None,
+                    allow_redirects=False,
+                )
+        except aiohttp.ClientConnectorError as error:
+            why = error.os_error.strerror or type(error.os_error).__name__
+            raise UnfitError(502, f"{host} cannot be reached: {why}. Nothing was charged.") from None
+        except TimeoutError:
+            raise UnfitError(504, f"{host} is silent.") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            if self._caller.gone:
+                raise CallerGoneError from None
+            raise UnfitError(502, f"{host} did not answer in HTTP ({type(error).__name__}).") from None
+
+    # -- the answer --------------------------------------------------------------------------------------------------
+
+    async def _pass_on(self, attempt: Attempt, answer: aiohttp.ClientResponse) -> bool:
+        """Pass the answer on. Returns whether the caller got all of it. If upstream ends too early, the answer stays
+        unfinished, so that its reader notices."""
+        gate, host, status = self._target.gate, self._target.host, answer.status
+        packing = answer.headers.get("content-encoding", "").strip().lower()
+        head, whole = b"", False
+        if not self._continues:  # else its method is unknown, and so is the bucket that an error would close
+            if attempt.reads_body(status, answer.headers):
+                packed, whole = await peek(answer)
+                head = unpacked(packing, packed, partial(_unpack, packing))
+            await gate.answered(attempt, status, head, answer.headers, whole=whole, read=False)
+        mask = self._mask
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
+        fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
+        if not 200 <= status <= 599 or fields is None:
+            raise UnfitError(502, f"{host} did not answer in valid HTTP.")
+        usage = attempt.usage(status, answer.headers)
+        await self._send({"type": "http.response.start", "status": status, "headers": fields})
+        try:
+            async for piece in answer.content.iter_any():
+                if usage is not None:
+                    units = usage.feed(piece) if packing in PLAIN else None
+                    if units is None and answer.content.at_eof():
+                        units = usage.end()
+                    await gate.settle(attempt, units)
+                if passes := mask.feed(piece):
+                    await self._send({"type": "http.response.body", "body": passes, "more_body": True})
+        except (aiohttp.ClientError, TimeoutError) as error:
+            logger.warning("%s", line("proxy_cut", credential=self._asked.credential, error=type(error).__name__))
+            return False
+        if usage is not None:
+            await gate.settle(attempt, usage.end())
+        await self._send({"type": "http.response.body", "body": mask.end()})
+        return True
+
+
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+def _encoded(fields: Iterable[tuple[str, str]], mask: Mask) -> list[tuple[bytes, bytes]] | None:
+    """The header fields as bytes; None if one of them is invalid."""
+    encoded = []
+    for name, value in fields:
+        if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
+            return None
+        encoded.append((name.encode("latin-1"), mask.whole(value.encode("latin-1"))))
+    return encoded
+
+
+def _unpack(packing: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a body, unpacked; nothing for another packing."""
+    if packing in PLAIN:
+        yield from pieces
+    elif packing in ("gzip", "x-gzip", "deflate"):
+        unpack = zlib.decompressobj(wbits=47)
+        for piece in pieces:
+            yield unpack.decompress(piece, MAX_HELD_BYTES)
+
+
+# -- the connections to upstream ---------------------------------------------------------------------------------------
+
+
+class _LostError(aiohttp.ClientError):
+    """A connection that ended before the answer. aiohttp would send some requests again, uncharged."""
+
+
+async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise _LostError(describe(error)) from error
+
+
+_leaves: ContextVar[Callable[[], object]] = ContextVar("quota_leaves")
+"""The function to call before the head of a request leaves."""
+
+
+class _Connections(aiohttp.TCPConnector):
+    """Calls `_leaves` before the head of a request leaves: aiohttp writes the head as soon as it has a connection. Its
+    own traces cost ten times as much."""
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+        connection: Any = await super().connect(req, traces, timeout)
+        while len(connection.protocol):  # bytes that came while it was idle answer no request
+            connection.close()
+            connection = await super().connect(req, traces, timeout)
+        hold_little(connection.transport)
+        _leaves.get()()
+        return connection
+
+
+def connections() -> aiohttp.ClientSession:
+    """The HTTP session that requests leave by: without a proxy, without cookies, and each request once. Close it."""
+    return aiohttp.ClientSession(
+        connector=_Connections(limit=0, keepalive_timeout=IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        middlewares=(_once,),
+        read_bufsize=PIECE_BYTES // 2,  # aiohttp holds twice that
+        max_line_size=MAX_FIELD_BYTES,
+        max_field_size=MAX_FIELD_BYTES,
+    )
+
+
+# -- the secret in an answer -------------------------------------------------------------------------------------------
+
+
+class Mask:
+    """Replaces a secret in one answer by as many stars, because callers must not learn the key.
+
+    `feed` returns the bytes that may pass. It holds back a possible beginning of a secret until the next piece or the
+    `end`. It does not search packed bodies, and does not recognize other encodings of a secret.
+    """
+
+    def __init__(self, secret: str | None) -> None:
+        self._secrets = _spellings(secret) if secret else ()
+        self._longest = max(map(len, self._secrets), default=0)
+        self._kept = b""
+
+    def whole(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            data = data.replace(secret, b"*" * len(secret))
+        return data
+
+    def feed(self, piece: bytes) -> bytes:
+        if not self._secrets:
+            return piece
+        data = self.whole(self._kept + piece)
+        at = max(0, len(data) - self._longest + 1)
+        keep_from = min(self._begins(data, at))
+        self._kept = data[keep_from:]
+        return data[:keep_from]
+
+    def end(self) -> bytes:
+        kept, self._kept = self._kept, b""
+        return kept
+
+    def _begins(self, data: bytes, since: int) -> Iterable[int]:
+        """For each secret, where its beginning may stand at the end of the data."""
+        for secret in self._secrets:
+            at = data.find(secret[:1], since)
+            while at >= 0 and not secret.startswith(data[at:]):
+                at = data.find(secret[:1], at + 1)
+            yield at if at >= 0 else len(data)
+
+
+@lru_cache(100)
+def _spellings(secret: str) -> tuple[bytes, ...]:
+    """The spellings of a secret in an answer, the longest first."""
+    spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")}
+    return tuple(sorted((text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH), key=len, reverse=True))

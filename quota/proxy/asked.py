@@ -47,10 +47,6 @@ class UnfitError(QuotaError):
         super().__init__(detail)
         self.problem = Problem(status, detail, **more)
 
-    @classmethod
-    def of(cls, problem: Problem) -> UnfitError:
-        return cls(**problem._asdict())
-
 
 class Asked(NamedTuple):
     """One request. `target` is the path with the query as it leaves, and `fields` are the header fields that leave.

@@ -27,7 +27,7 @@ from quota.ledger.sqlite_log import SqliteLog
 from support.installation import until
 from support.losses import LedgerStorage, RedisStorage
 from support.patience import patient
-from support.processes import KINDS, Run, each_loop, in_child, in_threads
+from support.processes import KINDS, Run, each_loop, in_child, in_threads, runner
 from support.proxy import Proxy
 from support.servers import RedisServer, free_port
 from support.setup import charges_at, ids_of
@@ -92,6 +92,30 @@ async def in_session(config: Path, work: Callable[[quota.AsyncSession], Awaitabl
     """The result of work in a session of its own."""
     async with quota.open_async(config) as q:
         return await work(q)
+
+
+class Scene:
+    """A configuration over an empty ledger, and a loop."""
+
+    def __init__(self, url: str, configure: Configure, run: Run) -> None:
+        self._url, self._configure, self.run = url, configure, run
+        self.config = configure(url)
+
+    def work(self, work: Callable[[quota.AsyncSession], Awaitable[Any]], units: int = 500) -> Any:
+        """The result of work in a session of its own, with a limit of these units."""
+        self.config = self._configure(self._url, units)
+        return self.run(in_session(self.config, work))
+
+
+@pytest.fixture
+def loop(ledger_url: str) -> str:
+    """A kind of loop for each ledger: neither depends on the other."""
+    return KINDS[ledger_url.startswith("redis")]
+
+
+@pytest.fixture
+def scene(ledger_url: str, configure: Configure, loop: str) -> Scene:
+    return Scene(ledger_url, configure, runner(loop))
 
 
 # -- the same answers --------------------------------------------------------------------------------------------------
@@ -190,48 +214,25 @@ def test_several_calls_together_are_charged_all_or_none_and_each_once(
         assert 150 - 4 < state.used_units <= 150
 
 
-def test_an_unknown_charge_and_an_unknown_credential_and_a_bad_configuration(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
-    config = configure(ledger_url)
-
-    async def main(q: quota.AsyncSession) -> None:
-        with pytest.raises(quota.UnknownCharge):
-            await q.budget().refund("1795233255077-0")
-        with pytest.raises(quota.UsageError, match="no credential 'other'"):
-            q.budget("other")
-        with pytest.raises(quota.UsageError):
-            await q.budget().settle("1795233255077-0", -1)
-
-    run(in_session(config, main))
-    config.write_text("nonsense = 1")
-    with pytest.raises(quota.ConfigError):
-        quota.open_async(config)
-
-
-@each_loop
-def test_tasks_that_contend_for_a_budget_get_exactly_what_it_holds(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
+def test_tasks_that_contend_for_a_budget_get_exactly_what_it_holds(scene: Scene) -> None:
     async def work(budget: quota.AsyncBudget) -> int:
         return sum([(await budget.charge("forecast.get")).admitted for _ in range(10)])
 
     async def main(q: quota.AsyncSession) -> int:
         return sum(await asyncio.gather(*(work(q.budget()) for _ in range(64))))
 
-    config = configure(ledger_url, 500)
-    assert run(in_session(config, main)) == 500
-    assert len(charged(config)) == 500
-    assert run(in_session(config, main)) == 0
+    assert scene.work(main, 500) == 500
+    assert len(charged(scene.config)) == 500
+    assert scene.work(main, 500) == 0
 
 
-def test_a_closed_session_stays_closed(ledger_url: str, configure: Configure, run: Run) -> None:
+def test_a_closed_session_stays_closed(scene: Scene) -> None:
     async def main() -> None:
-        q = quota.open_async(config)
+        q = quota.open_async(scene.config)
         await q.aclose()
         with pytest.raises(quota.UsageError, match="closed"):
             q.budget()
-        async with quota.open_async(config) as q:
+        async with quota.open_async(scene.config) as q:
             budget = q.budget()
             await budget.charge("forecast.get")
         await q.aclose()
@@ -242,17 +243,14 @@ def test_a_closed_session_stays_closed(ledger_url: str, configure: Configure, ru
             with pytest.raises(quota.UsageError, match="closed"):
                 await decision
 
-    config = configure(ledger_url)
-    run(main())
-    assert len(charged(config)) == 1
+    scene.run(main())
+    assert len(charged(scene.config)) == 1
 
 
 # -- around a block or a function --------------------------------------------------------------------------------------
 
 
-def test_spend_charges_around_a_block_and_a_refusal_leaves_it_out(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
+def test_spend_charges_around_a_block_and_a_refusal_leaves_it_out(scene: Scene) -> None:
     async def main(q: quota.AsyncSession) -> None:
         budget = q.budget()
         async with budget.spend("forecast.get", job="nightly") as decision:
@@ -265,14 +263,11 @@ def test_spend_charges_around_a_block_and_a_refusal_leaves_it_out(
                 raise AssertionError("its body has run")
         assert refused.value.decision.reason == "limit"
 
-    config = configure(ledger_url, 2)
-    run(in_session(config, main))
-    assert len(charged(config)) == 2
+    scene.work(main, 2)
+    assert len(charged(scene.config)) == 2
 
 
-def test_a_decorated_coroutine_function_is_charged_when_it_is_awaited(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
+def test_a_decorated_coroutine_function_is_charged_when_it_is_awaited(scene: Scene) -> None:
     async def main(q: quota.AsyncSession) -> None:
         budget = q.budget()
 
@@ -291,14 +286,10 @@ def test_a_decorated_coroutine_function_is_charged_when_it_is_awaited(
         with pytest.raises(quota.Refused):
             await fetch("Paris")
 
-    config = configure(ledger_url, 2)
-    run(in_session(config, main))
+    scene.work(main, 2)
 
 
-@each_loop
-def test_a_decorated_async_generator_is_charged_when_its_first_item_is_asked_for(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
+def test_a_decorated_async_generator_is_charged_when_its_first_item_is_asked_for(scene: Scene) -> None:
     async def main(q: quota.AsyncSession) -> None:
         budget, ended = q.budget(), []
 
@@ -332,8 +323,7 @@ def test_a_decorated_async_generator_is_charged_when_its_first_item_is_asked_for
             await anext(aiter(two()))
         assert (await budget.usage())[0].used_units == 2
 
-    config = configure(ledger_url, 2)
-    run(in_session(config, main))
+    scene.work(main, 2)
 
 
 def test_decorating_a_plain_function_raises_and_names_open(configure: Configure) -> None:
@@ -407,7 +397,7 @@ def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
             beating = asyncio.ensure_future(beat())
             taken_s = []
             for _ in range(2):  # the second time, this machine owes what it drew the first time
-                taken_s += await asyncio.gather(*(one(q.budget()) for _ in range(200)))
+                taken_s += await asyncio.gather(*(one(q.budget()) for _ in range(100)))
             beating.cancel()
             proxy.resume()
         print(f"longest decision {max(taken_s):.3f} s, longest pause of the loop {max(held_s):.3f} s")
@@ -600,21 +590,17 @@ def test_a_decision_behind_a_delayed_decision_does_not_wait_twice(
     assert len(charged(config)) == 2
 
 
-@each_loop
-def test_one_session_serves_loops_after_each_other_and_in_threads(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
+def test_one_session_serves_loops_after_each_other_and_in_threads(scene: Scene) -> None:
     async def main() -> None:
         decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
         assert all(one.admitted for one in decisions)
 
-    config = configure(ledger_url)
-    q = quota.open_async(config)
+    q = quota.open_async(scene.config)
     for _ in range(2):
-        run(main())
-    in_threads(lambda: run(main()), *[()] * 4)
-    run(q.aclose())
-    assert len(charged(config)) == 120
+        scene.run(main())
+    in_threads(lambda: scene.run(main()), *[()] * 4)
+    scene.run(q.aclose())
+    assert len(charged(scene.config)) == 120
 
 
 @pytest.mark.parametrize("kind", ["blocking", "awaited"])
@@ -633,12 +619,9 @@ def test_threads_that_ask_at_once_get_the_same_budget(
         sys.setswitchinterval(interval)
 
 
-@each_loop
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
-def test_a_child_forked_in_a_loop_charges_and_so_does_its_parent(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
+def test_a_child_forked_in_a_loop_charges_and_so_does_its_parent(scene: Scene) -> None:
     async def charge() -> bool:
         decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
         return all(one.admitted for one in decisions)
@@ -648,17 +631,16 @@ def test_a_child_forked_in_a_loop_charges_and_so_does_its_parent(
         under_way = asyncio.ensure_future(charge())
         for _ in range(2):
             await asyncio.sleep(0)
-        assert in_child(lambda: run(charge())) is True
+        assert in_child(lambda: scene.run(charge())) is True
         assert await under_way
         assert await charge()
 
-    config = configure(ledger_url)
-    q = quota.open_async(config)
-    run(main())
-    run(q.aclose())
-    log = charged(config)
+    q = quota.open_async(scene.config)
+    scene.run(main())
+    scene.run(q.aclose())
+    log = charged(scene.config)
     assert len(log) == 80
-    assert set(keys(config).values()) == {1}
+    assert set(keys(scene.config).values()) == {1}
 
 
 LEFT_OPEN = """
@@ -706,7 +688,6 @@ end = sys.modules["kept to the end"] = AtTheVeryEnd()
 """
 
 
-@pytest.mark.parametrize("loop", KINDS)
 def test_a_call_at_the_end_of_a_process_gets_an_error_or_an_answer(
     ledger_url: str, configure: Configure, loop: str
 ) -> None:
@@ -720,23 +701,21 @@ def test_a_call_at_the_end_of_a_process_gets_an_error_or_an_answer(
     assert set(said[1::2]) == {"ok"}
 
 
-@each_loop
-def test_an_error_without_an_asyncio_loop_has_the_remedy(ledger_url: str, configure: Configure, run: Run) -> None:
+def test_an_error_without_an_asyncio_loop_has_the_remedy(scene: Scene) -> None:
     def awaited_elsewhere(awaitable: Awaitable[Any]) -> None:
         with pytest.raises(
             quota.UsageError, match=r"loop of asyncio or uvloop; .* trio, call a budget of quota.open\(\)"
         ):
             awaitable.__await__().send(None)  # type: ignore[attr-defined]
 
-    config = configure(ledger_url)
-    q = quota.open_async(config)
-    charge_id = run(q.budget().charge("forecast.get")).id
+    q = quota.open_async(scene.config)
+    charge_id = scene.run(q.budget().charge("forecast.get")).id
     awaited_elsewhere(q.budget().charge("forecast.get"))
     awaited_elsewhere(q.budget().peek("forecast.get"))
     awaited_elsewhere(q.budget().refund(charge_id))
     awaited_elsewhere(q.aclose())
-    assert run(q.budget().usage())[0].used_units == 1
-    run(q.aclose())
+    assert scene.run(q.budget().usage())[0].used_units == 1
+    scene.run(q.aclose())
 
 
 def test_each_task_learns_why_the_server_closed_the_connection(configure: Configure, run: Run) -> None:
@@ -751,7 +730,6 @@ def test_each_task_learns_why_the_server_closed_the_connection(configure: Config
         run(in_session(config, main))
 
 
-@pytest.mark.parametrize("loop", KINDS)
 def test_a_loop_that_ends_without_aclose_makes_no_noise(ledger_url: str, configure: Configure, loop: str) -> None:
     command = patient(LEFT_OPEN, str(configure(ledger_url)), loop, options=("-W", "error"))
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -28,18 +28,27 @@ it."""
 UNSEEN = (
     "aiosonic",
     "curl_cffi",
+    "cycletls",
     "geventhttpclient",
     "grpclib.client",
     "hrequests",
+    "httpcloak",
+    "httpmorph",
     "httpr",
+    "httpunk",
     "impit",
+    "noble_tls",
     "primp",
     "pycurl",
+    "pyqwest",
     "pyreqwest",
     "rnet",
     "tls_client",
+    "tls_requests",
     "tornado.simple_httpclient",
     "twisted.web.client",
+    "wreq",
+    "zapros",
 )
 """Libraries with network code of their own, which has no place to patch."""
 
@@ -101,6 +110,7 @@ class Patches:
             return
         seams = self._seams[module.__name__]
         owners = [getattr(module, seam.owner, None) for seam in seams]
+        owners = [getattr(owner, "_baseclass", owner) for owner in owners]  # a recorder (vcrpy) may stand in its place
         if any(owner is patched for patched, *_ in self._on for owner in owners):
             return
         if not seams or not all(map(_fits, seams, owners)):

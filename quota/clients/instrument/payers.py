@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 
 from quota.budget import Budget
 from quota.clients.gate import AsyncHostGate, HostGate, take_paid
-from quota.clients.metering import Tally
+from quota.clients.metering import Meter, Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
-from quota.common.hosts import default_port
+from quota.common.hosts import default_port, url_on
 from quota.common.text import listed
 from quota.errors import Refused, SessionClosedError, UsageError
 from quota.terms.api import Hosts
 from quota.terms.costs import CostBook
-from quota.web.documents import Problem, seconds
+from quota.web.documents import NO_RETRY, Problem, seconds
 
 MAX_KNOWN = 10_000
 """How many hosts the cache keeps. A crawler meets more."""
@@ -74,11 +74,12 @@ class Payer:
 
     @cached_property
     def _gate(self) -> HostGate:
-        return HostGate(self.open_budget(), None, self.names, tally=self.tally, ended=lambda: self._ended)
+        meter = Meter(self.open_budget(), tally=self.tally)
+        return HostGate(meter, None, self.names, ended=lambda: self._ended)
 
     @cached_property
     def _async_gate(self) -> AsyncHostGate:
-        return AsyncHostGate(self.open_budget(), None, self.names, tally=self.tally, ended=lambda: self._ended)
+        return AsyncHostGate(self._gate)
 
     def close(self) -> None:
         with self._lock:
@@ -109,14 +110,12 @@ class Payers:
         self, verb: str, scheme: str, host: str, port: int | None, target: str, *, awaited: bool = False
     ) -> tuple[Payer | None, str]:
         """The payer and the URL of a request, by its connection. On a connection to a proxy, `target` is the URL."""
-        whole = target[:1] != "/" and "//" in target
-        if whole:
+        if target[:1] != "/" and "//" in target:
             parts = urlsplit(target)
             scheme, host, port = parts.scheme, parts.hostname or "", parts.port
         if not self.knows(host, port or default_port(scheme)):
             return None, ""
-        shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        url = target if whole else f"{scheme}://{shown}{'' if port is None else f':{port}'}{target}"
+        url = url_on(scheme, host, port, target)
         return self.of(verb, url, awaited=awaited), url
 
     def of(self, verb: str, url: str, *, awaited: bool = False) -> Payer | None:
@@ -170,7 +169,7 @@ class Answer(NamedTuple):
 def answer_to(refusal: Refused) -> Answer:
     """The answer to a refused request. Its Retry-After is never early."""
     wait_ms = refusal.decision.retry_after_ms
-    problem = Problem(429, str(refusal), retry_after_s=None if wait_ms is None else seconds(wait_ms))
+    retry_after_s = None if wait_ms is None else seconds(wait_ms)
+    problem = Problem(429, str(refusal), retry_after_s=retry_after_s, more=NO_RETRY)
     body = problem.body()
-    final = {"x-should-retry": "false"}  # the SDKs of OpenAI, Anthropic and others obey it
-    return Answer({**dict(problem.fields()), **final, "content-length": str(len(body))}, body)
+    return Answer({**dict(problem.fields()), "content-length": str(len(body))}, body)

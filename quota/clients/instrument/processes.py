@@ -50,13 +50,8 @@ class FileTally:
         self._length = 0
         self._file: int | None = None
 
-    def refused(self, method: str) -> None:
-        self._add(method, Spent(refused=1))
-
-    def counts(self, method: str, calls: int, units: int) -> None:
-        self._add(method, Spent(calls, units))
-
-    def _add(self, method: str, more: Spent) -> None:
+    def counts(self, method: str, calls: int, units: int, refused: int = 0) -> None:
+        more = Spent(calls, units, refused)
         with self._lock:
             self._spent[method] = self._spent.get(method, Spent()).plus(more)
             text = json.dumps(self._spent).encode().ljust(self._length)  # spaces hide the end of a longer text
@@ -88,13 +83,16 @@ REMEDY = "its requests are not charged; see docs/auto.md, or send them through `
 _SHELLS = frozenset(("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh"))
 
 _STARTERS = frozenset(
-    shlex.split("command env exec nice nohup pdm pipenv pipx poetry setsid stdbuf taskset time timeout uv uvx xargs")
+    shlex.split(
+        "chrt command dumb-init env exec find flock gosu ionice nice nohup pdm pipenv pipx poetry setpriv setsid "
+        "stdbuf strace taskset time timeout tini uv uvx xargs"
+    )
 )
 """Programs that send nothing themselves, and start the command in their arguments."""
 
 _SILENT = frozenset(
     shlex.split(
-        "[ awk basename cat cc chmod chown clear cp cut date df dirname du echo expr false file find g++ gcc getconf "
+        "[ awk basename cat cc chmod chown clear cp cut date df dirname du echo expr false file g++ gcc getconf "
         "grep head hostname id ld ldconfig ln ls lsb_release lscpu lsof mkdir mktemp mv objdump printenv printf ps pwd "
         "readlink realpath rm rmdir sed seq sleep sort stat stty tail tar tee test touch tput tr true tty uname uniq "
         "wc which who whoami"
@@ -108,15 +106,9 @@ MAX_DEPTH = 8
 """How many nested commands are examined."""
 
 
-def name_program(command: Sequence[Any]) -> None:
-    """Warn once of each program that a Python starts and whose requests nobody charges."""
-    program = unseen_program(command)
-    if program is not None:
-        _warn(program)
-
-
 @cache
-def _warn(program: str) -> None:
+def warn_of(program: str) -> None:
+    """Warn once of a program that a Python starts and whose requests nobody charges."""
     warn("not_instrumented", REMEDY, program=program)
 
 
@@ -129,30 +121,40 @@ def unseen_program(command: Sequence[Any]) -> str | None:
         return None
 
 
-def _unseen(words: Sequence[str], depth: int = 0) -> str | None:
-    words = _without_assignments(words)
+_HIDES = re.compile(r"(\bunset |\s-u ?|-{2}unset=)PYTHONPATH\b|\bPYTHONPATH=(?!\S*(\$\{?PYTHONPATH|/quota/cli/site\b))")
+"""What drops the folder by which a Python is instrumented."""
+
+
+def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | None:
+    """`before` are the words ahead of a command, which may change its environment."""
+    words = _without_assignments(given)
+    before = " ".join([before, *given[: len(given) - len(words)]])
     name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
     if name in _SHELLS:
         at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), None)
         commands = [] if at is None else _commands("".join(words[at + 1 : at + 2]))
-        return next((unseen for command in commands if (unseen := _unseen(command, depth + 1)) is not None), None)
+        for command in commands:
+            if (unseen := _unseen(command, depth + 1, before)) is not None:
+                return unseen
+            before = " ".join([before, *command])
+        return None
     if name in _STARTERS:
         if name == "env" and any(re.fullmatch("-|-i|-{2}ignore-environment", word) for word in words):
             return "env -i"
-        starts = (at for at, word in enumerate(words) if at and shutil.which(word) is not None)
-        return _unseen(words[next(starts, len(words)) :], depth + 1)
+        start = next((at for at, word in enumerate(words) if at and shutil.which(word) is not None), len(words))
+        return _unseen(words[start:], depth + 1, " ".join([before, *words[:start]]))
     path = None if name in _SILENT or not name else shutil.which(words[0])
     if path is None:
         return None
     if re.match("(python|pypy)[0-9.]*[a-z]*$", os.path.basename(os.path.realpath(path))):
-        isolated = _isolated(words[1:])
+        isolated = _isolated(words[1:]) or ("with its own PYTHONPATH" if _HIDES.search(before) else None)
         return None if isolated is None else f"{name} {isolated}"
     with open(path, "rb") as file:
         interpreter = re.match(rb"#!([^\n]+)", file.read(512))
     if interpreter is None:
         return name
     behind = interpreter[1].decode("utf-8", "replace").split()
-    return name if _unseen([*behind, path], depth + 1) is not None else None
+    return name if _unseen([*behind, path], depth + 1, before) is not None else None
 
 
 def _without_assignments(words: Sequence[str]) -> Sequence[str]:

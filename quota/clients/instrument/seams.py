@@ -21,7 +21,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from http.client import HTTPResponse, HTTPSConnection, IncompleteRead
+from http.client import HTTPResponse, IncompleteRead
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,7 @@ from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Answer, Payer, Payers
 from quota.clients.metering import Attempt
-from quota.common.hosts import default_port, has_hung_up
+from quota.common.hosts import comes_from_socket, default_port, has_hung_up
 from quota.errors import Refused
 from quota.terms.api import RequestBody
 
@@ -57,55 +57,15 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             if payer is None:
                 return make_request(pool, conn, method, url, *args, **options)
             options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
+            from quota.clients.urllib3 import send  # late: it imports urllib3, which is here only now
+
+            make = partial(make_request, pool, conn, method, url, **options)
             try:
-                return _attempt(payer, address, pool, conn, method, url, options)
+                return send(payer.gate, conn, method, address, options, make)
             except Refused as refusal:
                 if payer.answers_429 and options.get("response_conn") is not None:
                     pool._put_conn(conn)  # else urllib3 itself takes the unused connection back
                 return _refused_by_urllib3(refusal, payer, pool, method, url, options)
-
-        def _attempt(
-            payer: Payer, address: str, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
-        ) -> Any:
-            from quota.clients.urllib3 import never_left, noted  # late: it imports urllib3, which is here only now
-
-            headers = options.get("headers") or {}
-            body = RequestBody.of(options.get("body"), headers.get("content-length"))
-            charge = partial(payer.gate.charge, method, address, body, headers)
-            real = vars(conn).get("real_connection")
-            attempt = charge() if real is None else None
-            if attempt is None and real is None:
-                return make_request(pool, conn, method, url, **options)
-            send = real and real.request
-
-            def request(*args: Any, **named: Any) -> Any:
-                nonlocal attempt
-                attempt = charge()
-                return send(*args, **named)
-
-            if real is not None:  # a recorder (vcrpy) stands before it: what it replays does not leave
-                real.request = request
-            try:
-                raw = make_request(pool, conn, method, url, **options)
-                if attempt is None:
-                    return raw
-            except Exception as error:
-                if attempt is not None and body.makes_no_requests and never_left(error):
-                    attempt.never_left()
-                raise
-            finally:
-                if real is not None:
-                    del real.request
-            if not hasattr(raw, "status"):  # a promise of urllib3-future: the charge stands
-                return raw
-            try:
-                if library == "urllib3":
-                    return noted(attempt, raw, preloaded=options.get("preload_content", True))
-                attempt.answered(raw.status, b"", raw.headers, whole=False, read=False)
-                return raw
-            except BaseException:  # interrupted: nobody else closes the response
-                raw.close()
-                raise
 
         return _make_request
 
@@ -193,7 +153,7 @@ def _requests(library: str) -> Iterator[Seam]:
             if not isinstance(refusal, Refused):
                 raise
             kind = sys.modules[f"{library}.exceptions"].RequestException
-            raise kind(*error.args, request=getattr(error, "request", None)) from refusal
+            raise kind(str(refusal), request=getattr(error, "request", None)) from refusal
 
     def named_awaited(send: Callable[..., Any]) -> Callable[..., Any]:
         async def _send(*args: Any, **options: Any) -> Any:
@@ -324,7 +284,7 @@ def _httplib2(payers: Payers) -> Seam:
         def _conn_request(http: Any, conn: Any, request_uri: str, method: str, body: Any, headers: Any) -> Any:
             payer = None
             if not getattr(http, "charges", False):
-                scheme = "https" if isinstance(getattr(conn, "real_connection", conn), HTTPSConnection) else "http"
+                scheme = _scheme(getattr(conn, "real_connection", conn))
                 payer, address = payers.of_connection(method, scheme, conn.host, conn.port, request_uri)
             if payer is None:
                 return conn_request(http, conn, request_uri, method, body, headers)
@@ -359,19 +319,19 @@ class _Charged:
         self._payer = payer
         self._address = address
         self.attempt: Attempt | None = None
+        self._left = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._conn, name)
 
     def request(self, method: str, url: str, body: Any = None, headers: Any = None) -> None:
-        conn, left = self._conn, False
+        conn, self._left = self._conn, False
         if conn.sock is not None and has_hung_up(conn.sock):
             conn.close()
             conn.connect()
 
         def send(data: Any) -> None:
-            nonlocal left
-            left = True
+            self._left = True
             type(conn).send(conn, data)
 
         fields = {name.lower(): value for name, value in (headers or {}).items()}
@@ -385,11 +345,17 @@ class _Charged:
         try:
             conn.request(method, url, body, headers or {})
         except BaseException:
-            if not left:
+            if not self._left:
                 attempt.never_left()
             raise
         finally:
             del conn.send
+
+    def getresponse(self) -> Any:
+        response = self._conn.getresponse()
+        if self.attempt is not None and not self._left and not comes_from_socket(response):
+            self.attempt.never_left()
+        return response
 
 
 def _refused_by_httplib2(refusal: Refused, payer: Payer, method: str) -> tuple[Any, bytes]:
@@ -402,6 +368,11 @@ def _refused_by_httplib2(refusal: Refused, payer: Payer, method: str) -> tuple[A
 
 
 # -- http.client -------------------------------------------------------------------------------------------------------
+
+
+def _scheme(conn: Any) -> str:
+    return "https" if getattr(conn, "default_port", None) == default_port("https") else "http"
+
 
 _OTHERS = ("httplib2", "quota", "urllib3", "urllib3_future")
 """Their connections derive from http.client, and are charged elsewhere."""
@@ -416,7 +387,7 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
             if _is_of_others(conn.__class__) or not conn._buffer:
                 return endheaders(conn, message_body, **options)
             verb, _, rest = conn._buffer[0].decode("latin-1").partition(" ")
-            scheme = "https" if isinstance(conn, HTTPSConnection) else "http"
+            scheme = _scheme(conn)
             tunnel = conn._tunnel_host
             host, port = (tunnel, conn._tunnel_port) if tunnel else (conn.host, conn.port)
             payer, address = payers.of_connection(verb, scheme, host, port, rest.rpartition(" ")[0])

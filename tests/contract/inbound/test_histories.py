@@ -14,7 +14,7 @@ from support.inbound import Clock, Oracle
 if TYPE_CHECKING:
     from quota.inbound.contract import Storage
 
-REQUESTS = int(os.environ.get("QUOTA_TEST_REQUESTS", "400"))
+REQUESTS = int(os.environ.get("QUOTA_TEST_REQUESTS", "200"))
 MIDNIGHT_MS = 20_833 * 86_400_000
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,10 +57,10 @@ def admitted_ms(workers: list[subprocess.Popen[str]]) -> list[int]:
 
 def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
     """One of them has a clock that is an hour ahead, and one is killed."""
-    times = [worker(url, "log", 20, 1_000, 2, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
+    times = [worker(url, "log", 20, 1_000, 1.5, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
     times[2].send_signal(signal.SIGSTOP)
     times[2].send_signal(signal.SIGCONT)
-    threading.Timer(1, times[2].kill).start()
+    threading.Timer(0.8, times[2].kill).start()
     found = admitted_ms(times)
     spans_ms = [late - early for early, late in zip(found, found[20:], strict=False)]
     assert min(spans_ms) >= 1_000, "a 21st within a second of the first"
@@ -68,12 +68,11 @@ def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
 
 
 def test_a_process_killed_in_a_decision_leaves_the_storage_usable(url: str) -> None:
-    for _ in range(2):
-        one = worker(url, "counter", 1_000_000, MINUTE_MS, 20)
-        assert one.stdout is not None
-        one.stdout.readline()
-        one.kill()
-        one.communicate(timeout=300)
+    one = worker(url, "counter", 1_000_000, MINUTE_MS, 20)
+    assert one.stdout is not None
+    one.stdout.readline()
+    one.kill()
+    one.communicate(timeout=300)
     storage = open_storage(url)
     assert storage.decide(policy("counter", 1_000_000), "ann").admitted
     storage.close()
@@ -89,16 +88,6 @@ def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
     child = Children(left_for, ("bob",))
     assert left_for("ann") == [7, 6, 5]
     assert child.answers() == [[8, 7, 6]]
-    storage.close()
-
-
-def test_threads_share_one_storage(url: str) -> None:
-    storage = open_storage(url)
-
-    def admitted() -> int:
-        return sum(storage.decide(policy("log", 100), "ann").admitted for _ in range(30))
-
-    assert sum(in_threads(admitted, *[()] * 4)) == 100
     storage.close()
 
 
@@ -225,7 +214,7 @@ def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
 
 
 @pytest.mark.parametrize("algorithm", ["counter", "log"])
-def test_neither_number_is_exceeded_while_a_limit_changes(storage: Storage, algorithm: Algorithm) -> None:
+def test_workers_with_two_limits_exceed_neither_limit(storage: Storage, algorithm: Algorithm) -> None:
     """Some workers have the new number already."""
     numbers = (20, 5)
     admitted = dict.fromkeys(numbers, 0)
@@ -428,17 +417,14 @@ def test_a_cluster_decides_and_survives_a_failover(nodes: Nodes) -> None:
         client.wait(1, 5_000)
         first.kill()
         until(lambda: asked.info("replication")["role"] == "master", "the replica did not take over")
-    deadline = time.monotonic() + 100
-    admitted = []
-    for n in range(60):
-        while True:
-            try:
-                admitted.append(storage.decide(POLICIES[2], f"visitor {n}").admitted)
-            except StorageAway:  # until the client has asked the nodes again
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-                continue
-            break
+    admitted: list[bool] = []
+
+    def decided() -> bool:
+        with suppress(StorageAway):  # until the client has asked the nodes again
+            admitted.append(storage.decide(POLICIES[2], f"visitor {len(admitted)}").admitted)
+        return len(admitted) == 60
+
+    until(decided, "the cluster does not answer")
     assert admitted == [False] + [True] * 59, "and nothing that was counted is lost"
     storage.close()
     other.close()

@@ -72,7 +72,7 @@ def test_two_storages_have_different_names(url: str, storage: Storage, clock: Cl
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_midnight_frees_nobody(storage: Storage, clock: Clock, algorithm: str) -> None:
+def test_midnight_frees_no_refused_visitor(storage: Storage, clock: Clock, algorithm: str) -> None:
     """Windows that divide a day, that do not, and one of several days; beginning a while before midnight."""
     for number, window_ms in enumerate((MINUTE_MS, 7 * HOUR_MS, 5 * DAY_MS)):
         one = Policy(f"a{number}", policy(algorithm, 3, window_ms).limits, algorithm)  # type: ignore[arg-type]

@@ -135,7 +135,7 @@ def test_a_worker_that_reports_no_identities_does_not_grow(storage: Storage, clo
 
 
 @pytest.mark.parametrize("algorithm", ["counter", "gcra", "log"])
-def test_the_top_are_named_by_their_hash_alone(storage: Storage, clock: Clock, algorithm: str) -> None:
+def test_the_top_names_identities_by_hash_alone(storage: Storage, clock: Clock, algorithm: str) -> None:
     policy = Policy("a", (Limit(60, MINUTE_MS, 60 * (algorithm == "gcra")),), algorithm)  # type: ignore[arg-type]
     for used, identity in enumerate(["203.0.113.7", "bob", "ann"], 1):
         for _ in range(used):

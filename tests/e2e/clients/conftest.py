@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.ledger.log import Log
+
+
+@pytest.fixture(scope="package", autouse=True)
+def small_heap() -> Iterator[None]:
+    """`gc.collect` looks only at what the tests here make: they call it often."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from quota.errors import Refused, UsageError
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import Log
 from quota.rules.spent import Spent
-from quota.settings.limits import default_limits
+from quota.settings.books import default_limits
 from quota.terms.limits import HOUR_MS, Limit, Selector, Sliding, View
 from support.books import parse_book
 from support.certificates import Pair
@@ -55,9 +55,6 @@ def answer(request: Arrived) -> Answer:
     match urlsplit(request.target).path:
         case "/repos/spent":
             return Answer(403, b'{"message": "API rate limit exceeded for user ID 1."}', headers(0))
-        case "/repos/secondary":
-            body = b'{"message": "You have exceeded a secondary rate limit."}'
-            return Answer(403, body, headers(4_000, Retry_After="90"))
         case "/repos/same" | "/both/same":
             return Answer(304, b"", headers(4_000))
         case "/graphql":
@@ -126,7 +123,7 @@ def get(request: pytest.FixtureRequest) -> Get:
     return lambda budget, url: asked_once(request.param, url, budget)
 
 
-def test_one_of_five_refused_requests_leaves(get: Get, server: PlainServer, ledger: Log) -> None:
+def test_a_first_403_stops_the_next_four_requests(get: Get, server: PlainServer, ledger: Log) -> None:
     """The first 403 says that nothing remains, until when; the other four are refused with that time."""
     budget, url = make_budget(ledger, server.host), f"{server.address}/repos/spent"
     before_ms = ledger.now_ms()
@@ -149,20 +146,6 @@ def test_the_routes_set_the_cost_of_a_request(get: Get, server: PlainServer, led
     charged = [(entry.method, entry.units, entry.bucket) for entry in entries(ledger)]
     unknown = ("GET **", 3, "core")
     assert charged == [("read", 1, "core"), ("graphql", 2, "points"), unknown, unknown]
-
-
-def test_another_rule_closes_another_bucket(get: Get, server: PlainServer, ledger: Log) -> None:
-    """A secondary limit closes its own bucket, for no longer than its period, whatever Retry-After says."""
-    budget = make_budget(ledger, server.host)
-    assert get(budget, f"{server.address}/repos/secondary")[0] == 403
-    assert get(budget, f"{server.address}/repos/a")[0] == 200
-    before_ms = ledger.now_ms()
-    with pytest.raises(Refused) as refused:
-        get(budget, f"{server.address}/graphql")
-    decision = refused.value.decision
-    assert decision.refused_by == "points"
-    assert decision.retry_at_ms is not None
-    assert decision.retry_at_ms <= before_ms + 60_000
 
 
 def test_a_request_that_upstream_does_not_count_is_refunded(get: Get, server: PlainServer, ledger: Log) -> None:
@@ -270,7 +253,7 @@ def follows(upstream: Counting, opened: Callable[[], Budget], call: Callable[[Bu
 # -- real packages, as they are ----------------------------------------------------------------------------------------
 
 
-def test_pygithub(upstream: Counting, counting: PlainServer, ledger: Log) -> None:
+def test_pygithub_is_charged_and_closed_by_its_answers(upstream: Counting, counting: PlainServer, ledger: Log) -> None:
     upstream.said["/repos/octo/cat"] = json.dumps({"id": 1, "name": "cat", "full_name": "octo/cat"}).encode()
 
     def call(budget: Budget) -> None:
@@ -290,7 +273,9 @@ def test_pygithub(upstream: Counting, counting: PlainServer, ledger: Log) -> Non
     follows(upstream, lambda: opened(ledger, counting.host), call)
 
 
-def test_gspread(upstream: Counting, counting: PlainServer, ledger: Log, tmp_path: Path) -> None:
+def test_gspread_is_charged_and_ignores_a_gateways_limits(
+    upstream: Counting, counting: PlainServer, ledger: Log, tmp_path: Path
+) -> None:
     """Google's own answers do not say what remains; those of a gateway before it may."""
     certificate, key, authority = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
     signer = trustme.CA()

@@ -9,9 +9,11 @@ import functools
 import gc
 import http.client
 import importlib.util
+import io
 import json
 import logging
 import os
+import pickle
 import socket
 import sqlite3
 import time
@@ -22,11 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from http.client import HTTPException
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import aiohttp
-import github
-import gspread
 import httpcore
 import httplib2
 import httpx
@@ -108,10 +109,24 @@ def configure(address: str, units: int = 1_000_000, more: str = "") -> None:
     Path("quota.toml").write_text(text, encoding="utf-8")
 
 
+Config = Callable[..., None]
+
+
 @pytest.fixture
-def config(state_dir: Path) -> Iterator[Callable[..., None]]:
+def config(state_dir: Path) -> Iterator[Config]:
     yield configure
     quota.uninstrument()
+
+
+@pytest.fixture
+def instrumented(config: Config) -> Config:
+    """Configures and instruments this process."""
+
+    def configure_and_instrument(address: str, units: int = 1_000_000, more: str = "") -> None:
+        config(address, units, more)
+        quota.instrument()
+
+    return configure_and_instrument
 
 
 def charged(job: str | None = None) -> list[tuple[str, int]]:
@@ -123,6 +138,7 @@ def charged(job: str | None = None) -> list[tuple[str, int]]:
 # -- the clients under one name ----------------------------------------------------------------------------------------
 
 Fields = dict[str, str] | None
+Client = Callable[..., Reply]
 
 
 def asked(kind: Any, url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Reply:
@@ -158,7 +174,7 @@ def by_urllib(url: str, verb: str = "GET", body: bytes | None = None, headers: F
         return error.code, error.read()
 
 
-CLIENTS: dict[str, tuple[Callable[..., Reply], type[Exception]]] = {
+CLIENTS: dict[str, tuple[Client, type[Exception]]] = {
     "requests": (by_requests, requests.RequestException),
     "urllib3": (by_urllib3, urllib3.exceptions.MaxRetryError),
     "httpx": (by_httpx, httpx.RequestError),
@@ -170,7 +186,7 @@ CLIENTS: dict[str, tuple[Callable[..., Reply], type[Exception]]] = {
 
 
 @pytest.fixture(params=CLIENTS)
-def client(request: pytest.FixtureRequest) -> Callable[..., Reply]:
+def client(request: pytest.FixtureRequest) -> Client:
     return CLIENTS[request.param][0]
 
 
@@ -191,18 +207,25 @@ def answer(request: Arrived) -> Answer:
     return Answer(200, b'{"items": []}')
 
 
+class Things(PlainServer):
+    """The API, which this process calls."""
+
+    def instrument(self, units: int = 1_000_000, more: str = "") -> None:
+        """Configure this process for the API, and instrument it."""
+        configure(self.address, units, more)
+        quota.instrument()
+
+
 @pytest.fixture
-def server() -> Iterator[PlainServer]:
-    with PlainServer(answer) as server:
+def server(config: Config) -> Iterator[Things]:
+    with Things(answer) as server:
         yield server
 
 
 # -- an attempt --------------------------------------------------------------------------------------------------------
 
 
-def test_each_attempt_is_named_by_its_route_and_charged_once(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
-) -> None:
+def test_each_attempt_is_named_by_its_route_and_charged_once(client: Client, config: Config, server: Things) -> None:
     config(server.address)
     quota.instrument(job="nightly")
     assert client(f"{server.address}/a") == (200, b'{"items": []}')
@@ -210,12 +233,9 @@ def test_each_attempt_is_named_by_its_route_and_charged_once(
     assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
 
 
-def test_a_post_that_stands_for_a_get_has_its_price_where_the_api_is_googles(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
-) -> None:
+def test_a_post_that_stands_for_a_get_has_its_price_where_the_api_is_googles(client: Client, server: Things) -> None:
     override = {"X-HTTP-Method-Override": "GET"}
-    config(server.address)
-    quota.instrument()
+    server.instrument()
     assert client(f"{server.address}/search", "POST", b"q=x", override)[0] == 200
     assert charged() == [("POST **", 5)]
     quota.uninstrument()
@@ -226,9 +246,7 @@ def test_a_post_that_stands_for_a_get_has_its_price_where_the_api_is_googles(
     assert charged() == [("search.list", 100)]
 
 
-def test_a_request_through_a_proxy_is_charged_by_its_target_host(
-    config: Callable[..., None], server: PlainServer
-) -> None:
+def test_a_request_through_a_proxy_is_charged_by_its_target_host(config: Config, server: Things) -> None:
     config(server.address)
     text = Path("quota.toml").read_text(encoding="utf-8")
     Path("quota.toml").write_text(text.replace(f'endpoint = "{server.address}"\n', ""), encoding="utf-8")
@@ -243,22 +261,16 @@ def test_a_request_through_a_proxy_is_charged_by_its_target_host(
     assert charged() == [("search", 10)] * 3
 
 
-def test_other_hosts_are_untouched(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
-) -> None:
-    config("http://127.0.0.1:1")
-    quota.instrument()
+def test_other_hosts_are_untouched(client: Client, instrumented: Config, server: PlainServer) -> None:
+    instrumented("http://127.0.0.1:1")
     assert client(f"{server.address}/a")[0] == 200
     assert charged() == []
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(
-    name: str, config: Callable[..., None], server: PlainServer
-) -> None:
+def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(name: str, server: Things) -> None:
     client, error = CLIENTS[name]
-    config(server.address, units=10)
-    quota.instrument()
+    server.instrument(units=10)
     with pytest.raises(error, match=r"^(<urlopen error )?refused search") as refused:
         client(f"{server.address}/moved?key=a-secret")
     assert isinstance(getattr(refused.value, "reason", refused.value).__cause__ or refused.value.__cause__, Refused)
@@ -266,11 +278,8 @@ def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(
     assert [one.target for one in server.arrived] == ["/moved?key=a-secret"]
 
 
-def test_a_refusal_may_be_an_answer_of_429(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
-) -> None:
-    config(server.address, units=10, more='on_refusal = "429"')
-    quota.instrument()
+def test_a_refusal_may_be_an_answer_of_429(client: Client, server: Things) -> None:
+    server.instrument(units=10, more='on_refusal = "429"')
     status, body = client(f"{server.address}/moved")
     assert (status, [one.target for one in server.arrived]) == (429, ["/moved"])
     assert json.loads(body)["detail"].startswith(
@@ -278,12 +287,10 @@ def test_a_refusal_may_be_an_answer_of_429(
     )
 
 
-def test_a_made_answer_says_when_to_come_back_and_never_early(config: Callable[..., None], server: PlainServer) -> None:
-    config(server.address, units=9, more='on_refusal = "429"')
-    quota.instrument()
+def test_a_made_answer_says_when_to_come_back_and_never_early(server: Things) -> None:
+    server.instrument(units=9, more='on_refusal = "429"')
     requests.get(f"{server.address}/a", timeout=100)
-    refused = requests.post(f"{server.address}/a", timeout=100)
-    assert refused.status_code == 200
+    assert requests.post(f"{server.address}/a", timeout=100).status_code == 200
     refused = requests.post(f"{server.address}/a", timeout=100)
     assert refused.status_code == 429
     assert 3_590 < int(refused.headers["Retry-After"]) <= 3_600
@@ -332,34 +339,38 @@ AGAIN: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_a_refusal_is_not_tried_again(
-    name: str, config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_not_tried_again(name: str, server: Things, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", slept)
-    config(server.address, units=5)
-    quota.instrument()
+    server.instrument(units=5)
     requests.post(server.address, timeout=100)
     with pytest.raises(Exception, match=r"^refused"):
         AGAIN[name](server.address)
     assert len(server.arrived) == 1
 
 
+def test_a_refusal_says_itself_in_another_process(server: Things) -> None:
+    """As from a pool of processes or a worker of Celery."""
+    server.instrument(units=5)
+    requests.post(server.address, timeout=100)
+    with pytest.raises(requests.RequestException) as refused:
+        requests.get(server.address, timeout=100)
+    assert str(pickle.loads(pickle.dumps(refused.value))).startswith("refused ")  # noqa: S301
+
+
 @pytest.mark.parametrize("name", ["urllib3", "requests"])
 def test_a_retry_does_not_sleep_on_a_made_answer_of_429(
-    name: str, config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Things, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "sleep", slept)
-    config(server.address, units=5, more='on_refusal = "429"')
-    quota.instrument()
+    server.instrument(units=5, more='on_refusal = "429"')
     requests.post(server.address, timeout=100)
     with pytest.raises((urllib3.exceptions.MaxRetryError, requests.RequestException), match=r"^refused"):
         AGAIN[name](server.address)
     assert len(server.arrived) == 1
 
 
-def test_a_request_in_pieces_by_http_client_is_refused_whole(config: Callable[..., None], server: PlainServer) -> None:
-    config(server.address, units=6, more='on_refusal = "429"')
-    quota.instrument()
+def test_a_request_in_pieces_by_http_client_is_refused_whole(server: Things) -> None:
+    server.instrument(units=6, more='on_refusal = "429"')
     conn = http.client.HTTPConnection(server.address.partition("//")[2])
     with closing(conn):
         for verb, status in (("POST", 200), ("POST", 429), ("GET", 200), ("GET", 429)):
@@ -373,22 +384,16 @@ def test_a_request_in_pieces_by_http_client_is_refused_whole(config: Callable[..
     assert [arrived.verb for arrived in server.arrived] == ["POST", "GET"]
 
 
-def test_an_answer_closes_its_bucket_and_its_reader_gets_it_whole(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
-) -> None:
-    config(server.address, more='on_refusal = "429"')
-    quota.instrument()
+def test_an_answer_closes_its_bucket_and_its_reader_gets_it_whole(client: Client, server: Things) -> None:
+    server.instrument(more='on_refusal = "429"')
     assert client(f"{server.address}/busy") == (429, b'{"error": {"message": "Slow down."}}')
     status, body = client(f"{server.address}/a")
     assert (status, len(server.arrived)) == (429, 1)
     assert "upstream said its bucket 'calls' is exhausted (Slow down.)" in json.loads(body)["detail"]
 
 
-def test_the_answer_settles_the_reservation_of_the_request(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
-) -> None:
-    config(server.address, units=60, more='on_refusal = "429"')
-    quota.instrument()
+def test_the_answer_settles_the_reservation_of_the_request(client: Client, server: Things) -> None:
+    server.instrument(units=60, more='on_refusal = "429"')
     asked = b'{"max_tokens": 50}'
     assert client(f"{server.address}/chat", "POST", asked)[0] == 200
     assert charged() == [("chat", 7)]
@@ -397,7 +402,7 @@ def test_the_answer_settles_the_reservation_of_the_request(
 
 
 def test_an_answer_that_is_shorter_than_announced_settles_nothing(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
+    client: Client, config: Config, server: Things
 ) -> None:
     config(server.address)
     book = Path("things.toml")
@@ -408,28 +413,24 @@ def test_an_answer_that_is_shorter_than_announced_settles_nothing(
     assert {units for _, units in charged()} == {50}
 
 
-def test_a_request_that_never_left_is_refunded(client: Callable[..., Reply], config: Callable[..., None]) -> None:
+def test_a_request_that_never_left_is_refunded(client: Client, instrumented: Config) -> None:
     with PlainServer(answer) as gone:
         pass
-    config(gone.address)
-    quota.instrument()
+    instrumented(gone.address)
     with pytest.raises(Exception, match=r"(?i)connect|refused"):
         client(f"{gone.address}/a")
     assert charged() == []
 
 
 @pytest.mark.parametrize("odd", [{"verb": "GE\nT"}, {"headers": {"X-Key": "a\nkey"}}])
-def test_a_request_that_its_library_refuses_to_send_is_refunded(
-    client: Callable[..., Reply], odd: Any, config: Callable[..., None], server: PlainServer
-) -> None:
-    config(server.address)
-    quota.instrument()
+def test_a_request_that_its_library_refuses_to_send_is_refunded(client: Client, odd: Any, server: Things) -> None:
+    server.instrument()
     with pytest.raises((OSError, ValueError, httpx.LocalProtocolError)):
         client(f"{server.address}/a", **odd)
     assert charged() == server.arrived == []
 
 
-def test_a_request_that_http_2_refuses_to_send_is_refunded(config: Callable[..., None]) -> None:
+def test_a_request_that_http_2_refuses_to_send_is_refunded(instrumented: Config) -> None:
     odd = {"TE": "gzip"}
 
     async def main(address: str) -> None:
@@ -437,8 +438,7 @@ def test_a_request_that_http_2_refuses_to_send_is_refunded(config: Callable[...,
             await client.get(f"{address}/b", headers=odd)
 
     with H2Server() as server:
-        config(server.address)
-        quota.instrument()
+        instrumented(server.address)
         with httpx.Client(trust_env=False, http2=True, http1=False) as client, pytest.raises(httpx.LocalProtocolError):
             client.get(f"{server.address}/a", headers=odd)
         with pytest.raises(httpx.LocalProtocolError):
@@ -447,7 +447,7 @@ def test_a_request_that_http_2_refuses_to_send_is_refunded(config: Callable[...,
 
 
 def test_an_awaited_request_waiting_for_a_stream_is_refunded_if_the_connection_ends(
-    config: Callable[..., None],
+    instrumented: Config,
 ) -> None:
     async def main(server: H2Server) -> list[Any]:
         async with httpx.AsyncClient(trust_env=False, http1=False, http2=True) as client:
@@ -459,8 +459,7 @@ def test_an_awaited_request_waiting_for_a_stream_is_refunded_if_the_connection_e
             return await asyncio.gather(*asked, return_exceptions=True)
 
     with H2Server(streams=1) as server:
-        config(server.address)
-        quota.instrument()
+        instrumented(server.address)
         answered, failed = asyncio.run(main(server))
         assert answered.status_code == 200
         assert isinstance(failed, httpx.RemoteProtocolError)
@@ -480,15 +479,14 @@ async def ask_by_httpx(url: str) -> None:
 @pytest.mark.parametrize("ask", [ask_by_aiohttp, ask_by_httpx])
 @pytest.mark.parametrize(("scheme", "stands"), [("https", []), ("http", [("read", 1)])])
 def test_a_cancelled_request_is_refunded_only_without_a_connection(
-    ask: Callable[[str], Any], scheme: str, stands: list[Any], config: Callable[..., None]
+    ask: Callable[[str], Any], scheme: str, stands: list[Any], instrumented: Config
 ) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with socket.create_server(("127.0.0.1", 0)) as silent:
             silent.setblocking(False)
             address = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}"
-            config(address)
-            quota.instrument()
+            instrumented(address)
             asked = asyncio.ensure_future(ask(f"{address}/a"))
             connection, _ = await loop.sock_accept(silent)
             with connection:
@@ -504,7 +502,7 @@ def test_a_cancelled_request_is_refunded_only_without_a_connection(
     assert charged() == stands
 
 
-def test_a_request_cancelled_before_its_turn_is_refunded(config: Callable[..., None]) -> None:
+def test_a_request_cancelled_before_its_turn_is_refunded(instrumented: Config) -> None:
     """Of HTTP/2: a server that has not said how many streams it takes gets one."""
 
     async def main() -> None:
@@ -512,8 +510,7 @@ def test_a_request_cancelled_before_its_turn_is_refunded(config: Callable[..., N
         with socket.create_server(("127.0.0.1", 0)) as silent:
             silent.setblocking(False)
             address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            config(address)
-            quota.instrument()
+            instrumented(address)
             async with httpx.AsyncClient(trust_env=False, http1=False, http2=True) as client:
                 asked = [asyncio.ensure_future(client.get(f"{address}/{number}")) for number in range(5)]
                 connection, _ = await loop.sock_accept(silent)
@@ -535,7 +532,7 @@ def test_a_request_cancelled_before_its_turn_is_refunded(config: Callable[..., N
 
 @pytest.mark.parametrize("ask", [ask_by_aiohttp, ask_by_httpx])
 def test_a_cancelled_request_is_refunded_after_its_loop_ended(
-    ask: Callable[[str], Any], state_dir: Path, config: Callable[..., None]
+    ask: Callable[[str], Any], state_dir: Path, instrumented: Config
 ) -> None:
     """anyio cancels a task at each step until it ends, also while it waits for that."""
 
@@ -544,8 +541,7 @@ def test_a_cancelled_request_is_refunded_after_its_loop_ended(
         with socket.create_server(("127.0.0.1", 0)) as silent:
             silent.setblocking(False)
             address = f"https://127.0.0.1:{silent.getsockname()[1]}"
-            config(address)
-            quota.instrument()
+            instrumented(address)
             asked = [asyncio.ensure_future(ask(f"{address}/{number}")) for number in range(20)]
             connections = [(await loop.sock_accept(silent))[0] for _ in asked]
             others.executescript(f"ATTACH '{state_dir / 'ledger.db'}' AS ledger; BEGIN IMMEDIATE")
@@ -564,21 +560,15 @@ def test_a_cancelled_request_is_refunded_after_its_loop_ended(
 
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1"])
-def test_an_address_that_aiohttp_does_not_take_is_given_back(
-    host: str, config: Callable[..., None], server: PlainServer
-) -> None:
-    config(server.address)
-    quota.instrument()
+def test_an_address_that_aiohttp_does_not_take_is_given_back(host: str, server: Things) -> None:
+    server.instrument()
     with pytest.raises(aiohttp.InvalidURL):
         by_aiohttp(f"{server.address.replace('127.0.0.1', host)}/a")
     assert charged() == []
 
 
-def test_the_answer_to_a_head_has_no_body_whatever_its_length_says(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer
-) -> None:
-    config(server.address)
-    quota.instrument()
+def test_the_answer_to_a_head_has_no_body_whatever_its_length_says(client: Client, server: Things) -> None:
+    server.instrument()
     assert client(f"{server.address}/nowhere", "HEAD") == (404, b"")
     assert charged() == [("read", 1)]
 
@@ -635,20 +625,18 @@ RELAYED = [relayed_by_requests, relayed_by_httpx, relayed_by_httpx_awaited, rela
 
 @pytest.mark.parametrize("relayed", RELAYED)
 def test_a_request_that_is_made_while_another_is_sent_is_charged_too(
-    relayed: Callable[[str, str], None], config: Callable[..., None], server: PlainServer
+    relayed: Callable[[str, str], None], server: Things
 ) -> None:
-    config(server.address)
-    quota.instrument()
+    server.instrument()
     relayed(f"{server.address}/whole", f"{server.address}/part")
     assert sorted(charged()) == [("POST **", 5), ("read", 1)]
 
 
 @pytest.mark.parametrize("relayed", RELAYED)
 def test_a_request_that_left_is_not_refunded_if_its_redirect_fails(
-    relayed: Callable[[str, str], None], config: Callable[..., None], server: PlainServer
+    relayed: Callable[[str, str], None], server: Things
 ) -> None:
-    config(server.address)
-    quota.instrument()
+    server.instrument()
     with pytest.raises((OSError, httpx.HTTPError, urllib3.exceptions.HTTPError)):
         relayed(f"{server.address}/whole", f"http://127.0.0.1:{free_port()}/part")
     assert charged() == [("POST **", 5)]
@@ -675,7 +663,7 @@ def pays(url: str, named: str | None = None) -> str:
     return ""
 
 
-def test_the_named_or_most_specific_credential_pays(config: Callable[..., None], server: PlainServer) -> None:
+def test_the_named_or_most_specific_credential_pays(config: Config, server: Things) -> None:
     config(server.address)
     Path("chat.toml").write_text(BOOK.replace('"POST /chat"', '"GET /graph/{x}"'), encoding="utf-8")
     others = credential("other", server.address, "things.toml") + credential("graph", server.address, "chat.toml")
@@ -703,9 +691,8 @@ def test_a_configuration_that_meters_nothing_is_an_error(state_dir: Path) -> Non
 # -- other people's code -----------------------------------------------------------------------------------------------
 
 
-def test_our_own_transports_charge_once(config: Callable[..., None], server: PlainServer) -> None:
-    config(server.address)
-    quota.instrument()
+def test_our_own_transports_charge_once(server: Things) -> None:
+    server.instrument()
     with quota.open() as session:
         with session.requests() as client:
             assert client.get(f"{server.address}/moved").status_code == 200
@@ -722,7 +709,7 @@ def test_our_own_transports_charge_once(config: Callable[..., None], server: Pla
     assert len(server.arrived) == 6
 
 
-def test_googles_client_as_it_is(config: Callable[..., None], server: PlainServer) -> None:
+def test_googles_client_is_charged_without_changes(config: Config, server: Things) -> None:
     """A call is named by Google's own description; a batch, which holds several, is sent to q.google()."""
     Path("quota.toml").write_text(credential("main", server.address, "youtube-v3"), encoding="utf-8")
     quota.instrument()
@@ -740,18 +727,6 @@ def test_googles_client_as_it_is(config: Callable[..., None], server: PlainServe
     assert charged() == [("search.list", 100), ("videos.list", 1)]
 
 
-def test_pygithub_and_gspread_as_they_are(config: Callable[..., None], server: PlainServer, tmp_path: Path) -> None:
-    config(server.address)
-    quota.instrument()
-    hub = github.Github(base_url=server.address, seconds_between_requests=None, retry=github.GithubRetry(total=0))
-    assert hub.get_rate_limit() is not None
-    with requests.Session() as session:
-        sheets = gspread.Client(None, session=session)  # type: ignore[arg-type]
-        assert sheets.http_client.request("get", f"{server.address}/v4/spreadsheets/1").json() == {"items": []}
-    hub.close()
-    assert charged() == [("read", 1)] * len(server.arrived) == [("read", 1)] * 2
-
-
 PLACES = (
     (urllib3.connectionpool.HTTPConnectionPool, "_make_request"),
     (HTTPAdapter, "send"),
@@ -762,11 +737,8 @@ PLACES = (
 )
 
 
-def test_a_request_under_way_ends_as_ever_where_it_is_uninstrumented_meanwhile(
-    config: Callable[..., None], server: PlainServer
-) -> None:
-    config(server.address)
-    quota.instrument()
+def test_a_request_under_way_ends_as_ever_where_it_is_uninstrumented_meanwhile(server: Things) -> None:
+    server.instrument()
 
     async def main() -> list[int]:
         async with aiohttp.ClientSession() as one, httpx.AsyncClient() as other:
@@ -782,7 +754,7 @@ def test_a_request_under_way_ends_as_ever_where_it_is_uninstrumented_meanwhile(
 
 
 def test_a_request_whose_charge_meets_the_end_goes_untouched(
-    client: Callable[..., Reply], config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+    client: Client, config: Config, server: Things, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ends(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -799,7 +771,7 @@ def test_a_request_whose_charge_meets_the_end_goes_untouched(
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_session_that_was_closed_is_no_error_only_where_nobody_is_to_pay_any_more(
-    awaited: bool, config: Callable[..., None], server: PlainServer
+    awaited: bool, config: Config, server: Things
 ) -> None:
     config(server.address)
     url = f"{server.address}/a"
@@ -816,7 +788,7 @@ def test_a_session_that_was_closed_is_no_error_only_where_nobody_is_to_pay_any_m
     assert payers.of("GET", url, awaited=awaited) is None
 
 
-def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) -> None:
+def test_uninstrumented_libraries_are_as_they_were(config: Config) -> None:
     config("http://127.0.0.1:1")
     places = [*PLACES, (importlib.util, "_find_spec")]
     before = [vars(owner)[name] for owner, name in places]
@@ -832,7 +804,7 @@ def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) 
 OF_PATCHING = (quota.auto.__file__, patches.__file__)
 
 
-def test_an_interrupted_call_patches_all_or_nothing(config: Callable[..., None]) -> None:
+def test_an_interrupted_call_patches_all_or_nothing(config: Config) -> None:
     """And the next one does what it would have done."""
     config("http://127.0.0.1:1")
     before = [vars(owner)[name] for owner, name in PLACES]
@@ -850,7 +822,7 @@ def test_an_interrupted_call_patches_all_or_nothing(config: Callable[..., None])
 
 @pytest.mark.parametrize("quota_first", [True, False])
 def test_opentelemetrys_own_instrumentation_goes_on_in_either_order(
-    quota_first: bool, config: Callable[..., None], server: PlainServer
+    quota_first: bool, config: Config, server: Things
 ) -> None:
     """It wraps the methods of httpx that we patch, and one of requests that is above it."""
     config(server.address)
@@ -945,24 +917,22 @@ SEEDS = int(os.environ.get("QUOTA_TEST_CUTS", "1"))
     ],
 )
 def test_the_ledger_holds_what_arrived_with_connections_cut_at_random(
-    many: Callable[[list[str]], None], seed: int, config: Callable[..., None]
+    many: Callable[[list[str]], None], seed: int, instrumented: Config
 ) -> None:
     with CuttingServer(seed) as server:
-        config(server.address)
-        quota.instrument()
+        instrumented(server.address)
         many([f"{server.address}/{number}" for number in range(40)])
     assert len(charged()) == server.arrived > 40
 
 
-def test_the_streams_of_one_connection_of_http_2_are_charged_one_by_one(config: Callable[..., None]) -> None:
+def test_the_streams_of_one_connection_of_http_2_are_charged_one_by_one(instrumented: Config) -> None:
     async def main(address: str) -> list[Any]:
         async with httpx.AsyncClient(trust_env=False, http1=False, http2=True) as client:
             asked = [client.get(f"{address}/{number}") for number in range(40)]
             return await asyncio.gather(*asked, return_exceptions=True)
 
     with H2Server() as server:
-        config(server.address, units=30)
-        quota.instrument()
+        instrumented(server.address, units=30)
         with httpx.Client(trust_env=False, http1=False, http2=True) as client:
             assert [client.get(f"{server.address}/{number}").http_version for number in range(5)] == ["HTTP/2"] * 5
         got = asyncio.run(main(server.address))
@@ -977,7 +947,7 @@ def test_the_streams_of_one_connection_of_http_2_are_charged_one_by_one(config: 
 
 @pytest.mark.parametrize("ask", [by_httpx, by_httpx_awaited])
 def test_a_mocks_answer_is_refunded_and_closes_nothing(
-    ask: Callable[..., Reply], config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+    ask: Client, server: Things, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """respx answers in the place of httpcore, below httpx."""
 
@@ -987,8 +957,7 @@ def test_a_mocks_answer_is_refunded_and_closes_nothing(
     async def awaited_answer(*_: Any) -> httpcore.Response:
         return answer()
 
-    config(server.address, units=1)
-    quota.instrument()
+    server.instrument(units=1)
     with monkeypatch.context() as patching:
         patching.setattr(httpcore.ConnectionPool, "handle_request", answer)
         patching.setattr(httpcore.AsyncConnectionPool, "handle_async_request", awaited_answer)
@@ -999,9 +968,9 @@ def test_a_mocks_answer_is_refunded_and_closes_nothing(
 
 
 class Recorded:
-    """A connection that stands before httplib2's own, as vcrpy's does: it sends once, and replays from then on."""
+    """A connection that stands before a library's own, as vcrpy's does: it sends once, and replays from then on."""
 
-    _baseclass = httplib2.HTTPConnectionWithTimeout
+    _baseclass: type
     tape: ClassVar[list[Any]] = []
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -1013,6 +982,9 @@ class Recorded:
 
     def connect(self) -> None: ...
 
+    def close(self) -> None:
+        self.real_connection.close()
+
     def request(self, method: str, url: str, body: Any = None, headers: Any = None) -> None:
         self.asked = {"method": method, "url": url, "body": body, "headers": headers}
 
@@ -1020,29 +992,110 @@ class Recorded:
         if not self.tape:
             self.real_connection.request(**self.asked)
             response = self.real_connection.getresponse()
-            self.tape.append((response, response.read()))
+            self.tape.append((response, getattr(response, "data", None) or response.read()))
+            self.close()
         response, body = self.tape[0]
         response.read = lambda: body
         return response
 
 
-@pytest.mark.parametrize("by", ["google", "httplib2"])
+class RecordedByHttplib2(Recorded, httplib2.HTTPConnectionWithTimeout):  # type: ignore[misc]  # httplib2 has no types
+    _baseclass = httplib2.HTTPConnectionWithTimeout
+
+
+class RecordedByUrllib3(Recorded):
+    """Its answers are of a class of its own."""
+
+    _baseclass = urllib3.connection.HTTPConnection
+    is_closed = is_connected = False
+
+    def request(self, method: str, url: str, *, body: Any, headers: Any, **_: Any) -> None:
+        super().request(method, url, body, headers)
+
+    def getresponse(self) -> Any:
+        response = super().getresponse()
+        names = "status reason headers version version_string read get_redirect_location close length_remaining"
+        return SimpleNamespace(data=response.read(), **{name: getattr(response, name) for name in names.split()})
+
+
+def list_videos(by: str, address: str) -> None:
+    url = f"{address}/youtube/v3/videos?part=snippet&chart=mostPopular"
+    if by in ("httplib2", "urllib3"):
+        quota.instrument()
+        with closing(httplib2.Http()) as http, urllib3.PoolManager() as pool:
+            http.request(f"{url}&key=k") if by == "httplib2" else pool.request("GET", f"{url}&key=k")
+        quota.uninstrument()
+        return
+    with quota.open() as session:
+        if by == "google":
+            session.google().videos().list(part="snippet", chart="mostPopular").execute()
+        else:
+            session.requests().get(url, stream=True)
+
+
+@pytest.mark.parametrize("by", ["google", "httplib2", "requests", "urllib3"])
 def test_recorded_requests_are_charged_and_replayed_requests_are_free(
     by: str, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Recorded, "tape", [])
-    monkeypatch.setitem(httplib2.SCHEME_TO_CONNECTION, "http", Recorded)
+    monkeypatch.setitem(httplib2.SCHEME_TO_CONNECTION, "http", RecordedByHttplib2)
+    monkeypatch.setattr(urllib3.HTTPConnectionPool, "ConnectionCls", RecordedByUrllib3)
     with Emulator() as upstream:
         Path("quota.toml").write_text(credential("main", upstream.address, "youtube-v3") + 'key = "file:key"\n')
         Path("key").write_text("a-key")
         for _ in range(2):
-            if by == "google":
-                with quota.open() as session:
-                    session.google().videos().list(part="snippet", chart="mostPopular").execute()
-            else:
-                quota.instrument()
-                with closing(httplib2.Http()) as http:
-                    http.request(f"{upstream.address}/youtube/v3/videos?part=snippet&chart=mostPopular&key=k")
-                quota.uninstrument()
+            list_videos(by, upstream.address)
         assert charged() == [("videos.list", 1)]
         assert upstream.usage()["requests"] == 1
+
+
+def test_a_client_that_was_first_used_with_a_recorder_works_without_it(
+    server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.find_spec("quota.clients.answers")
+    assert spec is not None
+    assert spec.loader is not None
+    answers = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as recording:
+        recording.setattr(http.client, "HTTPConnection", Recorded)
+        spec.loader.exec_module(answers)
+    with closing(answers.PatientHttp(server.address, answers.PatientConnection, watch=None, timeout_s=5)) as client:
+        assert client.request(f"{server.address}/a")[0].status == 200
+
+
+def test_a_program_that_was_instrumented_with_a_recorder_is_charged_without_it(
+    config: Config, server: Things, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config(server.address)
+    with monkeypatch.context() as recording:
+        recording.setattr(Recorded, "_baseclass", http.client.HTTPConnection, raising=False)
+        recording.setattr(http.client, "HTTPConnection", Recorded)
+        quota.instrument()
+    assert by_urllib(f"{server.address}/a")[0] == 200
+    assert charged() == [("read", 1)]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize("by", ["google", "httplib2"])
+def test_a_mock_of_http_client_is_free_unless_it_passes_the_request(
+    by: str, passes: bool, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pook puts the answer into the connection."""
+    unmocked = http.client.HTTPConnection.request
+
+    def request(conn: Any, *args: Any, **options: Any) -> None:
+        if passes:
+            unmocked(conn, *args, **options)
+            return
+        text = io.BytesIO(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        mocked = http.client.HTTPResponse(SimpleNamespace(makefile=lambda _: text))
+        mocked.begin()
+        conn.getresponse = lambda: mocked
+
+    monkeypatch.setattr(http.client.HTTPConnection, "request", request)
+    with Emulator() as upstream:
+        Path("quota.toml").write_text(credential("main", upstream.address, "youtube-v3") + 'key = "file:key"\n')
+        Path("key").write_text("a-key")
+        list_videos(by, upstream.address)
+        assert charged() == ([("videos.list", 1)] if passes else [])
+        assert upstream.usage()["requests"] == passes

@@ -209,17 +209,6 @@ def test_a_whole_answer_may_be_free_by_its_body(world: World, kind: Any) -> None
     assert [entry.units for entry in charges_at(world.session.ledger, "model")] == [0, 0]
 
 
-def test_a_reservation_that_does_not_fit_is_refused(world: World, client: Any) -> None:
-    client.ask(world.model.url, "POST", json=asking("silent", 70, max_tokens=6_000)[0])
-    with pytest.raises(quota.Refused):
-        client.ask(world.model.url, "POST", json=asking("json", 70, max_tokens=6_000)[0])
-    for much in (10_001, 10**9, 10**12):
-        with pytest.raises(quota.UsageError) as refused:
-            client.ask(world.model.url, "POST", json=asking("json", 70, max_tokens=much)[0])
-        assert str(refused.value).isprintable()
-    assert len(world.model.asked) == len(world.tokens()) == 1
-
-
 def test_a_run_may_spend_the_unused_part_of_a_reservation(world: World) -> None:
     with Requests(world.budget, max_units=1_200).session as session:
         for use in (70, 80, 600):

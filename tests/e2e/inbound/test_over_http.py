@@ -78,19 +78,6 @@ def test_every_answer_tells_the_limit_and_a_refusal_when_to_come_back(ask: Clien
     assert "x-ratelimit-limit" not in refused.headers
 
 
-def test_the_refusing_limits_are_named(url: str) -> None:
-    rule = Rule("api", [Limit(2, MINUTE_MS), Limit(100, 3_600_000)], path="/api/*")
-    with limited(answer, url, rule, x_fields=True) as client:
-        first = client("/api/a")
-        assert first.headers["ratelimit-policy"] == '"api-1m";q=2;w=60, "api-1h";q=100;w=3600'
-        assert re.fullmatch(r'"api-1m";r=1;t=\d+, "api-1h";r=99;t=\d+', first.headers["ratelimit"])
-        assert (first.headers["x-ratelimit-limit"], first.headers["x-ratelimit-remaining"]) == ("2", "1")
-        client("/api/b")
-        refused = client("/api/c")
-        assert json.loads(refused.body)["violated-policies"] == ["api-1m"]
-        assert re.search(r'"api-1h";r=98;', refused.headers["ratelimit"]), "a request is counted by all limits or none"
-
-
 def test_the_x_fields_are_about_the_fuller_of_two_rules(url: str) -> None:
     rules = [Rule("a", Limit(9, MINUTE_MS), path="/a/*"), Rule("b", Limit(5, MINUTE_MS), path="/b")]
     with limited(answer, url, *rules, x_fields=True) as client:
@@ -188,11 +175,6 @@ def test_a_preflight_is_answered_by_the_application_and_not_counted(ask: Client)
     assert [ask().status for _ in range(4)] == [200, 200, 200, 429]
 
 
-def test_an_untrusted_client_cannot_forge_an_address(ask: Client) -> None:
-    got = [ask(X_Forwarded_For=f"198.51.100.{n}", Forwarded=f"for=198.51.100.{n}").status for n in range(4)]
-    assert got == [200, 200, 200, 429]
-
-
 def test_behind_a_proxy_the_address_that_the_proxy_wrote_counts(url: str) -> None:
     with limited(answer, url, Rule("three", THREE), trusted_proxies=["127.0.0.1"]) as client:
         forged = [client(X_Forwarded_For=f"198.51.100.{n}, 203.0.113.7").status for n in range(4)]
@@ -200,18 +182,6 @@ def test_behind_a_proxy_the_address_that_the_proxy_wrote_counts(url: str) -> Non
         assert client(X_Forwarded_For="203.0.113.8").status == 200
         got = [client(X_Forwarded_For=f"2001:db8::{n}").status for n in range(4)]
         assert got == [200, 200, 200, 429], "one customer's network"
-
-
-def test_a_flood_of_fields_and_a_key_of_10_kb_are_counted_as_any_other(url: str) -> None:
-    long = "k" * 10_240
-    who = {"trusted_proxies": ["127.0.0.1"], "key_field": "X-API-Key", "keys": [long, "short"]}
-    with limited(answer, url, Rule("three", THREE), **who) as client:
-        assert [client(X_API_Key=long).status for _ in range(4)] == [200, 200, 200, 429]
-        assert client(X_API_Key="short").status == 200
-        flood = {f"X-Flood-{n}": "a" * 100 for n in range(200)}
-        got = [client(X_Forwarded_For=", ".join([f"198.51.100.{n}"] * 1_000), **flood).status for n in range(4)]
-        assert got == [200] * 4
-        assert [client(X_API_Key=f"invented-{n}").status for n in range(4)] == [200, 200, 200, 429]
 
 
 def test_a_body_that_streams_is_passed_on_piece_by_piece(url: str) -> None:

@@ -82,7 +82,7 @@ def most_in_any_window(admitted: Sequence[Answer]) -> int:
     )
 
 
-def test_limit_half_a_window_and_limit_again(served: Served) -> None:
+def test_bursts_half_a_window_apart_stay_within_each_algorithms_bound(served: Served) -> None:
     """What a fixed window admits twice. Three algorithms meet the same bursts at the same time."""
     burst(served.port, "/opens", 32)  # the workers open their storage outside of what is measured
     paths = ("/log", "/counter", "/gcra")

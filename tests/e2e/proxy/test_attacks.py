@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.proxy.passage import Mask
+from quota.proxy.app import Mask
 from support.certificates import private_key
+from support.installation import until
 from support.plain_http import Answer, PlainServer
 from support.proxying import BOOK, SECRET, House, Reached, answer
 
@@ -44,13 +45,6 @@ EACH = 1 if os.environ.get("QUOTA_TEST_EVERY_BYTE") else 7
 """Of the cuts that cost a request each, every seventh is tried; `make soak` tries all."""
 
 
-def until_reached(house: House, count: int) -> None:
-    ends_s = time.monotonic() + 100
-    while len(house.upstream.reached) < count:
-        assert time.monotonic() < ends_s
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("request_", [REQUEST, CHUNKED], ids=["length", "chunked"])
 def test_a_request_that_is_cut_at_any_byte_is_charged_if_it_left(house: House, request_: bytes) -> None:
     """Cut in its head it does not leave. Cut in its body it leaves or not, and upstream sees no whole request."""
@@ -69,7 +63,7 @@ def test_a_request_that_is_cut_at_any_byte_is_charged_if_it_left(house: House, r
             with socket.create_connection(("127.0.0.1", house.port)) as connection:
                 connection.sendall(request_[:size])
                 reached += 1
-                until_reached(house, reached)
+                until(lambda: len(house.upstream.reached) >= reached)  # noqa: B023
         assert settled(house) == (reached, reached)
         assert not any(one.complete for one in house.upstream.reached)
         assert house.raw(request_).startswith(b"HTTP/1.1 200 ")
@@ -346,7 +340,7 @@ def test_no_caller_sees_a_token_that_is_renewed_meanwhile(house: House) -> None:
         (house.folder / "account.json").write_text(json.dumps(info))
         with house.open(auth='auth = "service-account:account.json"'), ThreadPoolExecutor() as threads:
             first = threads.submit(house.ask, "/a")
-            until_reached(house, 1)
+            until(lambda: bool(house.upstream.reached))
             assert house.ask("/b").body == b"Bearer ***********"
             renewed.set()
             assert first.result().body == b"Bearer ***********"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+EXHAUSTED = b'{"error": {"errors": [{"reason": "quotaExceeded"}], "code": 403, "message": "used up"}}'
 TOKEN = "t-o-k-e-n"  # noqa: S105  # of the test
 
 
@@ -62,11 +63,25 @@ def test_the_callers_google_credentials_do_not_leave(house: House) -> None:
     assert (reached.target, reached.field("x-goog-api-key")) == ("/youtube/v3/videos?id=a&part=id", SECRET)
 
 
-def test_google_headers_do_not_reach_another_api(house: House) -> None:
+def test_googles_headers_do_not_reach_another_api(house: House) -> None:
     with house.open(auth='auth = "bearer:file:key"'):
         assert house.ask("/things").status == 200
     (reached,) = house.upstream.reached
     assert [name for name, _ in reached.fields if name.startswith("x-goog")] == []
+
+
+def test_an_upload_is_charged_when_it_is_opened_and_its_parts_are_free(house: House) -> None:
+    tube = f'[credentials.tube]\napi = "youtube-v3"\nkey = "file:key"\nendpoint = "{house.upstream.address}"\n'
+    upload, put = "/upload/youtube/v3/videos?uploadType=resumable&part=id", {"X-HTTP-Method-Override": "PUT"}
+    with house.open(rest=tube):
+        opened = house.ask(upload, "POST", b"{}", credential="tube")
+        assert (opened.field("quota-charge") or "").endswith("units=100")
+        part = f"{upload}&upload_id=a"
+        house.upstream.answer = lambda _: [answer(EXHAUSTED, status="403 Forbidden")]
+        assert house.ask(part, "PUT", b"part", credential="tube").field("quota-charge") is None
+        house.upstream.answer = lambda _: [answer(b"{}")]
+        assert house.ask(part, "POST", b"part", put, credential="tube").field("quota-charge") is not None
+    assert [reached.body for reached in house.upstream.reached] == [b"{}", b"part", b"part"]
 
 
 @pytest.mark.parametrize(("protocol", "status"), [("websocket", 501), ("foo/2, h2c", 501), ("h2c", 200)])
@@ -135,6 +150,7 @@ def test_a_refused_request_gets_retry_after_and_nothing_leaves(house: House, cap
         got = house.ask("/things?secret=1", headers={"Quota-Job": "etl"})
         decision = got.problem["decision"]
         assert (got.status, decision["reason"], decision["refused_by"]) == (429, "limit", "hour")
+        assert got.field("x-should-retry") == "false", "as SDKs ask for it"
         after_s = int(got.field("retry-after") or "")
         assert decision["retry_after_ms"] <= after_s * 1_000 < decision["retry_after_ms"] + 1_000
         assert 3_500 < after_s <= 3_600
@@ -149,7 +165,7 @@ def test_a_request_that_can_never_be_charged_is_not_sent(house: House) -> None:
     with house.open():
         assert house.ask("/dear", "POST").status == 422
         detail = house.ask("/x", credential="mian").problem["detail"]
-        assert detail == "There is no credential 'mian' here; did you mean 'main'?"
+        assert detail == "Ask for /CREDENTIAL/PATH: there is no credential 'mian' here; did you mean 'main'?"
         assert (house.ask("/x", credential="mian").status, house.units) == (404, 0)
     assert house.upstream.reached == []
 

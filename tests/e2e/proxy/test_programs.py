@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import github
 import pytest
 from googleapiclient.discovery import build
 
 from quota.jobs.emulator import Emulator
 from support.proxy import Proxy
-from support.proxying import House, Reached, answer
+from support.proxying import House
 from support.setup import charges_at
 
 if TYPE_CHECKING:
@@ -96,24 +95,3 @@ def test_googles_client_needs_no_key_and_is_charged_by_the_methods_of_its_api(ho
             spent = [(one.method, one.units) for one in charges_at(house.session.ledger, "yt")]
         assert spent == [("videos.list", 1), ("search.list", 100), ("search.list", 100)]
         assert upstream.usage()["requests"] == 3
-
-
-def test_pygithub_pages_through_the_proxy(house: House) -> None:
-    def say(request: Reached) -> list[bytes]:
-        if request.target == "/user":
-            return [answer(b'{"login": "octocat", "id": 1}', "Content-Type: application/json")]
-        return [answer(b'[{"id": 1, "name": "one"}]', "Content-Type: application/json")]
-
-    house.upstream.answer = say
-    hub = f'[credentials.github]\napi = "github"\nendpoint = "{house.upstream.address}"\nauth = "bearer:file:key"\n'
-    with house.open(rest=hub):
-        client: Any = github.Github(
-            base_url=f"http://127.0.0.1:{house.port}/github", auth=github.Auth.Token("none"), retry=None
-        )
-        user = client.get_user()
-        assert user.login == "octocat"
-        assert [one.name for one in user.get_repos()] == ["one"]
-        client.close()
-        spent = [one.method for one in charges_at(house.session.ledger, "github")]
-    assert len(house.upstream.reached) == 2
-    assert spent.count("read") >= 2

@@ -16,7 +16,8 @@ TOTAL = Used((Figure((Field(pointer=("usage", "total_tokens")),)),))
 
 
 def usage(used: Used = TOTAL, *, events: bool = True) -> Usage:
-    return Usage(partial(units_in, used), used.total, {"content-type": "text/event-stream"} if events else {})
+    chunked = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
+    return Usage(partial(units_in, used), used.total, chunked if events else {})
 
 
 def units_said(*pieces: bytes, used: Used = TOTAL, events: bool = True, end: bool = True) -> int | None:
@@ -62,10 +63,11 @@ def test_a_caller_that_stops_early_settles_only_after_the_final_event() -> None:
 @pytest.mark.parametrize(
     ("fields", "last", "units"),
     [
-        ({}, b"", 5),  # HTTP/2
         ({"connection": "close", "transfer-encoding": "chunked"}, b"", 5),
         ({"connection": "Close"}, b"", None),
         ({"connection": "close"}, b"data: [DONE]\n\n", 5),
+        ({}, b"", None),  # also HTTP/1.0
+        ({}, b"data: [DONE]\n\n", 5),
     ],
 )
 def test_a_stream_that_may_be_cut_settles_nothing(fields: dict[str, str], last: bytes, units: int | None) -> None:
@@ -73,8 +75,23 @@ def test_a_stream_that_may_be_cut_settles_nothing(fields: dict[str, str], last: 
     assert (reader.feed(event(5) + last) or reader.end()) == units
 
 
+def test_the_end_of_a_stream_is_clear_over_http_2() -> None:
+    reader = Usage(partial(units_in, TOTAL), TOTAL.total, {"content-type": "text/event-stream"}, framed=True)
+    assert (reader.feed(event(5)), reader.end()) == (None, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "units"),
+    [("application/json; charset=utf-8", 5), ("application/x-ndjson", None), ("application/jsonl", None)],
+)
+def test_only_a_document_is_whole_without_a_length(kind: str, units: int | None) -> None:
+    reader = Usage(partial(units_in, TOTAL), TOTAL.total, {"content-type": kind})
+    reader.feed(event(5)[6:].strip() + b"\n")
+    assert reader.end() == units
+
+
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
-def test_the_pieces_may_fall_anywhere(ends: bytes) -> None:
+def test_an_answer_may_be_cut_into_any_pieces(ends: bytes) -> None:
     dice = random.Random(3)
     text = b"".join(event(n) for n in (3, None, 8)) + b'data: {"usage":\ndata: {"total_tokens": 9}}\n\ndata: [DONE]\n\n'
     text = text.replace(b"\n", ends)

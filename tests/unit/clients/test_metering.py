@@ -328,7 +328,8 @@ def test_a_host_is_no_url(name: str) -> None:
 def test_a_host_may_go_on_with_the_beginning_of_a_path() -> None:
     """Where a host has several APIs. A path is read as a server may read it."""
     hosts = Hosts(["www.googleapis.com/Calendar/v3", "api.example.com"])
-    for path in ("/calendar/v3", "/calendar/v3/x", "//CALENDAR/%763/x?q=1", "/calendar/v3/"):
+    plain = ("/calendar/v3", "/calendar/v3/x", "//CALENDAR/%763/x?q=1", "/calendar/v3/")
+    for path in (*plain, "/calendar%2Fv3/x", "/calendar%5Cv3%5Cx", "/calendar;x/v3", "/x/..%2Fcalendar/v3"):
         assert hosts.serve(f"https://www.googleapis.com{path}")
     for path in ("", "/", "/calendar", "/calendar/v30", "/drive/calendar/v3", "/x?/calendar/v3"):
         assert not hosts.serve(f"https://www.googleapis.com{path}")

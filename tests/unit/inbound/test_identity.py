@@ -194,7 +194,7 @@ def test_a_name_that_looks_like_a_hash_is_not_taken_for_one() -> None:
     assert asgi(User(long.removeprefix("u#"))) != long
 
 
-def test_wsgi_says_the_same() -> None:
+def test_wsgi_identifies_callers_like_asgi() -> None:
     environ = {"REMOTE_ADDR": "10.0.0.1", "HTTP_X_FORWARDED_FOR": "1.1.1.1, 203.0.113.7", "HTTP_X_API_KEY": "good"}
     assert Identify(Proxies(PROXIES)).wsgi(environ) == "a:203.0.113.7"
     assert IDENTIFY.wsgi(environ) == asgi(x_api_key="good")
@@ -245,7 +245,7 @@ def test_a_proxy_that_is_none_is_an_error(trusted: Any, said: str) -> None:
         Proxies(trusted)
 
 
-def test_the_field_has_two_names() -> None:
+def test_an_unknown_proxy_field_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'forwarded'"):
         Proxies(field="forward")
 

@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 import pytest
 
-from quota.inbound.match import names, parse_pattern, readings
+from quota.inbound.rules import names, parse_pattern, readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Rules: which one counts a request, what makes one unusable, and how they stand in quota.toml."""
+"""Rules: which one counts a request, and what makes one unusable."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError, UsageError
-from quota.inbound import Limit, Rule, Rules, asgi, load_rules, wsgi
+from quota.inbound import Limit, Rule, Rules, asgi, wsgi
 from quota.inbound.contract import MAX_SCALE, Policy
 from quota.inbound.rules import is_there, open_storage, opened
-from quota.settings.load import load_settings
 
 MINUTE_MS = 60_000
 MINUTE = Limit(100, MINUTE_MS)
@@ -160,7 +159,7 @@ def test_the_largest_limits_can_be_held() -> None:
     assert Policy("a", (Limit(10, 1_000, 3),), "gcra").most == 3
 
 
-def test_another_scheme_is_no_storage() -> None:
+def test_open_storage_rejects_unknown_schemes() -> None:
     with pytest.raises(ConfigError, match="inbound storage of kind 'mysql' is not known"):
         open_storage("mysql://db")
     with pytest.raises(ConfigError, match=r"^inbound storage redis://h:0/x: its database is not a number"):
@@ -174,148 +173,7 @@ def test_limits_have_names_that_clients_tell_apart() -> None:
     assert both.policy_field == '"api-1m";q=100;w=60, "api-24h";q=5000;w=86400'
 
 
-# -- quota.toml --------------------------------------------------------------------------------------------------------
-
-CREDENTIAL = '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n'
-FULL = """
-[inbound]
-url = "sqlite:///here.db"
-exempt = ["/healthz"]
-trusted_proxies = ["10.0.0.0/8", "unix"]
-forwarded = "Forwarded"
-key_field = "X-API-Key"
-keys = "file:keys.txt"
-x_fields = true
-
-[inbound.login]
-methods = ["POST"]
-path = "/login"
-limit = 5
-window = "15m"
-algorithm = "log"
-fail = "closed"
-count_rejected = true
-
-[inbound.downloads]
-path = "/files/{name}"
-algorithm = "gcra"
-limits = [{ limit = 60, window = "1m", burst = 10 }, { limit = 1_000, window = "1d", burst = 100 }]
-cost = 2
-shadow = true
-
-[inbound.default]
-limit = 600
-window = "60s"
-"""
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "quota.toml"
-    path.write_text(CREDENTIAL + text, encoding="utf-8")
-    (folder / "keys.txt").write_text("good\n\nbetter\r\n", encoding="utf-8")
-    return path
-
-
-def test_rules_from_the_configuration(tmp_path: Path) -> None:
-    rules = load_rules(write(tmp_path, FULL))
-    login, downloads, default = rules.rules
-    assert login.limits == (Limit(5, 900_000),)
-    assert (login.policy.algorithm, login.fail, login.policy.count_rejected) == ("log", "closed", True)
-    assert downloads.limits == (Limit(60, 60_000, 10), Limit(1_000, 86_400_000, 100))
-    assert (downloads.cost, downloads.shadow, downloads.policies) == (2, True, ("downloads-1m", "downloads-24h"))
-    assert (default.path, default.methods, default.limits) == (None, frozenset(), (Limit(600, 60_000),))
-    assert (rules.url, rules.x_fields) == (f"sqlite:///{tmp_path}/here.db", True)
-    scope = {"client": ("10.0.0.1", 1), "headers": [(b"forwarded", b"for=203.0.113.7"), (b"x-api-key", b"better")]}
-    assert rules.identify.asgi(scope).startswith("k:")
-    scope["headers"] = [(b"forwarded", b"for=203.0.113.7"), (b"x-api-key", b"bad")]
-    assert rules.identify.asgi(scope) == "a:203.0.113.7"
-
-
-RULE = '[inbound.a]\npath = "/a"\nlimit = 1\nwindow = "60s"\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "[inbound]\ntrusted_proxy = []\n" + RULE,
-            "inbound.trusted_proxy: unknown key; did you mean 'trusted_proxies'?",
-        ),
-        (RULE + "algoritm = 'log'\n", "inbound.a.algoritm: unknown key; did you mean 'algorithm'?"),
-        (
-            "[inbound.a]\nlimits = [{ limit = 1, windw = '60s' }]\n",
-            "inbound.a.limits[0].windw: unknown key; did you mean 'window'?",
-        ),
-        ("inbound = 3\n", "inbound: a number where a table is needed"),
-    ],
-)
-def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(text + CREDENTIAL, encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
-        load_settings(path)
-    assert str(error.value) == f"{path}: {said}"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
-        ("[inbound]\n", "inbound: at least one rule is needed;"),
-        ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a key of [inbound] is called so; give the rule another name"),
-        (RULE + "cost = 2\n", "inbound.a.cost: 2 is not a whole number from 1 to 1, its smallest limit"),
-        (RULE.replace("60s", "soon"), "inbound.a.window: 'soon' is not a duration"),
-        (
-            RULE.replace("60s", "1500ms"),
-            "inbound.a.window: '1500ms' is not in whole seconds; write for example \"60s\"",
-        ),
-        (RULE + "shadow = 'yes'\n", "inbound.a.shadow: a string where true or false is needed"),
-        ('[inbound]\nurl = "sqlite://inbound.db"\n' + RULE, "inbound.url: a file is sqlite:///relative/path or"),
-        ('[inbound]\nurl = "sqlite://"\n' + RULE, "inbound.url: a database in memory is lost"),
-        (
-            '[inbound]\ntrusted_proxies = ["0.0.0.0/0"]\n' + RULE,
-            "inbound.trusted_proxies: '0.0.0.0/0' trusts everybody",
-        ),
-        (RULE + "burst = 1\n", "inbound.a: only the algorithm gcra has a burst"),
-        (RULE + "limits = [{ limit = 1, window = '60s' }]\n", "inbound.a.limit: stands in each of limits"),
-        ('[inbound]\nforwarded = "x-real-ip"\n' + RULE, "inbound.forwarded: 'x-real-ip'"),
-        ('[inbound]\nkeys = "s3cret-key"\n' + RULE, 'inbound.keys: write "file:/path"'),
-        ('[inbound]\nkeys = "file:absent"\n' + RULE, "inbound.keys: the file cannot be read: No such file"),
-        ('[inbound]\nkey_field = "X Key"\n' + RULE, "inbound.key_field: 'X Key' is not the name of a header field"),
-        ('[inbound]\nexempt = ["a"]\n' + RULE, "inbound.exempt: 'a' is not a path"),
-    ],
-)
-def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_rules(write(tmp_path, text))
-    assert said in str(error.value)
-    assert str(error.value).startswith(f"{tmp_path}/quota.toml: inbound")
-    assert str(error.value).count("quota.toml: ") == 1
-    assert "s3cret" not in str(error.value)
-
-
-def test_a_file_of_keys_may_come_from_any_editor(tmp_path: Path) -> None:
-    path = write(tmp_path, '[inbound]\nkey_field = "X-API-Key"\nkeys = "file:keys.txt"\n' + RULE)
-
-    def is_known(key: bytes) -> bool:
-        return load_rules(path).identify.asgi({"headers": [(b"x-api-key", key)]}).startswith("k:")
-
-    (tmp_path / "keys.txt").write_bytes(b"\xef\xbb\xbfgood\r\n" + "\u00c5ngstr\u00f6m".encode() + b"\r\n")
-    keys = (b"good", "\u00c5ngstr\u00f6m".encode(), b"ngstr\xc3\xb6m", b"bad")
-    assert [is_known(key) for key in keys] == [True, True, False, False]
-    for key in "voil\u00e0", "\u00c5ngstr\u00f6m":
-        for editor in "utf-8", "latin-1":
-            (tmp_path / "keys.txt").write_bytes(f"{key}\r\n".encode(editor))
-            assert is_known(key.encode())
-            assert is_known(key.encode("latin-1"))
-    (tmp_path / "keys.txt").write_bytes("good\r\n".encode("utf-16"))
-    with pytest.raises(ConfigError, match="line 1 of the file has a character that no header field has"):
-        load_rules(path)
-
-
-def test_a_single_key_is_not_a_list_of_letters() -> None:
-    with pytest.raises(ConfigError, match="keys: a string where a list"):
-        Rules([Rule("a", MINUTE)], key_field="X-API-Key", keys="s3cret")
+# -- values that cannot be meant ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", [5, None, True, object(), print])
@@ -411,18 +269,6 @@ def test_an_awaitable_is_not_an_identity(key: str) -> None:
             ask()
 
 
-def test_a_url_may_stand_elsewhere_because_it_may_hold_a_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INBOUND_URL", "redis://:hunter2@127.0.0.1:1/0")
-    rules, storage = opened(load_rules(write(tmp_path, '[inbound]\nurl = "env:INBOUND_URL"\n' + RULE)))
-    assert rules.url == "redis://:hunter2@127.0.0.1:1/0"
-    assert "hunter2" not in storage.label
-    monkeypatch.delenv("INBOUND_URL")
-    with pytest.raises(ConfigError, match="INBOUND_URL is not set"):
-        load_rules(tmp_path / "quota.toml")
-
-
 def test_without_a_url_the_workers_of_a_machine_share_a_file_in_the_state_folder(state_dir: Path) -> None:
     rules, storage = opened([Rule("a", MINUTE)])
     assert storage.label == f"sqlite:///{state_dir}/inbound.db"
@@ -430,8 +276,3 @@ def test_without_a_url_the_workers_of_a_machine_share_a_file_in_the_state_folder
     assert storage.decide(rules.rules[0].policy, "a:203.0.113.7").admitted
     assert is_there(rules)
     storage.close()
-
-
-def test_without_any_configuration_rules_have_to_be_given(state_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no quota\.toml was found: set QUOTA_CONFIG, or pass rules in code"):
-        load_rules()
