@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from quota.common.clock import host_clock, moment, rfc3339, utc
+from quota.common.clock import host_clock, moment, rfc3339, until, utc
 from quota.common.text import listed, many
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
@@ -77,10 +77,9 @@ class AllowanceState(NamedTuple):
 
     def __str__(self) -> str:
         """How much is drawn and left, and when that changes."""
-        until = "" if self.frees_ms is None else f" until {moment(self.frees_ms)}"
         drawn = f"{self.drawn_units:,} of {many(self.allowance_units, 'unit')} drawn"
         dearest = f"calls of at most {many(self.max_cost_units, 'unit')}"
-        return f"this machine's allowance, for {dearest}: {drawn}, {self.remaining_units:,} left{until}"
+        return f"this machine's allowance, for {dearest}: {drawn}, {self.remaining_units:,} left{until(self.frees_ms)}"
 
 
 SHADOW = "shadow"
@@ -184,7 +183,7 @@ class Decision(NamedTuple):
             shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
             of = " of this machine's allowance: the ledger does not answer" if self.allowance else ""
             return f"{answer} {what}; {self.left()} left{of}{shadows}"
-        return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
+        return "; ".join(filter(None, (f"refused {what}: {self._cause()}", self._when())))
 
     def left(self) -> str:
         """`remaining_units` in words, with the noun of the limit that they belong to."""
@@ -192,8 +191,17 @@ class Decision(NamedTuple):
         return many(self.remaining_units, nouns[0] if nouns else "unit")
 
     def why(self) -> str:
-        """Why the call was refused, without the call and the time."""
-        state = next((s for s in self.limits if s.name == self.refused_by), None)
+        """Why the call was refused, without the time; with its cost, if the limit has units left."""
+        state = self._refusing()
+        if self.reason == "limit" and not self.detail and state is not None and state.used_units < state.limit_units:
+            return f"{self._cause()}, {self.method} needs {state.cost_units:,}"
+        return self._cause()
+
+    def _refusing(self) -> LimitState | None:
+        return next((state for state in self.limits if state.name == self.refused_by), None)
+
+    def _cause(self) -> str:
+        state = self._refusing()
         if self.reason in ("limit", "leave") and state is not None:
             used = f"{state.used_units:,} of {many(state.limit_units + state.leave_units, state.noun)} used"
             return f"limit {state.name!r} has {used}" + (f", {self.detail}" if self.detail else "")

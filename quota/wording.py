@@ -1,26 +1,27 @@
 """The words and tables that people read, in a terminal or on the dashboard.
 
-A text is made of lines and tables. The command line draws them in a terminal, the dashboard as HTML. They show the
-notes of a status, the reason of a refusal, and the effect of a charge. The cause comes first, then the evidence.
+A text is made of lines and tables. The command line draws them in a terminal, the dashboard as HTML. They show a
+status, the reason of a refusal, and the effect of a charge. The cause comes first, then the evidence.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import charge_id
-from quota.common.clock import NEVER, moment
+from quota.common.clock import NEVER, moment, until
 from quota.common.text import many, spell
-from quota.decision import REPAIR, SET_THE_CLOCK
+from quota.decision import REPAIR, SET_THE_CLOCK, Decision, enforced
+from quota.settings.model import BUILT_IN_NOTICE
 from quota.terms.limits import SECOND_MS
 
 if TYPE_CHECKING:
     from quota.deciding.losses import Loss
-    from quota.explain.charge import ChargeExplained
-    from quota.explain.refusal import Fill, Filled, RefusalExplained, Setting
-    from quota.reports.status import CredentialRow
+    from quota.reports.charge import ChargeExplained
+    from quota.reports.refusal import Fill, Filled, RefusalExplained, Setting
+    from quota.reports.status import CredentialRow, Status
     from quota.rules.facts import Exhaustion
     from quota.terms.costs import CostBook
 
@@ -34,8 +35,9 @@ SHARE = 20
 
 # -- lines and tables --------------------------------------------------------------------------------------------------
 
-Tone = Literal["", "strong", "note", "bad", "verdict"]
-"""The kind of a line: plain, the main point, something unusual, something wrong, or the cause of a refusal."""
+Tone = Literal["", "strong", "note", "bad", "verdict", "open", "good"]
+"""The kind of a line or a row: plain, the main point, something unusual, something wrong, why calls are refused, that
+they are admitted, or that all is well."""
 
 
 class Line(NamedTuple):
@@ -46,14 +48,17 @@ class Line(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows under headings. `numbers` are the columns with numbers, `bad` the rows that are marked, and `without` the
-    columns that a narrow terminal leaves out first."""
+    """Rows under headings. `numbers` are the columns with numbers, `whole` those that are never folded, because people
+    copy their values. `tones` has the tone of each row; empty: all are plain. Nobody sees the `hidden` columns, and a
+    narrow terminal leaves out those in `without`, one after the other."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    numbers: frozenset[int] = frozenset()
-    bad: frozenset[int] = frozenset()
+    numbers: Collection[int] = ()
+    whole: Collection[int] = ()
+    tones: Sequence[Tone] = ()
     footer: Sequence[str] = ()
+    hidden: Collection[int] = ()
     without: Sequence[int] = ()
 
 
@@ -63,11 +68,94 @@ Part = Line | Table
 # -- a status ----------------------------------------------------------------------------------------------------------
 
 
+def status_parts(status: Status) -> Iterator[Part]:
+    """A status: a headline, a table of limits and notes for each credential."""
+    where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
+    if status.built_in:
+        yield Line(BUILT_IN_NOTICE, "note")
+    yield Line(f"ledger {status.ledger}, {where}")
+    for credential in status.credentials:
+        yield Line("")
+        settings = credential.settings
+        shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
+        yield Line(f"{settings.name}: project {settings.project}, {settings.api}{shared}", "strong")
+        yield Line(_verdict(credential), "open" if credential.open else "verdict")
+        yield from early_of(credential)
+        yield _limits_of(credential, status.at_ms)
+        for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
+            if edge_ms is not None:
+                yield Line(f"upstream resets {moment(edge_ms, zone)}, in {spell(edge_ms - status.at_ms)}")
+        yield from jobs_of(credential)
+        yield from notes_of(credential)
+
+
+def _verdict(credential: CredentialRow) -> str:
+    """The headline of a credential: whether calls may leave now, and if not, why and until when."""
+    outlook = credential.outlook
+    if outlook.closed is not None:
+        then = ""
+        if outlook.next_ms is not None and outlook.next_ms > outlook.closed.until_ms:
+            at = moment(outlook.next_ms)  # machines come back at different times
+            then = f"; then full until {at}" if outlook.then_full else f"; this machine goes on at {at}"
+        return f"{closed(outlook.closed).replace('closed', 'CLOSED', 1)}{then}"
+    if outlook.full is not None:
+        return f"FULL{until(outlook.next_ms)}: {outlook.full.why()}"
+    left, stopped = credential.remaining_units, credential.stopped
+    if stopped is not None:
+        other = "" if left is None else f"; calls outside jobs have {many(left, 'unit')}"
+        word = "CLOSED" if stopped.is_closed else "FULL"
+        return f"{word} for its jobs{until(stopped.retry_ms)}: job {stopped.job}: {stopped.why}{other}"
+    units = "no limit counts its units" if left is None else many(left, "unit")
+    return f"OPEN: {units}{_calls_left(outlook.dearest, left or 0)}"
+
+
+def _calls_left(dearest: Decision | None, units: int) -> str:
+    """` = 94 searches`: how many calls of the most expensive method of the credential's jobs the units allow."""
+    if dearest is None:
+        return ""
+    resource = dearest.method.partition(".")[0]
+    if not dearest.admitted:
+        return f", no {'searches' if resource == 'search' else dearest.method}{until(dearest.retry_at_ms)}"
+    left = min((state.remaining_units // state.cost_units for state in enforced(dearest.limits)), default=units)
+    if left == units:
+        return ""  # a unit a call
+    calls = many(left, "search") if resource == "search" else f"{many(left, 'call')} of {dearest.method}"
+    return f"{' =' if left == units // dearest.cost_units else ','} {calls}"
+
+
+def _limits_of(credential: CredentialRow, at_ms: int) -> Table:
+    rows = [
+        (
+            row.limit.name,
+            row.limit.view.window.name,
+            f"{row.state.used_units:,}",
+            f"{row.state.limit_units:,}",
+            f"{row.enforced_units:,}",
+            f"{row.state.remaining_units:,}",
+            "" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}",
+        )
+        for row in credential.limits
+    ]
+    is_paced = any(row.limit.paced for row in credential.limits)
+    is_full = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
+    return Table(
+        ("limit", "window", "used", "now", "limit", "remaining", "room again"),
+        rows,
+        numbers=(2, 3, 4, 5),
+        tones=[_LEVEL_TONE[row.level] for row in credential.limits],
+        hidden=[column for column, shown in ((3, is_paced), (6, is_full)) if not shown],
+        without=(1, 4),  # the name of a limit implies its window, and its number is used plus remaining
+    )
+
+
+_LEVEL_TONE: dict[str, Tone] = {"full": "bad", "near": "note", "open": ""}
+
+
 def early_of(credential: CredentialRow) -> Iterator[Line]:
     """The buckets that upstream closed before we had spent them. The lines belong right below the verdict."""
     for early in credential.early:
         used, why = many(early.used_units, "unit"), spent_elsewhere(credential.settings.book)
-        text = f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: {why}"
+        text = f"{early.bucket}: upstream says exhausted with {used} of {early.quota_units:,} counted here: {why}"
         yield Line(text, "note")
 
 
@@ -82,8 +170,8 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             now = ", and would refuse calls now" if row.state.would_refuse else ""
             yield Line(f"{name}: a shadow: it counts and refuses no call{now}", "note")
         if row.upstream_units:
-            used, until = many(row.upstream_units, row.state.noun), moment(row.upstream_until_ms)
-            yield Line(f"{name}: {used} used by others, as upstream said, until {until}", "note")
+            used = many(row.upstream_units, row.state.noun)
+            yield Line(f"{name}: {used} used by others, as upstream said,{until(row.upstream_until_ms)}", "note")
         if row.grant is not None:
             held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
             grants = f"upstream grants {row.grant.quota_units:,} (said {moment(row.grant.since_ms)})"
@@ -104,7 +192,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
     for exhaustion in credential.exhausted:
         if exhaustion.reopened_ms:
             at = moment(exhaustion.reopened_ms)
-            because = f'{exhaustion.reopened_because} ("{exhaustion.evidence}")'
+            because = f'{exhaustion.reopened_because} (upstream had said "{exhaustion.evidence}")'
             yield Line(f"bucket {exhaustion.bucket} was reopened at {at}: {because}")
         elif exhaustion != credential.outlook.closed:
             yield Line(f"bucket {exhaustion.bucket} is {closed(exhaustion)}", "bad")
@@ -122,8 +210,8 @@ def jobs_of(credential: CredentialRow) -> Iterator[Part]:
             )
             for job in credential.jobs
         ]
-        bad = frozenset(n for n, job in enumerate(credential.jobs) if job.why)
-        yield Table(("job", "runs on", "next tick", "a run now"), rows, bad=bad, without=(2,))
+        tones: list[Tone] = ["bad" if job.why else "" for job in credential.jobs]
+        yield Table(("job", "runs on", "next tick", "a run now"), rows, tones=tones, without=(2,))
     yield from stopped_jobs_of(credential)
 
 
@@ -135,8 +223,8 @@ def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
 
 
 def closed(exhaustion: Exhaustion) -> str:
-    until = "it grants quota" if exhaustion.until_ms == NEVER else moment(exhaustion.until_ms)
-    return f'closed by upstream until {until}: "{exhaustion.evidence}"'
+    end = "it grants quota" if exhaustion.until_ms == NEVER else moment(exhaustion.until_ms)
+    return f'closed by upstream until {end}: "{exhaustion.evidence}"'
 
 
 def lost(loss: Loss) -> str:
@@ -148,7 +236,7 @@ def lost(loss: Loss) -> str:
 def spent_elsewhere(book: CostBook) -> str:
     """Why upstream closed a bucket that we had not spent, and where to find out more."""
     tells = "the provider's own console may tell which" if book.monitoring is None else "`quota reconcile` tells which"
-    return f"somebody else spends this project, or its quota is smaller; {tells}"
+    return f"somebody else uses this project, or its quota is smaller; {tells}"
 
 
 # -- a refusal ---------------------------------------------------------------------------------------------------------
@@ -220,7 +308,7 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
         ours = fill.then_units if fill.is_whole else fill.now_units
         charged = f"{many(ours, 'unit')} of the {x.granted_units:,} that upstream grants were charged here"
         if fill.upstream_units:
-            yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else spends this project"
+            yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else uses this project"
         elif ours + x.kept.cost_units <= x.granted_units and not (x.exhaustion and x.exhaustion.is_pause):
             yield f"{charged}: {spent_elsewhere(x.book)}"
         else:
@@ -248,9 +336,8 @@ def _now(x: RefusalExplained) -> str:
         same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
     if now.admitted:
         return f"{then} {same} would be admitted"
-    until = "" if now.retry_at_ms is None else f" until {moment(now.retry_at_ms)}"
     why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
-    return f"{then} {same} would be refused{until}{why}"
+    return f"{then} {same} would be refused{until(now.retry_at_ms)}{why}"
 
 
 def _limits(x: RefusalExplained) -> Table:
@@ -267,8 +354,8 @@ def _limits(x: RefusalExplained) -> Table:
         if x.rooms_ms:
             row.append(f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else "")
         rows.append(tuple(row))
-    bad = frozenset(n for n, name in enumerate(x.names) if name == x.kept.refused_by)
-    return Table(headings, rows, frozenset((2, 3, 4, 5)), bad, without=(1,))
+    tones: list[Tone] = ["bad" if name == x.kept.refused_by else "" for name in x.names]
+    return Table(headings, rows, numbers=(2, 3, 4, 5), tones=tones, without=(1,))
 
 
 def _upstream(x: RefusalExplained) -> Iterator[str]:
@@ -280,8 +367,8 @@ def _upstream(x: RefusalExplained) -> Iterator[str]:
         yield f'its words: "{kept.why.partition(" (")[2].removesuffix(")")}"'
         yield f"upstream's answer to bucket {kept.refused_by} is no longer recorded"
         return
-    until = "it grants quota" if record.until_ms == NEVER else moment(record.until_ms)
-    yield f"upstream closed it on {moment(record.since_ms)}, reported by {record.reported_by}, until {until}"
+    end = "it grants quota" if record.until_ms == NEVER else moment(record.until_ms)
+    yield f"upstream closed it on {moment(record.since_ms)}, reported by {record.reported_by}, until {end}"
     yield f'its words: "{record.evidence}"'
     if record.reopened_ms:
         yield f"reopened on {moment(record.reopened_ms)}: {record.reopened_because}"
@@ -303,7 +390,7 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
         if more := fill.rows[ROWS:]:
             rows.append((f"{len(more):,} more", "", "", *_numbers(fill, more)))
         footer = ("total", "", "", *_numbers(fill, fill.rows))
-        yield Table(("job", "method", "region", "then", "now"), rows, frozenset((3, 4)), footer=footer, without=(2,))
+        yield Table(("job", "method", "region", "then", "now"), rows, numbers=(3, 4), footer=footer, without=(2,))
     if not fill.is_whole:
         yield Line("then: the log no longer has everything that counted at the refusal", "note")
     for note in _differences(x):
@@ -320,8 +407,8 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
     """The units that count and are not charges in the log."""
     fill, noun = x.fill, x.noun(x.fill.name)
     if fill.upstream_units:
-        until = moment(fill.upstream_until_ms)
-        yield f"now also {many(fill.upstream_units, noun)} used by others, as upstream said, until {until}"
+        others = many(fill.upstream_units, noun)
+        yield f"now also {others} used by others, as upstream said,{until(fill.upstream_until_ms)}"
     if fill.upstream_then_units:
         yield f"then also {many(fill.upstream_then_units, noun)} used by others, as upstream said"
     then = x.then_limits.get(fill.name or "")
@@ -343,7 +430,7 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
         units, room = f"{expiry.units:,}", fits * expiry.makes_room
         rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room))
     heading = f"{x.noun(x.expiring)}s"
-    yield Table(("at", heading, "of", "job", ""), rows, frozenset((1,)), without=(3,))
+    yield Table(("at", heading, "of", "job", ""), rows, numbers=(1,), without=(3,))
 
 
 _WHAT = {
@@ -448,8 +535,8 @@ def _around(x: ChargeExplained) -> Table:
     rows = []
     for row in x.limits:
         least = "" if row.whole else ">= "
-        until = "since " if row.leaves_ms <= x.asked_ms else ""
+        since = "since " if row.leaves_ms <= x.asked_ms else ""
         units = f"{least}{row.before_units:,}", f"{least}{row.after_units:,}", f"{row.limit_units:,}"
-        rows.append((row.name, row.window, *units, until + moment(row.leaves_ms)))
+        rows.append((row.name, row.window, *units, since + moment(row.leaves_ms)))
     headings = ("limit", "window", "before", "after", "of", "stops counting")
-    return Table(headings, rows, frozenset((2, 3, 4)), without=(1,))
+    return Table(headings, rows, numbers=(2, 3, 4), without=(1,))

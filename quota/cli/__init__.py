@@ -10,13 +10,12 @@ What is the same for all commands:
 
 Where each command stands:
 
-    deciding.py        charge, peek, exec, refund, settle; `site/` begins each Python that `exec --auto` starts
-    reports.py         status, spend, log, explain, reopen; `render.py` shows what they found
+    deciding.py        charge, peek, exec, refund, settle, prove; `site/` begins each Python of `exec --auto`
+    reports.py         status, spend, log, explain, reopen
     reconcile.py       reconcile
     configuration.py   init, check, doctor; `doctor.py` has the findings of the last two
-    book.py            costs; book list, show, check, try, diff, new; `recorded.py` reads recorded answers
+    book.py            costs; book list, show, check, try, diff, new
     ledger.py          ledger move, repair, scripts
     inbound.py         inbound status, top, rotate
     serving.py         dashboard, proxy
-    prove.py           prove
 """

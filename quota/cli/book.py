@@ -1,23 +1,35 @@
 """`quota costs`: what each method costs; `quota book`: cost books as a whole. Nothing is sent or charged.
 
-`recorded.py` has what `quota book` makes of recorded answers.
+`try` shows the meaning of a recorded answer, `new` drafts a cost book from answers. A draft has no number that no
+answer has: it has 0 or "" there, and `quota book check` names the line.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 
 import quota
 from quota.cli.options import Group, book_credential_option, config_option, format_option, rows_format_option
-from quota.cli.output import Column, FirstThatFits, print_csv, print_json, print_rich, say, tables
-from quota.common.clock import NEVER, host_clock
-from quota.common.text import many, members, one_line
+from quota.cli.output import print_csv, print_json, print_rich, render_parts, say
+from quota.common.clock import NEVER, host_clock, moment, utc
+from quota.common.files import read_named
+from quota.common.text import listed, many, members, nearest, one_line, show
+from quota.errors import ConfigError, UsageError
 from quota.settings.books import book_names, book_tables, load_book
+from quota.settings.toml import in_toml
+from quota.terms.api import VERBS, Hosts
 from quota.terms.costs import CostBook, Price
+from quota.wording import Table
+
+if TYPE_CHECKING:
+    from quota.clients.upstream import Reading
 
 NAMED = "NAME|FILE"
 
@@ -30,8 +42,8 @@ NAMED = "NAME|FILE"
 def costs(method: str | None, credential: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
     """Show what each API method costs, or METHOD alone.
 
-    The prices are from the cost book of a credential. A price that will change has its date. `quota book show NAME`
-    shows another cost book.
+    The prices are from the cost book of a credential. A price that will change is shown with the date. `quota book show
+    NAME` shows another cost book.
 
     \b
     Example:
@@ -75,14 +87,20 @@ def list_(as_json: bool, as_csv: bool) -> None:
     elif as_csv:
         print_csv(["book", "api", "source", "read_on", "age_days", "buckets"], books)
     else:
-        _show_books(books)
+        rows = []
+        for shipped in books:
+            windows = (grant["window"] for bucket in shipped["buckets"] for grant in bucket["quotas"])
+            kinds = dict.fromkeys(window.partition("@")[0] for window in windows)
+            buckets = ", ".join(bucket["bucket"] for bucket in shipped["buckets"])
+            rows.append((shipped["book"], shipped["api"], buckets, ", ".join(kinds), many(shipped["age_days"], "day")))
+        print_rich(render_parts([Table(("name", "provider", "unit", "window", "age"), rows, numbers=(4,))]))
 
 
 @book.command("show")
 @click.argument("name", metavar=NAMED)
 @click.argument("method", required=False)
 @rows_format_option
-def show(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
+def show_(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
     """Show the price of each method in a cost book, or of METHOD alone.
 
     Without METHOD, the JSON has the whole file as `definition`.
@@ -99,7 +117,7 @@ def show(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
 @book.command("check")
 @click.argument("file", metavar="FILE", type=click.Path())
 def check(file: str) -> None:
-    """Check a cost book of your own for errors. An error exits with 78.
+    """Check a cost book of your own for errors. Exit with 78 on an error.
 
     \b
     Example:
@@ -130,8 +148,6 @@ def try_(
       quota book try "GET https://api.github.com/users" --book ./github.toml
       quota book try "GET https://api.github.com/users" --answer answer.json
     """
-    from quota.cli.recorded import try_request
-
     if name is not None and (credential is not None or config is not None):
         option = "--config" if credential is None else "--credential"
         raise click.UsageError(f"{option} has a cost book of its own; leave {option} or --book out")
@@ -177,15 +193,13 @@ def diff(old: str, new: str, as_json: bool) -> None:
 def new(name: str, answers: tuple[str, ...]) -> None:
     """Print the draft of a cost book for the API NAME, from the headers of recorded answers.
 
-    FILE has an answer as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. A value that
-    no answer has is 0 or "" in the draft. `quota book check` reports it until you fill it in.
+    FILE has an answer as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. If no answer
+    has a value, the draft has 0 or "" for it. `quota book check` reports it until you fill it in.
 
     \b
     Example:
       quota book new weather --answer answer.json > weather.toml
     """
-    from quota.cli.recorded import draft
-
     click.echo(draft(name, answers), nl=False)
 
 
@@ -196,7 +210,10 @@ def print_prices(
     book: CostBook, method: str | None, *, as_json: bool, as_csv: bool, also: Mapping[str, object] | None = None
 ) -> None:
     """The methods of a book, or one of them, with their prices. `also` goes into the JSON. Raises UnknownMethod."""
-    rows = list(_priced(book, method, host_clock()))
+    rows = []
+    for name in sorted(book.methods) if method is None else [book.canonical(method)]:
+        price, (_, until_ms) = book.price_at(name, host_clock())
+        rows.append(Priced(name, price, None if until_ms == NEVER else book.price_at(name, until_ms)[0]))
     if as_json:
         source = {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
         print_json({**source, **(also or {}), "methods": [row.as_json() for row in rows]})
@@ -216,7 +233,6 @@ class Priced(NamedTuple):
     coming: Price | None
 
     def as_json(self) -> dict[str, object]:
-        """For --json."""
         coming = self.coming
         following = None if coming is None else {**_price_json(coming), "since": coming.since.isoformat()}
         return {"method": self.method, **_price_json(self.price), "next": following}
@@ -229,13 +245,6 @@ class Priced(NamedTuple):
         first, *others = self.price.parts
         also = "".join(f", {part}" for part in others)
         return f"{self.method:<{width}}  {first.units:>6,}  {str(first).partition(' ')[2]}{also}{later}"
-
-
-def _priced(book: CostBook, method: str | None, now_ms: int) -> Iterator[Priced]:
-    """The methods of a book, or this one. Raises UnknownMethod."""
-    for name in sorted(book.methods) if method is None else [book.canonical(method)]:
-        price, (_, until_ms) = book.price_at(name, now_ms)
-        yield Priced(name, price, None if until_ms == NEVER else book.price_at(name, until_ms)[0])
 
 
 def _price_json(price: Price) -> dict[str, object]:
@@ -272,18 +281,6 @@ def _listed_books() -> list[dict[str, Any]]:
         }
         for book in map(load_book, book_names())
     ]
-
-
-def _show_books(books: list[dict[str, Any]]) -> None:
-    """A line for each book: its buckets, and the windows in which upstream counts them."""
-    rows = []
-    for book in books:
-        windows = (grant["window"] for bucket in book["buckets"] for grant in bucket["quotas"])
-        kinds = dict.fromkeys(window.partition("@")[0] for window in windows)
-        buckets = ", ".join(bucket["bucket"] for bucket in book["buckets"])
-        rows.append((book["book"], book["api"], buckets, ", ".join(kinds), many(book["age_days"], "day")))
-    columns = [Column("name"), Column("provider"), Column("unit"), Column("window"), Column("age", number=True)]
-    print_rich(FirstThatFits(tables(columns, rows)))
 
 
 # -- diff --------------------------------------------------------------------------------------------------------------
@@ -361,3 +358,240 @@ def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"~ {row['what']}: {row['old']} -> {row['new']}"
     if not rows:
         yield "no difference"
+
+
+# -- recorded answers --------------------------------------------------------------------------------------------------
+
+
+class Recorded(NamedTuple):
+    """An answer in a file, with its `request` if the file has that."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    request: str
+
+
+def read_answer(path: str) -> Recorded:
+    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`. The body is text or JSON. Raises
+    ConfigError for any other file."""
+    from quota.clients.gate import MAX_PEEK_BYTES
+
+    source = one_line(path)
+    try:
+        answer = json.loads(read_named(path, 1 << 20))
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):  # not JSON
+        answer = None
+    answer = answer if isinstance(answer, dict) else {}
+    status, headers, body = answer.get("status"), answer.get("headers", {}), answer.get("body", "")
+    if type(status) is not int or not 100 <= status <= 599 or not isinstance(headers, dict):
+        raise ConfigError(f'{source}: not an answer; write {{"status": 403, "headers": {{...}}, "body": ...}}')
+    text, request = body if isinstance(body, str) else json.dumps(body), answer.get("request")
+    return Recorded(
+        status,
+        {name: str(value) for name, value in headers.items()},
+        text.encode(errors="replace")[:MAX_PEEK_BYTES],  # as much of it as the transports look at
+        request if isinstance(request, str) else "",
+    )
+
+
+# -- try ---------------------------------------------------------------------------------------------------------------
+
+
+class Tried(NamedTuple):
+    """A request as the gate sees it. `method` is None if no route takes the request. `by_default`: the book does not
+    have the method, and the price is its default. `goes_on`: it continues a call, which was charged when it began.
+    `reading` is what the answer means. `hosts` are metered."""
+
+    request: str
+    metered: bool
+    method: str | None
+    price: Price
+    by_default: bool = False
+    goes_on: bool = False
+    reading: Reading | None = None
+    hosts: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        reading = self.reading
+        return {
+            **members(self, "request metered method"),
+            "units": 0 if self.goes_on else self.price.units,
+            "parts": [] if self.goes_on else [part._asdict() for part in self.price.parts],
+            "answer": None
+            if reading is None
+            else {
+                "kind": None if reading.error is None else reading.error.kind,
+                "message": None if reading.error is None else reading.error.message,
+                "closes": [members(closing, "bucket until") for closing in reading.closes],
+                "remaining": [
+                    members(level, "bucket remaining_units limit_units")
+                    | {"resets_at": members(level, "reset")["reset"]}
+                    for level in reading.levels
+                ],
+                "units": reading.used_units,
+                "free": reading.free,
+            },
+        }
+
+    def lines(self) -> Iterator[str]:
+        if self.goes_on or not self.metered:
+            begun, others = "it continues a call that was charged when it began", "charged is what goes to"
+            yield f"{self.request} is not charged: {begun if self.goes_on else f'{others} {listed(self.hosts)}'}"
+            return
+        cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in self.price.parts) or "free"
+        if self.method is None:
+            yield f"{self.request}: no route takes it; it costs the default, {cost}"
+        elif self.by_default:
+            yield f"{self.request}: {self.method}, which the book does not have; it costs the default, {cost}"
+        else:
+            yield f"{self.request}: {self.method}, {cost}"
+        if self.reading is not None:
+            yield from self._meaning(self.reading)
+
+    def _meaning(self, reading: Reading) -> Iterator[str]:
+        for closing in reading.closes:
+            until = "its own reset" if closing.until_ms is None else _opens(closing.until_ms)
+            yield f"closes {closing.bucket} until {until}: {closing.why}"
+        if reading.error is not None and not reading.closes:
+            remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
+            yield f"{reading.error.kind}: {reading.error.message}{remedy}"
+        for level in reading.levels:
+            limit = "" if level.limit_units is None else f" of {level.limit_units:,}"
+            until = "" if level.reset_ms is None else f" until {_opens(level.reset_ms)}"
+            yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
+        if reading.used_units is not None:
+            yield f"it cost {many(reading.used_units, 'unit')}"
+        if reading.free:
+            yield "upstream does not count it: its charge is refunded"
+        if reading.error is None and not reading.changes_something:
+            yield "the answer changes nothing"
+
+
+def _opens(at_ms: int) -> str:
+    return "it is reopened" if at_ms == NEVER else moment(at_ms)
+
+
+def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: str | None) -> Tried:
+    """The method and the price of a request, `GET https://...`, and the meaning of the answer in a file. The API of the
+    book is on these hosts.
+
+    Raises UsageError if `request` is not a request, and ConfigError if the file has no answer.
+    """
+    from quota.clients.upstream import upstream_of
+
+    verb, _, url = request.strip().rpartition(" ")
+    verb = verb.strip().upper() or "GET"
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable():
+        raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
+    if verb not in VERBS:
+        raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
+    request, at_ms = f"{verb} {url}", host_clock()
+    metered = not hosts or Hosts(hosts).serve(url)
+    upstream = upstream_of(book)
+    method, goes_on = upstream.method(verb, url), metered and upstream.continues(verb, url)
+    by_default = method is None or book.canonical(method) not in book.methods
+    price = book.default_price(verb) if method is None or by_default else book.price(method)
+    tried = Tried(request, metered and not goes_on, method, price, by_default, goes_on, hosts=hosts)
+    if answer is None:
+        return tried
+    status, headers, body, _ = read_answer(answer)
+    return tried._replace(reading=upstream.read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms))
+
+
+# -- new ---------------------------------------------------------------------------------------------------------------
+
+_FIGURES = {"remaining": "remaining|left", "reset": "reset", "bucket": "resource|bucket", "limit": "-limit$|max"}
+_FORMS = {
+    "epoch": r"[0-9]{9,12}(\.[0-9]+)?",
+    "seconds": r"[0-9]{1,8}(\.[0-9]+)?",
+    "duration": r"([0-9.]+(ms|[smhd]))+",
+    "rfc3339": r"[0-9]{4}-[0-9]{2}-[0-9]{2}T.*",
+    "http-date": r"[A-Z][a-z]{2}, .*GMT",
+}
+
+
+def draft(name: str, paths: Iterable[str]) -> str:
+    """The text of a cost book. Raises ConfigError for a file that has no answer."""
+    answers = [read_answer(path) for path in paths]
+    figures = _figures(answers)
+    hosts = sorted({_host(answer.request) for answer in answers} - {""})
+    limit = next(
+        (answer.headers[figures["limit"]] for answer in answers if figures.get("limit", "") in answer.headers), ""
+    )
+    units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
+    lines = [
+        "# What the API counts, and for whom; the page of each number; what differs by plan; what is missing.",
+        "",
+        f"api = {in_toml(name)}",
+        f"hosts = [{', '.join(map(in_toml, hosts))}]",
+        'source = ""  # the vendor\'s page',
+        f"read_on = {utc(host_clock()).date()}",
+        "",
+        "[buckets.requests]",
+        f"quota = {units}" + ("  # from an answer; compare it with the vendor's page" if limit else ""),
+        'resets = ""  # "1h", or { calendar = "day", zone = "UTC" }',
+        "",
+        "[default]",
+        "get = 1",
+        "other = 1",
+        "",
+        "[methods]",
+        "read = 1",
+        "write = 1",
+        "",
+        "[routes]",
+        '"GET /**" = "read"',
+        '"**" = "write"',
+        "",
+        "[answers]",
+        *(f"{what} = {_field(what, header, answers)}" for what, header in figures.items() if "remaining" in figures),
+        *_closed(answers, timed="reset" in figures),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _host(request: str) -> str:
+    """The host of a recorded request, without a user and password; empty without a request."""
+    with suppress(ValueError):
+        return urlsplit(request.rpartition(" ")[2]).netloc.rpartition("@")[2]
+    return ""
+
+
+def _figures(answers: list[Recorded]) -> dict[str, str]:
+    """The header of each figure."""
+    figures: dict[str, str] = {}
+    names = dict.fromkeys(
+        header
+        for answer in answers
+        for header in answer.headers
+        if re.search(r"(?i)rate-?limit|quota|-remaining$", header)
+    )
+    for header in names:
+        what = next((what for what, words in _FIGURES.items() if re.search(words, header, re.IGNORECASE)), None)
+        if what is not None:
+            figures.setdefault(what, header)
+    return {what: figures[what] for what in ("remaining", "limit", "reset", "bucket") if what in figures}
+
+
+def _field(what: str, header: str, answers: list[Recorded]) -> str:
+    if what != "reset":
+        return in_toml(header)
+    value = next(answer.headers[header] for answer in answers if header in answer.headers)
+    form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value.strip())), "")
+    return f"{{ header = {in_toml(header)}, as = {in_toml(form)} }}"
+
+
+def _closed(answers: list[Recorded], *, timed: bool) -> list[str]:
+    """A rule for each status that refuses. It lasts a minute if no answer has a time."""
+    statuses = dict.fromkeys(answer.status for answer in answers if answer.status in (403, 429))
+    lasts = "" if timed else ', lasts = "60s"'
+    rules = [f"    {{ status = {status}{lasts} }},  # narrow it by `body` or `json`" for status in statuses]
+    return ["closed = [", *rules, "]"] if rules else []

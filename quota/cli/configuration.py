@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -17,10 +18,9 @@ from quota.common.findings import Finding
 from quota.common.text import listed, many
 from quota.errors import ConfigError, QuotaError
 from quota.session import Session
-from quota.settings.books import book_names, load_book
-from quota.settings.limits import as_written, default_limits
+from quota.settings.books import as_written, book_names, default_limits, load_book
 from quota.settings.load import load_settings
-from quota.settings.model import DEFAULT_HEADROOM_PERCENT
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT, CredentialSettings
 from quota.settings.references import read_key
 from quota.settings.toml import in_toml
 from quota.terms.api import GOOGLES_KEY, KeyPlace
@@ -99,7 +99,7 @@ def _write_whole(path: str, text: str, *, replace: bool) -> None:
 @format_option
 @config_option
 def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
-    """Check the configuration for errors and surprises. An error exits with 78.
+    """Check the configuration for errors and surprises. Exit with 78 on an error.
 
     It also opens the ledger. A ledger that does not answer is a warning; a ledger that no command can use is an error.
     An unusable allowance journal is a warning. The last lines list the addresses of `quota proxy`.
@@ -109,7 +109,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     Example:
       quota check --config quota.toml
       quota check --schema > quota.schema.json
-      quota check --show    # also what QUOTA__LEDGER__URL and the like set
+      quota check --show    # includes variables such as QUOTA__LEDGER__URL
     """
     if schema and show:
         raise click.UsageError("--schema and --show cannot be combined: leave one out")
@@ -135,15 +135,17 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
 
     with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = check(session)
-        source = session.settings.source
+        source, variables = session.settings.source, session.settings.variables
         credentials = session.settings.credentials
         passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
-        keyless = [name for name in passed if not _is_readable(credentials[name].key_ref)]
+        keyless = [name for name in passed if not _is_readable(credentials[name])]
         served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
         left_out = [name for name in credentials if name not in passed]
 
     def shown() -> None:
         for finding in findings:
+            if variable := variables.get(finding.location):
+                finding = replace(finding, location=f"environment variable {variable}")
             say(str(finding), err=finding.level == "error")
         levels = [finding.level for finding in findings]
         errors = many(levels.count("error"), "error") if "error" in levels else "no errors"
@@ -160,10 +162,12 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     return _tell(source, findings, as_json, shown, ConfigError.exit_status)
 
 
-def _is_readable(key_ref: str | None) -> bool:
-    """Whether the key that a credential refers to, if any, can be read here."""
+def _is_readable(credential: CredentialSettings) -> bool:
+    """Whether the key or token that a credential refers to, if any, can be read here."""
+    kind, _, token_ref = (credential.auth_ref or "").partition(":")
+    ref = credential.key_ref or (token_ref if kind == "bearer" else None)
     with suppress(ConfigError):
-        return key_ref is None or bool(read_key(key_ref))
+        return ref is None or bool(read_key(ref))
     return False
 
 
@@ -194,12 +198,12 @@ def doctor(
     as_json: bool,
     config: str | None,
 ) -> int:
-    """Examine the ledger, this machine and the keys. An error exits with 1.
+    """Examine the ledger, this machine and the keys. Exit with 1 on an error.
 
     Each line is one finding. If something is wrong, the line says what to do. `quota check` examines the configuration.
 
     --acl prints a command for redis-cli: it gives the user in the ledger's url (or `quota`) the rights that are needed,
-    and no more. Replace PASSWORD in it. Sentinels and the inbound storage have lines of their own.
+    and no more. Replace PASSWORD in the command. It prints separate lines for Sentinels and the inbound storage.
 
     \b
     Example:

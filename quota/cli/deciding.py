@@ -1,4 +1,4 @@
-"""The commands that decide, and the commands that correct a charge: charge, peek, exec, refund, settle."""
+"""The commands that decide and that correct a charge: charge, peek, exec, refund, settle; `prove` decides in memory."""
 
 from __future__ import annotations
 
@@ -16,23 +16,18 @@ import click
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import call_options, config_option, credential_option, format_option
-from quota.cli.output import (
-    Column,
-    FirstThatFits,
-    fail,
-    opened,
-    print_json,
-    print_rich,
-    say,
-    tables,
-    unprinted,
-)
+from quota.cli.output import fail, opened, print_json, print_rich, render_parts, say, unprinted
 from quota.common.files import read_named
 from quota.common.text import listed, many, show
+from quota.deciding.project import Project
 from quota.decision import Decision
 from quota.errors import UnknownMethod, UsageError, decision_status
+from quota.ledger.factory import open_ledger
 from quota.rules.calls import MAX_CHARGE_UNITS
+from quota.settings.books import load_book
 from quota.terms.arguments import check_name
+from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from quota.wording import Table
 
 MAX_FILE_BYTES = 65_536
 """A hundred calls with comments need less. `/dev/zero` has more."""
@@ -127,7 +122,8 @@ def _show(decisions: Sequence[Decision], data: object, stands: str) -> int:
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
     """Give back the charge for a request that was never sent.
 
-    If the call was charged to several buckets, each bucket gets its units back. An unknown ID exits with 1.
+    If the call was charged to several buckets, each bucket gets its units back. If the ID is unknown, the exit
+    status is 1.
 
     \b
     Example:
@@ -144,7 +140,8 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
     """Set the real cost of a charge, in units. You may repeat it.
 
-    If the call was charged to several buckets, it sets the cost in the first. An unknown ID exits with 1.
+    If the call was charged to several buckets, it sets the cost in the first. If the ID is unknown, the exit
+    status is 1.
 
     \b
     Example:
@@ -277,10 +274,10 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
     """Charge METHOD, then run COMMAND.
 
     If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
-    `--`, the command after it.
+    `--`, and the command after it.
 
-    With --auto COMMAND is a Python program, or starts Python programs. Each request to a host that a cost book names is
-    charged before it leaves. If a refusal ends Python, the exit status is 75. If several credentials could pay, name
+    With --auto, COMMAND is a Python program, or starts Python programs. Each request to a host that a cost book names
+    is charged before it leaves. If a refusal ends Python, the exit status is 75. If several credentials could pay, name
     one with --credential.
 
     \b
@@ -295,9 +292,11 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
         raise click.UsageError("say what to charge: METHOD, or --auto for the requests of a Python program")
     if not command or not command[0]:
         raise click.UsageError(f"no command to run; write: quota exec {'--auto' if auto else 'METHOD'} -- COMMAND...")
-    if method is None or auto:
-        return _auto(command, config, summary, method=method, **call)
     credential = call.pop("credential")
+    if method is None or auto:
+        if method is not None or call["units"] is not None or call["region"]:
+            raise click.UsageError("with --auto each request names its method; leave METHOD, --units and --region out")
+        return _auto(command, config, credential, call["job"], summary=summary)
     with opened(config, err=True) as session:
         budget = session.budget(credential)
         with units_instead():
@@ -316,19 +315,7 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
         return _not_started(command, error, refunded)
 
 
-def _auto(
-    command: list[str],
-    config: str | None,
-    summary: bool,
-    *,
-    method: str | None,
-    credential: str | None,
-    job: str,
-    region: str,
-    units: int | None,
-) -> int:
-    if method is not None or units is not None or region:
-        raise click.UsageError("with --auto each request names its method; leave METHOD, --units and --region out")
+def _auto(command: list[str], config: str | None, credential: str | None, job: str, *, summary: bool) -> int:
     from quota.clients.instrument.processes import REMEDY, unseen_program
 
     program = unseen_program(command)
@@ -400,13 +387,13 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
         methods, had_python = spent_in(tally), any(Path(tally).iterdir())
     spent = reduce(Spent.plus, methods.values(), Spent())
     if methods:
-        columns = [Column("method"), *(Column(name, number=True) for name in Spent._fields)]
         rows = [(method, *(f"{number:,}" for number in row)) for method, row in methods.items()]
-        print_rich(FirstThatFits(tables(columns, rows)), err=True)
+        headings = ("method", *Spent._fields)
+        print_rich(render_parts([Table(headings, rows, numbers=range(1, len(headings)))]), err=True)
     line = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
     if not had_python:
         line += "; no Python ran that quota can instrument"
-    elif spent == Spent():
+    elif not methods:
         with quota.open(config) as session:
             line += f"; charged is what goes to {listed(payers_of(session, credential).hosts)}"
             line += "; name another address as `endpoint` of the credential"
@@ -427,3 +414,89 @@ def _run(command: list[str], env: Mapping[str, str]) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
     return 128 - status if status < 0 else status
+
+
+# -- prove: a fixed window and a sliding window at midnight ------------------------------------------------------------
+
+LIMIT_UNITS = 500
+MIDNIGHT_MS = 20_000 * DAY_MS
+BURSTS = (
+    (-2 * MINUTE_MS, 3),
+    (-MINUTE_MS, 3),
+    (-1, 2),
+    (0, 3),
+    (MINUTE_MS, 3),
+    (DAY_MS - 2 * MINUTE_MS - 1, 1),
+    (DAY_MS - 2 * MINUTE_MS, 4),
+)
+"""The times after midnight, and how many searches each burst has."""
+
+
+@click.command("prove", short_help="Show a fixed window and a sliding window at midnight.")
+@format_option
+def prove(as_json: bool) -> None:
+    """Show that a fixed window can admit twice its limit, and a sliding window cannot.
+
+    It charges the same bursts around midnight to both windows, in memory.
+
+    \b
+    Example:
+      quota prove
+    """
+    rows = list(_admitted())
+    fixed_units = _peak([(row.offset_ms, row.fixed_units) for row in rows])
+    sliding_units = _peak([(row.offset_ms, row.sliding_units) for row in rows])
+    if as_json:
+        peaks = {"fixed_peak_units": fixed_units, "sliding_peak_units": sliding_units}
+        print_json({"limit_units": LIMIT_UNITS, **peaks, "rows": [row._asdict() for row in rows]})
+        return
+    limit = many(LIMIT_UNITS, "unit")
+    click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")
+    click.echo(f"{'time':>16}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
+    for row in rows:
+        minutes, millis = divmod(row.offset_ms % DAY_MS, 60_000)
+        day = "Mon" if row.offset_ms < 0 else "Tue"
+        at = f"{day} {minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
+        click.echo(f"{at:>16}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
+    click.echo(
+        f"\nMost in any 24 hours: fixed {fixed_units:,}, sliding {sliding_units:,}; the limit is {LIMIT_UNITS:,}."
+    )
+
+
+class Burst(NamedTuple):
+    """Searches at a time after midnight: the units that its searches asked for, and the units that each kind of
+    window admitted."""
+
+    offset_ms: int
+    asked_units: int
+    fixed_units: int
+    sliding_units: int
+
+
+def _peak(spent: Sequence[tuple[int, int]]) -> int:
+    """The most units in any 24 hours."""
+    return max(sum(units for ms, units in spent if at - DAY_MS < ms <= at) for at, _ in spent)
+
+
+def _admitted() -> Iterator[Burst]:
+    """Charge bursts of searches around one midnight, to a ledger in memory whose clock this function sets."""
+    now_ms = MIDNIGHT_MS
+    ledger = open_ledger("memory:", clock=lambda: now_ms)
+    budget = Budget(
+        credential="proof",
+        book=load_book("youtube-v3"),
+        limits=[Limit("day", LIMIT_UNITS, View(Selector(), Sliding(DAY_MS)), LIMIT_UNITS, 0)],
+        project=Project(ledger, "proof", clock=lambda: now_ms),
+    )
+    fixed_used: dict[int, int] = {}
+    for offset_ms, searches in BURSTS:
+        now_ms = MIDNIGHT_MS + offset_ms
+        sliding_units = fixed_units = 0
+        for _ in range(searches):
+            sliding_units += 100 if budget.charge("search.list").admitted else 0
+            day = now_ms // DAY_MS
+            if fixed_used.get(day, 0) + 100 <= LIMIT_UNITS:
+                fixed_used[day] = fixed_used.get(day, 0) + 100
+                fixed_units += 100
+        yield Burst(offset_ms, searches * 100, fixed_units, sliding_units)
+    ledger.close()

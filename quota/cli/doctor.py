@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from quota.cli.output import line, quiet_libraries, stacked
 from quota.common.clock import host_clock, moment
-from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, ranked, warning
+from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, problem, ranked, warning
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line
 from quota.deciding.losses import losses, merged
@@ -31,9 +31,8 @@ from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_usable
 from quota.reports.status import allowances, exact_from
 from quota.session import Session, projects_left
-from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, ageing, lint
-from quota.settings.model import CredentialSettings, NotifySettings, Settings
+from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
 from quota.wording import lost
@@ -195,7 +194,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
     reported = prevented is not None
     if prevented:
         why, remedy = prevented
-        yield Finding("error", "ledger", f"{ledger.label} takes no charge: {why}", remedy)
+        yield problem("ledger", f"{ledger.label} takes no charge: {why}", remedy)
     if path and not os.path.exists(path):
         if not prevented:
             yield from _missing(session, names)
@@ -338,19 +337,22 @@ def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Ite
     except ConfigError as error:
         yield finding_of("error", location, error)
         return
-    if credential.key_ref is None and credential.endpoint is None:
+    if credential.key_ref is credential.auth_ref is credential.endpoint is None:
         yield warning(location, "the credential has no key", 'add key = "env:NAME" or "file:/path"')
     elif call:
         yield _call(session, credential, location)
     else:
-        there = "there" if credential.key_ref is not None else f"none, for {credential.endpoint}"
-        yield Finding("ok", location, f"{there}; `quota doctor --call` tries it with one call")
+        there = "there" if credential.key_ref or credential.auth_ref else f"none, for {credential.endpoint}"
+        tries = "" if credential.book.described else "; `quota doctor --call` tries it with one call"
+        yield Finding("ok", location, f"{there}{tries}")
 
 
 def _call(session: Session, credential: CredentialSettings, location: str) -> Finding:
     """Make the cost book's probe: one charged attempt."""
     quiet_libraries()
     book = credential.book.at(host_clock())
+    if book.described:
+        return warning(location, "not tried: only Google's clients make such a call", "make a call of your own")
     if book.probe is None:
         return warning(location, f"not tried: cost book {book.name} has no [probe]", "add [probe] to it")
     method, parameters = book.probe
@@ -365,18 +367,16 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     except Refused as refusal:
         return warning(location, f"not tried: {refusal.decision.sentence()}", "see `quota status`")
     except BadAnswer as error:
-        return Finding("error", location, redact(str(error)), "check `endpoint`, and the proxies of this machine")
+        return problem(location, redact(str(error)), "check `endpoint`, and the proxies of this machine")
     except QuotaError as error:
         return finding_of("error", location, error, "see `quota status`")
     except Exception as error:  # whatever the client raises
         reason, status = redact(describe(error)), getattr(getattr(error, "resp", None), "status", None)
         if status is None:
-            return Finding("error", location, f"upstream did not answer: {reason}", "check network and `endpoint`")
+            return problem(location, f"upstream did not answer: {reason}", "check network and `endpoint`")
         if status == TOO_MANY or status >= SERVER_ERROR:
             return warning(location, f"upstream is in trouble: {reason}", "run it again later")
-        return Finding(
-            "error", location, f"upstream does not accept it: {reason}", "check the key and what it may call"
-        )
+        return problem(location, f"upstream does not accept it: {reason}", "check the key and what it may call")
     return Finding("ok", location, f"upstream accepts it ({cost})")
 
 
@@ -385,7 +385,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
 
 def _textfile(folder: str | None) -> Iterator[Finding]:
     if folder is not None and not os.path.isdir(folder):
-        yield Finding("error", "textfile folder", f"{one_line(folder)} is not a folder", "make it, or correct the path")
+        yield problem("textfile folder", f"{one_line(folder)} is not a folder", "make it, or correct the path")
     elif folder is not None:
         yield from examine_folder("textfile folder", folder, "the metrics", alone=False)
 
@@ -395,7 +395,7 @@ def _notified(settings: Settings, test: bool) -> Iterator[Finding]:
     event is sent each way."""
     notify = settings.notify
     if test:
-        yield from _tested(notify)
+        yield from _tested(notify, ", ".join(dict.fromkeys(c.project for c in settings.credentials.values())))
     elif notify is not None:
         yield from _named(notify)
     for job in settings.jobs.values():
@@ -403,20 +403,16 @@ def _notified(settings: Settings, test: bool) -> Iterator[Finding]:
             yield _address(f"ping of {job.name}", job.ping_ref, "ping", insecure=job.insecure_endpoint)
 
 
-def _tested(notify: NotifySettings | None) -> Iterator[Finding]:
+def _tested(notify: NotifySettings | None, projects: str) -> Iterator[Finding]:
     """The result of a test event, for each way."""
     from quota.reports.notify import TEST, send_test
 
     if notify is None:
-        yield Finding(
-            "error", "notify", "the configuration has no [notify]", 'add it, for example command = ["PROGRAM"]'
-        )
+        yield problem("notify", "the configuration has no [notify]", 'add it, for example command = ["PROGRAM"]')
         return
-    for way, failure in send_test(notify, "a test by `quota doctor --notify`: nothing is wrong"):
+    for way, failure in send_test(notify, projects, "a test by `quota doctor --notify`: nothing is wrong"):
         if failure:
-            yield Finding(
-                "error", f"notify {way}", f"the test event did not arrive: {failure}", "correct it, try again"
-            )
+            yield problem(f"notify {way}", f"the test event did not arrive: {failure}", "correct it, try again")
         else:
             took = "took the test event" if way == "url" else "read the test event and ended with 0"
             yield Finding("ok", f"notify {way}", f"it {took} (event {TEST!r})")
@@ -426,7 +422,7 @@ def _named(notify: NotifySettings) -> Iterator[Finding]:
     if notify.command:
         program = one_line(notify.command[0])
         if shutil.which(notify.command[0]) is None:
-            yield Finding("error", "notify command", f"{program} is not a program", "correct the path, or chmod +x it")
+            yield problem("notify command", f"{program} is not a program", "correct the path, or chmod +x it")
         else:
             yield Finding("ok", "notify command", program)
     if notify.url_ref is not None:

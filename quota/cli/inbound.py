@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from quota.cli.options import Group, config_option, format_option, limit_option, textfile_option
-from quota.cli.output import Column, FirstThatFits, print_json, print_rich, say, tables
+from quota.cli.output import print_json, print_rich, render_parts, say
 from quota.common.clock import moment, rfc3339
 from quota.common.text import members, nearest, show
 from quota.errors import QuotaError, StorageAway
@@ -15,9 +15,10 @@ from quota.inbound.configured import load_rules
 from quota.inbound.contract import Storage
 from quota.inbound.deciding import Outcome
 from quota.inbound.metrics import Report, exposition, nothing_yet, read_report
-from quota.inbound.rules import Rule, Rules, is_there, opened
+from quota.inbound.rules import Rule, is_there, opened
 from quota.reports.metrics import file_name, write_file
 from quota.terms.limits import format_duration
+from quota.wording import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
       quota inbound status
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
-    rules, storage = _open(config)
+    rules, storage = opened(load_rules(config))
     try:
         report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
     except StorageAway:
@@ -62,11 +63,11 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     if as_json:
         print_json({"storage": storage.label, "rules": [_as_json(rule, report) for rule in rules.rules]})
         return
-    print_rich(_render(rules.rules, report))
+    print_rich(render_parts([_table(rules.rules, report)]))
     say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
 
 
-@inbound.command(short_help="Show who uses most of a rule, by hashed identities.")
+@inbound.command(short_help="Show who uses most of a rule's limits, by hashed identities.")
 @click.argument("rule")
 @limit_option(default=10, most=1_000)
 @format_option
@@ -81,7 +82,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
       quota inbound top search
       quota inbound top login --limit 3 --json
     """
-    rules, storage = _open(config)
+    rules, storage = opened(load_rules(config))
     chosen = next((each for each in rules.rules if each.name == rule), None)
     if chosen is None:
         raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [each.name for each in rules.rules])}")
@@ -93,11 +94,10 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
         ]
         print_json({"rule": chosen.name, "identities": identities})
     elif consumers:
-        columns = [Column("identity"), Column("used", number=True), Column("limit", number=True), Column("window")]
         rows = [
             (name, f"{used:,}", f"{held.number:,}", format_duration(held.window_ms)) for name, used, held in consumers
         ]
-        print_rich(FirstThatFits(tables(columns, rows)))
+        print_rich(render_parts([Table(("identity", "used", "limit", "window"), rows, numbers=(1, 2))]))
     else:
         say(f"rule {chosen.name} has counted no request in this window")
 
@@ -114,7 +114,7 @@ def rotate(as_json: bool, config: str | None) -> None:
     Example:
       quota inbound rotate
     """
-    rules, storage = _open(config)
+    rules, storage = opened(load_rules(config))
     if not is_there(rules):
         raise QuotaError(f"{storage.label} does not exist yet: no request was counted, so there is no salt to change")
     from_ms = storage.rotate()
@@ -122,10 +122,6 @@ def rotate(as_json: bool, config: str | None) -> None:
         print_json({"storage": storage.label, "from": rfc3339(from_ms)})
     else:
         say(f"identities get new names in windows that begin at {moment(from_ms)} or later")
-
-
-def _open(config: str | None) -> tuple[Rules, Storage]:
-    return opened(load_rules(config))
 
 
 def _write(folder: str | None, storage: Storage, text: str) -> None:
@@ -152,9 +148,7 @@ def _as_json(rule: Rule, report: Report) -> dict[str, object]:
     }
 
 
-def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
-    columns = [Column(heading) for heading in ("rule", "requests", "limits", "algorithm")]
-    columns += [Column(heading, number=True) for heading in ("identities", "admitted", "refused", "no answer")]
+def _table(rules: Sequence[Rule], report: Report) -> Table:
     rows = []
     for rule in rules:
         refused = report.ended(rule.name, "refused") + report.ended(rule.name, "shadowed")
@@ -172,4 +166,5 @@ def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
                 f"{unasked:,}",
             )
         )
-    return FirstThatFits(tables(columns, rows, without=(3, 1, 4, 2)))
+    headings = ("rule", "requests", "limits", "algorithm", "identities", "admitted", "refused", "no answer")
+    return Table(headings, rows, numbers=(4, 5, 6, 7), without=(3, 1, 4, 2))

@@ -26,9 +26,6 @@ from quota.settings.model import Settings
 from quota.settings.references import is_reference, read_secret
 from quota.settings.toml import in_toml
 
-SAY_EVERY_S = 2
-"""How often a long copy prints its progress."""
-
 
 @click.group("ledger", cls=Group)
 def ledger() -> None:
@@ -61,8 +58,8 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
     nothing was changed.
 
-    OLD and NEW may be "env:NAME" or "file:PATH": other users of this machine can see a password in a command. For the
-    ledger of this configuration, leave the password out: the configuration has it.
+    OLD and NEW may be "env:NAME" or "file:PATH", because other users of this machine can see a password in a command.
+    For the ledger of this configuration, leave the password out: the configuration has it.
 
     \b
     Example:
@@ -164,7 +161,7 @@ def _label(url: str) -> str:
 
 
 def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Moved]:
-    say_progress = now_and_then(SAY_EVERY_S)
+    say_progress = now_and_then()
 
     def progress(project: str, entries: int) -> None:
         say_progress(f"project {project}: {many(entries, 'entry')} copied")
@@ -212,8 +209,8 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Correct charges that a wrong clock dated into the future.
 
-    First set the clock right. A future-dated charge counts until one window after its date, and every later
-    charge gets a later date. A repair gives these charges the present time, so they count for one window from now.
+    First set the clock right. A future-dated charge counts until one window after its date, and later charges are dated
+    after it. A repair gives these charges the present time, so they count for one window from now.
 
     It shows the charges and asks; other programs wait while it works. If a repair is interrupted, run it again. Exit
     status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.

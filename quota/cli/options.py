@@ -69,13 +69,15 @@ config_option = click.option(
 )
 """Without it, a command takes the --config before its name."""
 
-credential_option = click.option("--credential", metavar="C", help="Whose budget; needed if there are several.")
+credential_option = click.option(
+    "--credential", metavar="C", help="The credential to use; needed if there are several."
+)
 book_credential_option = click.option("--credential", metavar="C", help="The cost book of this credential.")
 only_credential_option = click.option("--credential", metavar="C", help="Only this credential's project.")
 only_job_option = click.option("--job", metavar="J", help="Only this job.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 clock_option = click.option(
-    "--clock", "at", metavar="TIME", help="Rehearse at that time (+1d, or RFC 3339) on copies of ledger and store."
+    "--clock", "at", metavar="TIME", help="Rehearse at TIME (+1d, or RFC 3339) on copies of ledger and store."
 )
 yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
 

@@ -10,27 +10,29 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import quota
 from quota.common.text import csv_writer, printable, show
 from quota.errors import UsageError
+from quota.wording import Part, Table
 
 if TYPE_CHECKING:
     import logging
 
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.padding import PaddingDimensions
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     from quota.session import Session
 
 MAX_LINE = 1_000
+PROGRESS_S = 2
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -112,15 +114,15 @@ def say(*lines: str, err: bool = False) -> None:
         click.echo(printable(line), err=err)
 
 
-def now_and_then(every_s: float) -> Callable[[str], None]:
-    """Shows progress on stderr to people who wait: at most one of the given lines in this time."""
+def now_and_then() -> Callable[[str], None]:
+    """Shows progress on stderr to people who wait: one of the given lines in two seconds."""
     from quota.common.clock import elapsed_s
 
     last_s = elapsed_s()
 
     def say_progress(progress: str) -> None:
         nonlocal last_s
-        if elapsed_s() - last_s >= every_s:
+        if elapsed_s() - last_s >= PROGRESS_S:
             last_s = elapsed_s()
             say(progress, err=True)
 
@@ -148,11 +150,35 @@ def line(text: str, style: str = "") -> Text:
     return Text(printable(text), style, overflow="fold")
 
 
+def render_parts(parts: Iterable[Part]) -> RenderableType:
+    """Render lines and tables."""
+    return stacked(
+        fitting(part) if isinstance(part, Table) else line(part.text, _TONE_STYLE[part.tone]) for part in parts
+    )
+
+
+_TONE_STYLE = {
+    "": "",
+    "strong": "bold",
+    "note": "yellow",
+    "bad": "red",
+    "verdict": "bold red",
+    "open": "bold green",
+    "good": "green",
+}
+
+
 def stacked(parts: Iterable[RenderableType]) -> RenderableType:
     """Lines and tables, one below the other."""
     from rich.console import Group
 
     return Group(*parts)
+
+
+def fitting(*tables: Table, least_fold: int = 0) -> FirstThatFits:
+    """The first of these tables that fits the width, in any of its layouts. With `least_fold`, columns go before lines
+    are folded to less than that."""
+    return FirstThatFits(layout for table in tables for layout in layouts(table, least_fold=least_fold))
 
 
 class FirstThatFits:
@@ -190,63 +216,39 @@ _PIECE = r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*"
 """A word with the separators after it. A date is one word, also with a time after it."""
 
 
-class Column(NamedTuple):
-    """One column of `tables`. Numbers are aligned right. A `whole` column is never folded: people copy its values."""
-
-    heading: str
-    number: bool = False
-    whole: bool = False
-
-
-def tables(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    *,
-    styles: Sequence[str] = (),
-    footer: Sequence[str] = (),
-    hidden: Sequence[int] = (),
-    without: Sequence[int] = (),
-    least_fold: int = 0,
-) -> Iterator[Table]:
+def layouts(table: Table, *, least_fold: int = 0) -> Iterator[RichTable]:
     """The same table, narrower each time: first with less space between the columns, then with lines folded between
-    words, then without the columns in `without`, one after the other. No table has the `hidden` columns. With
-    `least_fold`, columns go before lines are folded to less than that. Cells are plain text.
+    words, then without the columns in `without`, one after the other. Cells are plain text, and numbers are aligned
+    right.
     """
     for least in (least_fold, 0) if least_fold else (0,):
-        for left_out in range(len(without) + 1):
-            kept = [n for n in range(len(columns)) if n not in (*hidden, *without[:left_out])]
+        for left_out in range(len(table.without) + 1):
+            without = {*table.hidden, *table.without[:left_out]}
             for padding, maximum in _LAYOUTS:
                 if not maximum or maximum >= least:
-                    yield _table(columns, rows, styles, footer, kept, padding, maximum)
+                    yield _table(table, without, padding, maximum)
 
 
-def _table(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    styles: Sequence[str],
-    footer: Sequence[str],
-    kept: Sequence[int],
-    padding: PaddingDimensions,
-    maximum: int,
-) -> Table:
-    """A table with the columns `kept`, its cells folded to `maximum` characters (0: not folded)."""
+def _table(table: Table, without: Collection[int], padding: PaddingDimensions, maximum: int) -> RichTable:
+    """A table without some of its columns, its cells folded to `maximum` characters (0: not folded)."""
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-    table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
+    footer = table.footer
+    drawn = RichTable(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
+    kept = [n for n in range(len(table.headings)) if n not in without]
     for n in kept:
-        heading, number, whole = columns[n]
-        table.add_column(
-            _cell(heading, maximum),
+        drawn.add_column(
+            _cell(table.headings[n], maximum),
             footer[n] if footer else "",
-            justify="right" if number else "left",
-            no_wrap=number or whole,
+            justify="right" if n in table.numbers else "left",
+            no_wrap=n in table.numbers or n in table.whole,
             overflow="fold",
         )
-    for n, row in enumerate(rows):
-        cells = [_cell(row[k], 0 if columns[k].whole else maximum) for k in kept]
-        table.add_row(*cells, style=styles[n] if styles else "")
-    return table
+    for row, tone in zip(table.rows, table.tones or [""] * len(table.rows), strict=True):
+        cells = [_cell(row[n], 0 if n in table.whole else maximum) for n in kept]
+        drawn.add_row(*cells, style=_TONE_STYLE[tone])
+    return drawn
 
 
 def _cell(text: str, maximum: int) -> Text:

@@ -20,13 +20,12 @@ from quota.common import log
 from quota.errors import QuotaError
 
 OURS = {
-    **{name: f"quota.cli.deciding:{name}" for name in ("charge", "peek", "refund", "settle")},
+    **{name: f"quota.cli.deciding:{name}" for name in ("charge", "peek", "refund", "settle", "prove")},
     "exec": "quota.cli.deciding:exec_",
     **{name: f"quota.cli.reports:{name}" for name in ("status", "spend", "log", "explain", "reopen")},
     "reconcile": "quota.cli.reconcile:reconcile_",
     **{name: f"quota.cli.configuration:{name}" for name in ("init", "doctor")},
     "check": "quota.cli.configuration:check_",
-    "prove": "quota.cli.prove:prove_",
     **{name: f"quota.cli.book:{name}" for name in ("book", "costs")},
     **{name: f"quota.cli.{name}:{name}" for name in ("inbound", "ledger")},
     **{name: f"quota.cli.serving:{name}" for name in ("dashboard", "proxy")},
@@ -56,15 +55,11 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in OURS:
             module, name = OURS[cmd_name].split(":")
-            ours = getattr(import_module(module), name)
-            assert isinstance(ours, click.Command)  # noqa: S101
-            return ours
-        for point in _entry_points():
-            if point.name == cmd_name:
-                command = point.load()
-                assert isinstance(command, click.Command)  # noqa: S101  # the entry-point group's contract
-                return command
-        return None
+            command = getattr(import_module(module), name)
+        else:
+            command = next((point.load() for point in _entry_points() if point.name == cmd_name), None)
+        assert command is None or isinstance(command, click.Command)  # noqa: S101  # the entry-point group's contract
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)

@@ -9,15 +9,14 @@ import click
 
 import quota
 from quota.cli.options import config_option, dry_run_option, format_option, only_credential_option
-from quota.cli.output import Column, FirstThatFits, fail, line, print_json, print_rich, stacked, tables
+from quota.cli.output import fail, print_json, print_rich, render_parts
 from quota.common.clock import moment, rfc3339
 from quota.common.text import many, members, spell
 from quota.errors import BadAnswer, ConfigError
 from quota.reconcile.reconcile import TOLERANCE_MS, BucketCount, MethodCount, Reconciled, chosen_credentials, reconcile
+from quota.wording import Line, Part, Table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from quota.reports.notify import Notice
 
 MAX_METHODS = 5
@@ -37,7 +36,8 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
     """Compare our count with the provider's, and raise ours.
 
     It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
-    From now on, units that only upstream counted count here too. A smaller quota lowers the limits. No charge is freed.
+    It adds the units that only upstream counted to our count. If upstream's quota is smaller than yours, it lowers the
+    limits. It frees no charge.
 
     The account in `auth` needs the permission monitoring.timeSeries.list. If Cloud Monitoring does not answer, the exit
     status is 1 and nothing is changed.
@@ -45,7 +45,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
     \b
     Example:
       quota reconcile
-      quota reconcile --check || echo "somebody else spends this project"
+      quota reconcile --check || echo "somebody else uses this project"
       quota reconcile > /dev/null     # from cron, every hour
     """
     from quota.reconcile.monitoring import read_figures
@@ -64,7 +64,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
             print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
         else:
             for result in results:
-                print_rich(render_reconciled(result, dry_run=dry_run))
+                print_rich(render_parts(reconciled_parts(result, dry_run=dry_run)))
         if session.settings.notify is not None and not dry_run:
             from quota.reports.notify import notify
 
@@ -72,54 +72,48 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
     return failed or int(checks and any(result.differs for result in results))
 
 
-def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
+def reconciled_parts(result: Reconciled, *, dry_run: bool) -> Iterator[Part]:
     """One project: a line for each difference, both counts as a table, and the consequences."""
-    return stacked(_parts(result, dry_run=dry_run))
-
-
-def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
     credential = result.credential
-    yield line(f"{credential.name}: project {credential.project}, in Google Cloud {credential.cloud_project}", "bold")
-    yield from (line(text, "yellow") for count in result.buckets for text in _differences(count, result))
+    yield Line(f"{credential.name}: project {credential.project}, in Google Cloud {credential.cloud_project}", "strong")
+    yield from (Line(text, "note") for count in result.buckets for text in _differences(count, result))
     if result.newest_ms is None:
-        yield line("upstream has counted nothing; check cloud_project", "yellow")
+        yield Line("upstream has counted nothing; check cloud_project", "note")
     else:
         lag = spell(result.at_ms - result.newest_ms)
-        yield line(f"upstream's newest point: {moment(result.newest_ms)}, {lag} ago")
+        yield Line(f"upstream's newest point: {moment(result.newest_ms)}, {lag} ago")
     if result.log_after_ms:
         lacks = f"our log lacks charges of this period, up to {moment(result.log_after_ms)}"
-        yield line(f"not compared: {lacks}. The next period will be compared", "yellow")
+        yield Line(f"not compared: {lacks}. The next period will be compared", "note")
     if result.buckets or result.apart:
         yield _table(result)
-    yield from (line(text, "yellow") for count in result.buckets for text in _prices(count, result))
+    yield from (Line(text, "note") for count in result.buckets for text in _prices(count, result))
     for count in result.apart:
         calls = f"upstream counts {many(count.upstream_units, 'call')} apart, and we made {count.our_units:,}"
         nothing = f"cost book {result.book.name} has no such bucket, so nothing follows from it"
-        yield line(f"{count.bucket}: {calls}; {nothing}", "yellow")
+        yield Line(f"{count.bucket}: {calls}; {nothing}", "note")
     near_units = sum(count.near_units for count in result.buckets if count.unknown or count.drift_units)
     if near_units:
         within = spell(TOLERANCE_MS).removesuffix(" 00s")
-        yield line(f"{many(near_units, 'unit')} charged within {within} of the newest point may differ")
+        yield Line(f"{many(near_units, 'unit')} charged within {within} of the newest point may differ")
     for counts in result.others:
         until = moment(counts.until_ms)
-        yield line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}")
+        yield Line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}")
     would_be = "would be" if dry_run else "is"
     for low in result.lowered:
         held = f"{would_be} held to {low.limit_units:,} instead of {low.configured_units:,}"
         believed = f"Believed until {moment(low.until_ms)}, or until upstream says otherwise"
-        yield line(f"{low.limit}: {held}: upstream grants {low.granted_units:,}. {believed}", "yellow")
+        yield Line(f"{low.limit}: {held}: upstream grants {low.granted_units:,}. {believed}", "note")
     for name in result.lifted:
-        yield line(f"{name}: {would_be} lifted: upstream grants more than it did")
+        yield Line(f"{name}: {would_be} lifted: upstream grants more than it did")
     if result.differs or result.lifted or result.log_after_ms:
         done = ["tightened"] * result.tightened + ["lifted"] * bool(result.lifted)
-        yield line("a dry run: nothing was changed" if dry_run else " and ".join(done) or "nothing to change")
+        yield Line("a dry run: nothing was changed" if dry_run else " and ".join(done) or "nothing to change")
     else:
-        yield line("both counts agree", "green")
+        yield Line("both counts agree", "good")
 
 
-def _table(result: Reconciled) -> RenderableType:
-    columns = [Column("bucket"), Column("since")]
-    columns += [Column(name, number=True) for name in ("upstream", "ours", "unknown", "drift", "may differ", "granted")]
+def _table(result: Reconciled) -> Table:
     rows = []
     for count in (*result.buckets, *result.apart):
         granted = count.granted_units if count.period.until_ms > result.at_ms else None
@@ -135,7 +129,8 @@ def _table(result: Reconciled) -> RenderableType:
                 "" if granted is None else f"{granted:,}",
             )
         )
-    return FirstThatFits(tables(columns, rows, without=(6, 7)))
+    headings = ("bucket", "since", "upstream", "ours", "unknown", "drift", "may differ", "granted")
+    return Table(headings, rows, numbers=range(2, len(headings)), without=(6, 7))
 
 
 def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
@@ -170,7 +165,7 @@ def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
     for row in _more(count)[:MAX_METHODS] if count.unknown else ():
         if row.upstream_price_units is not None and row.our_calls > 1 and row.price_units is not None:
             yield (
-                f"{row.method}: if nobody else spends this project, its price is wrong: a call costs "
+                f"{row.method}: if nobody else uses this project, its price is wrong: a call costs "
                 f"{many(row.upstream_price_units, 'unit')} there, {row.price_units:,} in cost book {result.book.name}"
             )
     for row in _less(count)[:MAX_METHODS] if count.drift_units else ():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 
@@ -25,6 +26,7 @@ from quota.cli.options import (
     rows_format_option,
 )
 from quota.cli.output import (
+    fitting,
     new_console,
     now_and_then,
     opened,
@@ -32,34 +34,40 @@ from quota.cli.output import (
     print_csv,
     print_json,
     print_rich,
-    say,
-)
-from quota.cli.render import (
-    Wanted,
-    only_since,
-    print_charges,
-    print_refusals,
-    render_bought,
     render_parts,
-    render_spending,
-    render_status,
-    spending_notes,
+    say,
 )
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import line
 from quota.common.redact import redact
-from quota.common.text import many, one_line, show
+from quota.common.text import listed, many, members, one_line, show
 from quota.deciding.corrections import insist
+from quota.deciding.history import whole_since_ms
 from quota.errors import LedgerError, QuotaError
-from quota.explain.charge import explain_charge
-from quota.explain.refusal import explain_refusal
+from quota.reports.charge import explain_charge
+from quota.reports.refusal import explain_refusal
 from quota.reports.runs import Bought, stands_out
-from quota.reports.spending import SPEND_FIELDS, read_spending
-from quota.reports.status import read_status, unread_json
+from quota.reports.spending import (
+    SPEND_FIELDS,
+    KeptRefusal,
+    Spending,
+    read_charges,
+    read_refusals,
+    read_spending,
+    refused_by,
+)
+from quota.reports.status import Status, read_status, unread_json
+from quota.rules.entry import others_units
+from quota.rules.spent import Spent
 from quota.session import projects_of
-from quota.wording import charge_parts, refusal_parts
+from quota.wording import Table, charge_parts, refusal_parts, status_parts
 
 WATCH_S = 2
+
+TABLE_ROWS = 1_000
+"""The most rows of a table; then another table begins."""
+
+T = TypeVar("T")
 
 
 @click.command()
@@ -96,9 +104,9 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
             _repeat(lambda: print_json(read_status(session, jobs=True).as_json(), indent=None))
             return 0
         if watch:
-            _watch(lambda: render_status(read_status(session, next_capacity=False, jobs=True)))
+            _watch(lambda: render_parts(status_parts(read_status(session, next_capacity=False, jobs=True))))
             return 0
-        say_progress = now_and_then(WATCH_S)
+        say_progress = now_and_then()
 
         def progress(read: int, credentials: int) -> None:
             say_progress(f"{read:,} of {many(credentials, 'credential')} read")
@@ -110,11 +118,7 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
             if as_json:
                 print_json(unread_json(session, error))
             raise
-    if as_json:
-        print_json(current.as_json())
-    else:
-        print_rich(render_status(current))
-    return current.exit_status if checks else 0
+    return _print_status(current, checks, as_json)
 
 
 def _status_at(at: str, checks: bool, as_json: bool, config: str | None) -> int:
@@ -122,11 +126,15 @@ def _status_at(at: str, checks: bool, as_json: bool, config: str | None) -> int:
     from quota.cli.rehearsal import rehearsed
 
     with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
-        current = read_status(copy, next_capacity=as_json, jobs=True)
-        if as_json:
-            print_json({"rehearsal": True, **current.as_json()})
-        else:
-            print_rich(render_status(current))
+        return _print_status(read_status(copy, next_capacity=as_json, jobs=True), checks, as_json, rehearsal=True)
+
+
+def _print_status(current: Status, checks: bool, as_json: bool, **more: bool) -> int:
+    """Print a status, in JSON with these further members. Returns the exit status."""
+    if as_json:
+        print_json({**more, **current.as_json()})
+    else:
+        print_rich(render_parts(status_parts(current)))
     return current.exit_status if checks else 0
 
 
@@ -219,23 +227,62 @@ def spend(
         return
     cut = spending.since_ms > start_ms
     if spending.rows:
-        print_rich(render_spending(spending))
+        print_rich(fitting(*spending_tables(spending)))
     else:
-        say(f"nothing was charged {f'since {moment(spending.since_ms)}' if cut else f'in the last {since}'}")
-    say(*spending_notes(spending))
+        like = "" if job is None else "like that "
+        say(f"nothing {like}was charged {f'since {moment(spending.since_ms)}' if cut else f'in the last {since}'}")
+    say(*_spending_notes(spending))
     if cut:
-        say(only_since(spending.since_ms, since))
+        say(_only_since(spending.since_ms, since))
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
         see = "; see `quota reconcile`" if any(c.book.monitoring is not None for c in projects.values()) else ""
         say(f"not listed: {units} used by others, as upstream said{see}")
 
 
+def spending_tables(spending: Spending) -> Iterator[Table]:
+    """A table, the most expensive row first; and if that is too wide, one whose fields of `by` share a column."""
+    shown = spending.rows[: spending.most]
+    rows = [([value or "-" for value in values], f"{charges:,}", f"{units:,}") for values, charges, units in shown]
+    sums = (f"{sum(charges for _, charges, _ in spending.rows):,}", f"{spending.total_units:,}")
+    fields = len(spending.by)
+    yield Table(
+        (*spending.by, "charges", "units"),
+        [(*values, *numbers) for values, *numbers in rows],
+        numbers=(fields, fields + 1),
+        footer=("total", *[""] * (fields - 1), *sums),
+    )
+    joined = [(" ".join(values), *numbers) for values, *numbers in rows]
+    yield Table((" ".join(spending.by), "charges", "units"), joined, numbers=(1, 2), footer=("total", *sums))
+
+
+def _spending_notes(spending: Spending) -> Iterator[str]:
+    """The lines below the table of a spending: the refused calls, and what the table does not show."""
+    if spending.most is not None and (more := len(spending.rows) - spending.most) > 0:
+        yield f"{many(more, 'more row')}; the total includes them"
+    for refused, happened, see in (
+        (spending.refused, "refused", "; see `quota log --refused`"),
+        (spending.would_refuse, "left that a shadow limit would have refused", ""),
+    ):
+        if refused:
+            calls = many(sum(refusal.calls for refusal in refused), "call")
+            named = listed(f"{count:,} by {name}" for name, count in refused_by(refused).items())
+            yield f"{calls} {happened}: {named}{see}"
+    if spending.adds_buckets_up:
+        apart = ",".join([*spending.by, "bucket"])
+        yield f"units of several buckets are added up; `quota spend --by {apart}` shows them apart"
+
+
+def _only_since(since_ms: int, since: str) -> str:
+    """The line below charges that do not reach as far back as the user wants."""
+    return f"only since {moment(since_ms)}, not {since}: the ledger has dropped older charges"
+
+
 def _upstream_units(budget: Budget) -> int:
     """The units that only upstream has counted, in the limit that counts most of them now."""
     project, _ = project_of(budget), budget.usage()
     views = [limit.view for limit in budget.limits if limit.view.selector.count == "units"]
-    return max(map(project.upstream_units, views), default=0)
+    return max((others_units(project.others(view)) for view in views), default=0)
 
 
 def _show_bought(
@@ -254,10 +301,28 @@ def _show_bought(
         print_csv(Bought._fields, (row._asdict() for row in rows))
         return
     if rows:
-        print_rich(render_bought(rows))
+        print_rich(render_parts([_bought_table(rows)]))
     else:
         say(f"nothing was fetched in the last {since}")
     say(*stands_out(rows))
+
+
+def _bought_table(bought: Sequence[Bought]) -> Table:
+    """What the pages of each job brought, by their number."""
+    rows = [
+        (
+            row.job,
+            f"{row.page}",
+            *(f"{number:,}" for number in (row.pages, row.units, row.items, row.new)),
+            f"{row.new / row.units:,.1f}" if row.units else "-",
+        )
+        for row in bought
+    ]
+    headings = ("job", "page", "pages", "units", "items", "new", "new per unit")
+    return Table(headings, rows, numbers=range(2, len(headings)))
+
+
+# -- log: single charges, and single refusals --------------------------------------------------------------------------
 
 
 @click.command()
@@ -295,8 +360,125 @@ def log(
         chosen = projects_of(session, credential)
         projects = [session.project(c.name) for c in chosen.values()]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        wanted = Wanted({project: c.book for project, c in chosen.items()}, since, start_ms, job, method, limit)
-        (print_refusals if refused else print_charges)(projects, wanted, as_json=as_json, as_csv=as_csv)
+
+        def is_wanted(project: str, of_job: str, of_method: str) -> bool:
+            named = chosen[project].book.canonical
+            return job in (None, of_job) and (method is None or named(method) == named(of_method))
+
+        form = {"as_json": as_json, "as_csv": as_csv}
+        if refused:
+            whole_ms = 0
+            kept = (refusal for project in projects for refusal in read_refusals(project))
+            refusals = [x for x in kept if x.at_ms >= start_ms and is_wanted(x.project, x.job, x.method)]
+            refusals.sort(key=lambda refusal: refusal.at_ms)
+            printed = _print_rows(refusals[-(limit or 0) :], REFUSAL_FIELDS, _refusal_json, _refusals_table, **form)
+        else:
+            whole_ms = max(map(whole_since_ms, projects))
+            rows = read_charges(projects, start_ms)
+            charges = [row for row in rows if is_wanted(row[0], row[2].job, row[2].method)]
+            table = partial(_charges_table, several=len(projects) > 1)
+            printed = _print_rows(charges[-(limit or 0) :], CHARGE_FIELDS, _charge_json, table, **form)
+    if as_json or as_csv:
+        return
+    if not printed:
+        like = "" if job is None is method else "like that "
+        say(f"nothing {like}was {'refused' if refused else 'charged'} in the last {since}")
+    if whole_ms > start_ms:
+        say(_only_since(whole_ms, since))
+
+
+def _print_rows(
+    rows: Sequence[T],
+    fields: Sequence[str],
+    in_json: Callable[[T], Mapping[str, Any]],
+    table: Callable[[Sequence[T]], Table],
+    *,
+    as_json: bool,
+    as_csv: bool,
+) -> int:
+    """Print rows as CSV, as lines of JSON, or in tables, until nobody reads them. Returns the number of rows."""
+    if as_csv:
+        print_csv(fields, map(in_json, rows))
+        return len(rows)
+    for first in range(0, len(rows), TABLE_ROWS):
+        if output_lost() is not None:
+            break
+        some = rows[first : first + TABLE_ROWS]
+        if as_json:
+            for row in some:
+                print_json(in_json(row), indent=None)
+        else:
+            print_rich(render_parts([table(some)]))
+    return len(rows)
+
+
+CHARGE_FIELDS = ("id", "at", "project", "method", "bucket", "units", "charged_units", "job", "region", "run")
+REFUSAL_FIELDS = (
+    *("at", "credential", "project", "method", "cost_units", "job", "region", "run", "machine", "reason"),
+    *("refused_by", "retry_at", "why", "limits", "calls"),
+)
+
+
+def _charge_json(row: tuple[str, str, Spent]) -> dict[str, object]:
+    project, call_id, charge = row
+    fields = members(charge, "method bucket units charged_units job region run")
+    return {"id": call_id, "at": rfc3339(charge.id[0]), "project": project, **fields}
+
+
+def _refusal_json(refusal: KeptRefusal) -> dict[str, object]:
+    return {**refusal.data, "calls": refusal.calls}
+
+
+def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) -> Table:
+    """Single charges, each with the id of its call; with buckets if a call is charged to several buckets, and with
+    projects if there are `several`. Columns that are too wide fold; then some of them go, the region first."""
+    rows = [
+        (
+            moment(charge.id[0]),
+            call_id,
+            f"{charge.units:,}",
+            f"{charge.charged_units:,}" if charge.units != charge.charged_units else "",
+            charge.method,
+            charge.bucket,
+            charge.job or "-",
+            charge.region or "-",
+            project,
+        )
+        for project, call_id, charge in charges
+    ]
+    shown = {
+        3: any(charge.units != charge.charged_units for _, _, charge in charges),
+        5: any("+" in call_id for _, call_id, _ in charges),
+        8: several,
+    }
+    return Table(
+        ("time", "id", "units", "charged", "method", "bucket", "job", "region", "project"),
+        rows,
+        numbers=(2, 3),
+        whole=(1,),
+        hidden=[column for column, needed in shown.items() if not needed],
+        without=(7, 6, 8, 4, 5, 3, 0, 2),
+    )
+
+
+def _refusals_table(refusals: Sequence[KeptRefusal]) -> Table:
+    """Refusals, each in a row. For several calls that were charged together, the row has the method of the first call,
+    the number of the others, and the units of all calls."""
+    rows = [
+        (
+            moment(refusal.at_ms),
+            refusal.method if refusal.calls == 1 else f"{refusal.method} +{refusal.calls - 1:,}",
+            f"{refusal.cost_units:,}",
+            refusal.job or "-",
+            refusal.region or "-",
+            refusal.refused_by or "-",
+            refusal.reason,
+            "-" if refusal.retry_at_ms is None else moment(refusal.retry_at_ms),
+        )
+        for refusal in refusals
+    ]
+    headings = ("time", "method", "units", "job", "region", "refused by", "reason", "next")
+    return Table(headings, rows, numbers=(2,), without=(2, 6))
 
 
 @click.command()

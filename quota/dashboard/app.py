@@ -37,8 +37,8 @@ from quota.dashboard.reading import (
     read_spent,
 )
 from quota.errors import LedgerError
-from quota.explain.refusal import explain_kept
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
+from quota.reports.refusal import explain_kept
 from quota.reports.runs import GROUP, Contribution
 from quota.session import Session
 from quota.web.documents import App, Check, health

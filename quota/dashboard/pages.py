@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from quota.common.clock import NEVER, local, moment, rfc3339
+from quota.common.clock import NEVER, local, moment, rfc3339, until
 from quota.common.text import listed, many, spaced
 from quota.dashboard.charts import Band, Curve, chart, colours_of
 from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Searches, Spent, forecast_of, key_of
-from quota.explain.refusal import RefusalExplained
+from quota.reports.refusal import RefusalExplained
 from quota.reports.runs import Contribution, Forecast, LimitAhead, Region, Run
 from quota.reports.spending import KeptRefusal, Spending, refused_by
 from quota.reports.status import CredentialRow, LimitRow
@@ -217,10 +217,10 @@ def _title(verdicts: Sequence[Verdict]) -> str:
     worst = min(verdicts, key=lambda verdict: order.index(verdict.state), default=None)
     if worst is None:
         return "No answer"
-    until = "" if worst.until is None else f" {worst.until.clock}"
+    end = "" if worst.until is None else f" {worst.until.clock}"
     alike, all_of_them = sum(verdict.state == worst.state for verdict in verdicts), many(len(verdicts), "credential")
     count = "" if len(verdicts) == 1 else f" ({all_of_them if alike == len(verdicts) else f'{alike} of {all_of_them}'})"
-    return f"{worst.headline}{until}{count}"
+    return f"{worst.headline}{end}{count}"
 
 
 def _notices(state: State) -> list[dict[str, Any]]:
@@ -390,40 +390,41 @@ class Verdict(NamedTuple):
 
 def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdict:
     """The verdict of a credential, as in `quota status`. `searches`: how many are left, if its API has searches."""
+
+    def ending(state: str, headline: str, lead: str, end_ms: int | None = None, words: str = "") -> Verdict:
+        end = None if end_ms is None else when(end_ms, now_ms)
+        return Verdict(state, headline if end is None else f"{headline} until", end, lead, words)
+
     outlook = row.outlook
     if outlook.closed is not None:
         x = outlook.closed
         if x.until_ms == NEVER:
             lead = "Upstream grants this project nothing. Waiting does not help: ask upstream for quota."
-            return Verdict("closed", "Closed by upstream", None, lead, x.evidence)
-        until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
+            return ending("closed", "Closed by upstream", lead, None, x.evidence)
         lead = f"Upstream counts {short_name(x.bucket)!r} as used up. No call that needs it leaves before the reset."
         headline = "Closed by upstream"
         if outlook.then_full and outlook.full is not None:
             headline += ", then full"
             lead = f"{lead[:-1]} at {moment(x.until_ms)}, nor then: {outlook.full.why()}."
-        return Verdict("closed", f"{headline} until" if until else headline, until, lead, x.evidence)
+        return ending("closed", headline, lead, outlook.next_ms, x.evidence)
     if outlook.full is not None:
-        until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
-        lead = f"No call is admitted: {outlook.full.why()}."
-        return Verdict("full", "Full until" if until else "Full", until, lead)
+        return ending("full", "Full", f"No call is admitted: {outlook.full.why()}.", outlook.next_ms)
     units, stopped = row.remaining_units, row.stopped
     if stopped is not None:
-        until = None if stopped.retry_ms is None else when(stopped.retry_ms, now_ms)
         lead = f"No job can go on. Job {short_name(stopped.job)}: {stopped.why}."
         if units:
-            lead += f" Calls of no job have {many(units, 'unit')}."
-        return Verdict("full", "Full for its jobs until" if until else "Full for its jobs", until, lead)
+            lead += f" Calls outside jobs have {many(units, 'unit')}."
+        state = "closed" if stopped.is_closed else "full"
+        return ending(state, f"{state.capitalize()} for its jobs", lead, stopped.retry_ms)
     if units is None:
-        return Verdict("open", "Open", None, "Calls are admitted. No limit counts their units.")
+        return ending("open", "Open", "Calls are admitted. No limit counts their units.")
     near = any(limit.level != "open" for limit in row.limits if row.counts_all(limit))
     lead = "Calls are admitted."
     if searches is not None and searches.left:
         lead += f" They have {many(units, 'unit')} left."
     elif searches is not None:
-        back = "" if searches.retry_at_ms is None else f" until {moment(searches.retry_at_ms)}"
-        lead = f"Calls are admitted, but no search{back}: {searches.why}."
-    return Verdict("near" if near else "open", "Open, nearly used up" if near else "Open", None, lead)
+        lead = f"Calls are admitted, but no search{until(searches.retry_at_ms)}: {searches.why}."
+    return ending("near", "Open, nearly used up", lead) if near else ending("open", "Open", lead)
 
 
 def last_known(was: Verdict) -> Verdict:

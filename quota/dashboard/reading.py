@@ -151,8 +151,11 @@ def read_samples(session: Session, status: Status | None) -> list[Sample]:
                 for sums in [read_sums(session.project(credential.name))]
                 for sample in (*of_status(status, project), *of_sums(project, *sums))
             ]
-    silence = (of_silence(project, session.budget(credential.name).owed_units()) for project, credential in projects)
-    return [sample for samples in silence for sample in samples]
+    return [
+        sample
+        for project, credential in projects
+        for sample in of_silence(project, session.budget(credential.name).owed_units())
+    ]
 
 
 def key_of(kept: KeptRefusal) -> str:
@@ -190,11 +193,10 @@ class Reading(NamedTuple, Generic[T]):
 
 
 class Kept(Generic[T]):
-    """A value that `read` returns, dated by `clock`. One thread reads it at a time. `read` raises QuotaError."""
+    """A value that `read` returns. One thread reads it at a time. `read` raises QuotaError."""
 
-    def __init__(self, read: Callable[[], T], clock: Callable[[], int] = host_clock) -> None:
+    def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
-        self._clock = clock
         self._changed = threading.Condition()
         self.last: Reading[T] = Reading()
         self._under_way = False
@@ -240,7 +242,7 @@ class Kept(Generic[T]):
 
     def _keep(self, value: T | None, error: str | None, took_s: float) -> None:
         """End a reading that took `took_s`. The caller holds `_changed`."""
-        last, now_ms = self.last, self._clock()
+        last, now_ms = self.last, host_clock()
         if error is None:
             self.last = Reading(value, now_ms)
             self._read_s = time.monotonic()

@@ -27,7 +27,7 @@ INSIST_S = 2 * LEASE_MS / 1_000
 """How long a caller waits while another process rebuilds a log, even if that process was killed meanwhile."""
 
 MAX_TRIES = 100
-"""How often an append is tried while others correct the same charge."""
+"""How often an append is tried while others correct the same charge, and a charge is sought in logs that get lost."""
 
 
 def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry | None:
@@ -109,7 +109,7 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
     """The charges with these keys after an entry. If the log is lost or replaced meanwhile, looks through the new log.
     Raises LedgerError and StillCountingError."""
     project.read_on()
-    while True:
+    for _ in range(MAX_TRIES):
         epoch, seen, newest = project.reading.epoch, project.reading.seen, after
         charges: dict[str, Entry] = {}
         for entries in in_pieces(project.log.read, project.name, after):
@@ -117,11 +117,12 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
             charges |= _among(keys, entries)
             if len(charges) == len(keys):
                 return charges
-        is_whole = newest >= seen or seen <= project.reading.trimmed
+        is_whole = project.reading.is_whole(seen, newest)
         project.read_on()
         if is_whole and project.reading.epoch == epoch:
             return charges
         after = START
+    raise StillCountingError
 
 
 def _among(keys: Collection[str], entries: Sequence[Entry]) -> dict[str, Entry]:

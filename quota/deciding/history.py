@@ -31,11 +31,12 @@ def charges(
 
 
 def _hand_in(project: Project) -> None:
-    """Hand over what this machine drew, and put back what the ledger lost. Never raises: else people read the log as it
-    stands."""
+    """Hand over what this machine drew. A new process also puts back what the ledger lost. Never raises: else people
+    read the log as it stands."""
     project.repay()
-    with suppress(LedgerError, StillCountingError):
-        project.read_on()
+    if not project.reading.began:
+        with suppress(LedgerError, StillCountingError):
+            project.read_on()
 
 
 def entries(project: Project, after: Id = START, progress: Callable[[int], None] | None = None) -> Iterator[Entry]:

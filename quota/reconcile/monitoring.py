@@ -33,8 +33,9 @@ from googleapiclient.http import HttpRequest
 
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked
-from quota.clients.discovery import description
-from quota.clients.login import bearer, refused
+from quota.clients.login import bearer
+from quota.clients.upstream import description
+from quota.clients.upstream_errors import refused_login
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact
@@ -193,7 +194,7 @@ def _send(request: HttpRequest, project: str) -> dict[str, Any]:
     except TimeoutError:
         raise _failed(f"was silent for {SILENCE_S:g} s; run again later") from None
     except GoogleAuthError as error:
-        raise _failed(f"was not asked: {refused(error)}") from None
+        raise _failed(f"was not asked: {refused_login(error)}") from None
     except httplib2.ServerNotFoundError:
         raise _failed("cannot be reached: its host has no address; check the network") from None
     except (OSError, HTTPException, httplib2.HttpLib2Error, ClientError, ValueError) as error:

@@ -42,7 +42,7 @@ from quota.deciding.project import Project
 from quota.errors import ConfigError
 from quota.ledger.log import PAST_MS
 from quota.rules.calls import granted_units, wanted_grants
-from quota.rules.entry import CALLS
+from quota.rules.entry import CALLS, others_units
 from quota.rules.facts import Compared, Grant
 from quota.rules.spent import Spent
 from quota.terms.costs import CostBook, Metric, Monitoring
@@ -224,8 +224,8 @@ def _monitoring(book: CostBook) -> Monitoring:
     names = book.monitoring
     if names is None or not any(_window(book, metric) for metric in names.metrics):
         raise ConfigError(
-            f"cost book {book.name!r} has no [monitoring]: upstream's names of its buckets are needed; see "
-            "docs/own-cost-book.md"
+            f"cost book {book.name!r} has no [monitoring]: `quota reconcile` reads Google's Cloud Monitoring; of "
+            "another API, `quota status` shows what its answers say"
         )
     return names
 
@@ -280,9 +280,9 @@ def reconcile(
         buckets=buckets,
         apart=tuple(count for count in counts if count.bucket not in book.buckets and count.upstream_units),
         others=tuple(
-            OthersUnits(limit.name, units, max(project.others_leave_ms(limit.view)))
+            OthersUnits(limit.name, units, max(heard.until_ms for heard in others))
             for limit in budget.limits
-            if (units := project.upstream_units(limit.view))
+            if (units := others_units(others := project.others(limit.view)))
         ),
         lowered=lowered,
         tightened=added or any(low.limit_units < held.get(low.limit, low.configured_units) for low in lowered),
@@ -411,7 +411,7 @@ def _count_others(
             continue
         limits = list(whole_limits(budget.limits, count.bucket, book))
         name = others_name(count.bucket, count.period.since_ms)
-        if any(project.others_units(limit.view, name) < count.unknown_units for limit in limits):
+        if any(others_units(project.others(limit.view), name) < count.unknown_units for limit in limits):
             window_ms = book.buckets[count.bucket].window.longest_ms
             noun = CALLS if any(limit.view.selector.count == "calls" for limit in limits) else ""
             budget.add_others(count.bucket, count.unknown_units, *count.period, name, window_ms=window_ms, noun=noun)

@@ -41,8 +41,7 @@ from quota.errors import ConfigError, LedgerError
 from quota.ledger.state import State
 from quota.rules.claims import MAX_TICK_MS, Claim
 from quota.session import Session
-from quota.settings.folders import state_folder
-from quota.settings.model import NotifySettings
+from quota.settings.model import NotifySettings, state_folder
 from quota.settings.references import read_key
 from quota.terms.arguments import machine_name
 from quota.terms.limits import MINUTE_MS
@@ -100,10 +99,12 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
                 claimed(failure is None)
 
 
-def send_test(settings: NotifySettings, message: str) -> Iterator[tuple[str, str | None]]:
-    """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed, if it did."""
+def send_test(settings: NotifySettings, projects: str, message: str) -> Iterator[tuple[str, str | None]]:
+    """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed, if it did. The
+    command writes to our stderr: whoever tests it must see what it says."""
     for way in _ways(settings):
-        yield way, _deliver(settings, way, Notice(TEST, "", "", message, 0), time.monotonic() + DEADLINE_S)
+        notice, until_s = Notice(TEST, projects, "", message, 0), time.monotonic() + DEADLINE_S
+        yield way, _deliver(settings, way, notice, until_s, stderr=None)
 
 
 def _ways(settings: NotifySettings) -> Iterator[str]:
@@ -183,12 +184,14 @@ _FAILURES = (OSError, ValueError, ConfigError, subprocess.SubprocessError)
 """What a delivery raises."""
 
 
-def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float) -> str | None:
-    """Deliver a notice. Returns why it failed, if it did."""
+def _deliver(
+    settings: NotifySettings, way: str, notice: Notice, until_s: float, *, stderr: int | None = subprocess.DEVNULL
+) -> str | None:
+    """Deliver a notice. Returns why it failed, if it did. What a command writes to stderr may hold a secret."""
     body = json.dumps(notice.as_json()).encode()
     try:
         if way == "command":
-            _run(settings.command, body, until_s - time.monotonic())
+            _run(settings.command, body, until_s - time.monotonic(), stderr)
             return None
         assert settings.url_ref is not None  # noqa: S101  # see `_ways`
         address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
@@ -198,13 +201,13 @@ def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float)
     return None
 
 
-def _run(command: Sequence[str], body: bytes, timeout_s: float) -> None:
+def _run(command: Sequence[str], body: bytes, timeout_s: float, stderr: int | None) -> None:
     """Run a command with the notice on stdin. Raises OSError, SubprocessError, or ValueError for its exit status."""
     process = subprocess.Popen(  # noqa: S603  # the owner's own command
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
         start_new_session=True,
     )
     try:

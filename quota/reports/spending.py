@@ -1,6 +1,6 @@
 """Who spent the budget, and which calls were refused: summed from the log and the past, for people.
 
-`quota.cli.render` displays it.
+`quota.cli.reports` displays it.
 """
 
 from __future__ import annotations

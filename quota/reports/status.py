@@ -1,18 +1,17 @@
 """The status for operators, as data: how full each limit is, and which buckets upstream closed.
 
-`quota.cli.render` displays it.
+`quota.wording` turns it into text.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, host_clock, rfc3339
-from quota.common.functions import several
 from quota.common.text import members
 from quota.deciding.history import charges
 from quota.deciding.losses import Loss, losses, merged
@@ -20,13 +19,13 @@ from quota.deciding.outlook import Outlook
 from quota.deciding.project import Project
 from quota.decision import AllowanceState, Decision, LimitState
 from quota.errors import ConfigError, LedgerError, Refused
-from quota.ledger.log import SLACK_MS
 from quota.rules.calls import cap
+from quota.rules.entry import others_units
 from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings
 from quota.terms.costs import Bucket, CostBook
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Window, cutoff, paced_until
+from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS, Calendar, Limit, Selector, Window, cutoff, paced_until
 
 if TYPE_CHECKING:
     from quota.rules.facts import Compared
@@ -73,7 +72,7 @@ class LimitRow(NamedTuple):
 
 
 class EarlyExhaustion(NamedTuple):
-    """Upstream closed a bucket, and we had charged far less than it grants: somebody else spends this project, or its
+    """Upstream closed a bucket, and we had charged far less than it grants: somebody else uses this project, or its
     quota is smaller."""
 
     bucket: str
@@ -102,6 +101,11 @@ class JobRow(NamedTuple):
     @property
     def refused_by(self) -> str | None:
         return None if self.refusal is None else self.refusal.refused_by
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether upstream has closed the bucket of that call."""
+        return self.refusal is not None and self.refusal.reason in ("exhausted", "closed")
 
 
 class CredentialRow(NamedTuple):
@@ -186,15 +190,6 @@ class Status(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         return {**members(self, "at ledger"), "credentials": [_credential_json(row) for row in self.credentials]}
-
-
-def read_jobs(session: Session) -> Iterator[JobRow]:
-    """The jobs, as other packages know them: an entry point of the group `quota.status` is a function
-    `(session) -> iterable of JobRow`. Raises QuotaError."""
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group="quota.status"):
-        yield from point.load()(session)
 
 
 def read_status(
@@ -282,16 +277,37 @@ def _read(
         )
 
     rows: list[CredentialRow] = []
-    for row in several(reading, names):
+    for row in _read_several(reading, names):
         rows.append(row)
         if progress is not None:
             progress(len(rows), len(names))
     if jobs:
-        standing = [*read_jobs(session)]
+        from importlib.metadata import entry_points
+
+        # Other packages know the jobs: an entry point is a function `(session) -> iterable of JobRow`.
+        standing = [row for point in entry_points(group="quota.status") for row in point.load()(session)]
         rows = [
             row._replace(jobs=tuple(job for job in standing if job.credential == row.settings.name)) for row in rows
         ]
     return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
+
+
+AT_ONCE = 4
+"""How many threads read at once. More gain nothing: one interpreter reads all answers."""
+
+
+def _read_several(read: Callable[[str], CredentialRow], names: Collection[str]) -> Iterator[CredentialRow]:
+    """The rows of these credentials, in their order. A few threads work at once, because most of the time is waiting.
+    The first error ends it. A single credential needs no thread."""
+    if len(names) < 2:
+        yield from map(read, names)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+    from contextvars import copy_context
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="quota-look") as threads:
+        contexts = [copy_context() for _ in names]
+        yield from threads.map(lambda context, name: context.run(read, name), contexts, names)
 
 
 def _ends(x: Exhaustion) -> int:
@@ -326,7 +342,7 @@ def _limit_rows(
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
             next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
-        upstream_units = project.upstream_units(limit.view)
+        others = project.others(limit.view)
         never = room_ms == NEVER
         if never:
             next_ms = room_ms = None
@@ -343,8 +359,8 @@ def _limit_rows(
             enforced_units=enforced_units,
             grant=grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
             reserved_units=reserved.get(limit.name, 0),
-            upstream_units=upstream_units,
-            upstream_until_ms=max(project.others_leave_ms(limit.view)) if upstream_units else 0,
+            upstream_units=others_units(others),
+            upstream_until_ms=max((heard.until_ms for heard in others), default=0),
         )
 
 
@@ -444,12 +460,18 @@ def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
 
 def _credential_json(credential: CredentialRow) -> dict[str, object]:
     outlook, stopped = credential.outlook, credential.stopped
+    closed_by = outlook.closed.bucket if outlook.closed is not None else None
+    full_by = outlook.full.refused_by if outlook.full is not None else None
+    if stopped is not None and stopped.is_closed:
+        closed_by = stopped.refused_by
+    elif stopped is not None:
+        full_by = stopped.refused_by
     put_back = [members(loss, "at machine charges units") for loss in credential.put_back]
     return {
         **members(credential.settings, "name project api"),
         **members(credential, "open"),
-        "closed_by": None if outlook.closed is None else outlook.closed.bucket,
-        "full_by": outlook.full.refused_by if outlook.full is not None else stopped.refused_by if stopped else None,
+        "closed_by": closed_by,
+        "full_by": full_by,
         **members(credential, "next_at"),
         "limits": [_limit_json(row) for row in credential.limits],
         **({"jobs": [_job_json(job) for job in credential.jobs]} if credential.jobs else {}),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from quota.rules.entry import START, Entry, Id, Others
+from quota.rules.entry import END, START, Entry, Id, Others
 from quota.rules.facts import Facts
 from quota.rules.total import RunningTotal, Wanted
 from quota.terms.limits import View
@@ -52,6 +52,7 @@ class Reading:
         """How many entries were taken since the totals were last kept."""
         self._clock_ms = 0
         self._clock_at_ms = 0
+        self._missing = START
 
     @property
     def mark(self) -> Mark:
@@ -129,7 +130,7 @@ class Reading:
             return True  # another thread has begun again
         through = entries[-1].id if entries else START
         if len(entries) < wanted.most:
-            if through != wanted.through > self.trimmed:
+            if not self.is_whole(wanted.through, through):
                 return False
             through = wanted.through
         for total in self.totals.values():
@@ -140,6 +141,14 @@ class Reading:
                 total.skip_to(through)
         self.unkept += len(entries)
         return True
+
+    def is_whole(self, through: Id, newest: Id) -> bool:
+        """Whether the log had everything up to `through` when it was read, with `newest` as the last entry. If the same
+        entry is missing twice, the log was not lost meanwhile, but damaged: then True."""
+        if newest >= through or not self.trimmed < through <= END or through == self._missing:
+            return True
+        self._missing = through
+        return False
 
     def learn_facts(self, facts: Facts, markers: int) -> None:
         """Take the facts, which were read after so many markers."""

@@ -198,6 +198,8 @@ class RunningTotal:
 
     def others_after(self, at_ms: int) -> list[Others]:
         """The units of others that still count at a time."""
+        if not self.others:
+            return []
         heard = [Others(name, units, until_ms) for (name, until_ms), units in self.others.items() if until_ms > at_ms]
         return sorted(heard)
 

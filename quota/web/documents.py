@@ -23,6 +23,9 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 MEDIA_TYPE = "application/problem+json"
 
+NO_RETRY = (("x-should-retry", "false"),)
+"""The header field of a refusal for the SDKs of OpenAI, Anthropic and others: they send the request no second time."""
+
 
 class Problem(NamedTuple):
     """A problem document and the header fields of its answer.

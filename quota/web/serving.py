@@ -5,7 +5,6 @@
     listening_at    the same at a path that only this user can reach, until the block ends
     address_of      the address of a socket, as people type it
     serve           serves until SIGTERM or SIGINT
-    served          serves in a thread, until the block ends
     protected       an application behind the check of the Host, header fields for browsers, the last error handler
     names_of        the names of a loopback address
 
@@ -184,20 +183,6 @@ def _open_as_many_as_allowed() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # macOS reports "unlimited" but allows fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-@contextmanager
-def served(app: App, *, passes_on: bool = False) -> Iterator[tuple[str, int]]:
-    """Serve on loopback, in a thread, until the block ends. Yields host and port."""
-    with listen("127.0.0.1", 0) as listener:
-        server = _server(app, None, passes_on=passes_on)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        try:
-            yield listener.getsockname()
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def hold_little(transport: Any) -> None:

@@ -161,7 +161,7 @@ def test_objects_with_an_index_are_whole_numbers(setup: Setup, door: str, number
     assert all(type(entry.units) is int for entry in setup.entries())
 
 
-def test_a_number_that_equals_another_is_not_taken_for_it(setup: Setup) -> None:
+def test_units_must_be_whole_even_if_they_equal_a_whole_number(setup: Setup) -> None:
     """True == 1 == 1.0, also as a key of what was worked out before."""
     budget = setup.budget()
     assert budget.charge("videos.list", units=1).admitted

@@ -156,7 +156,7 @@ def test_calls_that_never_fit_together_are_an_error(setup: Setup) -> None:
     assert log(setup.ledger, setup.project) == []
 
 
-def test_a_bucket_that_upstream_closed_for_one_of_them_refuses_all(setup: Setup) -> None:
+def test_a_closed_bucket_of_one_call_refuses_all_calls(setup: Setup) -> None:
     budget = setup.budget(limit(500))
     setup.state.exhaust(Exhaustion("search", setup.now_ms, setup.now_ms + 9_000, "said so", "a test"))
     for calls in (["videos.list", "suggest.list"], ["search.list", "videos.list"]):
@@ -238,7 +238,7 @@ def test_a_grant_of_upstream_lowers_the_limits_of_all(setup: Setup) -> None:
     assert budget.charge_many([("videos.list", 25)] * 2)[0].admitted
 
 
-def test_a_pace_leaves_room_for_all_of_them_in_an_unused_window(setup: Setup) -> None:
+def test_a_pace_leaves_room_for_calls_together_in_an_unused_window(setup: Setup) -> None:
     from quota.terms.limits import Calendar
 
     paced = Limit("day", 1_000, View(Selector(), Calendar("day", "UTC")), 1_000, 0, paced=True)

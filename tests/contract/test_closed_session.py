@@ -104,7 +104,7 @@ def test_a_budget_of_a_closed_session_charges_and_changes_nothing(config: Path, 
         assert session.budget().peek("videos.list").reason == "ok"
 
 
-def test_these_are_all_that_a_session_and_a_budget_can_do(config: Path) -> None:
+def test_the_closed_session_tests_cover_every_public_method(config: Path) -> None:
     with quota.open(config) as session:
         for part, tried in ((session, OF_A_SESSION), (session.budget(), OF_A_BUDGET)):
             names = {name for name, _ in inspect.getmembers(type(part)) if not name.startswith("_")}

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.cli.render import render_parts as render
+from quota.cli.output import render_parts as render
 from quota.clients.metering import Meter
 from quota.common.clock import rfc3339
 from quota.deciding.history import charges
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge
-from quota.explain.charge import explain_charge
-from quota.explain.refusal import EXPIRIES, Change, explain_refusal
+from quota.reports.charge import explain_charge
+from quota.reports.refusal import EXPIRIES, Change, explain_refusal
 from quota.rules.facts import Grant
 from quota.rules.refusals import refusal_text
 from quota.session import Session
@@ -127,7 +127,7 @@ def test_the_explanation_of_a_refusal_is_true(ledger_url: str, tmp_path: Path, s
     world.session.close()
 
 
-def test_then_and_now_are_kept_apart(world: World) -> None:
+def test_explain_separates_the_refusal_from_the_present(world: World) -> None:
     for region in ("DE", "DE", "FR"):
         assert world.charge("videos.list", units=600, job="trending", region=region).admitted
     assert not world.charge("search.list", job="backfill", region="US").admitted
@@ -208,7 +208,7 @@ def test_a_closed_bucket_is_explained_with_upstreams_words(world: World) -> None
     assert ["reopen", "limit", "limit"] in kinds, "and a limit is full"
 
 
-def test_an_upstream_that_grants_less_than_the_configuration_says(world: World) -> None:
+def test_explain_names_no_change_if_upstream_grants_too_little(world: World) -> None:
     """No number of ours would have admitted the call, and the explanation names none."""
     assert world.charge("videos.list", units=100, job="trending").admitted
     world.budget.grant([Grant("units", 150, world.now_ms, world.now_ms + 7 * DAY_MS)])
@@ -246,7 +246,7 @@ def test_units_that_only_upstream_counted_have_a_row_of_their_own(world: World) 
     assert "now also 1,450 units used by others, as upstream said" in shown
 
 
-def test_an_allowance_that_would_have_let_it_through(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+def test_explain_names_an_allowance_that_admits_the_call(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
     unavailable = "unavailable = { max_cost = 5, allowance = 20 }"
     world = World(ledger_url, tmp_path, unavailable=unavailable)
     assert world.charge("videos.list").admitted
@@ -270,7 +270,7 @@ def test_an_allowance_that_would_have_let_it_through(ledger_url: str, tmp_path: 
         other.session.close()
 
 
-def test_a_configuration_that_would_admit_it_today(world: World) -> None:
+def test_explain_says_what_the_configuration_of_today_would_decide(world: World) -> None:
     assert world.charge("videos.list", units=1_900).admitted
     assert not world.charge("search.list", job="backfill").admitted
     text = world.path.read_text(encoding="utf-8").replace("2_000", "5_000").replace("1_900", "5_000")
@@ -282,7 +282,7 @@ def test_a_configuration_that_would_admit_it_today(world: World) -> None:
 
 
 @pytest.mark.usefixtures("ledger_place")
-def test_the_last_refusal_of_a_job(world: World) -> None:
+def test_explain_finds_the_last_refusal_of_a_job(world: World) -> None:
     assert explain_refusal(world.session) is None
     assert world.charge("videos.list", units=1_800).admitted
     assert not world.charge("search.list", job="backfill", region="DE").admitted
@@ -302,7 +302,7 @@ def test_the_last_refusal_of_a_job(world: World) -> None:
     assert world.explain().kept.job == "second", "a clock was wrong"
 
 
-def test_several_projects(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+def test_explain_searches_several_projects(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
     path = tmp_path / "quota.toml"
     credentials = "".join(
         f'[credentials.{name}]\napi = "youtube-v3"\nlimits = [{{ name = "day", units = 150, window = "24h" }}]\n'
@@ -330,7 +330,7 @@ def test_several_projects(ledger_url: str, tmp_path: Path, state_dir: Path) -> N
         assert [(f.region, f.now_units) for f in of_two.fill.rows] == [("two", 100), ("", 1)]
 
 
-def test_a_method_that_the_book_does_not_have(world: World) -> None:
+def test_explain_takes_a_method_that_the_book_lacks(world: World) -> None:
     for _ in range(40):
         meter = Meter(world.budget)
         decision = world.budget._decide([meter.call("thumbnails.conjure", "POST")], commit=True)[0]
@@ -393,7 +393,7 @@ def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
     assert not world.charge("videos.list").admitted
     assert head(world) == (
         "REFUSED: upstream said its bucket 'units' is exhausted 1,250 units of the 10,000 that upstream grants were "
-        "charged here: somebody else spends this project, or its quota is smaller; `quota reconcile` tells which"
+        "charged here: somebody else uses this project, or its quota is smaller; `quota reconcile` tells which"
     )
     shown = world.shown()
     assert words.strip() in shown, "upstream's own words"
@@ -415,10 +415,10 @@ def test_an_explanation_names_who_filled_a_limit_and_units_of_others(world: Worl
     )
     world.close_bucket("units", "no")
     assert not world.charge("videos.list").admitted
-    assert "were charged here; 600 only upstream counted: somebody else spends this project" in head(world)
+    assert "were charged here; 600 only upstream counted: somebody else uses this project" in head(world)
 
 
-def test_the_commands(ledger_url: str, tmp_path: Path) -> None:
+def test_quota_explain_prints_text_and_json(ledger_url: str, tmp_path: Path) -> None:
     World(ledger_url, tmp_path).session.close()
     quota = Quota(tmp_path)
     assert quota("charge", "videos.list", "--units", "1900", "--job", "trending").returncode == 0
@@ -427,11 +427,8 @@ def test_the_commands(ledger_url: str, tmp_path: Path) -> None:
     assert (explained.returncode, explained.stderr) == (0, "")
     assert explained.stdout.startswith("REFUSED: limit ")
     answer = quota.json("explain", "--job", "backfill")
-    assert (answer["region"], answer["now"]["admitted"], answer["filled"]["by"][0]["then_units"]) == (
-        "FR",
-        False,
-        1_900,
-    )
+    assert (answer["region"], answer["now"]["admitted"]) == ("FR", False)
+    assert answer["filled"]["by"][0]["then_units"] == 1_900
     with closing(Session(load_settings(tmp_path / "quota.toml"))) as session:
         (name,) = ids_of(charges(session.project()))
     assert quota.json("explain", name)["limits"][0]["after_units"] == 1_900
@@ -441,8 +438,6 @@ WRONG = [
     (("1-0", "--last"), 2),
     (("1-0", "--job", "x"), 2),
     (("--credential", "nobody"), 2),
-    (("--since", "1h"), 2),
-    (("1-0", "2-0"), 2),
     (("1-0",), 1),
     (("nonsense",), 1),
     (("--job", "nobody"), 1),
@@ -460,7 +455,7 @@ def test_a_refusal_that_cannot_be_explained_is_one_line(
 
 def test_a_ledger_that_is_away_is_one_line(tmp_path: Path) -> None:
     World("redis://127.0.0.1:1", tmp_path).session.close()
-    for arguments in ((), ("1795233255077-0",), ("--json",)):
+    for arguments in (("1795233255077-0",), ("--json",)):
         answer = Quota(tmp_path)("explain", *arguments)
         assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (69, "", 1), answer
 

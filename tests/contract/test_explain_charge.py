@@ -12,7 +12,7 @@ import pytest
 
 from quota.budget import charge_id, project_of
 from quota.errors import UnknownCharge
-from quota.explain.charge import explain_charge
+from quota.reports.charge import explain_charge
 from quota.terms.limits import DAY_MS, HOUR_MS
 from quota.wording import charge_parts
 from support.explaining import NOON_MS, World, text_of, units_in
@@ -32,7 +32,7 @@ def world(any_ledger_url: str, tmp_path: Path, state_dir: Path) -> Iterator[Worl
     world.session.close()
 
 
-def test_every_charge_before_and_after(world: World) -> None:
+def test_explain_shows_each_limit_as_its_decision_saw_it(world: World) -> None:
     """Each limit around each charge is as its decision saw it, whatever was corrected later."""
     dice = random.Random("before and after")
     admitted: list[Decision] = []
@@ -73,7 +73,7 @@ def test_a_charge_that_has_left_the_log_is_explained_from_the_past(world: World)
     assert {row.name: row.before_units for row in x.limits} == {"day": 300, "pacific": 300}
 
 
-def test_an_id_that_no_charge_has(world: World) -> None:
+def test_explain_rejects_an_id_without_a_charge(world: World) -> None:
     assert world.charge("videos.list").admitted
     world.pass_days(40)
     with pytest.raises(UnknownCharge, match="any more: the ledger has single charges since"):
@@ -86,7 +86,7 @@ def test_an_id_that_no_charge_has(world: World) -> None:
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_a_drawn_charge_before_and_after_it_was_repaid(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+def test_explain_shows_a_draw_before_and_after_hand_over(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
     world = World(ledger_url, tmp_path, unavailable="unavailable = { max_cost = 5, allowance = 20 }")
     with world.away():
         drawn = str(world.budget.charge("videos.list", units=4, job="trending", region="DE").id)

@@ -20,7 +20,7 @@ from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.reports.notify import Notice, notify
 from quota.rules.entry import START, Entry
-from quota.settings.folders import make_state_folder
+from quota.settings.model import make_state_folder
 from quota.terms.limits import DAY_MS
 from support.commands import Quota
 from support.setup import claim_of, state_at

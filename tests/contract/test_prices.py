@@ -80,7 +80,7 @@ def test_a_call_fits_once_its_price_is_lower(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Kolkata", "Pacific/Auckland", "UTC"])
-def test_it_changes_at_midnight_of_the_books_own_zone(setup: Setup, zone: str) -> None:
+def test_a_price_changes_at_midnight_in_the_books_zone(setup: Setup, zone: str) -> None:
     book = a_book(
         f"""
         buckets.units = {{ quota = 100, resets = {{ calendar = "month", zone = "{zone}" }} }}

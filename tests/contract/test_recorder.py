@@ -177,7 +177,7 @@ def session_of(folder: Path, url: str, *names: str) -> Session:
     return Session(load_settings(config))
 
 
-def test_a_session_tells_at_its_end(ledger_url: str, state_dir: Path, tmp_path: Path) -> None:
+def test_a_session_reports_its_refusals_when_it_closes(ledger_url: str, state_dir: Path, tmp_path: Path) -> None:
     for _ in range(2):
         with session_of(tmp_path, ledger_url, "main") as session:
             session.budget().charge("search.list")

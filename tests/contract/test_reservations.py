@@ -16,15 +16,15 @@ import pytest
 from rich.console import Console
 
 import quota
-from quota.cli.render import render_status
+from quota.cli.output import render_parts
 from quota.common.clock import host_clock
 from quota.dashboard.app import Dashboard
-from quota.explain.charge import ChargeExplained, explain_charge
+from quota.reports.charge import ChargeExplained, explain_charge
 from quota.reports.metrics import of_status
 from quota.reports.status import RESERVED_MS, read_status
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.wording import Line, charge_parts
+from quota.wording import Line, charge_parts, status_parts
 from support.setup import charges_at
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def test_the_status_and_the_page_show_reserved_units(world: World) -> None:
     }
     assert exported == {"day": 3_000, "calls": 0}
     shown = io.StringIO()
-    Console(file=shown, width=200).print(render_status(status))
+    Console(file=shown, width=200).print(render_parts(status_parts(status)))
     assert "day: includes 3,000 units reserved; the cost of these calls is not known yet" in shown.getvalue()
     reserved, settled = (explain_charge(world.session, f"{entry.id[0]}-{entry.key}") for entry in world.log())
     assert "It is reserved: the cost of the call is not known yet" in [one.text for one in lines(reserved)]

@@ -49,7 +49,7 @@ def test_a_peek_shows_what_a_shadow_limit_would_refuse(setup: Setup) -> None:
     assert peeked.as_json()["limits"][1]["would_refuse"] is True  # type: ignore[index]
 
 
-def test_a_call_that_it_could_never_hold_is_admitted(setup: Setup) -> None:
+def test_a_shadow_admits_a_call_larger_than_its_limit(setup: Setup) -> None:
     budget = setup.budget(limit(500), shadow(3))
     assert budget.charge("search.list").would_refuse == ("trial",)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import Budget, project_of
-from quota.cli.render import render_status
+from quota.cli.output import render_parts
 from quota.deciding import project as project_module
 from quota.deciding.recorder import Recorder
 from quota.ledger.factory import open_ledger
@@ -20,6 +20,7 @@ from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.wording import status_parts
 from support.commands import Quota
 from support.explaining import shown_lines
 from support.setup import budget_of, limit
@@ -164,4 +165,4 @@ def test_a_reset_is_upstreams_own_or_none(state_dir: Path, tmp_path: Path, api: 
     (row,) = status.credentials[0].limits
     assert (row.resets_ms, row.zone) == ((midnight_ms, "America/Los_Angeles") if resets else (None, None))
     assert ('"resets_at": null' not in json.dumps(status.as_json())) is resets
-    assert ("upstream resets" in " ".join(shown_lines(render_status(status)))) is resets
+    assert ("upstream resets" in " ".join(shown_lines(render_parts(status_parts(status))))) is resets

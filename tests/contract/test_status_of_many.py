@@ -205,7 +205,7 @@ def check_both_ways(
             ledger_place.restore(copy)  # type: ignore[arg-type]
             monkeypatch.setenv("QUOTA_STATE_DIR", str(shutil.copytree(state_dir, tmp_path / way)))
             answers.append(scene.read())
-            monkeypatch.setattr("quota.reports.status.several", map)
+            monkeypatch.setattr("quota.reports.status._read_several", map)
         assert answers[0] == answers[1]
         assert (type(answers[0]) is str) == (what is moved)
         assert ("put_back" in str(answers[0])) == (what in (lost, emptied, missing))

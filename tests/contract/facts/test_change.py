@@ -90,7 +90,7 @@ def test_a_change_that_comes_too_late_is_decided_anew(log: Log, times: int) -> N
     assert [entry.key for entry in log.read("p", START, END, 10)] == ["key"]
 
 
-def test_a_rule_that_is_asked_again_gets_no_other_fields_than_the_named(log: Log) -> None:
+def test_a_repeated_rule_gets_only_the_named_fields(log: Log) -> None:
     asked = []
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[None]:

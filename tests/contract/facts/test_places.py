@@ -93,7 +93,7 @@ def test_a_run_that_has_ended_changes_no_place(here: Clocked) -> None:
     assert kept(here) == {}
 
 
-def test_regions_that_it_still_has_are_kept_beside_one_that_it_lost(here: Clocked) -> None:
+def test_a_run_keeps_the_places_of_regions_that_it_still_has(here: Clocked) -> None:
     a = claim_of("a")
     here.state.claim(a)
     here.state.claim(claim_of("b", "", "DE"), take_over=True)

@@ -387,7 +387,7 @@ def test_a_connection_logs_in_and_chooses_its_database_before_it_asks() -> None:
     assert heard == [b"AUTH", b"CLIENT", b"SELECT", b"PING"]
 
 
-def test_nothing_is_done_in_another_database_than_the_chosen_one(server: RedisServer) -> None:
+def test_a_missing_database_takes_no_command(server: RedisServer) -> None:
     with connected(server.port, place="/99") as connections, redis.Redis(port=server.port) as client:
         with pytest.raises(ErrorReply, match="DB index is out of range"):
             connections.execute_command("SET", "x", "y")

@@ -65,7 +65,7 @@ def at_sentinels(sentinels: Sentinels, service: str = SERVICE, query: str = "", 
 
 
 @BOTH
-def test_sentinels_with_a_password_of_their_own(sentinels: Sentinels, ask: Ask) -> None:
+def test_sentinels_may_have_their_own_password(sentinels: Sentinels, ask: Ask) -> None:
     url = at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}")
     assert ask(url) == ""
 
@@ -89,7 +89,7 @@ def test_sentinels_with_a_password_of_their_own(sentinels: Sentinels, ask: Ask) 
         ),
     ],
 )
-def test_the_messages_of_a_sentinel(
+def test_a_sentinels_error_names_the_sentinel(
     sentinels: Sentinels, ask: Ask, service: str, query: str, user: str, said: str
 ) -> None:
     line = ask(at_sentinels(sentinels, service, query, user))
@@ -112,7 +112,7 @@ def test_an_error_of_the_primary_does_not_blame_the_sentinels(
 
 
 @BOTH
-def test_a_sentinel_that_is_asked_as_a_server(sentinels: Sentinels, ask: Ask) -> None:
+def test_a_sentinel_under_a_server_url_is_named(sentinels: Sentinels, ask: Ask) -> None:
     for path in ("", "/1"):
         url = f"redis://:{OF_SENTINELS}@127.0.0.1:{sentinels.sentinels[0].port}{path}"
         line = ask(url)
@@ -122,7 +122,7 @@ def test_a_sentinel_that_is_asked_as_a_server(sentinels: Sentinels, ask: Ask) ->
 
 
 @BOTH
-def test_a_server_that_is_asked_as_a_sentinel(redis_server: RedisServer, ask: Ask) -> None:
+def test_a_single_server_under_a_sentinel_url_is_named(redis_server: RedisServer, ask: Ask) -> None:
     line = ask(f"redis+sentinel://127.0.0.1:{redis_server.port}/{SERVICE}")
     assert line.endswith("is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"), (
         line
@@ -130,7 +130,7 @@ def test_a_server_that_is_asked_as_a_sentinel(redis_server: RedisServer, ask: As
 
 
 @BOTH
-def test_a_primary_that_no_sentinel_sees(ask: Ask) -> None:
+def test_sentinels_without_a_primary_are_named(ask: Ask) -> None:
     """As while they choose another one."""
     state = b"".join(
         b"$%d\r\n%s\r\n" % (len(word), word) for word in (b"name", SERVICE.encode(), b"flags", b"s_down,master")
@@ -145,7 +145,7 @@ def test_a_primary_that_no_sentinel_sees(ask: Ask) -> None:
 
 @BOTH
 @pytest.mark.parametrize("executable", executables().values(), ids=executables())
-def test_too_few_replicas(ask: Ask, executable: str) -> None:
+def test_redis_with_too_few_replicas_takes_no_charge(ask: Ask, executable: str) -> None:
     with RedisServer("--min-replicas-to-write", "1", executable=executable) as server:
         line = ask(server.url)
     assert line.endswith(
@@ -170,18 +170,18 @@ def others(nodes: Nodes, key: str) -> RedisServer:
 
 @pytest.mark.parametrize(("ask", "key"), [(told, "quota:{p}:log"), (told_inbound, "quota:inbound:{totals}")])
 @pytest.mark.parametrize(("path", "more"), [("", ""), ("/1", ", which has no database numbers")])
-def test_a_node_of_a_cluster_that_is_asked_as_a_server(nodes: Nodes, ask: Ask, key: str, path: str, more: str) -> None:
+def test_a_cluster_node_under_a_server_url_is_named(nodes: Nodes, ask: Ask, key: str, path: str, more: str) -> None:
     line = ask(f"redis://127.0.0.1:{others(nodes, key).port}{path}")
     assert line.endswith(f"is a node of a cluster{more}; write redis+cluster://HOST:PORT"), line
 
 
 @BOTH
-def test_a_server_that_is_asked_as_a_cluster(redis_server: RedisServer, ask: Ask) -> None:
+def test_a_single_server_under_a_cluster_url_is_named(redis_server: RedisServer, ask: Ask) -> None:
     line = ask(f"redis+cluster://127.0.0.1:{redis_server.port}")
     assert line.endswith("is no cluster; write redis:// for a single server"), line
 
 
-def test_a_slot_that_is_being_moved(nodes: Nodes) -> None:
+def test_a_slot_on_the_move_is_named(nodes: Nodes) -> None:
     """Half of its keys are here and half are there: neither node can run a script over all of them."""
     key = "quota:{p}:log"
     owner, other, slot = nodes.owner(key), others(nodes, key), key_slot(key.encode())

@@ -164,7 +164,7 @@ def test_a_fault_is_a_line_of_its_own(
 
 @pytest.mark.usefixtures("real_walls")
 @each_way_and_scheme
-def test_a_server_without_tls(servers: Servers, way: str, scheme: str) -> None:
+def test_a_server_without_tls_is_named_with_its_url(servers: Servers, way: str, scheme: str) -> None:
     line = said_by(way, servers.url(scheme, "plain", ssl_ca_certs=str(servers.certificates.ca)))
     alone = ", or sentinel_ssl = false where only the sentinels differ" if "sentinel" in scheme else ""
     assert line.endswith(f": it speaks no TLS; write {scheme.replace('rediss', 'redis')}://{alone}"), line
@@ -173,7 +173,7 @@ def test_a_server_without_tls(servers: Servers, way: str, scheme: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", ["redis://{}/0", "redis://{}/1", "redis+sentinel://{}/main", "redis+cluster://{}"])
 @pytest.mark.parametrize("name", ["good", "mutual"])
-def test_a_url_without_tls(servers: Servers, way: str, place: str, name: str) -> None:
+def test_a_url_without_tls_is_named_with_its_correction(servers: Servers, way: str, place: str, name: str) -> None:
     """With a database the server is told something while we connect, without one only after that."""
     line = said_by(way, place.format(f"localhost:{servers.ports[name]}"))
     alone = ", or sentinel_ssl = true where only the sentinels differ" if "sentinel" in place else ""

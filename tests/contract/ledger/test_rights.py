@@ -303,7 +303,7 @@ def test_every_other_command_is_refused(started: RedisServer, admin: redis.Redis
     ("pattern", "closed"),
     [("*", ["other", "quota:inbound:x"]), (P, ["other", "quota:{q}:ledger:state", "quota:{pp}:ledger:state"])],
 )
-def test_only_the_keys_of_a_ledger_are_open_and_of_a_project_only_its_own(
+def test_a_users_rights_open_only_the_keys_of_the_ledger_or_project(
     pattern: str, closed: list[str], started: RedisServer, admin: redis.Redis
 ) -> None:
     rights = acl_line("quota", [pattern_of(pattern)], COMMANDS)

@@ -146,7 +146,7 @@ def test_a_node_that_answers_is_found_behind_silent_nodes(
 
 @pytest.mark.usefixtures("real_walls")
 @WAYS
-def test_nodes_that_fall_silent(nodes: Nodes, charge: Callable[[Budget], Decision]) -> None:
+def test_a_cluster_with_silent_nodes_decides_in_time(nodes: Nodes, charge: Callable[[Budget], Decision]) -> None:
     """All but the one that has the slot, then that one, then all."""
     owner = nodes.owner(KEY)
     others = [node for node in nodes.servers if node is not owner]

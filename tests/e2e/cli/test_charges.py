@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +15,6 @@ from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
 from support.configurations import limited
 from support.setup import budget_of, limit
-
-if TYPE_CHECKING:
-    pass
 
 OTHER = """
 [credentials.other]
@@ -49,9 +45,10 @@ def test_single_charges_are_listed_with_ids_for_a_correction_newest_last(quota: 
     assert [json.loads(line)["id"] for line in by_method] == [listed]
     assert quota("log", "--job", "nobody").stdout == "nothing like that was charged in the last 24h\n"
     assert quota("log", "--method", "").stdout == "nothing like that was charged in the last 24h\n"
+    assert quota("spend", "--job", "nobody").stdout == "nothing like that was charged in the last 24h\n"
 
 
-@pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_an_id_is_whole_in_a_terminal_of_any_width(quota: Quota, columns: str) -> None:
     """It is there to be copied."""
     charged = quota.json("charge", "search.list", "--job", "a-job-of-this-name", "--region", "DE")["id"]
@@ -66,11 +63,6 @@ def test_in_a_pipe_each_charge_is_one_line_with_whole_names(quota: Quota) -> Non
         quota("charge", "commentThreads.list", "--job", "a-job-with-a-long-name-of-its-own", "--region", "r" * 64)
     lines = quota("log", COLUMNS="").stdout.splitlines()
     assert sum("commentThreads.list" in line and "a-job-with-a-long-name-of-its-own" in line for line in lines) == 2
-
-
-def test_the_table_fits_a_terminal(quota: Quota) -> None:
-    quota("charge", "search.list", "--job", "j" * 64, "--region", "r" * 64)
-    assert max(map(len, quota("log").stdout.splitlines())) <= 80
 
 
 def test_charges_of_several_projects_are_in_order_and_named(quota: Quota) -> None:

@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -23,7 +23,7 @@ from quota.cli.program import cli
 from quota.errors import LedgerError
 from quota.ledger.sqlite_log import SCHEMA_VERSION, SqliteLog
 from quota.rules.facts import Exhaustion
-from support.commands import QUOTA, Quota, one_line
+from support.commands import QUOTA, Quota, every_command, one_line
 from support.processes import in_child
 from support.setup import state_at
 from support.users import not_root
@@ -43,21 +43,11 @@ TWO = SMALL + '[credentials.other]\napi = "youtube-v3"\n'
 # -- every command -----------------------------------------------------------------------------------------------------
 
 
-def every_command() -> dict[str, click.Command]:
-    """Those inside groups too, by all their words."""
-    context = cli.make_context("quota", ["status"], resilient_parsing=True)
-    found: dict[str, click.Command] = {}
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        found[name] = command
-        if isinstance(command, click.Group):
-            found |= {f"{name} {inner}": one for inner, one in command.commands.items()}
-    return found
+COMMANDS = every_command(groups=True)
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for name, command in every_command().items():
+    for name, command in COMMANDS.items():
         assert command.help, name
         assert "Example:" in command.help, f"{name} shows no example"
         short = command.get_short_help_str(limit=66)
@@ -73,7 +63,7 @@ def examples(command: click.Command) -> list[str]:
 def test_an_example_can_be_pasted_into_a_shell() -> None:
     """What explains it is a comment of the shell, and each `quota` in it has arguments that its command takes."""
     tried = 0
-    for name, command in {"": cli, **every_command()}.items():
+    for name, command in {"": cli, **COMMANDS}.items():
         for line in examples(command):
             tokens = shlex.shlex(line, posix=True, punctuation_chars=True)
             tokens.whitespace_split = True
@@ -102,14 +92,14 @@ OF_NO_CREDENTIAL = ("list", "show", "check", "diff", "new")
 
 def test_every_command_takes_a_configuration() -> None:
     without = {"init", "prove", "demo", "emulate", "ledger scripts"} | {f"book {x}" for x in OF_NO_CREDENTIAL}
-    for name, command in every_command().items():
+    for name, command in COMMANDS.items():
         if name not in without and not isinstance(command, click.Group):
             assert "config" in {parameter.name for parameter in command.params}, name
 
 
 def test_an_option_without_its_value_points_to_the_help_of_its_command() -> None:
     tried = 0
-    for name, command in every_command().items():
+    for name, command in COMMANDS.items():
         for option in command.params:
             for written in option.opts if isinstance(option, click.Option) else ():
                 is_flag = isinstance(option, click.Option) and option.is_flag
@@ -139,18 +129,6 @@ def test_quota_alone_prints_its_help(quota: Quota) -> None:
     assert "More:" not in listed, "and in its section"
 
 
-def test_the_tab_key_completes_commands_and_options(quota: Quota) -> None:
-    def complete(*words: str) -> set[str]:
-        typed = {"COMP_WORDS": " ".join(["quota", *words]), "COMP_CWORD": str(len(words))}
-        lines = quota(_QUOTA_COMPLETE="bash_complete", **typed).stdout.splitlines()
-        return {line.removeprefix("plain,") for line in lines}
-
-    assert complete("st") == {"status"}
-    assert {"--check", "--json"} < complete("status", "--")
-    assert complete("ledger", "") == {"move", "repair", "scripts"}
-    assert "complete -o nosort -F" in quota(_QUOTA_COMPLETE="bash_source").stdout
-
-
 def test_prove_names_the_day_of_each_burst(quota: Quota) -> None:
     lines = quota("prove").stdout.splitlines()
     times = [match[0] for line in lines if (match := re.search(r"(Mon|Tue) \d\d:\d\d:\d\d\.\d{3}", line))]
@@ -177,11 +155,10 @@ def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) 
     assert "leave --config out" in one_line(quota("check", "--schema", *before), 2)
 
 
-def test_help_fits_eighty_columns(quota: Quota) -> None:
-    for command in ("", *every_command()):
-        done = quota(*command.split(), "--help")
-        assert done.returncode == 0
-        assert [line for line in done.stdout.splitlines() if len(line) > 80] == [], command
+def test_help_fits_eighty_columns() -> None:
+    for name, command in {"": cli, **COMMANDS}.items():
+        shown = command.get_help(click.Context(command, info_name=f"quota {name}", max_content_width=80))
+        assert [line for line in shown.splitlines() if len(line) > 80] == [], name
 
 
 def test_an_error_for_a_misspelt_command_names_the_nearest(quota: Quota) -> None:
@@ -217,12 +194,7 @@ def test_a_refused_charge_exits_75_and_says_when(quota: Quota) -> None:
     quota.configure(SMALL)
     quota("charge", "search.list")
     refusal = quota.json("charge", "search.list", status=75)
-    assert (refusal["admitted"], refusal["reason"], refusal["refused_by"], refusal["id"]) == (
-        False,
-        "limit",
-        "day",
-        None,
-    )
+    assert {"admitted": False, "reason": "limit", "refused_by": "day", "id": None}.items() <= refusal.items()
     assert 0 < refusal["retry_after_ms"] <= 86_400_000
     assert refusal["retry_at"].endswith("Z")
     line = one_line(quota("charge", "search.list"), 75)
@@ -233,12 +205,7 @@ def test_peek_charges_nothing(quota: Quota) -> None:
     quota.configure(SMALL)
     for _ in range(3):
         peeked = quota.json("peek", "search.list")
-        assert (peeked["admitted"], peeked["id"], peeked["source"], peeked["remaining_units"]) == (
-            True,
-            None,
-            None,
-            150,
-        )
+        assert {"admitted": True, "id": None, "source": None, "remaining_units": 150}.items() <= peeked.items()
     assert quota("peek", "videos.list", "--units", "150").returncode == 0
     quota("charge", "search.list")
     assert quota("peek", "search.list").returncode == 75
@@ -248,17 +215,12 @@ def test_peek_charges_nothing(quota: Quota) -> None:
     ("args", "message"),
     [
         (["charge", "vidoes.list"], "did you mean 'videos.list'? Or give its units: --units N"),
-        (["exec", "nope", "--", "true"], "`quota costs` lists the 51 it has. Or give its units: --units N"),
         (["costs", "nope"], "cost book 'youtube-v3' has no method 'nope'; `quota costs` lists the 51 it has."),
         (["charge", "search.list", "--units", "151"], "it can never fit; raise the limit or make a cheaper call"),
         (["charge", "videos.list", "--units", "0"], "0 units: a charge is a whole number from 1"),
         (["charge", "videos.list", "--units", "many"], "'many' is not a valid integer"),
         (["settle", "1-1", "--", "-1"], "-1 units: what a charge counts, 0 after a refund, is a whole number from 0"),
-        (["settle", "1-1", str(2**63)], "what a charge counts, 0 after a refund, is a whole number from 0"),
-        (["charge", "videos.list", "--units", "9" * 30], "a charge is a whole number from 1"),
         (["charge", "videos.list", "--job", "x" * 65], "a name has 1 to 64 printable characters"),
-        (["charge", "videos.list", "--job", "a\nb"], "a name has 1 to 64 printable characters"),
-        (["charge", "", "--units", "1"], "a name has 1 to 64 printable characters"),
         (["charge", "videos.list", "--credential", "mian"], "did you mean"),
         (["charge"], "say what to charge: METHOD, or --file CALLS for several calls"),
         (["peek"], "Missing argument 'METHOD'"),
@@ -266,7 +228,6 @@ def test_peek_charges_nothing(quota: Quota) -> None:
         (["spend", "--since", "yesterday"], "is not a duration"),
         (["exec", "videos.list"], "no command to run; write: quota exec METHOD -- COMMAND"),
         (["exec", "videos.list", "touch", "--", "ran"], "Got unexpected extra argument (touch)"),
-        (["exec", "videos.list", "touch", "ran"], "arguments (touch ran); write -- before the command; see"),
         (["exec", "--auto", "python", "etl.py", "-v"], "write -- before the command; see `quota exec --help`"),
         (["exec", "videos.list", "--job", "--", "touch", "ran"], "requires an argument"),
     ],
@@ -297,7 +258,7 @@ def test_refund_and_settle_correct_a_charge(quota: Quota) -> None:
     assert quota.json("spend")["total_units"] == 0
 
 
-@pytest.mark.parametrize("args", [["refund", "1-1"], ["refund", "nonsense"], ["settle", "1-1", "5"]])
+@pytest.mark.parametrize("args", [["refund", "nonsense"], ["settle", "1-1", "5"]])
 def test_an_unknown_charge_is_exit_1(quota: Quota, args: list[str]) -> None:
     assert "has no charge" in one_line(quota(*args), 1)
 
@@ -314,7 +275,6 @@ def test_exec_charges_then_returns_the_commands_status(quota: Quota) -> None:
 @pytest.mark.parametrize(
     "ours",
     [
-        ["videos.list", "--job", "J", "--region", "R", "--units", "7"],
         ["--job=J", "videos.list", "--region=R", "--units=7"],
         ["--region", "R", "--units", "7", "--job", "J", "videos.list"],
     ],
@@ -361,17 +321,8 @@ def test_status_prints_the_contracts_json(quota: Quota) -> None:
     assert set(credential) == {"name", "project", "api", *verdict, "limits", "exhausted"}
     assert [credential[key] for key in verdict] == [True, None, None, None]
     day = credential["limits"][0]
-    assert set(day) == {
-        "name",
-        "window",
-        "quota_units",
-        "headroom_units",
-        "limit_units",
-        "used_units",
-        "remaining_units",
-        "next_capacity_at",
-        "resets_at",
-    }
+    fields = "name window quota_units headroom_units limit_units used_units remaining_units next_capacity_at resets_at"
+    assert set(day) == set(fields.split())
     assert (day["quota_units"], day["headroom_units"], day["limit_units"]) == (10_000, 500, 9_500)
     assert (day["used_units"], day["remaining_units"]) == (100, 9_400)
     assert day["next_capacity_at"] > status["at"]
@@ -381,7 +332,7 @@ def test_tables_fit_eighty_columns_and_carry_no_colour_into_a_file(quota: Quota)
     quota(
         "charge", "search.list", "--job", "a job with quite a long name, up to sixty-four characters", "--region", "DE"
     )
-    for args in (["status"], ["spend", "--by", "method,job,region,run,hour"], ["costs"], ["prove"]):
+    for args in (["status"], ["log"], ["spend", "--by", "method,job,region,run,hour"], ["costs"], ["prove"]):
         done = quota(*args)
         assert done.returncode == 0
         assert "\x1b" not in done.stdout
@@ -401,17 +352,17 @@ def test_spend_says_who_spent_it(quota: Quota) -> None:
     assert len(quota.json("spend", "--by", "run")["rows"]) == 3, "each command is a run of its own"
 
 
-def test_reopening_an_open_bucket_is_exit_1(quota: Quota) -> None:
-    assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "I know better"), 1)
+def exhaust_units(quota: Quota) -> None:
+    """Upstream says that its bucket is used up, for two days."""
+    with closing(SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")) as ledger:
+        now_ms = ledger.now_ms()
+        state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
 
 
 def test_a_dry_run_of_a_reopening_changes_nothing(quota: Quota) -> None:
     quota.configure(SMALL)
     assert "is not closed" in one_line(quota("reopen", "units", "--because", "raised", "--dry-run"), 1)
-    ledger = SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")
-    now_ms = ledger.now_ms()
-    state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 3_600_000, "no more", "host:1"))
-    ledger.close()
+    exhaust_units(quota)
     shown = quota("reopen", "units", "--because", "raised", "--dry-run")
     assert (shown.returncode, shown.stdout) == (0, "bucket units of project p would be open again: raised\n")
     assert quota("charge", "videos.list").returncode == 75
@@ -419,10 +370,7 @@ def test_a_dry_run_of_a_reopening_changes_nothing(quota: Quota) -> None:
 
 def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_open(quota: Quota) -> None:
     quota.configure(SMALL + '[jobs.t]\nfetch = "trending"\nschedule = "every 12h"\n')
-    ledger = SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")
-    now_ms = ledger.now_ms()
-    state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
-    ledger.close()
+    exhaust_units(quota)
     assert quota("charge", "videos.list").returncode == 75
     assert quota("plan", "--days", "1").returncode == 1
     assert "needs a reason" in one_line(quota("reopen", "units", "--because", " "), 2)
@@ -433,15 +381,6 @@ def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_ope
     assert quota("charge", "videos.list").returncode == 0
     assert quota("plan", "--days", "1").returncode == 0
     assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "again"), 1)
-
-
-def test_watching_ends_with_ctrl_c(quota: Quota) -> None:
-    watch = quota.start("status", "--watch")
-    assert watch.stdout is not None
-    watch.stdout.readline()
-    watch.send_signal(signal.SIGINT)
-    _, stderr = watch.communicate(timeout=300)
-    assert (watch.returncode, stderr.strip()) == (130, "")
 
 
 STARTED = """
@@ -458,14 +397,14 @@ command.load()()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "quota.settings.load", "quota.reports.status"])
+@pytest.mark.parametrize("module", ["click", "quota.reports.status"])
 def test_an_interrupt_before_the_command_has_loaded_is_quiet(quota: Quota, module: str) -> None:
     quota.forked = False
     done = quota(script=STARTED.format(module=module))
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
-@pytest.mark.parametrize("command", ["costs --json", "status", "--help"])
+@pytest.mark.parametrize("command", ["costs --json", "--help"])
 def test_a_reader_that_goes_away_gets_no_complaint(quota: Quota, command: str) -> None:
     done = quota.shell(f"quota {command} | true")
     assert (done.returncode, done.stderr) == (0, "")
@@ -481,11 +420,12 @@ def test_without_a_reader_a_charge_exits_by_its_decision_and_stands(quota: Quota
 
 
 def test_watching_in_json_is_a_line_each_time(quota: Quota) -> None:
+    quota.configure(SMALL)
     watch = quota.start("status", "--watch", "--json")
     assert watch.stdout is not None
     first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
     watch.send_signal(signal.SIGINT)
-    watch.communicate(timeout=300)
+    assert (watch.communicate(timeout=300)[1].strip(), watch.returncode) == ("", 130)
     assert first["at"] < second["at"]
     assert first["credentials"] == second["credentials"] != []
 
@@ -497,8 +437,8 @@ def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(f"{command} > /dev/full" for command in ("status", "status --json", "costs", "--help", "--version", "check")),
-        *("status >&-", "--version >&-", "status --json <&- >&-"),
+        *(f"{command} > /dev/full" for command in ("status", "costs --json", "--version")),
+        *("status >&-", "status --json <&- >&-"),
     ],
 )
 def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str) -> None:
@@ -506,8 +446,7 @@ def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str)
     assert one_line(quota.shell(f"quota {command}"), 1).startswith("stdout cannot be written: ")
 
 
-@pytest.mark.parametrize("where", [">&-", "> /dev/full"])
-@pytest.mark.parametrize("more", ["", " --json"])
+@pytest.mark.parametrize(("where", "more"), [(">&-", " --json"), ("> /dev/full", "")])
 def test_a_charge_that_cannot_be_printed_is_named_and_stands(quota: Quota, where: str, more: str) -> None:
     quota.configure(SMALL)
     said = one_line(quota.shell(f"quota charge search.list{more} {where}"), 0)
@@ -516,7 +455,7 @@ def test_a_charge_that_cannot_be_printed_is_named_and_stands(quota: Quota, where
     assert quota("refund", charge[1]).returncode == 0
 
 
-@pytest.mark.parametrize("where", ["2>&-", "2> /dev/full", "2>&1 >&- | true", ">&- 2>&-"])
+@pytest.mark.parametrize("where", ["2> /dev/full", "2>&1 >&- | true", ">&- 2>&-"])
 def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota, where: str) -> None:
     quota.configure(SMALL)
     quota("charge", "search.list")
@@ -597,17 +536,10 @@ def test_an_init_that_fails_leaves_the_old_file(quota: Quota, before: str | None
     assert before is None or path.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[credentials.main\n", "quota.toml"),
-        (SMALL + "[ledgr]\nurl = 'x'\n", "did you mean 'ledger'?"),
-    ],
-)
-def test_a_bad_configuration_is_one_line_and_exit_78(quota: Quota, text: str, says: str) -> None:
-    quota.configure(text)
+def test_a_bad_configuration_is_one_line_and_exit_78(quota: Quota) -> None:
+    quota.configure(SMALL + "[ledgr]\nurl = 'x'\n")
     for command in (["status"], ["charge", "videos.list"], ["check"], ["run", "trending"]):
-        assert says in one_line(quota(*command), 78)
+        assert "did you mean 'ledger'?" in one_line(quota(*command), 78)
 
 
 def test_a_missing_configuration_is_exit_78(quota: Quota) -> None:
@@ -622,7 +554,7 @@ def _ledger(quota: Quota) -> Path:
     return quota.folder / "state" / "ledger.db"
 
 
-def test_a_ledger_file_that_is_not_a_database(quota: Quota) -> None:
+def test_commands_reject_a_ledger_file_that_is_no_database(quota: Quota) -> None:
     (quota.folder / "state").mkdir()
     (quota.folder / "state" / "ledger.db").write_text("not a database, by a long way" * 100)
     assert "is not an SQLite database" in one_line(quota("charge", "videos.list"), 69)
@@ -663,25 +595,14 @@ def test_check_and_doctor_say_that_the_allowance_cannot_be_used(quota: Quota, mo
     ("version", "says"),
     [(99, "a newer quota-ledger"), (3, f"an older quota-ledger (its version 3, ours {SCHEMA_VERSION}); move it away")],
 )
-def test_a_ledger_file_from_another_version(quota: Quota, version: int, says: str) -> None:
+def test_charge_rejects_a_ledger_file_of_another_version(quota: Quota, version: int, says: str) -> None:
     with sqlite3.connect(_ledger(quota)) as db:
         db.execute(f"PRAGMA user_version = {version}")
     db.close()
     assert says in one_line(quota("charge", "videos.list"), 69)
 
 
-def test_a_ledger_file_that_another_process_holds(quota: Quota) -> None:
-    db = sqlite3.connect(_ledger(quota), isolation_level=None)
-    db.execute("BEGIN IMMEDIATE")
-    started = time.monotonic()
-    assert "is locked by another process" in one_line(quota("charge", "videos.list"), 69)
-    assert time.monotonic() - started < 60, "it must not wait for ever"
-    db.execute("ROLLBACK")
-    db.close()
-    assert quota("charge", "videos.list").returncode == 0
-
-
-def test_a_ledger_file_that_may_not_be_written() -> None:
+def test_charge_rejects_a_read_only_ledger_file() -> None:
     """Files are read-only only for those who are not root, so root asks as somebody else."""
     with tempfile.TemporaryDirectory() as folder:
         quota = Quota(Path(folder))
@@ -700,13 +621,13 @@ def test_a_ledger_file_that_may_not_be_written() -> None:
         path.parent.chmod(0o755)
 
 
-def test_a_ledger_in_a_folder_that_cannot_be_made(quota: Quota) -> None:
+def test_charge_rejects_a_ledger_in_an_impossible_folder(quota: Quota) -> None:
     (quota.folder / "file").write_text("")
     quota.configure(f'[ledger]\nurl = "sqlite:///{quota.folder}/file/ledger.db"\n' + SMALL)
     assert "check its folder" in one_line(quota("charge", "videos.list"), 69)
 
 
-def test_a_redis_with_nobody_there_and_one_that_never_answers(quota: Quota) -> None:
+def test_charge_exits_69_for_a_silent_and_an_absent_redis(quota: Quota) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         quota.configure(f'[ledger]\nurl = "redis://:hunter2@127.0.0.1:{port}/0"\n' + SMALL)
@@ -736,12 +657,8 @@ def test_a_cheap_call_goes_on_within_the_allowance_and_is_repaid(quota: Quota) -
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("BEGIN EXCLUSIVE")
     drawn = [quota.json("charge", "videos.list") for _ in range(2)]
-    assert [(d["admitted"], d["source"], d["remaining_units"]) for d in drawn] == [
-        (True, "allowance", 1),
-        (True, "allowance", 0),
-    ]
+    assert [(d["source"], d["remaining_units"]) for d in drawn] == [("allowance", 1), ("allowance", 0)]
     assert "is locked" in one_line(quota("charge", "videos.list"), 69)
-    assert "is locked" in one_line(quota("charge", "captions.list"), 69)
     db.execute("ROLLBACK")
     db.close()
     (state,) = quota.json("status")["credentials"]
@@ -778,9 +695,7 @@ def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
 # -- without a configuration file --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "args", [["charge", "videos.list"], ["peek", "videos.list"], ["status"], ["spend"], ["log"], ["log", "--refused"]]
-)
+@pytest.mark.parametrize("args", [["charge", "videos.list"], ["status"], ["spend"], ["log"]])
 def test_a_command_without_a_configuration_file_warns_first(quota: Quota, args: list[str]) -> None:
     notice = "no quota.toml was found: the built-in one is used; `quota init` writes one"
     done = quota(*args)
@@ -795,7 +710,7 @@ def test_a_command_without_a_configuration_file_warns_first(quota: Quota, args: 
     assert quota(*args, "--json").stderr == ""
 
 
-@pytest.mark.parametrize("args", [["refund", "1-0"], ["settle", "1-0", "1"], ["reopen", "units", "--because", "x"]])
+@pytest.mark.parametrize("args", [["refund", "1-0"], ["reopen", "units", "--because", "x"]])
 def test_a_correction_without_a_configuration_file_warns(quota: Quota, args: list[str]) -> None:
     done = quota(*args)
     assert (done.returncode, done.stdout.partition(":")[0]) == (1, "no quota.toml was found")
@@ -807,7 +722,7 @@ def test_exec_without_a_configuration_file_warns_on_stderr(quota: Quota) -> None
     assert one_line(done, 0).startswith("no quota.toml was found")
 
 
-@pytest.mark.parametrize("args", [["run", "trending"], ["run", "trending", "--json"], ["schedule"], ["plan"]])
+@pytest.mark.parametrize("args", [["run", "trending", "--json"], ["schedule"], ["plan"]])
 def test_without_a_configuration_file_no_job_runs(quota: Quota, args: list[str]) -> None:
     assert one_line(quota(*args), 78) == "no quota.toml was found; run `quota init`, or name a file with --config"
     assert "missing.toml: cannot be read" in one_line(quota(*args, "--config", "missing.toml"), 78)

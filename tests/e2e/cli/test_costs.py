@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quota.clients.gate import HostGate
+from quota.clients.metering import Meter
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
 from support.commands import Quota
@@ -98,7 +99,7 @@ def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, said: s
 
 def test_a_request_to_another_host_is_not_charged(quota: Quota) -> None:
     done = quota(*TRY, "GET https://github.com/repos/a")
-    assert done.stdout == "GET https://github.com/repos/a is not charged: the cost book does not have its host\n"
+    assert done.stdout == "GET https://github.com/repos/a is not charged: charged is what goes to api.github.com\n"
     assert quota.json(*TRY, "GET https://github.com/repos/a")["metered"] is False
 
 
@@ -173,7 +174,7 @@ ROOT = "https://youtube.googleapis.com"
         (f"HEAD {ROOT}/youtube/v3/search", ": youtube.search.list, 100 units of units"),
         (
             "PUT https://a.b/upload/youtube/v3/videos?upload_id=x",
-            " is not charged: the cost book does not have its host",
+            f" is not charged: charged is what goes to {', '.join(load_book('youtube-v3').hosts)}",
         ),
     ],
 )
@@ -185,7 +186,7 @@ def test_a_request_to_google_is_tried_as_it_is_charged(quota: Quota, tmp_path: P
     verb, _, url = request_.partition(" ")
     with closing(open_ledger(f"sqlite:///{tmp_path}/gate.db")) as ledger:
         budget = budget_of(ledger, limit(10_000), book=load_book("youtube-v3"))
-        attempt = HostGate(budget, None, None).charge(verb, url)
+        attempt = HostGate(Meter(budget), None, None).charge(verb, url)
     charged_units = 0 if attempt is None else attempt.decision.cost_units
     assert (tried["metered"], tried["units"] if tried["metered"] else 0) == (attempt is not None, charged_units)
 
@@ -195,7 +196,7 @@ def test_a_request_to_the_endpoint_of_a_credential_is_tried_as_charged(quota: Qu
     there = quota("book", "try", "GET http://127.0.0.1:8765/repos/a")
     assert there.stdout == "GET http://127.0.0.1:8765/repos/a: read, 2 units of core\n"
     elsewhere = quota("book", "try", "GET https://api.github.com/repos/a")
-    assert "is not charged" in elsewhere.stdout
+    assert "is not charged: charged is what goes to 127.0.0.1:8765\n" in elsewhere.stdout
 
 
 def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> None:
@@ -208,4 +209,7 @@ def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> Non
     quota.configure('[credentials.bare]\napi = "bare.toml"\n[credentials.hub]\napi = "github.toml"\n')
     assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", told]
     quota.configure('[credentials.hub]\napi = "github.toml"\nkey = "env:NO_SUCH_KEY"\n')
-    assert quota("check").stdout.splitlines()[-1] == "`quota proxy` does not serve hub: the key cannot be read"
+    keyless = "`quota proxy` does not serve hub: the key cannot be read"
+    assert quota("check").stdout.splitlines()[-1] == keyless
+    quota.configure('[credentials.hub]\napi = "github.toml"\nauth = "bearer:env:NO_SUCH_TOKEN"\n')
+    assert quota("check").stdout.splitlines()[-1] == keyless

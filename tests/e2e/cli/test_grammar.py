@@ -193,12 +193,6 @@ def test_a_repair_asks_at_a_terminal(quota: Quota, monkeypatch: pytest.MonkeyPat
     assert "nothing is dated ahead" in quota("ledger", "repair").stdout
 
 
-def test_a_repair_needs_yes_without_a_terminal(spent: Quota) -> None:
-    for words in ((), ("--dry-run",)):
-        assert spent("ledger", "repair", *words).stdout.splitlines()[-1] == "Nothing was changed."
-    assert "--dry-run and --yes cannot be combined" in one_line(spent("ledger", "repair", "--dry-run", "--yes"), 2)
-
-
 # -- as other programs call it -----------------------------------------------------------------------------------------
 
 

@@ -81,7 +81,8 @@ def test_a_repair_corrects_a_charge_a_year_ahead(command: Quota, monkeypatch: py
     again = command("ledger", "repair", "--yes")
     assert (again.returncode, again.stderr) == (0, "")
     assert "nothing is dated ahead" in again.stdout
-    shown = command("ledger", "repair")
+    assert "--dry-run and --yes cannot be combined" in one_line(command("ledger", "repair", "--dry-run", "--yes"), 2)
+    shown = command("ledger", "repair", "--dry-run")
     assert "If that time is right" not in shown.stdout, "there is nothing to repair"
     assert shown.stdout.splitlines()[-1] == "Nothing was changed."
     peeked = command("peek", "search.list")
@@ -129,20 +130,17 @@ def scripts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return Quota(folder)("ledger", "scripts", *words)
 
 
-def test_it_writes_what_the_ledger_itself_sends_and_again_after_an_upgrade(tmp_path: Path) -> None:
+def test_ledger_scripts_writes_the_ledgers_scripts_again_after_an_upgrade(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "charge.lua").write_text("of an older version")
     for _ in range(2):
         done = scripts(tmp_path, "a/b")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"wrote {len(script_names())} scripts into a/b\n"
-    written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "a" / "b").iterdir()}
-    assert written == {f"{name}.lua": script(name)[0] for name in script_names()}
-
-
-def test_the_command_makes_the_folder(tmp_path: Path) -> None:
     assert scripts(tmp_path, "new/folder").returncode == 0
     assert len([*(tmp_path / "new" / "folder").iterdir()]) == len(script_names())
+    written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "a" / "b").iterdir()}
+    assert written == {f"{name}.lua": script(name)[0] for name in script_names()}
 
 
 def test_a_path_that_is_not_a_folder_is_one_line(tmp_path: Path) -> None:
@@ -162,7 +160,7 @@ def mover(quota: Quota) -> Quota:
     return quota
 
 
-def test_all_that_counts_moves_there_and_back(mover: Quota, shared: str) -> None:
+def test_a_move_there_and_back_keeps_all_that_counts(mover: Quota, shared: str) -> None:
     here = f"sqlite:///{mover.folder}/ledger.db"
     ids = [mover.json("charge", "search.list")["id"] for _ in range(3)]
     assert mover("settle", ids[0], "40").returncode == 0

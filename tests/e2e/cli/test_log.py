@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,17 +23,31 @@ ROOT = Path(__file__).resolve().parents[3]
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
 
 
+WRITERS = ("line", "warn", "_debug", "_say", "_warn_once")
+"""The functions that take the name of an event."""
+
+
+def name_of(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+@cache
+def all_calls() -> list[tuple[Path, ast.Call]]:
+    """Every call in the code that may write to a log, with its file."""
+    calls_of_files = []
+    for path in sorted([*ROOT.glob("quota/**/*.py"), *ROOT.glob("jobs/**/*.py")]):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and name_of(node) in (*LEVELS, *WRITERS):
+                calls_of_files.append((path, node))
+    return calls_of_files
+
+
 def calls() -> Iterator[tuple[str, ast.Call]]:
     """Every call that writes to a log, with its place."""
-    for path in sorted([*ROOT.glob("quota/**/*.py"), *ROOT.glob("jobs/**/*.py")]):
-        if path.name == "log.py":
-            continue  # it hands on what it is given
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            named = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    for path, node in all_calls():
+        if path.name != "log.py":  # it hands on what it is given
             of = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-            if named in LEVELS and "log" in of.lower() and "math" not in of:
+            if name_of(node) in LEVELS and "log" in of.lower() and "math" not in of:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
@@ -53,15 +68,10 @@ def events() -> set[str]:
     for _, call in calls():
         texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         found |= {texts[0].split(" ")[0]} - {"%s", "%s:"}
-    for path in [*ROOT.glob("quota/**/*.py"), *ROOT.glob("jobs/**/*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and getattr(node.func, "id", "") in ("line", "warn", "_debug", "_say", "_warn_once")
-                and node.args
-            ):
-                name = getattr(node.args[0], "value", None)
-                found |= {name} if isinstance(name, str) and re.fullmatch(r"[a-z]+(_[a-z]+)+", name) else set()
+    for _, node in all_calls():
+        if getattr(node.func, "id", "") in WRITERS and node.args:
+            name = getattr(node.args[0], "value", None)
+            found |= {name} if isinstance(name, str) and re.fullmatch(r"[a-z]+(_[a-z]+)+", name) else set()
     return found
 
 

@@ -80,7 +80,7 @@ def test_somebody_else_is_found_and_counts_from_then_on(quota: Quota, upstream: 
     assert "OPEN: 9,200 units" in quota("status").stdout
 
 
-def test_the_json_of_it(quota: Quota, upstream: Emulator) -> None:
+def test_reconcile_prints_json(quota: Quota, upstream: Emulator) -> None:
     searches(upstream, 1)
     answer = quota.json("reconcile")
     assert answer["dry_run"] is False
@@ -133,30 +133,27 @@ def test_a_plan_goes_by_what_upstream_grants(quota: Quota) -> None:
     jobs = '[jobs.trending]\nfetch = "trending"\nregions = ["US", "GB"]\npages = 4\nschedule = "every 30m"\n'
     with Emulator(quota=800) as upstream:
         configure(quota, upstream, more=jobs)
-        assert quota("plan").returncode == 0
         quota("reconcile")
-        plan = quota.json("plan", status=1)
+        plan = quota.json("plan", "--days", "2", status=1)
         assert plan["fits"] is False
         day = next(row for row in plan["limits"] if row["name"] == "day")
         status = quota.json("status")["credentials"][0]["limits"]
         assert day["enforced_units"] == next(row["enforced_units"] for row in status if row["name"] == "day") < 800
         left = min(one["left_units"] for one in day["days"] if one["left_units"] is not None)
         assert left < 16, "less than two ticks: a day may end between a refused one and the next"
-        assert f"(24h): needs 384 units a day, holds {day['enforced_units']}" in quota("plan").stdout
-        assert quota("plan", "--from", "empty").returncode == 0
+        assert f"(24h): needs 384 units a day, holds {day['enforced_units']}" in quota("plan", "--days", "2").stdout
+        assert quota("plan", "--days", "2", "--from", "empty").returncode == 0
 
 
 def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Quota, upstream: Emulator) -> None:
-    """Upstream says "no more" at 11 units of ours: somebody else spends this project, or its quota is smaller."""
-    quota.configure(
-        CONFIG.format(url="sqlite:///l.db", endpoint=upstream.address, cloud_project="cloud-project-1")
-        + '[jobs.trending]\nfetch = "trending"\nregions = ["US", "GB", "DE"]\npages = 4\n'
-    )
+    """Upstream says "no more" at 11 units of ours: somebody else uses this project, or its quota is smaller."""
+    job = '[jobs.trending]\nfetch = "trending"\nregions = ["US", "GB", "DE"]\npages = 4\n'
+    configure(quota, upstream, more=job)
     upstream.fault("exhaust", after=10)
     quota("run", "trending", "--quiet")
     status = " ".join(quota("status").stdout.split())
     assert (
-        "units: upstream says exhausted at 11 units of ours, of 10,000: somebody else spends this project, or its "
+        "units: upstream says exhausted with 11 units of 10,000 counted here: somebody else uses this project, or its "
         "quota is smaller; `quota reconcile` tells which"
     ) in status
 
@@ -190,7 +187,7 @@ def test_one_answer_of_429_accuses_nobody(quota: Quota) -> None:
     assert "early" not in row["exhausted"][0]
 
 
-def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator) -> None:
+def test_reconcile_needs_a_cloud_project(quota: Quota, upstream: Emulator) -> None:
     text = CONFIG.format(url="sqlite:///l.db", endpoint=upstream.address, cloud_project="x").replace(
         'cloud_project = "x"\n', ""
     )
@@ -200,9 +197,11 @@ def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator
     assert upstream.usage()["free"] == {}
 
 
-def test_a_book_without_upstreams_names(quota: Quota) -> None:
+def test_reconcile_rejects_a_book_without_monitoring(quota: Quota) -> None:
     quota.configure('[credentials.main]\napi = "github"\n')
-    assert "cost book 'github' has no [monitoring]" in one_line(quota("reconcile"), 78)
+    line = one_line(quota("reconcile"), 78)
+    assert line.startswith("cost book 'github' has no [monitoring]: `quota reconcile` reads Google's Cloud Monitoring")
+    assert line.endswith("of another API, `quota status` shows what its answers say")
     quota.configure('[credentials.main]\napi = "gmail-v1"\ncloud_project = "cloud-project-1"\n')
     assert "main: cost book 'gmail-v1' has no [monitoring]" in one_line(quota("reconcile"), 78)
 
@@ -218,7 +217,7 @@ def test_an_auth_that_cannot_be_used_stands_in_the_way_of_no_other_project(quota
     assert done.stdout.splitlines()[-1] == "tightened"
 
 
-def test_an_upstream_that_fails(quota: Quota, upstream: Emulator) -> None:
+def test_reconcile_changes_nothing_if_upstream_fails(quota: Quota, upstream: Emulator) -> None:
     searches(upstream, 3)
     upstream.fault("status", method="timeSeries.list", status=503, times=2)
     assert "answered with 503" in one_line(quota("reconcile"), 1)
@@ -238,17 +237,13 @@ def test_one_project_that_fails_does_not_hide_the_others(quota: Quota, upstream:
     assert quota("reconcile", "--credential", "other").returncode == 0
 
 
-def test_a_ledger_that_does_not_answer(quota: Quota, upstream: Emulator) -> None:
+def test_reconcile_exits_69_without_the_ledger(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream, url=f"redis://127.0.0.1:{free_port()}/0")
     assert "cannot be reached" in one_line(quota("reconcile"), 69)
     assert upstream.usage()["free"] == {}
 
 
-def test_a_credential_that_is_not_there(quota: Quota) -> None:
-    one_line(quota("reconcile", "--credential", "mian"), 2)
-
-
-def test_a_bad_lag_of_the_emulator(quota: Quota) -> None:
+def test_emulate_rejects_a_bad_lag(quota: Quota) -> None:
     for lag in ("-1s", "soon", ""):
         assert "--lag" in one_line(quota("emulate", "--port", "0", "--lag", lag), 2)
 

@@ -58,7 +58,7 @@ def test_the_book_is_shown_with_all_buckets(quota: Quota) -> None:
     assert later["next"]["parts"] == [{"bucket": "core", "units": 1}, {"bucket": "points", "units": 9}]
 
 
-def test_it_is_charged_explained_settled_and_refunded_by_one_id(quota: Quota) -> None:
+def test_one_id_explains_settles_and_refunds_a_call_of_two_buckets(quota: Quota) -> None:
     decision = quota.json("charge", "write")
     charge_id = decision["id"]
     assert [limit["cost_units"] for limit in decision["limits"]] == [1, 5, 5, 5]
@@ -86,6 +86,15 @@ def test_spend_counts_a_call_once(quota: Quota) -> None:
     by_bucket = quota("spend", "--by", "bucket").stdout
     assert [line.split() for line in by_bucket.splitlines()[2:4]] == [["points", "2", "6"], ["core", "2", "2"]]
     assert "added up" not in by_bucket
+
+
+def test_the_log_names_the_bucket_of_each_charge_of_a_call(quota: Quota) -> None:
+    quota("charge", "write", "--job", "nightly")
+    lines = [line.split()[2:] for line in quota("log", COLUMNS="200").stdout.splitlines()]
+    assert lines[2:] == [["1", "write", "core", "nightly", "-"], ["5", "write", "points", "nightly", "-"]]
+    quota.configure('[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "youtube-v3"\nproject = "one"\n')
+    quota("charge", "videos.list")
+    assert "bucket" not in quota("log").stdout, "no call is charged to several"
 
 
 def test_a_free_call_is_admitted_and_leaves_nothing(quota: Quota) -> None:

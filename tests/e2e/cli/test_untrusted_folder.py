@@ -15,10 +15,10 @@ import pytest
 import quota
 from quota.cli.program import cli
 from quota.inbound.configured import load_rules
-from quota.jobs.dashboard import forecast
-from quota.web.serving import served
-from support.commands import Quota, one_line
+from quota.jobs.contributions import forecast
+from support.commands import Quota, every_command, one_line
 from support.users import NOBODY, needs_root
+from support.web import served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,18 +72,6 @@ def make_ours(folder: Path) -> None:
         os.chown(path, 0, 0)
 
 
-def commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
-    """Every command that reads a configuration, with an argument for each that it needs."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from commands(command, *names, name)
-        elif command is not None and any(param.name == "config" for param in command.params):
-            of_exec = ("--", "true") if name == "exec" else ()
-            yield *names, name, *_needed(command), *of_exec
-
-
 def _needed(command: click.Command) -> Iterator[str]:
     for param in command.params:
         if isinstance(param, click.Option) and param.required:
@@ -94,13 +82,18 @@ def _needed(command: click.Command) -> Iterator[str]:
             yield from ["--", text] if param.nargs == -1 else [text]
 
 
-COMMANDS = tuple(commands(cli))
+COMMANDS = {
+    (*name.split(), *_needed(command), *(("--", "true") if name == "exec" else ()))
+    for name, command in every_command().items()
+    if any(param.name == "config" for param in command.params)
+}
+"""Every command that reads a configuration, with an argument for each that it needs."""
 
 
 def test_no_command_reads_a_configuration_that_others_could_have_written(folder: Path) -> None:
-    assert {("check",), ("serve",), ("dashboard",), ("schedule",), ("inbound", "status")} <= set(COMMANDS)
+    assert {("check",), ("serve",), ("dashboard",), ("schedule",), ("inbound", "status")} <= COMMANDS
     assert len(COMMANDS) > 20
-    for command in COMMANDS:
+    for command in sorted(COMMANDS):
         with pytest.raises(quota.ConfigError) as caught:
             cli.main([*command], prog_name="quota", standalone_mode=False)
         assert str(caught.value) == (
@@ -183,7 +176,8 @@ def test_no_variable_makes_a_foreign_file_or_code_trusted(
     with pytest.raises(quota.ConfigError, match=r"quota\.toml: not read, because "):
         quota.open()
     cli.main(["check", "--config", "quota.toml"], standalone_mode=False)
-    assert "warning: jobs.own.fetch: 'their_code:other' is not imported here, because " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "QUOTA__JOBS__OWN__FETCH: 'their_code:other' is not imported here, because " in printed
     assert not (folder / "ran").exists()
 
 

@@ -119,7 +119,7 @@ def paths_of(visit: Visit) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "mode"), SIZES)
-def test_it_fits_reads_well_and_asks_nobody_else(browser: Browser, page: Served, width: int, mode: str) -> None:
+def test_the_dashboard_fits_and_loads_no_foreign_files(browser: Browser, page: Served, width: int, mode: str) -> None:
     with Visit(browser, page, width, mode) as visit:
         for path in [*paths_of(visit), "/no-such-page"]:
             visit.go(path)

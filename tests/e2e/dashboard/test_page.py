@@ -104,7 +104,7 @@ def test_a_request_under_another_name_is_turned_away(page: Served) -> None:
         assert get(page, path, host=f"localhost:{page.port}").status_code == 200
 
 
-def test_it_is_only_read(page: Served) -> None:
+def test_the_dashboard_takes_only_reading_requests(page: Served) -> None:
     for path in ("/", "/refusals/x", "/runs/1", "/metrics", "/healthz"):
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             assert httpx.request(method, f"{page.address}{path}").status_code == 405
@@ -211,7 +211,7 @@ def test_a_ledger_that_never_answered_is_shown(tmp_path: Path) -> None:
             assert served.end(signal.SIGTERM) == (0, "")
 
 
-def test_nothing_charged_no_jobs_and_no_file_are_pages_too(state_dir: Path) -> None:
+def test_the_dashboard_shows_that_there_are_no_charges_no_jobs_and_no_file(state_dir: Path) -> None:
     with quota.open() as session:
         text = overview(Dashboard(session))
     for said in (

@@ -96,7 +96,6 @@ ANSWERS = [
     (Answer(404), "knows no project 'cloud-project-1' (404)"),
     (Answer(429), "has too many readers of this project (429)"),
     (Answer(500, ERROR), "answered with 500 (Backend, Error [redacted])"),
-    (Answer(503), "answered with 503"),
     (Answer(302, headers={"Location": "https://elsewhere.example/"}), "answered with a redirect (302)"),
     (Answer(200, b"", {"Content-Type": "text/html"}), "instead of a JSON object"),
     (Answer(200, b"<html>", {"Content-Type": "text/html"}), "answered with text/html instead of a JSON object"),
@@ -104,10 +103,8 @@ ANSWERS = [
     (Answer(200, GOOD, hang_up=True, headers={"Transfer-Encoding": "chunked"}), "cannot be reached, or hung up"),
     (Answer(200, b"[]"), "a JSON array"),
     (Answer(200, b'{"timeSeries": 5}'), "something else than time series"),
-    (Answer(200, b'{"timeSeries": [5]}'), "something else than time series"),
     (Answer(200, b'{"timeSeries": [{}]}'), "something else than time series"),
     (Answer(200, page(series((60, "a lot")))), "something else than time series"),
-    (Answer(200, page(series((60, 5)))), "something else than time series"),  # type: ignore[arg-type]
     (Answer(200, page(series((60, "5"), method=5))), "something else than time series"),  # type: ignore[arg-type]
     (Answer(200, page(series((60, "5"), metric="other"))), "answered with 'other' when asked for"),
     (Answer(200, page(series((60, "5"), kind="CUMULATIVE"))), "in a form that is not known here"),
@@ -118,7 +115,6 @@ ANSWERS = [
     (Answer(200, page(series((60, "5")), executionErrors=[{"code": 14}])), "says that its answer is incomplete"),
     (Answer(200, page(series((60, "5")), unreachable=["europe"])), "says that its answer is incomplete"),
     (Answer(200, page(series((-30, "5")))), "has points in the future"),
-    (Answer(200, page(series((60, "-" + "9" * 30)))), "something else than time series"),
 ]
 
 
@@ -233,7 +229,7 @@ def _dripping(server: RawServer) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("how", SILENT)
-def test_silence_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_reconcile_does_not_wait_for_a_silent_server(site: Site, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(monitoring, "SILENCE_S", 0.3)
     allowed_s = monitoring._LIMITS.max_answer_s
     assert allowed_s is not None
@@ -262,7 +258,7 @@ def test_a_body_without_an_end_is_not_read(site: Site, monkeypatch: pytest.Monke
         assert "larger than 1 MB" in failure(site)
 
 
-def test_nobody_listens(site: Site) -> None:
+def test_reconcile_fails_in_one_line_if_upstream_does_not_listen(site: Site) -> None:
     with RawServer(lambda _: [whole(b"{}")]) as server:
         site.configure(server.address)
     assert "cannot be reached" in failure(site)

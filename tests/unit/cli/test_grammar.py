@@ -9,25 +9,12 @@ from pathlib import Path
 import click
 import pytest
 
-from quota.cli.program import cli
+from support.commands import every_command
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def commands(group: click.Group = cli, prefix: str = "") -> dict[str, click.Command]:
-    """Every command by its words, without groups."""
-    named = {}
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            named |= commands(command, f"{prefix}{name} ")
-        else:
-            named[prefix + name] = command
-    return named
-
-
-COMMANDS = commands()
+COMMANDS = every_command()
 LISTS = ("export", "log", "runs", "search", "spend")
 OF_JOBS = ("explain", "export", "log", "place list", "runs", "search", "spend")
 ROWS = (*LISTS, "book list", "book show", "costs", "place list", "place show", "tables")

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from quota.cli.configuration import init
-from quota.settings.books import book_names
-from quota.settings.limits import default_limits
+from quota.settings.books import book_names, default_limits
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 

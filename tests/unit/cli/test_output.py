@@ -12,14 +12,15 @@ import pytest
 from rich.console import Console, RenderableType
 
 from quota.budget import project_of
-from quota.cli.output import Column, FirstThatFits, line, stacked, tables
-from quota.cli.render import render_spending, render_status
+from quota.cli.output import FirstThatFits, fitting, layouts, line, render_parts, stacked
+from quota.cli.reports import spending_tables
 from quota.jobs.plan.plan import make_plan, render_plan
 from quota.ledger.factory import open_ledger
 from quota.reports.spending import read_spending
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.wording import Table, Tone, status_parts
 from support.setup import budget_of
 
 WORDS = (
@@ -49,17 +50,18 @@ def shown(what: Any, width: int, *, colours: bool = False) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def layouts(r: random.Random) -> list[Any]:
-    columns = [Column(r.choice(WORDS[1:]), number=r.random() < 0.4) for _ in range(r.randint(1, 6))]
-    rows = [[r.choice(WORDS) for _ in columns] for _ in range(r.randint(0, 5))]
-    footer = ["total", *(r.choice(WORDS) for _ in columns[1:])] if r.random() < 0.4 else ()
-    styles = [r.choice(("", "red", "yellow")) for _ in rows] if r.random() < 0.5 else ()
-    return [*tables(columns, rows, styles=styles, footer=footer, without=tuple(range(1, len(columns)))[:2])]
+def random_layouts(r: random.Random) -> list[Any]:
+    headings = [r.choice(WORDS[1:]) for _ in range(r.randint(1, 6))]
+    rows = [[r.choice(WORDS) for _ in headings] for _ in range(r.randint(0, 5))]
+    footer = ["total", *(r.choice(WORDS) for _ in headings[1:])] if r.random() < 0.4 else ()
+    tones: list[Tone] = [r.choice(("", "bad", "note")) for _ in rows] if r.random() < 0.5 else []
+    numbers = [n for n in range(len(headings)) if r.random() < 0.4]
+    return [*layouts(Table(headings, rows, numbers=numbers, tones=tones, footer=footer, without=(1, 2)))]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
-    found = layouts(random.Random(seed))
+    found = random_layouts(random.Random(seed))
     wide = Console(width=10_000)
     for width in (10, 20, 40, 80):
         first = next((layout for layout in found if wide.measure(layout).maximum <= width), found[-1])
@@ -69,16 +71,18 @@ def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
 def test_lines_and_tables_stand_below_each_other_also_when_they_are_drawn_again() -> None:
     parts: list[Any] = []
     for seed in range(8):
-        parts += [line("of a project"), FirstThatFits(iter(layouts(random.Random(seed)))), stacked([line("its notes")])]
+        parts += [
+            line("of a project"),
+            FirstThatFits(iter(random_layouts(random.Random(seed)))),
+            stacked([line("its notes")]),
+        ]
     together = stacked(parts)
     for width in (200, 20, 200):
         assert shown(together, width) == "".join(shown(part, width) for part in parts)
 
 
 def test_headings_and_rows_have_their_styles_on_a_terminal() -> None:
-    layout, *_ = tables(
-        [Column("limit"), Column("used", number=True)], [["day", "5"]], styles=["red"], footer=["all", "5"]
-    )
+    layout, *_ = layouts(Table(["limit", "used"], [["day", "5"]], numbers=(1,), tones=["bad"], footer=["all", "5"]))
     coloured = shown(layout, 80, colours=True)
     assert "\x1b[1mlimit" in coloured
     assert "\x1b[31mday" in coloured
@@ -127,55 +131,52 @@ def session(state_dir: object, tmp_path: object) -> Session:
     return Session(load_settings(), clock=lambda: NOW_MS)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("full", [False, True])
-def test_a_status_keeps_its_numbers_whole(session: Session, width: int, full: bool) -> None:
+def test_a_status_keeps_its_numbers_whole(session: Session, full: bool) -> None:
     with session:
-        for _ in range(95 if full else 27):
-            session.budget().charge("search.list")
-        lines = rendered(width, render_status(read_status(session)))
-    text = "\n".join(lines)
-    (day,) = [line for line in lines if re.match(r"day +", line)]
-    for word in ("9,500", "0", "in 24h 00m") if full else ("2,700", "6,800"):
-        assert re.search(rf"(?<![\d,]){word}(?![\d,])", day)
-    assert "pacific-day" in text
-    assert "…" not in text
-    zone = [line for line in lines if "day@America" in line]
-    assert all(re.search(r"day@America/(Los_(Angeles)?)? ", line) for line in zone)
-    assert bool(zone) is (width >= (60 if full else 50)), (
-        "the window is the first to go: the limit's name stands for it"
-    )
-    assert (day.count("9,500") == 1 + full) is (width >= (50 if full else 40)), "then the number of the limit"
-    assert ("room again" in text) is full, "nobody waits for what has room"
+        session.budget().charge("search.list", units=9_500 if full else 2_700)
+        status = read_status(session)
+    for width in WIDTHS:
+        lines = rendered(width, render_parts(status_parts(status)))
+        text = "\n".join(lines)
+        (day,) = [line for line in lines if re.match(r"day +", line)]
+        for word in ("9,500", "0", "in 24h 00m") if full else ("2,700", "6,800"):
+            assert re.search(rf"(?<![\d,]){word}(?![\d,])", day)
+        assert "pacific-day" in text
+        assert "…" not in text
+        zone = [line for line in lines if "day@America" in line]
+        assert all(re.search(r"day@America/(Los_(Angeles)?)? ", line) for line in zone)
+        assert bool(zone) is (width >= (60 if full else 50)), "the window goes first: the limit's name stands for it"
+        assert (day.count("9,500") == 1 + full) is (width >= (50 if full else 40)), "then the number of the limit"
+        assert ("room again" in text) is full, "nobody waits for what has room"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_spending_keeps_its_names_whole(width: int) -> None:
+def test_a_spending_keeps_its_names_whole() -> None:
     ledger = open_ledger("sqlite://", clock=lambda: NOW_MS)
     settings = load_settings().credentials["demo"]
     budget = budget_of(ledger, *settings.limits, credential="m", project="m", book=settings.book, clock=lambda: NOW_MS)
     assert budget.charge("search.list", units=2_700, job="backfill-of-channels", region="DE").admitted
     spending = read_spending([project_of(budget)], ["method", "job", "region", "run", "hour"], 0)
     local = read_spending([project_of(budget)], spending.by, 0, local=True)
-    lines = rendered(width, render_spending(local))
-    text = "\n".join(lines)
     assert spending.rows[0][0][-1] == "2026-11-21T10:00:00.000Z", "for programs as it was"
-    for word in ("search.", "2026-11-21", "DE", spending.rows[0][0][3], "2,700", "total"):
-        assert re.search(rf"(?<![\w:]){re.escape(word)}(?![\d:])", text), word
-    assert "10:00:00+00:00" in text
-    assert ("backfill-of-channels" in text) is (width not in (40, 72)), "there it is folded behind a hyphen"
-    assert "…" not in text
+    for width in WIDTHS:
+        text = "\n".join(rendered(width, fitting(*spending_tables(local))))
+        for word in ("search.", "2026-11-21", "DE", spending.rows[0][0][3], "2,700", "total"):
+            assert re.search(rf"(?<![\w:]){re.escape(word)}(?![\d:])", text), word
+        assert "10:00:00+00:00" in text
+        assert ("backfill-of-channels" in text) is (width not in (40, 72)), "there it is folded behind a hyphen"
+        assert "…" not in text
 
 
-@pytest.mark.parametrize("width", [40, 72, 120])
-def test_a_plan_keeps_its_rows_on_one_line(session: Session, width: int) -> None:
+def test_a_plan_keeps_its_rows_on_one_line(session: Session) -> None:
     plan = make_plan(session.settings, NOW_MS, days=3, first_day=date(2026, 11, 22))
-    lines = rendered(width, render_plan(plan))
-    days = [line for line in lines if re.match(r"(Sun|Mon|Tue) 2[2-4] .*[▁▂▃▄▅▆▇█]", line)]
-    assert len(days) == 3
-    assert all(" 9,494" in line for line in days)
-    assert all(("dry at 2026-11-2" in line) is (width >= 80) for line in days)
-    assert all(("Nov" in line) is (width not in (40, 80)) for line in days)
-    (job,) = [line for line in lines if line.startswith("keywords ")]
-    assert re.search(r" 96 +56 ", job)
-    assert "…" not in "\n".join(lines)
+    for width in (40, 72, 120):
+        lines = rendered(width, render_plan(plan))
+        days = [line for line in lines if re.match(r"(Sun|Mon|Tue) 2[2-4] .*[▁▂▃▄▅▆▇█]", line)]
+        assert len(days) == 3
+        assert all(" 9,494" in line for line in days)
+        assert all(("dry at 2026-11-2" in line) is (width >= 80) for line in days)
+        assert all(("Nov" in line) is (width not in (40, 80)) for line in days)
+        (job,) = [line for line in lines if line.startswith("keywords ")]
+        assert re.search(r" 96 +56 ", job)
+        assert "…" not in "\n".join(lines)

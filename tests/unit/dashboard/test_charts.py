@@ -30,11 +30,9 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding, Wi
 NOW_MS = 1_795_300_000_123
 WINDOWS: list[Window] = [
     Sliding(DAY_MS),
-    Sliding(10 * MINUTE_MS),
     Sliding(7 * DAY_MS),
     Calendar("hour", "Asia/Kathmandu"),
     Calendar("day", "America/Los_Angeles"),
-    Calendar("month", "UTC"),
 ]
 
 

@@ -44,7 +44,8 @@ def test_the_last_value_stays_with_what_is_wrong_and_since_when(monkeypatch: pyt
     monkeypatch.setattr(module, "TIMES", 0)
     monkeypatch.setattr(module, "AGAIN_S", 0.0)
     source = Source()
-    kept = Kept(source, clock=itertools.count(5).__next__)
+    monkeypatch.setattr(module, "host_clock", itertools.count(5).__next__)
+    kept = Kept(source)
     assert kept.get(30).read_ms == 5
     source.error = LedgerError("ledger x cannot be reached")
     first, second = kept.get(30), kept.get(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,7 +84,7 @@ def test_the_verdict_shows_a_search_that_never_fits(room: Room) -> None:
     assert "search.list costs 100" in lead
 
 
-def test_closed_and_then_full_says_both_and_when(room: Room) -> None:
+def test_the_verdict_says_closed_then_full_and_until_when(room: Room) -> None:
     budget = room.session.budget("main")
     budget.charge("videos.list", units=9_500)
     budget.exhaust("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1")
@@ -104,7 +105,7 @@ def test_units_of_others_are_in_the_legend_and_the_forecast(room: Room) -> None:
     assert 'others, as upstream said <span class="number">70</span>' in page
 
 
-def test_one_unit_is_no_units(room: Room) -> None:
+def test_the_overview_writes_one_unit_in_the_singular(room: Room) -> None:
     room.configure("1")
     assert "1 unit in any hour, only search.list" in overview(Dashboard(room.session))
 
@@ -130,7 +131,18 @@ def test_the_verdict_is_full_if_no_job_could_go_on(room: Room) -> None:
     shown = room.verdict()
     assert (shown.state, shown.headline) == ("full", "Full for its jobs until")
     why = "limit 'day' has 9,432 of 9,500 units used, this job leaves 500 to others."
-    assert shown.lead == f"No job can go on. Job trending: {why} Calls of no job have 68 units."
+    assert shown.lead == f"No job can go on. Job trending: {why} Calls outside jobs have 68 units."
+
+
+def test_the_verdict_is_closed_if_upstream_stops_every_job(room: Room) -> None:
+    job = '[jobs.news]\nfetch = "search"\nregions = ["US"]\noptions = { words = "news" }\n'
+    room.path.write_text(f'[credentials.main]\napi = "youtube-v3-buckets"\n{job}', encoding="utf-8")
+    room.session = Session(load_settings(room.path), clock=lambda: room.now_ms)
+    room.session.budget("main").exhaust("search", TEN_MS, TEN_MS + HOUR_MS, "used up", "host:1")
+    shown = room.verdict()
+    assert (shown.state, shown.headline) == ("closed", "Closed for its jobs until")
+    row = json.dumps(read_now(room.session).status.as_json())
+    assert '"closed_by": "search", "full_by": null' in row
 
 
 def test_two_limits_of_one_state_tell_one_forecast(room: Room) -> None:

@@ -95,7 +95,13 @@ def test_a_limit_of_calls_is_shown_in_calls() -> None:
     assert asked.decision("limit", 500, 1).why() == "limit 'day' has 500 of 500 units used"
 
 
-def test_a_look_has_no_source() -> None:
+def test_a_reason_names_the_cost_of_a_call_that_is_more_than_is_left() -> None:
+    refused = Asked(limit(500)).decision("limit", 450)
+    assert refused.why() == "limit 'day' has 450 of 500 units used, videos.list needs 100"
+    assert "(100 units) on main: limit 'day' has 450 of 500 units used; next at " in refused.sentence(), "named once"
+
+
+def test_a_peek_and_a_refusal_have_no_source() -> None:
     assert Asked(limit(500)).decision("ok", 1, commit=False).source is None
     assert Asked(limit(500)).decision("limit", 500).source is None
 

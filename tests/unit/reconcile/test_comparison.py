@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quota.reconcile.reconcile import TOLERANCE_MS, Counted, Period, compare
+from quota.reconcile.reconcile import TOLERANCE_MS, Counted, MethodCount, Period, compare
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 
@@ -82,13 +82,7 @@ def test_a_wrong_price_is_reported_with_upstreams_cost() -> None:
     ours = [at(30 + n, 100, "search.list") for n in range(10)]
     count = compare("units", TODAY, NOON, [at(60, 10, "search.list")], ours, BOOK, NOON)
     (row,) = count.methods
-    assert (row.upstream_units, row.our_units, row.our_calls, row.price_units, row.upstream_price_units) == (
-        10,
-        1_000,
-        10,
-        100,
-        1,
-    )
+    assert row == MethodCount("search.list", 10, 1_000, 10, 100, 1)
     assert count.drift_units == 990
 
 

@@ -9,6 +9,7 @@ A fourth part are the changes of the configuration that would have admitted the 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,10 +22,9 @@ from quota.deciding.history import whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
 from quota.errors import UsageError
-from quota.ledger.log import SLACK_MS
 from quota.reports.spending import KeptRefusal, counted, entries_of_window, ids_of_calls, read_refusals
 from quota.rules.calls import Checklist, Together, cap, charge_units
-from quota.rules.entry import Entry, just_before
+from quota.rules.entry import Entry, just_before, others_units
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import Full, room_at
 from quota.rules.spent import spent
@@ -32,7 +32,7 @@ from quota.rules.total import total_of
 from quota.session import Session, projects_of
 from quota.terms.arguments import machine_name
 from quota.terms.costs import CostBook
-from quota.terms.limits import MAX_UNITS, Calendar, Limit, Selector, View, cutoff, leaves_at
+from quota.terms.limits import MAX_UNITS, SLACK_MS, Calendar, Limit, Selector, View, cutoff, leaves_at
 
 EXPIRIES = 10
 """How many of the next expiries are shown."""
@@ -328,8 +328,8 @@ def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
         name=subject.name,
         rows=tuple(rows),
         is_whole=is_whole,
-        upstream_then_units=total_of(view, then, then_ms).others_after(then_ms),
-        upstream_units=total.others_after(now_ms),
+        upstream_then_units=others_units(total_of(view, then, then_ms).others_after(then_ms)),
+        upstream_units=others_units(total.others_after(now_ms)),
         upstream_until_ms=max([leaves_ms for _, leaves_ms in total.others], default=0),
     )
 
@@ -350,10 +350,7 @@ def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) ->
     view, window = full.limit.view, full.limit.view.window
     behind = entries_of_window(project, window, now_ms)
     total = total_of(view, behind, now_ms)
-    rows = []
-    for at_ms in {leaves_ms for _, leaves_ms in total.others if leaves_ms > now_ms}:
-        units = total.others_after(at_ms - 1) - total.others_after(at_ms)
-        rows.append(Expiry(at_ms, units, "upstream"))
+    rows = [Expiry(at_ms, units, "upstream") for at_ms, units in total.others_leave(now_ms)]
     charges = spent(behind)
     if isinstance(window, Calendar):
         units = sum(units for _, units in counted(view.selector, charges))
@@ -494,12 +491,8 @@ def _cheaper(each: Sequence[_Met], method: str, cost: int) -> Setting | None:
 
 def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
     """The least number above `low`, and at most `high`, that is enough; None if `high` is not. `low` is not enough."""
-    if high <= low or not enough(high):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    least = bisect_left(range(high + 1), True, lo=low + 1, key=enough)
+    return least if least <= high else None
 
 
 def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Change, ...]:
