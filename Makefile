@@ -48,7 +48,7 @@ soak: .venv/installed-test
 	@QUOTA_TEST_RUNS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_machines_that_die.py
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
-	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py $(addprefix tests/e2e/jobs/test_,fetches.py described_api.py)
+	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py tests/e2e/jobs/test_fetches.py
 	@QUOTA_TEST_KILLS=5 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
 	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py

@@ -116,7 +116,8 @@ def fill(
     opened = Project(ledger, project, clock=clock)
     for first in range(after, after + charges, ADDED_AT_ONCE):
         numbers = range(first, min(first + ADDED_AT_ONCE, after + charges))
-        add(opened, [Entry(START, 1, "units", method, "trending", "US", f"filling-{n}") for n in numbers])
+        entries = [Entry(START, 1, "units", method, "trending", "US", f"filling-{n}") for n in numbers]
+        add(opened, entries.copy)
 
 
 def decisions(ledger: Log, folder: Path, full: int) -> dict[str, Callable[[], Decision]]:

@@ -24,8 +24,7 @@ from bench.peers import PLENTY
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.errors import StorageAway
-from quota.inbound.algorithms import States, decide
-from quota.inbound.contract import Decision, Limit, Policy
+from quota.inbound.contract import Decision, Limit, Policy, States, decide
 from quota.inbound.rules import open_storage
 from support.servers import RedisServer
 

@@ -28,7 +28,7 @@ import quota
 from quota.ledger.state import State
 from quota.rules.entry import Keys
 from quota.session import Session
-from quota.settings.folders import state_folder
+from quota.settings.model import state_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,7 +39,7 @@ def closings() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def test_most_books_have_such_an_answer() -> None:
+def test_at_least_ten_books_have_a_closing_answer() -> None:
     assert len(closings()) >= 10
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from quota import __all__ as public_names
 from quota.cli.program import cli
-from quota.explain.refusal import Filled, Setting
 from quota.jobs.emulator import Emulator
+from quota.reports.refusal import Filled, Setting
 from quota.rules.refusals import RefusedSum
 from support.commands import Quota
 from support.pages import WARNINGS_ARE_ERRORS, differs, try_page
@@ -129,7 +129,7 @@ def test_every_field_of_a_spending_is_described() -> None:
 
 
 def test_every_field_of_an_explanation_is_described() -> None:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "quota/explain").glob("*.py")]
+    trees = [ast.parse((ROOT / f"quota/reports/{x}.py").read_text(encoding="utf-8")) for x in ("refusal", "charge")]
     fields = fields_in(*trees) | {*Filled._fields, *Setting._fields}
     page = (DOCS / "explain.md").read_text(encoding="utf-8") + (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
     refusal = {"cost_units", "credential", "job", "machine", "method", "project", "reason", "refused_by", "region"}

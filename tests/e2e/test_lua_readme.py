@@ -263,7 +263,7 @@ def test_a_bucket_that_upstream_has_closed_is_closed_to_other_languages_too(
 
 
 @pytest.mark.parametrize("kind", ["drop-reply", "drop-request"])
-def test_they_charge_once_when_an_answer_is_lost(
+def test_the_lua_examples_charge_once_if_an_answer_is_lost(
     server: RedisServer, client: redis.Redis, budget: Budget, connecting: list[str], home: Path, kind: str
 ) -> None:
     charge(client, "tick0900-1")
@@ -283,7 +283,7 @@ def test_node_charges_once_when_an_answer_is_lost(
     assert budget.usage()[0].used_units == 100
 
 
-def test_they_end_with_an_error_where_two_answers_do_not_come_in_time(
+def test_the_lua_examples_fail_if_two_answers_do_not_come_in_time(
     server: RedisServer, client: redis.Redis, connecting: list[str], home: Path
 ) -> None:
     charge(client, "tick0900-1")

@@ -175,7 +175,7 @@ def test_an_endless_command_fails(args: list[str], monkeypatch: pytest.MonkeyPat
     ],
 )
 @pytest.mark.usefixtures("_here")
-def test_inputs_that_once_failed(args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_failures_are_answered(args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _quota(monkeypatch, args)[0::2] == (status, said.encode())
     with quota.open("quota.toml") as session:
         assert {state.used_units for state in session.budget().usage()} == {1}, "nothing more was charged"

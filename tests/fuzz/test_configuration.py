@@ -12,8 +12,7 @@ from fuzz.generate import damaged, mutated, text, to_toml, toml_value
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.clients.upstream import upstream_of
 from quota.errors import ConfigError
-from quota.settings.books import load_book
-from quota.settings.limits import default_limits
+from quota.settings.books import default_limits, load_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from support.configurations import EVERY_KEY

@@ -14,8 +14,10 @@ import pytest
 from fuzz.house import damage_file, damage_rows, furnish
 from fuzz.inputs import PARTS, Input, every
 from fuzz.readings import check_changes, check_decisions, check_readings
+from quota.deciding import losses
 from quota.journal.files import framed
 from quota.journal.journal import FOLDER
+from quota.ledger import state
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS
@@ -83,7 +85,9 @@ def read(name: str) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def files(tmp_path: Path, state_dir: Path) -> Files:
+def files(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.setattr(losses, "WAIT_S", 0.02)  # a damaged epoch may read as a fence
+    monkeypatch.setattr(state, "FENCED_WITHIN_S", 0.02)
     return Files()
 
 

@@ -15,7 +15,7 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.clients.discovery import batched_answers
+from quota.clients.google import batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
 from quota.clients.upstream_errors import Answer as Failed
 from quota.common.log_lines import RedactingFilter

@@ -1,5 +1,5 @@
-"""A program: one of the clients asks for each target on its stdin, with little memory to spare. A line of JSON for each
-says how that ended and how much memory it took."""
+"""A program: clients ask for each target on its stdin, with little memory to spare. A line of JSON for each says how
+that ended and how much memory it took. It imports only what its clients need."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import quota
-from quota.reconcile.monitoring import read_figures
-from quota.reports.notify import _send
-from support.http_clients import Aiohttp, AsyncHttpx, Httpx, Requests
 
 SPARE_BYTES = 200_000_000
-CLIENTS: dict[str, Any] = {"requests": Requests, "httpx": Httpx, "async httpx": AsyncHttpx, "aiohttp": Aiohttp}
 Ask = Callable[[str], object]
 
 
@@ -36,6 +32,8 @@ def client(kind: str, session: quota.Session, address: str) -> Ask:
 
         return with_google
     if kind == "monitoring":
+        from quota.reconcile.monitoring import read_figures
+
         credential = session.credential()
         assert credential.book.monitoring is not None
 
@@ -45,16 +43,21 @@ def client(kind: str, session: quota.Session, address: str) -> Ask:
 
         return with_monitoring
     if kind == "notify":
+        from quota.reports.notify import _send
+
         return lambda target: _send(f"{address}/{target}", b"{}", 2)
-    metered = CLIENTS[kind](session.budget(), "videos.list", hosts=[address.removeprefix("http://")])
+    from support import http_clients
+
+    metered = getattr(http_clients, kind)(session.budget(), "videos.list", hosts=[address.removeprefix("http://")])
     return lambda target: metered.stream(f"{address}/{target}", lambda piece: True, wait_s=2)
 
 
-def main(kind: str, address: str) -> None:
+def main(address: str, *kinds: str) -> None:
     with quota.open("quota.toml") as session:
-        ask = client(kind, session, address)
+        asks = {kind: client(kind, session, address) for kind in kinds}
         for line in sys.stdin:
-            if line == "spare\n":  # what was imported and opened by the first request is none of the others' matter
+            kind, _, target = line.strip().partition(" ")
+            if kind == "spare":  # what was imported and opened by the first requests is none of the others' matter
                 most = memory_bytes("VmSize") + SPARE_BYTES
                 resource.setrlimit(resource.RLIMIT_AS, (most, most))
                 continue
@@ -62,7 +65,7 @@ def main(kind: str, address: str) -> None:
             before, began_s = memory_bytes("VmRSS"), time.monotonic()
             ended: Any
             try:
-                answer = ask(line.strip())
+                answer = asks[kind](target)
                 ended = {"answered": answer if isinstance(answer, int) else "object"}
             except Exception as error:
                 ended = {"raised": type(error).__name__, "said": str(error)[:3_000]}

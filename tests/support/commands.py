@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from support.forked import Forked, can_be_forked, for_a_shell, run_forked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,6 +112,22 @@ class Quota:
 
 def _command(script: str) -> list[str]:
     return [sys.executable, "-c", script] if script else QUOTA
+
+
+def every_command(*, groups: bool = False) -> dict[str, click.Command]:
+    """Every command by all its words: `spend`, `ledger move`. With `groups`, those too that only have others."""
+    from quota.cli.program import cli
+
+    def walk(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command]]:
+        for name in group.list_commands(click.Context(group)):
+            command = group.get_command(click.Context(group), name)
+            assert command is not None
+            if groups or not isinstance(command, click.Group):
+                yield prefix + name, command
+            if isinstance(command, click.Group):
+                yield from walk(command, f"{prefix}{name} ")
+
+    return dict(walk(cli, ""))
 
 
 def one_line(done: subprocess.CompletedProcess[str], status: int) -> str:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from quota.budget import Budget, project_of
-from quota.cli.render import render_parts
+from quota.cli.output import render_parts
 from quota.deciding.history import charges
 from quota.decision import Decision
-from quota.explain.refusal import RefusalExplained, explain_refusal
 from quota.ledger.factory import open_ledger
+from quota.reports.refusal import RefusalExplained, explain_refusal
 from quota.rules.spent import Spent
 from quota.session import Session
 from quota.settings.load import load_settings

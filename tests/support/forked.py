@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 IMPORTED = (
     *("json", "random", "sqlite3", "ssl", "tomllib", "zoneinfo", "redis", "rich.console", "rich.table"),
-    *("quota.cli.program", "quota.cli.render", "quota.ledger.redis_log", "quota.ledger.sqlite_log"),
+    *("quota.cli.program", "quota.cli.output", "quota.ledger.redis_log", "quota.ledger.sqlite_log"),
     *("quota.cli.reports", "quota.cli.doctor", "quota.cli.book", "quota.inbound.configured"),
-    *("quota.session", "quota.jobs.commands", "quota.jobs.checks", "quota.jobs.dashboard", "quota.clients.google"),
+    *("quota.session", "quota.jobs.commands", "quota.jobs.contributions", "quota.clients.google"),
     *("quota.dashboard.app", "uvicorn.protocols.http.h11_impl"),
 )
 

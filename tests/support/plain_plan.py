@@ -132,7 +132,7 @@ class PlainSimulation:
     def price(self, job: JobSettings, step: Step) -> tuple[str, tuple[Part, ...], int | None]:
         """Method, what it costs, and its units where the book does not know it."""
         book = self.settings.credentials[job.credential].book
-        method = book.canonical(step.method or "unknown")
+        method = book.canonical(step.method)
         if method in book.methods:
             price, _ = book.price_at(method, self.now_ms)
             return method, price.parts, None

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import quota
 from quota.proxy.app import make_app
-from quota.web.serving import names_of, served
+from quota.web.serving import names_of
 from support.plain_http import whole
 from support.setup import charges_at
+from support.web import served
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Self
@@ -21,8 +21,9 @@ from quota.web.serving import address_of, listen, names_of, protected, serve
 from support.commands import Quota, program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from quota.web.documents import App
     from support.forked import Forked
 
 
@@ -55,6 +56,20 @@ class Served:
         self.process.send_signal(number)
         _, stderr = self.process.communicate(timeout=300)
         return self.process.returncode, stderr
+
+
+@contextmanager
+def served(app: App, *, passes_on: bool = False) -> Iterator[tuple[str, int]]:
+    """Serve on loopback, in a thread, until the block ends. Yields host and port."""
+    with listen("127.0.0.1", 0) as listener:
+        server = serving._server(app, None, passes_on=passes_on)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def served_by(command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Served:

@@ -51,7 +51,7 @@ def test_the_page_can_be_read_in_one_sitting() -> None:
     assert len(PAGE.split()) <= 2_400
 
 
-def test_every_file_that_it_and_the_other_pages_cite_exists() -> None:
+def test_every_file_path_in_the_pages_exists() -> None:
     cited = [word for page in (*PAGES, *OTHERS) for word in cited_in(page)]
     paths = [word for word in cited if re.fullmatch(r"\.?[\w@-]+(/[\w@.-]+)+/?", word) and word.split("/")[0] in WINGS]
     assert DIAGRAM is not None
@@ -60,7 +60,7 @@ def test_every_file_that_it_and_the_other_pages_cite_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_file_it_cites_by_its_name_alone_exists() -> None:
+def test_every_file_named_in_the_architecture_exists() -> None:
     names = [word for word in CITED if re.fullmatch(r"\w+\.(py|lua|sql|md|toml)", word)]
     known = {path.name for wing in WINGS for path in (ROOT / wing).rglob("*")} | {path.name for path in ROOT.iterdir()}
     assert len(names) > 5
@@ -68,14 +68,14 @@ def test_every_file_it_cites_by_its_name_alone_exists() -> None:
 
 
 @pytest.mark.parametrize("name", [word for word in CITED if re.fullmatch(r"quota(\.\w+)+", word)])
-def test_every_module_it_cites_can_be_imported(name: str) -> None:
+def test_every_module_named_in_the_architecture_can_be_imported(name: str) -> None:
     if name not in {
         f"{group}" for group in ("quota.commands", "quota.checks", "quota.doctor", "quota.bought", "quota.status")
     }:  # entry points
         import_module(name)
 
 
-def test_every_name_it_cites_stands_in_the_code() -> None:
+def test_every_name_in_the_architecture_is_in_the_code() -> None:
     """Classes, functions, fields, events: whatever looks like one."""
     names = {
         part
@@ -87,7 +87,7 @@ def test_every_name_it_cites_stands_in_the_code() -> None:
     assert sorted(names - set(re.findall(r"\w+", sources()))) == []
 
 
-def test_the_place_where_a_charge_is_refused_is_there() -> None:
+def test_the_architecture_names_the_place_that_refuses_a_charge() -> None:
     section = PAGE.partition("### Where a charge is refused")[2].partition("\n#")[0].replace("\n", " ")
     place = re.search(r"`Project\.(\w+)` in `([\w/]+\.py)`, below the comment \"([^\"]+)\"", section)
     assert place is not None
@@ -96,7 +96,7 @@ def test_the_place_where_a_charge_is_refused_is_there() -> None:
     assert comment in text.partition(f"def {method}(")[2].partition("\n    def ")[0]
 
 
-def test_every_rule_it_refers_to_is_one() -> None:
+def test_every_rule_that_the_architecture_names_exists() -> None:
     rules = [int(number) for number in re.findall(r"^\*\*L(\d+)\.", RULES, flags=re.MULTILINE)]
     assert rules == [*range(1, len(rules) + 1)]
     assert {int(number) for page in PAGES for number in re.findall(r"\bL(\d+)\b", page)} <= {*rules}

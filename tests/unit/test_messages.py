@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from quota.cli.program import cli
+from support.commands import every_command
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for wing in ("quota", "jobs") for path in (ROOT / wing).rglob("*.py"))
@@ -57,23 +57,11 @@ NEVER_ONE = (
 # -- remedies ----------------------------------------------------------------------------------------------------------
 
 
-def commands(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
-    """Every command by its words: `spend`, `ledger move`."""
-    found = {}
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        found[prefix + name] = command
-        if isinstance(command, click.Group):
-            found |= commands(command, f"{prefix}{name} ")
-    return found
-
-
-COMMANDS = commands(cli)
+COMMANDS = every_command(groups=True)
 SAID_BY = {
     "jobs/api/app.py": ["serve"],
     "jobs/plan/plan.py": ["plan"],
-    "jobs/store/export.py": ["export"],
+    "jobs/store/reader.py": ["export"],
     "jobs/store/store.py": ["search"],
     "jobs/ticks.py": ["run"],
     "quota/cli/rehearsal.py": ["run", "status"],
@@ -89,7 +77,6 @@ MANY_COMMANDS = {
     "quota/cli/deciding.py": "quota.cli.deciding",
     "quota/cli/inbound.py": "quota.cli.inbound",
     "quota/cli/ledger.py": "quota.cli.ledger",
-    "quota/cli/prove.py": "quota.cli.prove",
     "quota/cli/reconcile.py": "quota.cli.reconcile",
     "quota/cli/reports.py": "quota.cli.reports",
     "quota/cli/serving.py": "quota.cli.serving",

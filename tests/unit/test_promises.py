@@ -24,14 +24,14 @@ def test_every_test_that_is_named_exists(page: str, least: int) -> None:
     [(FAULTS.partition("## What is not")[0], 15), (SECURITY.partition("## What is promised")[2], 4)],
     ids=["fault", "promise"],
 )
-def test_every_row_names_a_test(part: str, least: int) -> None:
+def test_every_row_of_the_promises_names_a_test(part: str, least: int) -> None:
     heads = ("| fault |", "| promise |", "| --- |")
     rows = [line for line in part.splitlines() if line.startswith("| ") and not line.startswith(heads)]
     assert len(rows) > least
     assert [row for row in rows if "`test_" not in row] == []
 
 
-def test_the_figures_are_a_runs() -> None:
+def test_the_figures_in_faults_are_those_of_a_run() -> None:
     figures = FAULTS.partition("<!-- figures -->")[2].partition("<!-- /figures -->")[0]
     for row in ("seed", "faults", "units overspent beyond that and the allowance | 0 |", "lost / stored twice"):
         assert row in figures

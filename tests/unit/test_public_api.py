@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HERE = {**os.environ, "PYTHONPATH": str(Path(quota.__file__).parent.parent)}
 
 
-def test_the_public_names_are_these() -> None:
+def test_quota_has_a_fixed_list_of_public_names() -> None:
     assert quota.__all__ == [
         "AsyncBudget",
         "AsyncSession",
@@ -133,7 +133,7 @@ def test_clients_retry_none_of_our_errors(name: str) -> None:
     assert not issubclass(error, OSError)
 
 
-def test_importing_it_imports_no_driver_and_no_client() -> None:
+def test_importing_quota_imports_no_driver_and_no_client() -> None:
     """A cron tick that is refused never pays for them."""
     heavy = "{'redis', 'sqlite3', 'googleapiclient', 'httplib2', 'apscheduler', 'click', 'rich', 'platformdirs'}"
     script = f"import quota, sys; print(sorted({heavy} & set(sys.modules)))"
@@ -141,7 +141,7 @@ def test_importing_it_imports_no_driver_and_no_client() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_it_loads_nothing_before_the_command_can_answer_ctrl_c() -> None:
+def test_importing_quota_loads_nothing_else() -> None:
     """The command's entry point is a module of this package: what this package imports comes before its first line."""
     script = "import sys; before = set(sys.modules); import quota; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, env=HERE)

@@ -56,7 +56,7 @@ def test_the_repr_of_a_session_and_a_budget_names_their_project(tmp_path: Path) 
     assert repr(q) == f"<quota.Session of {path}: main, closed>"
 
 
-def test_their_awaited_twins_say_the_same(tmp_path: Path) -> None:
+def test_async_objects_have_the_same_repr(tmp_path: Path) -> None:
     path = written(tmp_path)
 
     async def shown() -> list[str]:

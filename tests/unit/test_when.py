@@ -29,7 +29,7 @@ def test_when_has_the_time_and_the_seconds_until_then() -> None:
     assert 0 < when.seconds <= HOUR_MS / 1_000
 
 
-def test_a_moment_that_is_past_is_no_negative_wait() -> None:
+def test_a_past_time_is_a_wait_of_zero() -> None:
     when = refused("exhausted", 1_000).when()
     assert when == (utc(1_000), 0)
 

@@ -147,7 +147,7 @@ def test_ddtrace_patches_before_or_after_us(taken: Taken, ours: str) -> None:
     assert charged(taken) == taken.sent() == 20
 
 
-def test_niquests_awaited_or_not(taken: Taken) -> None:
+def test_niquests_is_charged_awaited_or_not(taken: Taken) -> None:
     run(taken, "niquests", "quota", "exec", "--auto", "--", "python", "-c", UNDER_NIQUESTS)
     assert charged(taken) == taken.sent() == 10
 
@@ -162,7 +162,7 @@ def test_grpc_is_charged_settled_and_refused_once(taken: Taken) -> None:
     assert charged(taken) == 9
 
 
-def test_the_tasks_of_a_dag_of_airflow(taken: Taken) -> None:
+def test_airflow_tasks_under_auto_are_charged(taken: Taken) -> None:
     home = {"AIRFLOW_HOME": str(taken.folder / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "false"}
     (taken.folder / "airflow" / "dags").mkdir(parents=True)
     (taken.folder / "airflow" / "dags" / "things.py").write_text(DAG)

@@ -48,7 +48,7 @@ def test_a_signal_ends_it_whatever_its_connections_do() -> None:
         assert running[0][2][-2].getresponse().status == 503  # it waited, and got an answer
 
 
-def test_an_application_that_cannot_be_made_ends_it() -> None:
+def test_an_application_that_fails_to_start_ends_the_server() -> None:
     with hanging("misconfigured") as served:
         _, stderr = served.process.communicate(timeout=300)
     assert (served.process.returncode, stderr) == (78, "quota.toml: no\n")

@@ -52,7 +52,7 @@ def test_a_books_comment_names_the_page_of_its_numbers(name: str) -> None:
     assert load_book(name).source.startswith("https://")
 
 
-def test_no_evidence_is_of_a_book_that_is_not_there() -> None:
+def test_every_folder_of_evidence_has_its_book() -> None:
     assert sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()) == NAMES
 
 

@@ -27,7 +27,7 @@ def granted(book: CostBook) -> str:
 
 
 def table() -> str:
-    rows = ["| book | upstream grants | read on |", "| --- | --- | --- |"]
+    rows = ["| book | upstream grants | date read |", "| --- | --- | --- |"]
     for name in book_names():
         book = load_book(name)
         rows.append(f"| [`{name}`]({book.source}) | {granted(book)} | {book.read_on} |")

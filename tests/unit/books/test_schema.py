@@ -16,7 +16,7 @@ SCHEMA = json.loads(read_text("quota.config", "costs/schema.json"))
 VALIDATOR = Draft202012Validator(SCHEMA)
 
 
-def test_the_schema_is_one() -> None:
+def test_the_cost_book_schema_is_valid() -> None:
     Draft202012Validator.check_schema(SCHEMA)
 
 
