@@ -70,8 +70,8 @@ def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
     spent, and reads neither ledger nor store; --from DATE does the same at midnight of that day.
 
-    The exit status is 0 if the schedule fits: no tick is refused, except because of units that are already spent. If
-    not, it is 1, and the output has the smallest changes that make the schedule fit.
+    The exit status is 0 if the schedule fits: only units that are already spent cause refusals. If not, it is 1,
+    and the output has the smallest changes that make the schedule fit.
 
     \b
     Example:

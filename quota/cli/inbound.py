@@ -106,7 +106,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
 @format_option
 @config_option
 def rotate(as_json: bool, config: str | None) -> None:
-    """Change the salt with which `gcra` and `log` hash identities, a minute from now.
+    """Give `gcra` and `log` a new salt to hash identities with, a minute from now.
 
     The salt of `counter` changes every day by itself. A new salt resets no limit: a refused visitor stays refused.
 

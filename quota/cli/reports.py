@@ -73,7 +73,7 @@ T = TypeVar("T")
 @click.command()
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 @click.option(
-    "--check", "checks", is_flag=True, help="Exit 75 if a credential is full or closed, for all calls or for its jobs."
+    "--check", "checks", is_flag=True, help="Exit 75 if a credential admits no call, or none of its jobs could go on."
 )
 @clock_option
 @format_option
