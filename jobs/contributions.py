@@ -26,7 +26,6 @@ from quota.common.findings import Finding, examine_folder, finding_of, obstacle,
 from quota.common.text import many, one_line, spell
 from quota.deciding.run_limit import RunLimit
 from quota.jobs.afterwards import samples_of_regions, samples_of_run
-from quota.jobs.emulator.catalogue import REGIONS
 from quota.jobs.job import (
     Fetch,
     NotImported,
@@ -59,6 +58,8 @@ from quota.terms.limits import DAY_MS, Limit
 def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     """Findings for fetch functions and sinks that `quota run` could not use, for regions of built-in jobs that upstream
     does not know, and for first calls that fit no limit."""
+    from quota.jobs.emulator.catalogue import REGIONS  # the other commands need no names of regions
+
     looks: tuple[tuple[str, Callable[[Settings, JobSettings], object]], ...]
     looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
     users = regions_of_users(settings)

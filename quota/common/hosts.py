@@ -7,9 +7,7 @@ import select
 from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
-from socket import SocketIO
 from typing import Any
-from unicodedata import normalize
 from urllib.parse import unquote, urlsplit
 
 MAX_KNOWN = 1_000
@@ -94,6 +92,8 @@ def readings_of(path: str) -> tuple[str, ...]:
 
 def _narrow(text: str) -> str:
     """The text with each character in normal form NFKC. The whole text at once would take the square of its marks."""
+    from unicodedata import normalize  # late: few paths have other than ASCII
+
     return "".join([normalize("NFKC", char) for char in text])
 
 
@@ -123,4 +123,6 @@ def has_hung_up(sock: Any) -> bool:
 
 def comes_from_socket(answer: Any) -> bool:
     """Whether an answer of http.client is read from a socket. A mock makes its own."""
+    from socket import SocketIO  # late: most processes that read a configuration open no connection
+
     return isinstance(getattr(getattr(answer, "fp", None), "raw", None), SocketIO)

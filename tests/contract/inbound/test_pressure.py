@@ -91,6 +91,15 @@ def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
     storage.close()
 
 
+def test_threads_share_one_storage(url: str) -> None:
+    with closing(open_storage(url)) as storage:
+
+        def admitted() -> int:
+            return sum(storage.decide(policy("log", 100), "ann").admitted for _ in range(30))
+
+        assert sum(in_threads(admitted, *[()] * 4)) == 100
+
+
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 

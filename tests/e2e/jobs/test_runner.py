@@ -828,7 +828,7 @@ def test_channels_are_those_of_the_regions_newest_ranking(bench: Bench) -> None:
     assert report.units == -(-wanted // 50)  # and none for FR, of which nothing is known
 
 
-# -- kills, signals, overlap -------------------------------------------------------------------------------------------
+# -- kills, signals, overlap, disks ------------------------------------------------------------------------------------
 
 
 def test_a_run_killed_in_mid_page_loses_and_repeats_nothing_stored(recorded: Bench, shared_data: Path) -> None:
@@ -984,6 +984,32 @@ def test_a_run_of_a_job_waits_for_one_of_its_regions_and_leaves_that_out(bench: 
     assert outcomes(bench.run()) == {"GB": "done"}
     child.communicate()
     assert bench.requests == 2
+
+
+def test_a_disk_that_fills_up_fails_the_run_and_keeps_its_checkpoint(bench: Bench) -> None:
+    bench.configure(regions=["US", "DE"])
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+from quota.cli.program import main
+main()
+"""
+    done = bench.quota("run", "t", "--json", script=script)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("quota: ")]
+    assert len(errors) == 1
+    assert "reading or writing it failed; check the disk and its space" in errors[0]
+    report = json.loads(done.stdout)
+    assert report["outcome"] == "failed"
+    assert [r["outcome"] for r in report["regions"]] == ["failed", "skipped"]
+    kept = sum(r["items"] for r in report["regions"])
+    assert kept == bench.count("rankings") < 200
+    assert bench.run().outcome == "done"
+    assert bench.rows("SELECT region, count(*), count(DISTINCT taken_at_ms) FROM rankings GROUP BY region") == [
+        ("DE", 200, 1),
+        ("US", 200, 1),
+    ]
 
 
 @pytest.mark.parametrize("units", [9_500, 1])

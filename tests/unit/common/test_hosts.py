@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from quota.common.hosts import is_loopback, is_readable_on_the_way
@@ -48,3 +51,11 @@ def test_only_this_machine_reaches_loopback(host: str, only_here: bool) -> None:
 )
 def test_traffic_to_another_machine_without_tls_is_readable(url: str, readable: bool) -> None:
     assert is_readable_on_the_way(url) is readable
+
+
+def test_reading_the_configuration_imports_no_sockets() -> None:
+    """Each cold command would pay for them."""
+    code = (
+        "import sys, quota.settings.load\nassert not {'socket', 'unicodedata'} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from quota.jobs.contributions import forecast
@@ -53,3 +55,9 @@ def test_the_forecast_shows_today_that_a_limit_runs_dry_tomorrow(
     assert search.refused_ticks > 10
     assert search.dry_ms == MIDNIGHT_MS + 5 * HOUR_MS + HOUR_MS // 2, "after 20 searches"
     assert (berlin.refused_ticks, berlin.dry_ms) == (0, None)
+
+
+def test_a_command_that_shows_jobs_does_not_load_the_emulators_regions() -> None:
+    """It takes 12 ms of each `quota status`."""
+    script = "import sys, quota.jobs.contributions; sys.exit('quota.jobs.emulator.catalogue' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=300).returncode == 0

@@ -391,6 +391,8 @@ MISTAKES = {
     "credentials.main.": [
         ("[[cred", 'cloud_project = "AIzaSecret"\n[[cred', f"cloud_project: {NO_PROJECT}"),
         ("[[cred", "cloud_project = -5\n[[cred", f"cloud_project: {NO_PROJECT}"),
+        ("[[cred", "cloud_project = true\n[[cred", "cloud_project: a boolean where a non-empty string is needed"),
+        ("[[cred", "headroom = 5\n[[cred", "headroom: unknown key; it belongs in [[credentials.NAME.limits]]"),
         ("[[cred", 'auth = "ya29.secret"\n[[cred', f"auth: {AUTHS}"),
         ("[[cred", 'auth = "service-acount:secret.json"\n[[cred', f"auth: {AUTHS}; did you mean 'service-account'?"),
         ("[[cred", 'auth = "authorized-user:"\n[[cred', f"auth: {AUTHS}; did you mean 'authorized-user'?"),
@@ -455,6 +457,11 @@ MISTAKES = {
             'stagger = "2m"',
             'jitter = "30m"',
             "jitter: a start may be 30m late, and '*/30 * * * *' starts the next after 30m; lower it or run less often",
+        ),
+        (
+            'stagger = "2m"',
+            'stagger = "0m"',
+            'stagger: \'0m\' is not a duration; write for example "30m", "24h" or "7d"',
         ),
         ('stagger = "2m"', 'misfire_grace = "8d"', "misfire_grace: 192h is longer than 168h"),
         ("leave = 500", "leave = { dya = 5 }", "leave.dya: credential 'main' has no such limit; did you mean 'day'?"),
