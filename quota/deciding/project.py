@@ -114,9 +114,9 @@ class Project(OfOneProcess):
         self.longest_ms, self.jitter_ms = longest_ms, jitter_ms
         self._clock = clock = None if clock is None else whole_clock(clock)
         self.wall = wall or clock or host_clock
-        # The ledger may lose the facts of this process before anybody reads them.
+        # The ledger may lose the facts of this process before anybody reads them, and may have lost others already.
         self.state = State(
-            log, name, self.keys.next, clock, lambda text: self._note_facts(self.reading.epoch, text, self.reading.seen)
+            log, name, self.keys.next, clock, lambda text: self._note_facts(*self.reading.mark, text, unite=True)
         )
         self.reading = Reading()
         self.drawn: list[tuple[int, int]] = []
@@ -363,7 +363,7 @@ class Project(OfOneProcess):
         self.in_turn(take)
         self._before_ms = self._before_ms or beginning.tip[0]
         self._note(epoch, beginning.entries)
-        self._note_facts(epoch, facts, beginning.tip)
+        self._note_facts(epoch, beginning.tip, facts)
         if journal is not None and beginning.tip != START:
             whole = journal.whole(epoch) or (
                 START,
@@ -436,11 +436,11 @@ class Project(OfOneProcess):
         changed = self.log.change(self.name, {FACTS: None}, {})
         text = changed.state.get(FACTS, "")
         self.in_turn(lambda: self.reading.learn_facts(Facts.read(text), markers))
-        self._note_facts(changed.epoch, text, seen)
+        self._note_facts(changed.epoch, seen, text)
 
-    def _note_facts(self, epoch: str, text: str, seen: Id) -> None:
+    def _note_facts(self, epoch: str, seen: Id, text: str, *, unite: bool = False) -> None:
         if self.journal is not None and text:
-            self.journal.write_facts(epoch, text, seen)
+            self.journal.write_facts(epoch, text, seen, unite=unite)
 
     def _read_back(self) -> None:
         """Read a piece of the entries that were only counted, so that this machine can put them back. Failing does no

@@ -48,6 +48,7 @@ from quota.journal.files import (
 )
 from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
+from quota.rules.facts import Facts, union
 from quota.terms.limits import SLACK_MS
 
 FOLDER = "journals"
@@ -273,15 +274,18 @@ class Journal(OfOneProcess):
         """The newest facts; "" if there are none."""
         return self._read_facts()[2]
 
-    def write_facts(self, epoch: str, text: str, seen: Id = START) -> None:
+    def write_facts(self, epoch: str, text: str, seen: Id = START, *, unite: bool = False) -> None:
         """Note the facts of a moment when the log of this epoch was read up to `seen`. Older facts of the same epoch do
-        not replace newer facts."""
+        not replace newer facts. With `unite`, the noted facts stay, too: the ledger may have lost them."""
         if self._read_facts() == (epoch, seen, text):
             return
         with suppress(LedgerError), self.locked(), self._lock:
             self._facts_look = -1
             before = self._read_facts()
-            if before[0] == epoch and before[1] > seen:
+            if unite:
+                text = union(Facts.read(before[2]), Facts.read(text)).text()
+                seen = max(seen, before[1]) if before[0] == epoch else seen
+            elif before[0] == epoch and before[1] > seen:
                 return
             self._facts = (epoch, seen, text)
             if self._files is not None:

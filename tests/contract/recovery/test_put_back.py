@@ -133,6 +133,23 @@ def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site) -> None:
     assert budget.charge("videos.list").reason == "ok"
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("change", ["exhaust", "grant"])
+def test_a_bucket_stays_closed_though_facts_change_in_an_emptied_ledger(site: Site, change: str, is_new: bool) -> None:
+    machine = site.machine()
+    budget = machine.budget(HUNDRED)
+    budget.charge("videos.list")
+    budget.exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
+    assert budget.charge("videos.list").reason == "exhausted"
+    clear(site)
+    budget = machine.budget(HUNDRED) if is_new else budget
+    if change == "exhaust":
+        budget.exhaust("searches", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
+    else:
+        budget.grant([])
+    assert budget.charge("videos.list").reason == "exhausted"
+
+
 def test_a_machine_without_notes_counts_what_others_put_back_later(site: Site) -> None:
     ours = site.machine("ours")
     ours.budget(HUNDRED).charge("videos.list", units=90)
