@@ -25,9 +25,9 @@ from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
 from quota.ledger.log import LEASE_MS, Beginning, fence_is_over, in_pieces, is_fence
 from quota.ledger.state import API, Change, change, check_usable
-from quota.rules import facts as facts_rules
 from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
+from quota.rules.facts import union as union_of_facts
 from quota.rules.union import missing, union
 from quota.terms.arguments import MAX_NUMBER, machine_name, text, whole
 from quota.terms.limits import SLACK_MS
@@ -123,6 +123,16 @@ def is_behind(project: Project, journal: Journal, beginning: Beginning) -> bool:
     return not project.log.read(project.name, before, newest, 1)
 
 
+def whole_facts(project: Project, beginning: Beginning) -> Facts:
+    """The facts of the log, with the facts of this machine's journal that the log lacks: puts these back. Raises
+    LedgerError."""
+    facts, journal = Facts.read(beginning.state.get(FACTS, "")), project.journal
+    if journal is None:
+        return facts
+    whole = union_of_facts(facts, Facts.read(journal.facts()).happened(beginning.clock_ms))
+    return facts if whole == facts else project.state.unite(whole)
+
+
 def _begin_anew(project: Project) -> None:
     """Let the project begin to read the log again, as a new process does."""
 
@@ -141,8 +151,6 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     position = journal.position()
     seen = [entry for _, entry in journal.records()]
     lost = missing(have, seen, beginning.trimmed, oldest_ms)
-    stand = Facts.read(beginning.state.get(FACTS, ""))
-    facts = facts_rules.union(stand, Facts.read(journal.facts()).happened(beginning.clock_ms))
     epoch, tip = beginning.epoch, beginning.tip
     # If an id is missing but no key, the same entries have other ids: a new epoch makes everybody read them again.
     newest = journal.newest(epoch)
@@ -168,8 +176,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
                 at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
                 loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
                 _tell(project, loss, newest_ms=max(entry.id[0] for entry in charges))
-    if facts != stand:
-        facts = project.state.unite(facts)
+    facts = whole_facts(project, beginning)
     _note(journal, epoch, have, {entry.key for entry in seen})
     journal.compared(epoch, position)
 

@@ -27,7 +27,7 @@ from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.deciding.allowance import hand_over, say_used
-from quota.deciding.losses import StillCountingError, is_behind, put_back
+from quota.deciding.losses import StillCountingError, is_behind, put_back, whole_facts
 from quota.deciding.question import Look, Outcome, Question
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
@@ -353,17 +353,17 @@ class Project(OfOneProcess):
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
             put_back(self)
             return
-        facts = beginning.state.get(FACTS, "")
+        facts = whole_facts(self, beginning)
 
         def take() -> None:
             self.reading.hear_clock(beginning.clock_ms, elapsed_ms())
-            self.reading.begin(epoch, beginning.tip, beginning.trimmed, Facts.read(facts))
+            self.reading.begin(epoch, beginning.tip, beginning.trimmed, facts)
             self._take_views(views, beginning)
 
         self.in_turn(take)
         self._before_ms = self._before_ms or beginning.tip[0]
         self._note(epoch, beginning.entries)
-        self._note_facts(epoch, beginning.tip, facts)
+        self._note_facts(epoch, beginning.tip, "" if facts == Facts() else facts.text())
         if journal is not None and beginning.tip != START:
             whole = journal.whole(epoch) or (
                 START,

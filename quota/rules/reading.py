@@ -52,7 +52,7 @@ class Reading:
         """How many entries were taken since the totals were last kept."""
         self._clock_ms = 0
         self._clock_at_ms = 0
-        self._missing = START
+        self._missing = self.mark
 
     @property
     def mark(self) -> Mark:
@@ -145,9 +145,10 @@ class Reading:
     def is_whole(self, through: Id, newest: Id) -> bool:
         """Whether the log had everything up to `through` when it was read, with `newest` as the last entry. If the same
         entry is missing twice, the log was not lost meanwhile, but damaged: then True."""
-        if newest >= through or not self.trimmed < through <= END or through == self._missing:
+        missing = Mark(self.epoch, through)
+        if newest >= through or not self.trimmed < through <= END or missing == self._missing:
             return True
-        self._missing = through
+        self._missing = missing
         return False
 
     def learn_facts(self, facts: Facts, markers: int) -> None:

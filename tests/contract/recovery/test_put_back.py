@@ -119,11 +119,13 @@ def test_the_first_reader_after_a_loss_reads_the_whole_history(site: Site) -> No
     assert [row.units for row in sums(project_of(machine.budget(HUNDRED)))] == [3]
 
 
-def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site) -> None:
+@pytest.mark.parametrize("charges", [0, 1])
+def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int) -> None:
     """The ledger loses it as soon as it has it."""
     machine = site.machine()
     budget = machine.budget(HUNDRED)
-    budget.charge("videos.list")
+    for _ in range(charges):
+        budget.charge("videos.list")
     budget.exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
     clear(site)
     assert budget.charge("videos.list").reason == "exhausted"
