@@ -114,11 +114,12 @@ class AsyncBudget(OfOneProcess):
         checklist, charges = budget._price(calls, job, region, reserved=reserved)
         if not charges:
             return budget._free(checklist)
+        read = budget._project.reading.mark
         try:
             asking = partial(budget._ask_ledger, checklist, charges, commit=commit)
             return await self._awaiter.ask(asking, self._give_back)
         except LedgerError as error:  # it does not answer, or no thread was free
-            asking = partial(budget._ask_allowance, checklist, charges, error, commit=commit)
+            asking = partial(budget._ask_allowance, checklist, charges, error, read=read, commit=commit)
             return await self._awaiter.in_thread(asking, self._give_back)
 
     def _give_back(self, decisions: list[Decision]) -> None:

@@ -41,6 +41,7 @@ from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError
 from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
 from quota.rules.entry import FURTHER, START, Entry
 from quota.rules.facts import Compared, Exhaustion, Grant
+from quota.rules.reading import Mark
 from quota.terms.arguments import attribution, check_name, instance, text, texts
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit, named_twice
@@ -251,10 +252,11 @@ class Budget(OfOneProcess):
 
     def _ask(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
         """The decision about priced calls, by the ledger, or without it."""
+        read = self._project.reading.mark
         try:
             return self._ask_ledger(checklist, charges, commit=commit)
         except LedgerError as error:
-            return self._ask_allowance(checklist, charges, error, commit=commit)
+            return self._ask_allowance(checklist, charges, error, read=read, commit=commit)
 
     def _ask_ledger(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
         """The ledger's decision about priced calls. Raises LedgerError."""
@@ -266,12 +268,13 @@ class Budget(OfOneProcess):
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)
 
     def _ask_allowance(
-        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
+        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool
     ) -> list[Decision]:
-        """The decision about priced calls while the ledger does not answer."""
+        """The decision about priced calls while the ledger does not answer. `read` is how far this process had read
+        before it asked."""
         if self._recorder is not None:
             self._recorder.unanswered()
-        decision = self._by_allowance(checklist, charges, trouble, commit=commit)
+        decision = self._by_allowance(checklist, charges, trouble, read=read, commit=commit)
         first_ms = decision.decided_at_ms if decision.source else None
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)
 
@@ -352,14 +355,14 @@ class Budget(OfOneProcess):
         return [answer._replace(method=call.method) for call in checklist.calls]
 
     def _by_allowance(
-        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
+        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool
     ) -> Decision:
         """The decision while the ledger does not answer: the local allowance decides; without an allowance the calls
         are refused."""
         detail, left_units, allowance = str(trouble), None, None
         if self._allowance is not None:
             try:
-                left_units = draw(self._project, self._allowance, charges, detail, commit=commit)
+                left_units = draw(self._project, self._allowance, charges, detail, read=read, commit=commit)
                 allowance = self.allowance(sum(charge.units for charge in charges))
             except LedgerError as error:
                 detail = f"{detail}; {error}"

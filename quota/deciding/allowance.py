@@ -22,6 +22,7 @@ from quota.deciding.corrections import add, correct, find
 from quota.decision import AllowanceState
 from quota.errors import LedgerError
 from quota.rules.entry import START, Entry, Id, is_reservation
+from quota.rules.reading import Mark
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project
@@ -56,9 +57,12 @@ def stand(project: Project, allowance: Allowance, units: int = 0) -> AllowanceSt
     return AllowanceState(allowance.max_cost_units, allowance.allowance_units, drawn_units, frees_ms)
 
 
-def draw(project: Project, allowance: Allowance, charges: Sequence[Entry], because: str, *, commit: bool) -> int | None:
+def draw(
+    project: Project, allowance: Allowance, charges: Sequence[Entry], because: str, *, read: Mark, commit: bool
+) -> int | None:
     """Admit these calls without the ledger, if each is cheap enough and the allowance has room for all; returns the
-    remaining units. None: refused. Without `commit` it draws nothing. Raises LedgerError if the disk fails."""
+    remaining units. None: refused. Without `commit` it draws nothing. `read` is how far the process had read before
+    their first try. Raises LedgerError if the disk fails."""
     if project.journal is None or any(charge.units > allowance.max_cost_units for charge in charges):
         return None
     draws, now_ms, window_ms = project.journal.draws, project.wall(), project.longest_ms
@@ -66,9 +70,8 @@ def draw(project: Project, allowance: Allowance, charges: Sequence[Entry], becau
     left_units = allowance.allowance_units - draws.drawn_units(now_ms, window_ms) - units
     if not commit:
         return left_units if left_units >= 0 else None
-    epoch, seen = project.reading.epoch, project.reading.seen
     limits = {"now_ms": now_ms, "window_ms": window_ms, "allowance_units": allowance.allowance_units}
-    if not draws.draw(charges, epoch, seen, **limits):
+    if not draws.draw(charges, *read, **limits):
         return None
     left_units = max(0, left_units)
     if not project.drawn:

@@ -147,7 +147,8 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     log, name = project.log, project.name
     fence = beginning.epoch if is_fence(beginning.epoch) else ""
     have = _read(project, beginning.trimmed, beginning.tip)
-    oldest_ms = beginning.clock_ms - project.longest_ms - SLACK_MS
+    clocks = beginning.clock_ms, project.wall()  # one of them may be wrong: then more comes back, and counts longer
+    oldest_ms, latest_ms = min(clocks) - project.longest_ms - SLACK_MS, max(clocks)
     position = journal.position()
     seen = [entry for _, entry in journal.records()]
     lost = missing(have, seen, beginning.trimmed, oldest_ms)
@@ -163,7 +164,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         have += newer
         tip = newer[-1].id if newer else tip
         lost = missing(have, seen, beginning.trimmed, oldest_ms)
-        have = union(have, lost, beginning.clock_ms, beginning.trimmed)
+        have = union(have, lost, latest_ms, beginning.trimmed)
         epoch = project.keys.next()
         if not log.replace(name, fence, tip, have, epoch):
             return False
@@ -176,7 +177,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
                 at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
                 loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
                 _tell(project, loss, newest_ms=max(entry.id[0] for entry in charges))
-    facts = whole_facts(project, beginning)
+    facts = whole_facts(project, log.begin(name, (), (FACTS,)))  # others may have changed them before the fence
     _note(journal, epoch, have, {entry.key for entry in seen})
     journal.compared(epoch, position)
 

@@ -13,7 +13,7 @@ from quota.rules.entry import START, Entry, Id
 from quota.terms.limits import HOUR_MS
 
 MAX_AHEAD_MS = HOUR_MS
-"""An entry further ahead of the ledger's clock is dated by that clock, because a wrong clock dated it."""
+"""An entry further ahead of the clock is dated by the clock, because a wrong clock dated it."""
 
 
 def missing(log: Iterable[Entry], journal: Iterable[Entry], trimmed: Id, oldest_ms: int) -> list[Entry]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from support.losses import RedisStorage, Site
+from support.losses import LedgerStorage, RedisStorage, Site
 from support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from support.losses import LedgerStorage
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 
 @pytest.fixture

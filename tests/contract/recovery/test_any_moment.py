@@ -10,7 +10,6 @@ import os
 import random
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +19,7 @@ from quota.deciding import losses
 from quota.deciding.allowance import Allowance
 from quota.deciding.history import entries
 from quota.deciding.project import Project
+from quota.decision import Decision
 from quota.errors import LedgerError
 from quota.ledger import state
 from quota.ledger.log import LEASE_MS
@@ -27,9 +27,6 @@ from quota.rules.spent import spent
 from quota.terms.limits import DAY_MS
 from support.losses import Fault, FaultyLog, RedisStorage, Site
 from support.setup import limit
-
-if TYPE_CHECKING:
-    from quota.decision import Decision
 
 HISTORIES = int(os.environ.get("QUOTA_TEST_LOSSES", "60"))
 HUNDRED, ALLOWANCE = limit(100), Allowance(max_cost_units=50, allowance_units=100)

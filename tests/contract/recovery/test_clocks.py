@@ -56,3 +56,17 @@ def test_a_charge_counts_again_after_clocks_were_a_day_ahead(site: Site, lost: b
     assert (decision.reason, decision.limits[0].used_units) == ("limit", 7)
     site.now_ms += DAY_MS - MINUTE_MS
     assert budget.charge("videos.list", units=4).admitted
+
+
+@pytest.mark.parametrize("off_ms", [3 * DAY_MS, -30 * HOUR_MS, -365 * DAY_MS])
+def test_charges_that_a_ledger_lost_count_though_its_clock_was_wrong_meanwhile(site: Site, off_ms: int) -> None:
+    machine = site.machine()
+    machine.budget(TEN).charge("videos.list", units=10)
+    site.empty()
+    site.now_ms, machine.skew_ms = site.now_ms + off_ms, -off_ms
+    budget = machine.budget(TEN)
+    assert not budget.charge("videos.list").admitted
+    site.now_ms, machine.skew_ms = site.now_ms - off_ms + MINUTE_MS, 0
+    for asked in (budget, machine.budget(TEN)):
+        decision = asked.charge("videos.list")
+        assert (decision.reason, decision.limits[0].used_units) == ("limit", 10)

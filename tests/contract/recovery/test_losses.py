@@ -5,18 +5,14 @@ from __future__ import annotations
 import random
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
 import quota
 from quota.deciding.repairs import repair
 from quota.terms.limits import DAY_MS
-from support.losses import RedisStorage
+from support.losses import LedgerStorage, Machine, RedisStorage, Site
 from support.setup import charges_at, limit
-
-if TYPE_CHECKING:
-    from support.losses import LedgerStorage, Machine, Site
 
 SIXTY = limit(60)
 
@@ -57,7 +53,6 @@ class Losses:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_each_admitted_call_counts_once_after_any_loss(seed: int, site: Site) -> None:
-    """As long as each machine comes back before the window is over."""
     dice = random.Random(seed)
     losses, machines = Losses(site, dice), [site.machine(f"m{number}") for number in range(3)]
     for _ in range(80):

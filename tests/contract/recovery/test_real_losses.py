@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import redis
@@ -12,9 +12,6 @@ from quota.ledger.factory import open_ledger
 from support.servers import RedisServer, until
 from support.setup import budget_of, charges_at, limit
 from support.torture import torture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT = limit(100)
 
@@ -51,9 +48,6 @@ def test_a_replica_that_lagged_takes_over_and_lacks_nothing(tmp_path: Path) -> N
         assert [charge.units for charge in charges_at(then)] == [5]
         assert budget_of(then, LIMIT, folder=tmp_path).charge("videos.list").limits[0].used_units == 9
         assert charges_at(then)[:2] == before
-
-
-# -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "machines"), [("redis", 3), ("redis", 1), ("sqlite", 3)])
