@@ -71,7 +71,7 @@ def draw(
     if not commit:
         return left_units if left_units >= 0 else None
     limits = {"now_ms": now_ms, "window_ms": window_ms, "allowance_units": allowance.allowance_units}
-    if not draws.draw(charges, *read, **limits):
+    if not draws.draw(charges, read.epoch, read.seen, **limits):
         return None
     left_units = max(0, left_units)
     if not project.drawn:

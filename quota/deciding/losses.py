@@ -123,14 +123,16 @@ def is_behind(project: Project, journal: Journal, beginning: Beginning) -> bool:
     return not project.log.read(project.name, before, newest, 1)
 
 
-def whole_facts(project: Project, beginning: Beginning) -> Facts:
-    """The facts of the log, with the facts of this machine's journal that the log lacks: puts these back. Raises
-    LedgerError."""
-    facts, journal = Facts.read(beginning.state.get(FACTS, "")), project.journal
-    if journal is None:
-        return facts
-    whole = union_of_facts(facts, Facts.read(journal.facts()).happened(beginning.clock_ms))
-    return facts if whole == facts else project.state.unite(whole)
+def whole_facts(project: Project, beginning: Beginning) -> str:
+    """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.
+    Raises LedgerError."""
+    stored = beginning.state.get(FACTS, "")
+    noted = "" if project.journal is None else project.journal.facts()
+    if noted in ("", stored):
+        return stored
+    facts = Facts.read(stored)
+    whole = union_of_facts(facts, Facts.read(noted).happened(beginning.clock_ms))
+    return stored if whole == facts else project.state.unite(whole).text()
 
 
 def _begin_anew(project: Project) -> None:
@@ -177,7 +179,8 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
                 at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
                 loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
                 _tell(project, loss, newest_ms=max(entry.id[0] for entry in charges))
-    facts = whole_facts(project, log.begin(name, (), (FACTS,)))  # others may have changed them before the fence
+    # Others may have changed the facts before the fence.
+    facts = Facts.read(whole_facts(project, log.begin(name, (), (FACTS,))))
     _note(journal, epoch, have, {entry.key for entry in seen})
     journal.compared(epoch, position)
 

@@ -357,13 +357,13 @@ class Project(OfOneProcess):
 
         def take() -> None:
             self.reading.hear_clock(beginning.clock_ms, elapsed_ms())
-            self.reading.begin(epoch, beginning.tip, beginning.trimmed, facts)
+            self.reading.begin(epoch, beginning.tip, beginning.trimmed, Facts.read(facts))
             self._take_views(views, beginning)
 
         self.in_turn(take)
         self._before_ms = self._before_ms or beginning.tip[0]
         self._note(epoch, beginning.entries)
-        self._note_facts(epoch, beginning.tip, "" if facts == Facts() else facts.text())
+        self._note_facts(epoch, beginning.tip, facts)
         if journal is not None and beginning.tip != START:
             whole = journal.whole(epoch) or (
                 START,
