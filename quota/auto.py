@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -123,19 +123,19 @@ def payers_of(session: Session, named: str | None, tally: Tally | None = None) -
             "charged; see docs/own-cost-book.md"
         )
 
-    def payer(name: str) -> Payer:
-        credential = credentials[name]
-        return Payer(
-            name,
+    payers = [
+        Payer(
+            credential.name,
             credential.project,
             credential.book,
             credential.hosts,
-            lambda: session.budget(name),
+            partial(session.budget, credential.name),
             answers_429=credential.on_refusal == "429",
             tally=tally,
         )
-
-    return Payers([payer(credential.name) for credential in able], named)
+        for credential in able
+    ]
+    return Payers(payers, named)
 
 
 # -- a program under `quota exec --auto` -------------------------------------------------------------------------------

@@ -35,9 +35,11 @@ class QuotaError(Exception):
 
 
 class ConfigError(QuotaError):
-    """The configuration cannot be used. The message names file, key and remedy."""
+    """The configuration cannot be used. The message names file, key and remedy. If it names several `mistakes`, each of
+    them is also a line of its own."""
 
     exit_status = 78
+    mistakes: tuple[str, ...] = ()
 
 
 class UsageError(QuotaError):
@@ -54,11 +56,14 @@ class CostExceedsLimit(UsageError):
     """One call costs more than a limit can ever hold: waiting does not help."""
 
 
+_CLOSED = "this session is closed; open another one with quota.open() or quota.open_async()"
+
+
 class SessionClosedError(UsageError):
     """The session is closed."""
 
-    def __init__(self) -> None:
-        super().__init__("this session is closed; open another one with quota.open() or quota.open_async()")
+    def __init__(self, message: str = _CLOSED) -> None:
+        super().__init__(message)
 
 
 class ClosedLedger:
@@ -145,4 +150,5 @@ def behind(error: BaseException) -> Iterator[BaseException]:
         if cause is not None and id(cause) not in seen:
             seen[id(cause)] = cause
             yield cause
-            left += [cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ())]
+            left += [cause.__cause__, cause.__context__]
+            left += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from asyncio import timeout
+from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import finalize
 
@@ -67,6 +68,13 @@ def _never_left(error: BaseException) -> bool:
     return isinstance(error, before) or has_passed(error, "aiohttp.connector", "aiohttp.http_writer.write_headers")
 
 
+def _watched(name: str) -> Callable[..., Awaitable[bytes]]:
+    async def read(body: _Watched, *args: Any, **options: Any) -> bytes:
+        return await body._read(await getattr(body._reader, name)(*args, **options))
+
+    return read
+
+
 class _Watched:
     """A body that settles its attempt while the caller reads it."""
 
@@ -83,20 +91,8 @@ class _Watched:
         await self._gate.settle(self._attempt, units)
         return piece
 
-    async def read(self, n: int = -1) -> bytes:
-        return await self._read(await self._reader.read(n))
-
-    async def readany(self) -> bytes:
-        return await self._read(await self._reader.readany())
-
-    async def readline(self, **options: Any) -> bytes:
-        return await self._read(await self._reader.readline(**options))
-
-    async def readuntil(self, *args: Any, **options: Any) -> bytes:
-        return await self._read(await self._reader.readuntil(*args, **options))
-
-    async def readexactly(self, n: int) -> bytes:
-        return await self._read(await self._reader.readexactly(n))
+    read, readany, readline = _watched("read"), _watched("readany"), _watched("readline")
+    readuntil, readexactly = _watched("readuntil"), _watched("readexactly")
 
     async def readchunk(self) -> tuple[bytes, bool]:
         piece, ends = await self._reader.readchunk()

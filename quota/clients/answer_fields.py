@@ -5,7 +5,8 @@
     units_in       the figures of a call's usage in a JSON document
     Usage          finds these figures in a body while the caller reads it
 
-A missing, absurd or repeated header counts as absent. `Answer.unread` has the headers that could not be read.
+A missing or absurd header counts as absent, and so does a header that was sent with several values.
+`Answer.unread` has the headers that could not be read.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Answer:
         pairs = headers.items() if hasattr(headers, "items") else headers
         for name, value in pairs:
             key = name.lower()
-            # A header that is sent twice becomes one text, which is no number.
+            # A header that is sent twice becomes one text, as with most HTTP clients.
             self._headers[key] = f"{self._headers[key]}, {value}" if key in self._headers else value
 
     def fits(self, match: Match) -> bool:
@@ -125,19 +126,19 @@ class Answer:
         field = rule.remaining
         limit = self._number(field, self._value(field, "limit")) if field.pattern is not None else None
         if limit is None and rule.limit is not None:
-            limit = self._number(rule.limit, self._value(rule.limit, "limit"))
-        remaining = self._number(field, self._value(field, "remaining"))
+            limit = self._number(rule.limit, self._once(rule.limit, "limit"))
+        remaining = self._number(field, self._once(field, "remaining"))
         if remaining is None and field.pattern is not None and limit is not None:
             used = self._number(field, self._value(field, "used"), math.ceil)
             remaining = None if used is None else max(0, limit - used)
         return remaining, limit
 
     def text(self, field: Field, group: str) -> str | None:
-        value = self._value(field, group)
+        value = self._once(field, group)
         return value if isinstance(value, str) and value else None
 
     def moment_ms(self, field: Field, group: str) -> int | None:
-        value = self._value(field, group)
+        value = self._once(field, group)
         at_ms = self._moment_ms(value)
         if at_ms is None:
             self._note_unread(field.header, value)
@@ -199,6 +200,16 @@ class Answer:
             return None
         match = field.pattern.search(value[:MAX_HEADER_LENGTH])
         return None if match is None else match.groupdict().get(group)
+
+    def _once(self, field: Field, group: str) -> object:
+        """The value, where it cannot free units: a header that was sent several times with one value is read once."""
+        value = self._value(field, group)
+        if not field.header or field.pattern is not None or not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in value[:MAX_HEADER_LENGTH].split(",")]
+        lengths = (n for n in range(1, len(parts)) if parts == parts[:n] * (len(parts) // n))
+        length = next(lengths, 0)  # a date has a comma
+        return ", ".join(parts[:length]) if length else value
 
     def _at(self, pointer: Pointer) -> object:
         return value_at(self._json, pointer)

@@ -82,9 +82,9 @@ class Caller:
         renewable = again and self.credentials is not None and getattr(self.credentials, "renewable", True)
         if response.status_code != 401 or not renewable or not self._hosts.serve(url):
             return response
+        response.close()
         with _renewing() as ask:
             self.credentials.refresh(ask)
-        response.close()
         return attempt()
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import traceback
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
 from quota.clients.answer_fields import Headers
 from quota.clients.metering import Attempt, Meter, is_reserved
 from quota.clients.upstream import Sent, upstream_of, verb_of
+from quota.common.clock import elapsed_s
 from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
 from quota.terms.api import NO_BODY, Hosts, RequestBody
@@ -35,6 +38,43 @@ PEEK_WITHIN_S = 2.0
 UNPACKED_AT_ONCE = 16
 """How many packed bytes are unpacked at once. In gzip they hold up to 16 kB, in brotli 16 MB; more bytes could fill the
 memory."""
+
+
+class Peeked(io.RawIOBase):
+    """The raw bytes of an answer: first the `head`, which is read ahead, then the rest, or the error that ended the
+    reading. `ended`: the head is all that came."""
+
+    def __init__(self, read: Callable[[int], bytes], hang_up: Callable[[], object], most: int = MAX_PEEK_BYTES) -> None:
+        self.head = b""
+        self.ended = False
+        self._read, self._hang_up = read, hang_up
+        self._at = 0
+        self._error: Exception | None = None
+        ends_s = elapsed_s() + PEEK_WITHIN_S
+        try:
+            while len(self.head) < most and elapsed_s() < ends_s and not self.ended:
+                more = read(most - len(self.head))
+                self.head += more
+                self.ended = not more
+        except Exception as error:
+            self._error = error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.head[self._at : self._at + len(buffer)]
+        self._at += len(data)
+        if not data and self._error is not None:
+            raise self._error
+        data = data or self._read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._hang_up()
+        super().close()
 
 
 def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]]) -> bytes:
@@ -65,13 +105,14 @@ def has_passed(error: BaseException | None, *code: str) -> bool:
 
 # -- two layers, one charge --------------------------------------------------------------------------------------------
 
-_paid: ContextVar[list[None]] = ContextVar("quota_paid")
+_paid: ContextVar[list[Hosts]] = ContextVar("quota_paid")
 
 
 @contextmanager
-def paid() -> Iterator[None]:
-    """Entered while a charged attempt is sent: the first patched layer below does not charge it again."""
-    reset = _paid.set([None])
+def paid(hosts: Hosts) -> Iterator[None]:
+    """Entered while a charged attempt to one of these hosts is sent: the first patched layer below that sends to them
+    does not charge it again."""
+    reset = _paid.set([hosts])
     try:
         yield
     finally:
@@ -79,11 +120,11 @@ def paid() -> Iterator[None]:
             _paid.reset(reset)
 
 
-def take_paid() -> bool:
+def take_paid(url: str) -> bool:
     """Whether a layer above has charged this attempt. It answers True once: a retry between the layers is a new
     attempt."""
     ahead = _paid.get(None)
-    if not ahead:
+    if not ahead or not ahead[0].serve(url):
         return False
     ahead.pop()
     return True
@@ -104,8 +145,6 @@ class HostGate:
         self, meter: Meter, method: MethodOf | None, hosts: HostNames | None, ended: Callable[[], bool] | None = None
     ) -> None:
         self.ended = ended or (lambda: False)
-        self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if ended else paid
-        """A context manager, entered while a charged attempt is sent."""
         self.meter = meter
         book = meter.budget.book
         self.upstream = upstream_of(book)
@@ -116,6 +155,8 @@ class HostGate:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._method = method if method is None or callable(method) else text(method, "method")
         self._hosts = Hosts(names)
+        self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if ended else partial(paid, self._hosts)
+        """A context manager, entered while a charged attempt is sent."""
 
     def charge(self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""

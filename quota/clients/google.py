@@ -21,7 +21,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from email.message import Message
 from email.parser import BytesParser
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
@@ -176,16 +175,8 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
     def from_json(s: str, http: Any, postproc: Any) -> HttpRequest:
         """Like the client's own `from_json`, but only for a metered Http, and metered itself."""
         saved = HttpRequest.from_json(s, http, postproc)
-        return MeteredRequest(
-            http,
-            postproc,
-            uri=saved.uri,
-            method=saved.method,
-            body=saved.body,
-            headers=saved.headers,
-            methodId=saved.methodId,
-            resumable=saved.resumable,
-        )
+        names = ("uri", "method", "body", "headers", "methodId", "resumable")
+        return MeteredRequest(http, postproc, **{name: getattr(saved, name) for name in names})
 
     def execute(self, http: Any = None, num_retries: int = 0) -> Any:
         """Like the client's own `execute`, but charges every attempt, including each of `num_retries`.
@@ -289,9 +280,7 @@ class _Gate:
 
     def serves(self, uri: str) -> bool:
         """Whether `uri` is on a host and port of the API."""
-        parts = urlsplit(uri)
-        place = (parts.hostname or "", parts.port or default_port(parts.scheme))
-        return place in self._hosts or place in self._also
+        return self._hosts.serve(uri) or self._also.serve(uri)
 
     def keeps_key(self, uri: str) -> bool:
         """Whether `uri` may receive the API key: only the API may, on its own port, and never over plain HTTP if the
@@ -330,12 +319,15 @@ class _Gate:
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
-        inner = list(batched_calls(str(content_type), body))
-        if not inner:
+        calls, ids = [], []
+        for content_id, line, _ in _parts(str(content_type), body):
+            verb, _, target = line.partition(" ")
+            verb, path = verb.upper() or "?", urlsplit(target.partition(" ")[0]).path
+            calls.append((self._upstream.named(self._routes, verb, path) or f"{verb} {path}", verb))
+            ids.append(content_id)
+        if not calls:
             return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but the client sends it anyway
-        calls = [(self._upstream.named(self._routes, verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
-        attempts = self._meter.attempts(calls)
-        return [_Sent(attempt, content_id) for attempt, (_, _, content_id) in zip(attempts, inner, strict=True)]
+        return [*map(_Sent, self._meter.attempts(calls), ids)]
 
     def forget(self) -> None:
         """Forget the attempts of this thread that still wait for an answer."""
@@ -366,7 +358,11 @@ class _Gate:
 
 
 def _parts(content_type: str, body: Any) -> Iterator[tuple[str, str, bytes]]:
-    """(content id, first line, the rest) of each application/http part of a multipart body."""
+    """(content id, first line, the rest) of each application/http part of a multipart body.
+
+    A request and its answer share the id: upstream answers `<x + 1>` as `<response-x + 1>`. A part without an id gets
+    its position in the batch.
+    """
     raw = body.encode("utf-8", "replace") if isinstance(body, str) else body
     if not isinstance(raw, bytes) or not content_type.lower().startswith("multipart/"):
         return
@@ -376,23 +372,9 @@ def _parts(content_type: str, body: Any) -> Iterator[tuple[str, str, bytes]]:
     for number, part in enumerate(message.get_payload() if message.is_multipart() else ()):
         payload: bytes = part.get_payload(decode=True) or b""
         line, _, rest = payload.lstrip().partition(b"\n")
-        yield _content_id(part, number), line.decode("latin-1").strip(), rest
-
-
-def _content_id(part: Message, number: int) -> str:
-    """The id that a request and its answer share: upstream answers `<x + 1>` as `<response-x + 1>`.
-
-    A part without an id gets its position in the batch.
-    """
-    given = str(part.get("content-id", "")).strip().strip("<>")
-    return " ".join(given.removeprefix("response-").split()) or f"#{number}"
-
-
-def batched_calls(content_type: str, body: Any) -> Iterator[tuple[str, str, str]]:
-    """(verb, path, content id) of each call in a batch."""
-    for content_id, line, _ in _parts(content_type, body):
-        verb, _, target = line.partition(" ")
-        yield verb.upper() or "?", urlsplit(target.partition(" ")[0]).path, content_id
+        given = str(part.get("content-id", "")).strip().strip("<>")
+        content_id = " ".join(given.removeprefix("response-").split()) or f"#{number}"
+        yield content_id, line.decode("latin-1").strip(), rest
 
 
 def batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, str]]:

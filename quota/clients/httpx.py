@@ -202,13 +202,17 @@ class _Departure:
     def never_began(self, error: BaseException) -> bool:
         """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection,
         or for its turn on one: an HTTP/2 server limits the streams at once."""
-        if self._plain and not self.began and not any(has_passed(cause, *_SENDERS) for cause in behind(error)):
+        sends = any(has_passed(cause, *_SENDERS) for cause in behind(error))
+        if self._plain and not (self.began or sends):
             return True  # the error of a mock, or of a test tool that forbids connections
         if isinstance(error, httpx.ProtocolError):
             cause = error.__cause__
             return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
-        waits = isinstance(error, CancelledError) and has_passed(error, "httpcore._async.connection_pool")
-        return isinstance(error, UNSENT) or (waits and not self.began)
+        waits = isinstance(error, UNSENT)
+        if isinstance(error, CancelledError):
+            in_turn = not sends or has_passed(error, "httpcore._synchronization.acquire")
+            waits = in_turn and has_passed(error, "httpcore._async.connection_pool")
+        return waits and not self.began
 
 
 class _Peeked(httpx.SyncByteStream, httpx.AsyncByteStream):
@@ -277,6 +281,11 @@ class _Watched(httpx.Response):
     attempt: Attempt
     usage: Usage
     gate: AsyncHostGate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or the response in another process, is httpx's own."""
+        state = {name: value for name, value in self.__getstate__().items() if name not in _Watched.__annotations__}
+        return httpx.Response, (self.status_code,), state
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
         for piece in super().iter_bytes(chunk_size):

@@ -116,7 +116,7 @@ class Meter:
             if self.tally is not None:
                 self.tally.counts(decision.method, 0, 0, refused=1)
             raise Refused(decision)
-        return Attempt(self, decision, reserved=is_reserved(call))
+        return Attempt(self, decision, call)
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -155,18 +155,18 @@ def _warn_once(event: str, detail: str, book: str, name: str, **fields: object) 
 
 
 class Attempt:
-    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
+    """One charged attempt of a call. Call `never_left` or `answered` once; later calls have no effect."""
 
-    `reserved`: the first charge is an upper bound.
-    """
-
-    def __init__(self, meter: Meter, decision: Decision, *, reserved: bool) -> None:
+    def __init__(self, meter: Meter, decision: Decision, call: Call) -> None:
         budget = meter.budget
         self.decision = decision
         self._budget, self._run_limit, self._tally = budget, meter.run_limit, meter.tally
-        if self._tally is not None:
-            self._tally.counts(decision.method, 1, decision.cost_units)
-        self._settlement = Settlement(budget.settle, decision) if reserved else None
+        self._further_units = 0
+        if self._tally is not None:  # it counts the units of all buckets, as `quota spend` does
+            parts = budget.book.price_at(call[0], charged_ms(decision))[0].parts if call[2] is None else call[2]
+            self._further_units = sum(part.units for part in parts[1:])
+            self._tally.counts(decision.method, 1, decision.cost_units + self._further_units)
+        self._settlement = Settlement(budget.settle, decision) if is_reserved(call) else None
         self._job, region = current_attribution(budget.of_run)
         self._closed = False
         self._clock = project_of(budget).wall
@@ -305,7 +305,7 @@ class Attempt:
         if self._run_limit is not None:
             self._run_limit.give_back(units)
         if self._tally is not None:
-            self._tally.counts(self.decision.method, -calls, -units)
+            self._tally.counts(self.decision.method, -calls, -units - calls * self._further_units)
 
     def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing

@@ -15,9 +15,10 @@ A refusal raises quota.Refused from the client's call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import requests
 import urllib3
@@ -67,15 +68,14 @@ def requests_adapter(
         def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             if timeout_s is not None and kwargs.get("timeout") is None:
                 kwargs["timeout"] = timeout_s
-            response = self._sent(request, *args, **kwargs)
+            if caller is None:
+                response = super().send(request, *args, **kwargs)
+            else:
+                attempt = partial(self._signed, caller, request, *args, **kwargs)
+                again = request.body is None or isinstance(request.body, bytes | str)
+                response = caller.send(attempt, request.url or "", again=again)
             _bound(response, limits)
             return response
-
-        def _sent(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-            if caller is None:
-                return super().send(request, *args, **kwargs)
-            again = request.body is None or isinstance(request.body, bytes | str)
-            return caller.send(partial(self._signed, caller, request, *args, **kwargs), request.url or "", again=again)
 
         def _signed(
             self, caller: Caller, request: requests.PreparedRequest, *args: Any, **kwargs: Any
@@ -92,10 +92,12 @@ def requests_adapter(
 
         def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
             pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-            pool._make_request = partial(charged, pool)  # below every mock of requests and of `urlopen`
+            # Below every mock of requests and of `urlopen`. A pool that knew itself would stay open after `close`.
+            pool._make_request = partial(charged, ref(pool))
             return pool
 
-    def charged(pool: Any, conn: Any, method: str, url: str, **given: Any) -> Any:
+    def charged(pool_of: Callable[[], Any], conn: Any, method: str, url: str, **given: Any) -> Any:
+        pool = pool_of()
         make = partial(type(pool)._make_request, pool, conn, method, url, **given)
         return send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make)
 

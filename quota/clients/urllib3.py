@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http.client import CannotSendRequest
 from typing import Any
 
-from urllib3 import HTTPResponse
+from urllib3 import HTTPHeaderDict, HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, has_passed, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, HostGate, Peeked, has_passed, unpacked
 from quota.clients.metering import Attempt
-from quota.common.clock import elapsed_s
 from quota.terms.api import RequestBody
 
 _BEFORE = (
@@ -30,8 +28,7 @@ def send(
 ) -> Any:
     """Send a request as one attempt, and charge it at a gate. `make` is `_make_request` of the connection's pool, with
     these `options`. What a recorder (vcrpy) replays in the place of a connection does not leave, and is not charged."""
-    headers = options.get("headers") or {}
-    body = RequestBody.of(options.get("body"), headers.get("content-length"))
+    body, headers = sent_with(options)
     charge = partial(gate.charge, method, address, body, headers)
     recorded = vars(conn).get("real_connection")
     attempt = charge() if recorded is None else None
@@ -65,6 +62,12 @@ def send(
     except BaseException:  # interrupted: nobody else closes the response
         raw.close()
         raise
+
+
+def sent_with(options: Mapping[str, Any]) -> tuple[RequestBody, HTTPHeaderDict]:
+    """The body and the header fields of a request with these options of `_make_request`."""
+    headers = HTTPHeaderDict(options.get("headers"))
+    return RequestBody.of(options.get("body"), headers.get("content-length")), headers
 
 
 def never_left(error: BaseException) -> bool:
@@ -120,9 +123,10 @@ def _unpacker(raw: Any) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
     """urllib3's own way to unpack such an answer."""
 
     def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
-        return HTTPResponse(
-            body=_Pieces(pieces), preload_content=False, enforce_content_length=False, **_head_of(raw)
-        ).stream(MAX_PEEK_BYTES)
+        body = Peeked(lambda _: next(pieces, b""), lambda: None, 0)
+        return HTTPResponse(body=body, preload_content=False, enforce_content_length=False, **_head_of(raw)).stream(
+            MAX_PEEK_BYTES
+        )
 
     return unpack
 
@@ -145,62 +149,23 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
     return raw
 
 
-class _Pieces(io.RawIOBase):
-    """A body that returns one piece per read, whatever the size of the buffer."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = next(self._pieces, b"")
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-class _PeekedBody(io.RawIOBase):
-    """The raw bytes of a response: first the bytes already read, then the rest, or the error that ended the reading."""
+class _PeekedBody(Peeked):
+    """`whole`: the head is the whole body."""
 
     def __init__(self, raw: Any) -> None:
-        self.head = b""
-        self.whole = False
-        self._raw = raw
-        self._at = 0
-        self._error: Exception | None = None
-        ends_s = elapsed_s() + PEEK_WITHIN_S
-        read = getattr(raw, "read1", raw.read)  # urllib3 before 2.1 waits for all that is asked for
-        try:
-            while len(self.head) < MAX_PEEK_BYTES and elapsed_s() < ends_s:
-                more = read(MAX_PEEK_BYTES - len(self.head), decode_content=False)
-                if not more:
-                    self.whole = not raw.length_remaining
-                    break
-                self.head += more
-        except Exception as error:
-            self._error = error
+        def hang_up() -> None:
+            raw.close()
+            raw.release_conn()
 
-    def readable(self) -> bool:
-        return True
+        read = getattr(raw, "read1", raw.read)  # urllib3 before 2.1 waits for all that is asked for
+        super().__init__(partial(read, decode_content=False), hang_up)
+        self.whole = self.ended and not raw.length_remaining
 
     def readinto(self, buffer: Any) -> int:
-        data = self.head[self._at : self._at + len(buffer)]
-        self._at += len(data)
-        if not data and self._error is not None:
-            raise self._error
-        if not data:
-            data = self._raw.read(len(buffer), decode_content=False)
-        buffer[: len(data)] = data
-        if buffer and not data:
+        size = super().readinto(buffer)
+        if buffer and not size:
             self.close()  # as http.client at the end of a body: urllib3 reads until then
-        return len(data)
+        return size
 
     def read1(self, amount: int = -1) -> bytes:
         return self.read(MAX_PEEK_BYTES if amount < 0 else amount)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._raw.close()
-            self._raw.release_conn()
-        super().close()

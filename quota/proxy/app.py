@@ -20,7 +20,7 @@ import logging
 import re
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -58,7 +58,7 @@ from quota.proxy.asked import (
     narrowed,
     without_hops,
 )
-from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
+from quota.reports.metrics import MEDIA_TYPE, exposition
 from quota.reports.status import read_status
 from quota.session import Session, ledger_answers
 from quota.terms.api import NO_BODY, RequestBody
@@ -97,7 +97,10 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
         return JSONResponse(document, status, {"cache-control": "no-store"})
 
     def metrics(_: Request) -> PlainTextResponse:
-        text = exposition(_samples(inner))
+        status = None
+        with suppress(LedgerError):
+            status = read_status(inner)
+        text = exposition(read_samples(inner, status))
         return PlainTextResponse(text, media_type=MEDIA_TYPE, headers={"cache-control": "no-store"})
 
     @asynccontextmanager
@@ -152,14 +155,6 @@ def _ledger(session: Session) -> Check:
     if session.settings.ledger.unavailable is None:
         return Check("ledger", "fail", "the ledger does not answer; no call is admitted")
     return Check("ledger", "warn", "the ledger does not answer; calls draw on the allowance")
-
-
-def _samples(session: Session) -> Iterable[Sample]:
-    try:
-        status = read_status(session)
-    except LedgerError:
-        status = None
-    return read_samples(session, status)
 
 
 class Proxy:

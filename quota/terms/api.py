@@ -196,7 +196,7 @@ class RequestBody(NamedTuple):
         the request's header, if it has one."""
         if isinstance(body, str):
             body = body.encode("utf-8", "replace")
-        if body is None or isinstance(body, bytes | bytearray):
+        if body is None or isinstance(body, bytes | bytearray | memoryview):
             return cls(bytes(body or b""))
         digits = str(content_length or "")
         return cls(None, int(digits) if re.fullmatch("[0-9]{1,15}", digits, re.ASCII) else 0)

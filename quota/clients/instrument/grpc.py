@@ -190,7 +190,11 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
             return call
         noting = partial(_note_awaited, payer, attempt, call, streams=streams)
         if not streams:
-            await noting()
+            try:
+                await noting()
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
             return call
 
         def ended(_: Any) -> None:

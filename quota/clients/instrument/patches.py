@@ -53,6 +53,10 @@ UNSEEN = (
 """Libraries with network code of their own, which has no place to patch."""
 
 
+RECORDER = "vcr.patch"
+"""The module in which vcrpy keeps the originals that it has seen when it was imported. It sends over them."""
+
+
 class Seam(NamedTuple):
     """The method `name` of a class in a module. `wrap` takes the original and returns the replacement. Without these
     `parameters` the library is a version that is not supported, and stays unpatched."""
@@ -90,8 +94,11 @@ class Patches:
     def _replace(self, owner: Any, name: str, wrap: Wrap) -> None:
         original = getattr(owner, name)
         patch = functools.wraps(original)(wrap(original))
-        self._on.append((owner, name, patch, vars(owner)[name]))
-        setattr(owner, name, patch)
+        recorder: Any = sys.modules.get(RECORDER)
+        kept = [(recorder, other) for other, value in vars(recorder).items() if value is original] if recorder else ()
+        for place, known_as in ((owner, name), *kept):
+            self._on.append((place, known_as, patch, vars(place)[known_as]))
+            setattr(place, known_as, patch)
 
     def _patching(self, search: Callable[..., Any]) -> Callable[..., Any]:
         """Patches a module once it is loaded, whatever finder finds it."""

@@ -135,7 +135,7 @@ class Payers:
 
     def _chosen(self, verb: str, url: str) -> Payer | None:
         fitting = [payer for payer in self._payers if payer.hosts.serve(url)]
-        if not fitting or take_paid():
+        if not fitting or take_paid(url):
             return None
         if len(fitting) == 1:
             return fitting[0]

@@ -16,6 +16,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
@@ -100,7 +101,8 @@ _SILENT = frozenset(
 )
 """Tools of the system that ask no API."""
 
-_KEYWORDS = frozenset(("!", "do", "elif", "else", "if", "then", "until", "while", "{"))
+_IS_AHEAD = re.compile(r"(!|do|elif|else|if|then|until|while|\{)$|[A-Za-z_][A-Za-z_0-9]*=").match
+"""Whether a word stands ahead of a command: a keyword of the shell, or a variable."""
 
 MAX_DEPTH = 8
 """How many nested commands are examined."""
@@ -127,7 +129,7 @@ _HIDES = re.compile(r"(\bunset |\s-u ?|-{2}unset=)PYTHONPATH\b|\bPYTHONPATH=(?!\
 
 def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | None:
     """`before` are the words ahead of a command, which may change its environment."""
-    words = _without_assignments(given)
+    words = [*dropwhile(_IS_AHEAD, given)]
     before = " ".join([before, *given[: len(given) - len(words)]])
     name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
     if name in _SHELLS:
@@ -155,13 +157,6 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
         return name
     behind = interpreter[1].decode("utf-8", "replace").split()
     return name if _unseen([*behind, path], depth + 1, before) is not None else None
-
-
-def _without_assignments(words: Sequence[str]) -> Sequence[str]:
-    at = 0
-    while at < len(words) and (words[at] in _KEYWORDS or re.match("[A-Za-z_][A-Za-z_0-9]*=", words[at])):
-        at += 1
-    return words[at:]
 
 
 def _commands(text: str) -> list[list[str]]:

@@ -15,17 +15,18 @@ Nothing here imports a library before the program has.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
-from http.client import HTTPResponse, IncompleteRead
+from http.client import HTTPResponse
 from types import SimpleNamespace
 from typing import Any
 
-from quota.clients.gate import MAX_PEEK_BYTES
+from quota.clients.gate import MAX_PEEK_BYTES, Peeked
 from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Answer, Payer, Payers
@@ -75,8 +76,9 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             if payer is None:
                 return await make_request(pool, conn, method, url, *args, **options)
             options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
-            headers = options.get("headers") or {}
-            body = RequestBody.of(options.get("body"), headers.get("content-length"))
+            from quota.clients.urllib3 import sent_with
+
+            body, headers = sent_with(options)
             try:
                 attempt = await payer.async_gate.charge(method, address, body, headers)
             except Refused as refusal:
@@ -139,7 +141,13 @@ _REFUSAL = "_quota_refusal"
 def _no_retry(library: Any, pool: Any, url: str, refusal: Refused) -> Exception:
     error: Exception = library.exceptions.MaxRetryError(pool, url.partition("?")[0], refusal)
     error.args = (str(refusal),)
+    vars(error)["__reduce__"] = lambda: (_no_retry_of, (library.__name__, url, refusal))  # theirs makes other `args`
     return error
+
+
+def _no_retry_of(library: str, url: str, refusal: Refused) -> Exception:
+    """The error in another process, or as a copy."""
+    return _no_retry(importlib.import_module(library), None, url, refusal)
 
 
 def _requests(library: str) -> Iterator[Seam]:
@@ -386,6 +394,7 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
         def _endheaders(conn: Any, message_body: Any = None, **options: Any) -> Any:
             if _is_of_others(conn.__class__) or not conn._buffer:
                 return endheaders(conn, message_body, **options)
+            _noted(conn)  # an answer that nobody has read
             verb, _, rest = conn._buffer[0].decode("latin-1").partition(" ")
             scheme = _scheme(conn)
             tunnel = conn._tunnel_host
@@ -394,12 +403,13 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
             if payer is None:
                 return endheaders(conn, message_body, **options)
             lines = [line.decode("latin-1").partition(":") for line in conn._buffer[1:]]
-            fields = {name.lower(): value.strip() for name, _, value in lines}
+            sent = [(name.lower(), value.strip()) for name, _, value in lines]
+            fields = dict(sent)
             body = RequestBody.of(message_body, fields.get("content-length"))
             if message_body is None and ("content-length" in fields or "transfer-encoding" in fields):
                 body = RequestBody(None, body.length)  # the caller sends it afterwards
             try:
-                attempt = payer.gate.charge(verb, address, body, fields)
+                attempt = payer.gate.charge(verb, address, body, sent)
             except Refused as refusal:
                 del conn._buffer[:]
                 conn.close()
@@ -415,9 +425,8 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
 
     def noting(getresponse: Callable[..., Any]) -> Callable[..., Any]:
         def _getresponse(conn: Any) -> Any:
-            noted = vars(conn).pop(_ATTEMPT, None)
+            noted = _noted(conn)
             if isinstance(noted, Answer):
-                del conn.send
                 return _made(conn, noted)
             response = getresponse(conn)
             if noted is not None:
@@ -433,6 +442,14 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
 @cache
 def _is_of_others(kind: type) -> bool:
     return any(cls.__module__.partition(".")[0] in _OTHERS for cls in kind.__mro__)
+
+
+def _noted(conn: Any) -> Any:
+    """What a connection keeps of its last request. From then on it sends again."""
+    noted = vars(conn).pop(_ATTEMPT, None)
+    if isinstance(noted, Answer):
+        del conn.send
+    return noted
 
 
 def _connect(conn: Any, attempt: Attempt) -> None:
@@ -451,7 +468,7 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     status: int = response.status
     headers: Any = response.headers
     head, whole = b"", response.length == 0
-    if attempt.reads_body(status, headers) and not headers.get("content-encoding"):
+    if not whole and attempt.reads_body(status, headers) and not headers.get("content-encoding"):
         head, whole = _head(response)
     attempt.answered(status, head, headers, whole=whole, read=False)
     usage = attempt.usage(status, headers)
@@ -470,18 +487,15 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 
 
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
-    """The beginning of a body, and whether it is the whole body. The reader still gets all of it."""
+    """The beginning of a body, and whether it is the whole body. The reader still gets all of it, or the error."""
     length = response.length
-    if length == 0:
-        return b"", True
     if length is None or length > MAX_PEEK_BYTES:  # in chunks, or until the connection ends
-        return response.peek(MAX_PEEK_BYTES), False
-    try:
-        body = response.read()
-    except IncompleteRead as error:  # the reader meets the error, too
-        body = error.partial
-    response.fp, response.length = io.BufferedReader(io.BytesIO(body)), length
-    return body, len(body) == length
+        with suppress(OSError):
+            return response.peek(MAX_PEEK_BYTES), False
+        return b"", False
+    peeked = Peeked(response.fp.read1, response.fp.close, length)
+    response.fp = io.BufferedReader(peeked)
+    return peeked.head, len(peeked.head) == length
 
 
 class _Socket(io.BytesIO):

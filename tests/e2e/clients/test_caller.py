@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import httpx
 import pytest
 import requests
+from google.auth.exceptions import RefreshError
 from tenacity import wait_none
 
 import quota
@@ -205,6 +206,20 @@ def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kin
         assert (site.granted, len(spent(session))) == (3, 4), "once, not for ever"
     tokens = [request.headers["authorization"] for request in site.api.arrived]
     assert tokens == [f"Bearer token-{n}" for n in (1, 2, 2, 3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_401_whose_token_cannot_be_renewed_leaves_no_connection_open(site: Site, kind: str) -> None:
+    """httpx has a hundred connections, and each such answer kept one."""
+    with site.open(auth=site.account()) as session:
+        client = client_of(session, kind)
+        client.get(f"{site.api.address}/things/1")
+        site.refuse, site.denied = 1, "revoked"
+        with pytest.raises(RefreshError) as failed:
+            client.get(f"{site.api.address}/things/1")
+        frames = [frame.f_locals for frame, _ in traceback.walk_tb(failed.value.__traceback__)]
+        [response] = [names["response"] for names in frames if "attempt" in names and "response" in names]
+        assert response.raw.closed if kind == "requests" else response.is_closed
 
 
 def asked_for(request: Arrived) -> str:

@@ -4,9 +4,11 @@ and what follows from the answers."""
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,6 @@ from quota.terms.limits import HOUR_MS, Limit, Selector, Sliding, View
 from support.books import parse_book
 from support.certificates import Pair
 from support.commands import Quota
-from support.counting_upstream import Counting
 from support.http_clients import CLIENTS, Reply, Requests, asked_once
 from support.plain_http import Answer, Arrived, PlainServer
 from support.proxy import Proxy
@@ -211,6 +212,33 @@ limit = "X-RateLimit-Limit"
 reset = {{ header = "X-RateLimit-Reset", as = "epoch" }}
 bucket = "X-RateLimit-Resource"
 """
+
+
+@dataclass
+class Counting:
+    """Grants `limit` units until `reset_s`, as GitHub does: an answer for `PlainServer`. `said` are bodies by path."""
+
+    limit: int = 5_000
+    used: int = 0
+    reset_s: int = field(default_factory=lambda: int(time.time()) + 1_800)
+    said: dict[str, bytes] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, request: Arrived) -> Answer:
+        if request.verb == "CONNECT":
+            return Answer()
+        with self._lock:
+            left = max(0, self.limit - self.used)
+            self.used = min(self.limit, self.used + 1)
+            headers = {
+                "X-RateLimit-Limit": str(self.limit),
+                "X-RateLimit-Remaining": str(max(0, left - 1)),
+                "X-RateLimit-Reset": str(self.reset_s),
+                "X-RateLimit-Resource": "core",
+            }
+        if not left:
+            return Answer(403, b'{"message": "API rate limit exceeded for user ID 1."}', headers)
+        return Answer(200, self.said.get(request.target.partition("?")[0], b"{}"), headers)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import gc
 import http.client
@@ -14,8 +15,11 @@ import json
 import logging
 import os
 import pickle
+import random
 import socket
 import sqlite3
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from http.client import HTTPException
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import aiohttp
@@ -40,6 +44,7 @@ from googleapiclient.discovery import build
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import RequestReceived
+from h2.settings import SettingCodes, Settings
 from opentelemetry.instrumentation.httpx import HTTPXClientInstrumentor
 from opentelemetry.instrumentation.requests import RequestsInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
@@ -52,17 +57,77 @@ import quota.auto
 from quota.auto import payers_of
 from quota.clients import metering
 from quota.clients.aiohttp import aiohttp_middleware
+from quota.clients.httpx import httpx_transport
 from quota.clients.instrument import patches
 from quota.clients.instrument.payers import Payer, Payers
 from quota.errors import Refused
-from support.cutting_upstream import CuttingServer
 from support.emulator import Emulator
-from support.h2_server import H2Server
 from support.http_clients import Aiohttp, AsyncHttpx, Httpx, Reply, Requests, asked_once
 from support.interrupts import at_every_place, interrupt
-from support.plain_http import Answer, Arrived, PlainServer
+from support.plain_http import Answer, Arrived, Connections, PlainServer, Reached, ResetError, Upstream, answer
 from support.servers import free_port, until
 from support.setup import charges_at, ids_of
+
+
+class H2Server(Connections):
+    """Serves inside `with`, on loopback. `arrived` has the path of each request, over all connections. A request for
+    `/last` is answered once `ends` is set, and a GOAWAY ends its connection. `streams` may be under way at once."""
+
+    def __init__(self, streams: int = 100) -> None:
+        super().__init__()
+        self._streams = streams
+        self.ends = threading.Event()
+        self.arrived: list[str] = []
+
+    def serve(self, connection: socket.socket) -> None:
+        spoken = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+        spoken.local_settings = Settings(False, {SettingCodes.MAX_CONCURRENT_STREAMS: self._streams})
+        spoken.initiate_connection()
+        connection.sendall(spoken.data_to_send())
+        while data := connection.recv(1 << 16):
+            for event in spoken.receive_data(data):
+                if isinstance(event, RequestReceived):
+                    self.arrived.append(dict(event.headers)[":path"])
+                    is_last = self.arrived[-1] == "/last"
+                    if is_last:
+                        self.ends.wait(100)
+                    spoken.send_headers(event.stream_id, [(":status", "200"), ("content-length", "2")])
+                    spoken.send_data(event.stream_id, b"{}", end_stream=True)
+                    if is_last:
+                        spoken.close_connection(last_stream_id=event.stream_id)
+                        connection.sendall(spoken.data_to_send())
+                        return
+            connection.sendall(spoken.data_to_send())
+
+
+WHOLE = answer(b'{"items": [1, 2, 3]}')
+FATES = {"ok": 6, "moved": 2, "busy": 1, "silent": 2, "head": 1, "body": 1, "reset": 1}
+PIECES = {
+    "ok": [WHOLE],
+    "moved": [answer(b"", "Location: /there", status="302 Found")],
+    "busy": [answer(b"{}", status="503 Busy")],
+    "silent": [],
+    "head": [WHOLE[:20], b""],
+    "body": [WHOLE[:-5], b""],
+}
+
+
+class CuttingServer(Upstream):
+    """Serves inside `with`, on loopback. `arrived` counts the requests."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(self._fated)
+        self.arrived = 0
+        self._chance, self._lock = random.Random(seed), threading.Lock()
+
+    def _fated(self, request: Reached) -> Iterator[bytes]:
+        with self._lock:
+            self.arrived += 1
+            (fate,) = self._chance.choices([*FATES], [*FATES.values()])
+        if fate == "reset":
+            raise ResetError
+        yield from PIECES[fate]
+
 
 BOOK = """\
 api = "things"
@@ -202,6 +267,8 @@ def answer(request: Arrived) -> Answer:
             return Answer(200, b'{"usage": 0}', {"Content-Length": "900"}, hang_up=True)
         case "/chat":
             return Answer(200, json.dumps({"said": "x" * 500, "usage": 7}).encode())
+        case "/stalls":
+            return Answer(429, b'{"error"', {"Content-Length": "99"}, hang_up=True, stall_s=4)
         case "/nowhere":
             return Answer(404, b'{"error": {"message": "Not here."}}')
     return Answer(200, b'{"items": []}')
@@ -244,6 +311,18 @@ def test_a_post_that_stands_for_a_get_has_its_price_where_the_api_is_googles(cli
     quota.instrument()
     assert client(f"{server.address}/youtube/v3/search", "POST", b"q=x", override)[0] == 200
     assert charged() == [("search.list", 100)]
+
+
+def test_a_request_that_names_two_methods_to_read_it_by_does_not_leave(state_dir: Path, server: Things) -> None:
+    Path("quota.toml").write_text(credential("main", server.address, "youtube-v3"), encoding="utf-8")
+    quota.instrument()
+    with closing(http.client.HTTPConnection(server.address.partition("//")[2])) as conn:
+        conn.putrequest("POST", "/youtube/v3/search")
+        for verb in ("GET", "POST"):
+            conn.putheader("X-HTTP-Method-Override", verb)
+        with pytest.raises(quota.UsageError, match="does not name one method"):
+            conn.endheaders()
+    assert charged() == server.arrived == []
 
 
 def test_a_request_through_a_proxy_is_charged_by_its_target_host(config: Config, server: Things) -> None:
@@ -348,13 +427,19 @@ def test_a_refusal_is_not_tried_again(name: str, server: Things, monkeypatch: py
     assert len(server.arrived) == 1
 
 
-def test_a_refusal_says_itself_in_another_process(server: Things) -> None:
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_refusal_says_itself_in_another_process_and_as_a_copy(name: str, server: Things) -> None:
     """As from a pool of processes or a worker of Celery."""
+    client, error = CLIENTS[name]
     server.instrument(units=5)
     requests.post(server.address, timeout=100)
-    with pytest.raises(requests.RequestException) as refused:
-        requests.get(server.address, timeout=100)
-    assert str(pickle.loads(pickle.dumps(refused.value))).startswith("refused ")  # noqa: S301
+    with pytest.raises(error) as refused:
+        client(f"{server.address}/moved?key=a-secret")
+    again = pickle.loads(pickle.dumps(refused.value))  # noqa: S301
+    for one in (again, copy.copy(refused.value), pickle.loads(pickle.dumps(again))):  # noqa: S301
+        assert type(one) is type(refused.value)
+        assert (str(one), repr(one.args)) == (str(refused.value), repr(refused.value.args))
+        assert str(one).removeprefix("<urlopen error ").startswith("refused ")
 
 
 @pytest.mark.parametrize("name", ["urllib3", "requests"])
@@ -384,6 +469,30 @@ def test_a_request_in_pieces_by_http_client_is_refused_whole(server: Things) -> 
     assert [arrived.verb for arrived in server.arrived] == ["POST", "GET"]
 
 
+def test_a_refusal_whose_answer_nobody_reads_does_not_hold_back_the_next_request(server: Things) -> None:
+    """By http.client, where the answer waits in the connection."""
+    server.instrument(units=10, more='on_refusal = "429"')
+    requests.get(server.address, timeout=100)
+    with closing(http.client.HTTPConnection(server.address.partition("//")[2], timeout=5)) as conn:
+        conn.request("GET", "/search")
+        conn.close()
+        conn.request("GET", "/a")
+        assert conn.getresponse().status == 200
+    assert [arrived.target for arrived in server.arrived] == ["/", "/a"]
+
+
+def test_an_error_that_stalls_has_its_status_in_urllib(server: Things) -> None:
+    """And it closes its bucket. Its reader meets the timeout, as without us."""
+    server.instrument()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with pytest.raises(urllib.error.HTTPError, match="429") as error:
+        opener.open(f"{server.address}/stalls", timeout=0.5)
+    with error.value as answer, pytest.raises(TimeoutError):
+        answer.read()
+    with pytest.raises(urllib.error.URLError, match="upstream said its bucket 'calls' is exhausted"):
+        opener.open(f"{server.address}/a")
+
+
 def test_an_answer_closes_its_bucket_and_its_reader_gets_it_whole(client: Client, server: Things) -> None:
     server.instrument(more='on_refusal = "429"')
     assert client(f"{server.address}/busy") == (429, b'{"error": {"message": "Slow down."}}')
@@ -399,6 +508,26 @@ def test_the_answer_settles_the_reservation_of_the_request(client: Client, serve
     assert charged() == [("chat", 7)]
     assert client(f"{server.address}/chat", "POST", b'{"max_tokens": 54}')[0] == 429
     assert client(f"{server.address}/chat", "POST", asked)[0] == 200
+
+
+def test_an_answer_that_settles_its_request_can_be_pickled(server: Things) -> None:
+    server.instrument()
+    answer = httpx.post(f"{server.address}/chat", json={"max_tokens": 50})
+    again = pickle.loads(pickle.dumps(answer))  # noqa: S301
+    assert (type(again), again.json(), b"".join(again.iter_bytes())) == (httpx.Response, answer.json(), answer.content)
+    assert charged() == [("chat", 7)]
+
+
+def test_the_length_of_a_streamed_body_counts_however_its_field_is_spelled(config: Config, server: Things) -> None:
+    config(server.address)
+    book = Path("things.toml")
+    book.write_text(book.read_text().replace("default = 100 }", "default = 100, bytes_per_unit = 10 }"))
+    quota.instrument()
+    with urllib3.PoolManager() as pool:
+        body = io.BytesIO(b"short" + b"x" * 995)
+        with contextlib.suppress(urllib3.exceptions.HTTPError):
+            pool.urlopen("POST", f"{server.address}/chat", body=body, headers={"Content-Length": "1000"})
+    assert charged() == [("chat", 200)]
 
 
 def test_an_answer_that_is_shorter_than_announced_settles_nothing(
@@ -707,6 +836,22 @@ def test_our_own_transports_charge_once(server: Things) -> None:
         asyncio.run(main())
     assert charged() == [("read", 1), ("search", 10)] * 3
     assert len(server.arrived) == 6
+
+
+def test_a_charge_of_our_own_transport_pays_for_no_other_host(server: Things) -> None:
+    """A transport below may ask another API first, for a token for example."""
+
+    class Inner(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            by_urllib(f"{server.address}/token")
+            return super().handle_request(request)
+
+    server.instrument()
+    with PlainServer(answer) as other, quota.open() as session:
+        transport = httpx_transport(session.budget(), "search", hosts=other.host, inner=Inner())
+        with httpx.Client(transport=transport) as client:
+            assert client.get(f"{other.address}/a").status_code == 200
+    assert sorted(charged()) == [("read", 1), ("search", 10)]
 
 
 def test_googles_client_is_charged_without_changes(config: Config, server: Things) -> None:
@@ -1047,6 +1192,22 @@ def test_recorded_requests_are_charged_and_replayed_requests_are_free(
             list_videos(by, upstream.address)
         assert charged() == [("videos.list", 1)]
         assert upstream.usage()["requests"] == 1
+
+
+def test_a_recorder_that_was_loaded_first_sends_nothing_uncharged(
+    server: Things, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vcrpy keeps the methods of httpx and aiohttp as they are when it is imported, and records over these."""
+    recorder: Any = ModuleType(patches.RECORDER)
+    unpatched = recorder.handle_request = httpx.HTTPTransport.handle_request
+    monkeypatch.setitem(sys.modules, patches.RECORDER, recorder)
+    server.instrument()
+    with monkeypatch.context() as recording:
+        recording.setattr(httpx.HTTPTransport, "handle_request", lambda *args: recorder.handle_request(*args))
+        assert by_httpx(f"{server.address}/a")[0] == 200
+    assert charged() == [("read", 1)]
+    quota.uninstrument()
+    assert recorder.handle_request is unpatched
 
 
 def test_a_client_that_was_first_used_with_a_recorder_works_without_it(

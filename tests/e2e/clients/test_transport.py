@@ -27,8 +27,8 @@ import urllib3
 
 from quota.budget import Budget
 from quota.clients import aiohttp as of_aiohttp
+from quota.clients import gate
 from quota.clients import httpx as of_httpx
-from quota.clients import urllib3 as of_urllib3
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.gate import MAX_PEEK_BYTES, HostGate
 from quota.clients.httpx import httpx_async_transport, httpx_transport
@@ -167,6 +167,61 @@ def test_a_refusal_leaves_the_client_and_nothing_else_leaves(
     assert len(server.arrived) == 1
 
 
+def test_a_session_of_requests_hangs_up_when_it_is_closed(ledger: Log) -> None:
+    """A pool that refers to itself waits for the garbage collector."""
+
+    def serve() -> bytes:
+        with listening.accept()[0] as connection:
+            connection.settimeout(10)
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            return connection.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve)
+        host = f"127.0.0.1:{listening.getsockname()[1]}"
+        gc.disable()
+        try:
+            with closing(Requests(make_budget(ledger), "videos.list", hosts=host)) as client:
+                client.ask(f"http://{host}/")
+            assert served.result() == b""
+        finally:
+            gc.enable()
+
+
+def test_a_cancelled_request_stays_charged_if_a_transport_below_sends_its_own(server: PlainServer, ledger: Log) -> None:
+    """As transports around httpx's do. The request of its own has none of the extensions that show what leaves."""
+
+    class Inner(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return await super().handle_async_request(httpx.Request(request.method, request.url))
+
+    async def main() -> None:
+        transport = httpx_async_transport(make_budget(ledger), "videos.list", hosts=[server.host], inner=Inner())
+        async with httpx.AsyncClient(transport=transport) as client:
+            asked = asyncio.ensure_future(client.get(f"{server.address}/silent"))
+            while not server.arrived:
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+
+    asyncio.run(main())
+    assert charged(ledger) == {"videos.list": 1}
+
+
+def test_a_request_stays_charged_if_a_transport_below_sends_it_again_in_vain(server: PlainServer, ledger: Log) -> None:
+    class Inner(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            super().handle_request(request).close()
+            raise httpx.ConnectError("no connection for the second attempt")
+
+    client = Httpx(make_budget(ledger), "videos.list", hosts=[server.host], inner=Inner())
+    with closing(client), pytest.raises(httpx.ConnectError):
+        client.ask(f"{server.address}/ok")
+    assert (charged(ledger), len(server.arrived)) == ({"videos.list": 1}, 1)
+
+
 def test_a_request_without_a_connection_is_refunded(connect: Connect, ledger: Log) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
@@ -282,7 +337,7 @@ def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
                 late.append(True)
 
     begun, late = threading.Event(), list[bool]()
-    for client in (of_aiohttp, of_httpx, of_urllib3):
+    for client in (gate, of_aiohttp, of_httpx):
         monkeypatch.setattr(client, "PEEK_WITHIN_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dripping = threading.Thread(target=drip)
@@ -455,8 +510,12 @@ def test_the_error_of_a_mock_is_free(
 ) -> None:
     """A test shows what a job does after an error: respx raises it in the place of httpcore."""
 
+    class TooSlow(httpx.ReadTimeout):
+        exceptions = None
+        """It is no group of errors."""
+
     def fail(*_: Any) -> Any:
-        raise httpx.ReadTimeout("too slow")
+        raise TooSlow("too slow")
 
     client = kind(make_budget(ledger), "videos.list", hosts=[server.host])
     monkeypatch.setattr(httpcore.ConnectionPool, "handle_request", fail)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -60,7 +57,6 @@ class Taken(Quota):
         return done.stdout
 
     def sent(self) -> int:
-        """How many calls reached upstream."""
         return int(self.upstream.usage()["requests"])
 
 

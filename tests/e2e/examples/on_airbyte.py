@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-from support.servers import free_port
-
-if TYPE_CHECKING:
-    from e2e.examples.conftest import Taken
-    from support.servers import RedisServer
+from e2e.examples.conftest import Taken
+from support.servers import RedisServer, free_port
 
 SYNC = """
 import json, logging, pathlib, sys
@@ -59,7 +55,6 @@ def sync(taken: Taken, name: str) -> list[object]:
 
 
 def spent(taken: Taken) -> int:
-    """What the ledger counts."""
     return int(taken.json("spend", "--by", "method")["total_units"])
 
 
@@ -79,7 +74,6 @@ def test_without_a_ledger_the_sync_ends_as_a_system_error(taken: Taken) -> None:
 
 
 def test_two_sources_and_a_dag_on_one_token_are_never_over_and_each_goes_on(taken: Taken, server: RedisServer) -> None:
-    """Nine calls in all, and room for five at first; on three machines over one Redis."""
     taken.ledger = server.url
     taken.take("airbyte_source", units=5)
     taken.take("airflow_dag", units=5)

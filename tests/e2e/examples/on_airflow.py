@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from e2e.examples.conftest import Taken
 from support.servers import free_port
-
-if TYPE_CHECKING:
-    from e2e.examples.conftest import Taken
 
 TASKS = """
 import json, logging, pathlib, quota

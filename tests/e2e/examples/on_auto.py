@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.examples.conftest import ROOT
+from e2e.examples.conftest import ROOT, Taken
 from support.servers import free_port
-
-if TYPE_CHECKING:
-    from e2e.examples.conftest import Taken
 
 CALL = """
 import os, httplib2, requests
@@ -56,16 +52,20 @@ asyncio.run(main())
 UNDER_GRPC = """
 import asyncio, sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 import grpc
 from google.analytics import data_v1beta as data
 from google.analytics.data_v1beta.services.beta_analytics_data import transports
 from google.api_core.exceptions import FailedPrecondition
 from google.api_core.retry import Retry, if_transient_error
 
-arrived = []
+arrived, gone = [], Event()
 
-def answer(request, _):
+def answer(request, context):
     arrived.append(request)
+    if request.property == "properties/slow":
+        context.add_callback(gone.set)
+        assert gone.wait(100)
     quota = data.PropertyQuota(tokens_per_day=data.QuotaStatus(consumed=3, remaining=1_000))
     return data.RunReportResponse(property_quota=quota)
 
@@ -77,7 +77,8 @@ server.add_generic_rpc_handlers(
 )
 server.add_insecure_port(sys.argv[1])
 server.start()
-report, retry = {"property": "properties/1"}, Retry(predicate=if_transient_error, initial=60)
+report, slow = {"property": "properties/1"}, {"property": "properties/slow"}
+retry = Retry(predicate=if_transient_error, initial=60)
 
 over = transports.BetaAnalyticsDataGrpcTransport(channel=grpc.insecure_channel(sys.argv[1]))
 client = data.BetaAnalyticsDataClient(transport=over)
@@ -86,6 +87,10 @@ client.run_report(report)
 
 async def main():
     over = transports.BetaAnalyticsDataGrpcAsyncIOTransport(channel=grpc.aio.insecure_channel(sys.argv[1]))
+    try:
+        await asyncio.wait_for(data.BetaAnalyticsDataAsyncClient(transport=over).run_report(slow), 1)
+    except TimeoutError:
+        assert await asyncio.to_thread(gone.wait, 10), "a cancelled call goes on"
     await data.BetaAnalyticsDataAsyncClient(transport=over).run_report(report)
     try:
         await data.BetaAnalyticsDataAsyncClient(transport=over).run_report(report)
@@ -97,7 +102,7 @@ try:
     client.run_report(report, retry=retry)
 except FailedPrecondition as error:
     assert error.message.startswith("refused properties.runReport"), error
-assert len(arrived) == 3, arrived
+assert len(arrived) == 4, arrived
 """
 
 DAG = f"""
@@ -153,13 +158,14 @@ def test_niquests_is_charged_awaited_or_not(taken: Taken) -> None:
 
 
 def test_grpc_is_charged_settled_and_refused_once(taken: Taken) -> None:
-    """Three reports are charged 10 tokens each and cost 3, so that there is no room for 10 more."""
+    """A report that is cancelled costs the 10 tokens of its charge, and three others cost 3 each: there is no room for
+    10 more."""
     place = f"127.0.0.1:{free_port()}"
-    limit = '[[credentials.main.limits]]\nname = "hour"\nunits = 18\nwindow = "1h"\n'
+    limit = '[[credentials.main.limits]]\nname = "hour"\nunits = 28\nwindow = "1h"\n'
     taken.configure(f'[credentials.main]\napi = "analyticsdata-v1beta"\nendpoint = "http://{place}"\n{limit}')
     program = ["python", "-c", UNDER_GRPC, place]
     run(taken, "google-analytics-data", "quota", "exec", "--auto", "--", *program)
-    assert charged(taken) == 9
+    assert charged(taken) == 19
 
 
 def test_airflow_tasks_under_auto_are_charged(taken: Taken) -> None:

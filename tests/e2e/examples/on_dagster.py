@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from e2e.examples.conftest import Taken
+from e2e.examples.conftest import Taken
 
 RUNS = """
 import json

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from e2e.examples.conftest import Taken
+from e2e.examples.conftest import Taken
 
 WORK = """
 import json, quota, time
@@ -37,7 +35,6 @@ with start_worker(app, pool="solo", perform_ping_check=False) as worker:
 
 @pytest.mark.parametrize(("window", "steps"), [("10m", 0), ("2h", 5_400)])
 def test_a_refused_task_waits_for_its_time_and_holds_no_worker(window: str, steps: int, taken: Taken) -> None:
-    """The time at which it fits, or a step towards it: `STEP_S` is half an hour."""
     taken.take("celery_tasks", units=1, window=window)
     titles, early = json.loads(taken.python(WORK))
     assert (titles, taken.sent()) == (5, 1)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+from e2e.examples.conftest import Taken
 from support.servers import free_port
-
-if TYPE_CHECKING:
-    from e2e.examples.conftest import Taken
 
 WITHOUT_A_LEDGER = """
 import dlt_pipeline, quota

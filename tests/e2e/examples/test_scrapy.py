@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+from e2e.examples.conftest import Taken
 from support.servers import free_port
-
-if TYPE_CHECKING:
-    from e2e.examples.conftest import Taken
 
 CRAWLS = """
 import asyncio, pathlib
@@ -60,7 +57,6 @@ task.react(lambda reactor: defer.Deferred.fromFuture(asyncio.ensure_future(crawl
 
 
 def test_a_crawl_that_is_refused_ends_and_a_later_one_fetches_the_rest(taken: Taken) -> None:
-    """First there is no ledger, then a budget for three of eight requests. The crawl after that calls nobody."""
     taken.take("scrapy_middleware", units=3)
     said = taken.python(CRAWLS.replace("ADDRESS", taken.upstream.address).replace("PORT", str(free_port())))
     assert said.splitlines() == ["no_ledger None", "quota 3", "quota None", "finished 5"]

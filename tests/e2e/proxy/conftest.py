@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.proxying import House, Upstream
+from support.plain_http import Upstream
+from support.proxying import House
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

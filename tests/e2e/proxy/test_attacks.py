@@ -14,9 +14,9 @@ import pytest
 
 from quota.proxy.app import Mask
 from support.certificates import private_key
-from support.installation import until
-from support.plain_http import Answer, PlainServer
-from support.proxying import BOOK, SECRET, House, Reached, answer
+from support.plain_http import Answer, PlainServer, Reached, answer
+from support.proxying import BOOK, SECRET, House
+from support.servers import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,7 +203,7 @@ def test_an_ambiguous_request_is_not_passed_on(house: House) -> None:
 def test_each_request_that_leaves_is_charged_once(house: House, sent: bytes, targets: list[str]) -> None:
     """What leaves is written anew: folds, line ends and frames of the caller do not reach upstream."""
     with house.open():
-        house.raw_for(sent, len(targets))
+        house.raw(sent, len(targets))
         reached, charged = settled(house)
         assert reached == charged
         assert [one.target for one in house.upstream.reached] == targets[:reached]
@@ -282,7 +282,7 @@ def test_a_body_is_asked_for_only_once_its_request_is_admitted(house: House) -> 
             while piece := connection.recv(1_000):
                 got += piece
         assert b"HTTP/1.1 200 OK" in got
-        assert house.raw_for(head + b"\r\n", 1).startswith(b"HTTP/1.1 429 ")
+        assert house.raw(head + b"\r\n", 1).startswith(b"HTTP/1.1 429 ")
         assert settled(house) == (1, 1)
     assert (house.upstream.reached[0].body, house.upstream.reached[0].field("expect")) == (b"hello", None)
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.commands import QUOTA, Quota
-from support.installation import until
-from support.proxying import SECRET, House, Reached, answer
+from support.plain_http import Reached, answer
+from support.proxying import SECRET, House
+from support.servers import until
 from support.web import Served, served_by
 
 if TYPE_CHECKING:

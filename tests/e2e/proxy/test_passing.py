@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.proxying import BOOK, SECRET, House, Reached, answer
+from support.plain_http import Reached, answer
+from support.proxying import BOOK, SECRET, House
 from support.servers import free_port
 from support.setup import ids_of
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from quota.clients.answer_fields import Answer
 from quota.clients.upstream import Closing, Described, Google, Reading, upstream_of
 from quota.clients.upstream_errors import bucket_of, classify
 from quota.settings.books import load_book
+from quota.terms.api import Field, Figure, Used
 from quota.terms.costs import CostBook, Part
 from quota.terms.evidence import Level
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -236,9 +238,11 @@ def test_every_recorded_answer_of_google_is_read_as_without_the_seam(shared_data
         ({"Retry_After": "Wed, 18 Nov 2026 11:46:40 GMT"}, NOW_MS + 2_400_000),
         # Never for longer than the period.
         ({"Retry_After": "86400"}, NOW_MS + HOUR_MS),
-        # The later one counts also where the other is over. What is sent twice or no time at all changes nothing.
+        # The later one counts also where the other is over. What has several values or no time changes nothing.
         ({"Retry_After": "0"}, NOW_MS + 1_800_000),
-        ({"Retry_After": "1900, 1900"}, NOW_MS + 1_800_000),
+        ({"Retry_After": "1900, 1900"}, NOW_MS + 1_900_000),
+        ({"Retry_After": ", ".join(["Wed, 18 Nov 2026 11:46:40 GMT"] * 2)}, NOW_MS + 2_400_000),
+        ({"Retry_After": "1900, 1800"}, NOW_MS + 1_800_000),
         ({"Retry_After": "soon"}, NOW_MS + 1_800_000),
         ({"Retry_After": "9" * 400}, NOW_MS + 1_800_000),
         ({"X_RateLimit_Reset": "9" * 12}, None),
@@ -345,7 +349,12 @@ def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
         ({"X_RateLimit_Remaining": "12.9"}, Level("core", 12, 5_000, NOW_MS + 1_800_000)),
         ({"X_RateLimit_Limit": "5000.9"}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
         ({"X_RateLimit_Remaining": "1e3"}, None),
-        ({"X_RateLimit_Remaining": "0, 0"}, None),
+        ({"X_RateLimit_Remaining": "0, 0"}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Remaining": "98,98 , 98"}, Level("core", 98, 5_000, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Remaining": "98, 97"}, None),
+        ({"X_RateLimit_Remaining": "98, 97, 98"}, None),
+        ({"X_RateLimit_Remaining": "0,"}, None),
+        ({"X_RateLimit_Resource": "core, core"}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
         ({"X_RateLimit_Remaining": "9" * 300}, None),
         ({"X_RateLimit_Remaining": "१"}, None),
         ({"X_RateLimit_Resource": "other"}, None),
@@ -357,11 +366,17 @@ def test_a_good_answer_shows_what_remains(headers: dict[str, str], level: Level 
     assert (reading.error, reading.closes) == (None, ())
 
 
-def test_a_header_that_was_sent_twice_changes_nothing() -> None:
-    upstream = upstream_of(a_book(GITHUB))
-    headers = [("X-RateLimit-Remaining", "0"), ("x-ratelimit-remaining", "0")]
-    assert upstream.read(200, headers, b"", method="repos.get", at_ms=NOW_MS).levels == ()
-    assert len(upstream.read(200, headers[:1], b"", method="repos.get", at_ms=NOW_MS).levels) == 1
+@pytest.mark.parametrize(("second", "remaining"), [("0", [0]), ("1", [])])
+def test_a_header_that_was_sent_twice_is_read_if_its_values_are_equal(second: str, remaining: list[int]) -> None:
+    headers = [("X-RateLimit-Remaining", "0"), ("x-ratelimit-remaining", second)]
+    reading = upstream_of(a_book(GITHUB)).read(200, headers, b"", method="repos.get", at_ms=NOW_MS)
+    assert [level.remaining_units for level in reading.levels] == remaining
+
+
+def test_a_cost_that_was_sent_twice_settles_nothing() -> None:
+    """Nobody knows whether the call cost that once or twice."""
+    answer = Answer(200, {"x-cost": "5, 5"}, b"", NOW_MS)
+    assert answer.units(Used((Figure((Field(header="x-cost"),)),))) == [None]
 
 
 @pytest.mark.parametrize(
