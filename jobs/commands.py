@@ -70,8 +70,8 @@ def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
     spent, and reads neither ledger nor store; --from DATE does the same at midnight of that day.
 
-    The exit status is 0 if the schedule fits: only units that are already spent cause refusals. If not, it is 1,
-    and the output has the smallest changes that make the schedule fit.
+    If the schedule fits, the exit status is 0. Refusals count only if they would also come without the units that are
+    already spent. If it does not fit, the status is 1, and the output has the smallest changes that make it fit.
 
     \b
     Example:
@@ -239,7 +239,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     """
     import tempfile
 
-    from quota.cli.rehearsal import state_in
+    from quota.cli.rehearsal import variables
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
 
@@ -247,7 +247,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
         raise quota.UsageError("--keep '' is not the path of a folder")
     with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible(says=True) as stop:
         folder = Path(keep or temporary).absolute()
-        with Emulator() as upstream, state_in(folder / "state"):
+        with Emulator() as upstream, variables(QUOTA_STATE_DIR=str(folder / "state")):
             config = _demo_config(folder, upstream.address, units)
             with quota.open(config) as session:
                 with watching("trending") as watcher:

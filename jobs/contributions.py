@@ -38,8 +38,6 @@ from quota.jobs.job import (
     sink_to_look_at,
 )
 from quota.jobs.places import checkpoints_of, runs_on
-from quota.jobs.plan.plan import Plan, make_plan
-from quota.jobs.plan.simulation import SLOT_MS, read_state
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, is_made, path_of
 from quota.jobs.store.store import Elsewhere, Store
@@ -60,13 +58,12 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     does not know, and for first calls that fit no limit."""
     from quota.jobs.emulator.catalogue import REGIONS  # the other commands need no names of regions
 
-    looks: tuple[tuple[str, Callable[[Settings, JobSettings], object]], ...]
-    looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
+    looks: dict[str, Callable[[Settings, JobSettings], object]] = {"fetch": fetch_to_look_at, "sink": sink_to_look_at}
     users = regions_of_users(settings)
     listed = {*REGIONS, *users}
     limits = {name: _limits_by_job(credential.limits) for name, credential in settings.credentials.items()}
     for job in settings.jobs.values():
-        for key, look in looks:
+        for key, look in looks.items():
             try:
                 look(settings, job)
             except NotImported as error:
@@ -243,6 +240,7 @@ def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
         check_regions(session.settings, job)
         with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
             method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
+            sink_to_look_at(session.settings, job)
     except quota.ConfigError as error:
         return str(error), None
     methods = [name for name in budget.book.methods if budget.book.price(name).units]
@@ -251,6 +249,8 @@ def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
         return "", None
     try:
         decision = budget.peek(method, job=job.name, region=checkpoint.region)
+        if job.max_units is not None:
+            RunLimit(job.max_units).take(decision.cost_units)
     except quota.UsageError as error:
         return str(error), None
     return ("", None) if decision.admitted else (decision.why(), decision)
@@ -292,9 +292,17 @@ def _stand_of(checkpoint: Checkpoint, now_ms: int) -> tuple[Stand, str]:
 
 def forecast(session: Session) -> Contribution:
     """The charges of the schedule until tomorrow ends, as in `quota plan`. Raises LedgerError and StoreError."""
+    from quota.jobs.plan.plan import make_plan  # only the page needs a plan
+    from quota.jobs.plan.simulation import SLOT_MS, read_state
+
     plan = make_plan(session.settings, host_clock(), days=1, state=read_state(session), find_changes=False)
+
+    def middle_ms(slot: int) -> int:
+        """Of a slot, or of the part of it that the plan covers."""
+        return (max(slot * SLOT_MS, plan.start_ms) + (slot + 1) * SLOT_MS) // 2
+
     expected = [
-        Expected(row.project, row.bucket, row.method, row.job, _at(slot, plan), units, row.calls.get(slot, 0))
+        Expected(row.project, row.bucket, row.method, row.job, middle_ms(slot), units, row.calls.get(slot, 0))
         for row in plan.spent
         for slot, units in row.units.items()
     ]
@@ -306,8 +314,3 @@ def forecast(session: Session) -> Contribution:
         limits[row.project, row.limit.name] = LimitAhead(row.days[0].used_units, row.zone, refused_ticks, dry_ms)
     scheduled = any(job.schedule is not None for job in session.settings.jobs.values())
     return Contribution(forecast=Forecast(plan.until_ms, tuple(expected), limits, scheduled))
-
-
-def _at(slot: int, plan: Plan) -> int:
-    """The middle of a slot, or of the part of it that the plan covers."""
-    return (max(slot * SLOT_MS, plan.start_ms) + (slot + 1) * SLOT_MS) // 2

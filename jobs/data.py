@@ -78,8 +78,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
         print_rich(_runs_table(past_runs, session.settings.jobs))
     else:
         of = "" if job is None else f" of {show(job)}"
-        hint = "" if job is None or job in session.settings.jobs else f"; {nearest(job, session.settings.jobs)}"
-        say(f"no run{of} in the last {since} on this machine{hint}")
+        say(f"no run{of} in the last {since} on this machine{_hint(session.settings.jobs, job, None)}")
 
 
 def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:
@@ -177,7 +176,7 @@ def search(
         return
     say(*map(_video_line, videos))
     if not videos:
-        say("nothing found", err=True)
+        say(f"nothing found{_hint(session.settings.jobs, job, region)}", err=True)
 
 
 def _elsewhere_line(job: Elsewhere) -> str:
@@ -270,6 +269,19 @@ def export(
                     count += 1
     if output is not None:
         say(f"{one_line(output)}: {many(count, 'record')}", err=True)
+    if not count:
+        filters = ("job", job and show(job)), ("region", region and show(region)), ("the last", since)
+        chosen = ", ".join(f"of {what} {value}" for what, value in filters if value is not None)
+        why = f" {chosen}{_hint(session.settings.jobs, job, region)}" if chosen else "; `quota runs` lists the runs"
+        say(f"{table}: nothing is stored{why}", err=True)
+
+
+def _hint(jobs: Mapping[str, JobSettings], job: str | None, region: str | None) -> str:
+    """What a job or a region that nobody configured may mean."""
+    if job is not None and job not in jobs:
+        return f"; {nearest(job, jobs)}"
+    regions = {name for settings in jobs.values() if job in (None, settings.name) for name in settings.regions}
+    return f"; {nearest(region, sorted(regions))}" if region is not None and region not in regions and regions else ""
 
 
 @contextmanager
@@ -339,7 +351,9 @@ def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> N
             if job in (None, settings.name)
             for checkpoint in checkpoints_of(session, settings, store)
         ]
-    _print(checkpoints, as_json=as_json, as_csv=as_csv)
+    jobs = session.settings.jobs
+    none = "no job is configured" if job is None or not jobs else f"there is no job {show(job)}{_hint(jobs, job, None)}"
+    _print(checkpoints, as_json=as_json, as_csv=as_csv, none=none)
 
 
 @place.command("show")
@@ -419,7 +433,9 @@ def _chosen(checkpoints: list[Checkpoint], job: str, region: str | None) -> list
     return [checkpoint for checkpoint in checkpoints if region in (None, checkpoint.region)]
 
 
-def _print(checkpoints: list[Checkpoint], *, as_json: bool, as_csv: bool, cursors: bool = False) -> None:
+def _print(
+    checkpoints: list[Checkpoint], *, as_json: bool, as_csv: bool, cursors: bool = False, none: str = ""
+) -> None:
     names = "job region pending pages items cursor started_at completed_at failed_at"
     if as_csv:
         print_csv(names.split(), (members(checkpoint, names) for checkpoint in checkpoints))
@@ -441,4 +457,4 @@ def _print(checkpoints: list[Checkpoint], *, as_json: bool, as_csv: bool, cursor
         if cursors and checkpoint.cursor is not None:
             say(f"  cursor {json.dumps(checkpoint.cursor)[:2_000]}")
     if not checkpoints:
-        say("no job is configured", err=True)
+        say(none, err=True)

@@ -33,7 +33,7 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -129,7 +129,12 @@ def run_job(
                     if not chosen:
                         return _overlap(session, job, "another run has covered it meanwhile")
                 with Hold(session, job, store, lock.descriptor, clock(), longest_step_ms(job), tick, tick_ms) as hold:
-                    hold.begin(chosen, here=here)
+                    try:
+                        hold.begin(chosen, here=here)
+                    except quota.LedgerError as error:  # the ledger has the places
+                        begun = store.runs.begin(session.run, session.credential(job.credential).project, job.name)
+                        _keep(store, begun, failed_report(session, name, error))
+                        raise
                     mine = [region for region in chosen if region not in hold.away]
                     elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
                     if elsewhere is not None:
@@ -462,7 +467,12 @@ class _Run:
         if self.sink is None or not page.items:
             return None
         try:
-            self.sink(copy.deepcopy(page), self.job.name, self.here.region)
+            returned = self.sink(copy.deepcopy(page), self.job.name, self.here.region)
+            if isinstance(returned, Coroutine | Generator | AsyncGenerator):  # a wrapper hides what it wraps
+                getattr(returned, "close", int)()  # Python warns of a coroutine that nobody awaited
+                raise TypeError(
+                    f"the sink returned {type(returned).__name__}, which nobody runs; write a plain function"
+                )
         except (Exception, SystemExit) as error:
             _debug("sink_failed", exc_info=True, job=self.job.name, region=self.here.region)
             why = redact(describe(error) + line_of(error, self.job.sink))

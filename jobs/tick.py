@@ -109,12 +109,12 @@ def run(
 
             session, clock = block.enter_context(rehearsed(session, at, as_json=as_json))
         log_to_stderr()
+        how = _How(regions, here, fail_on_refusal, as_json, quiet, verbose, stop, clock, emit)
         if dry_run:
-            fits = _look_ahead(session, names, regions, clock, emit if as_json else None)
+            fits = _look_ahead(session, names, how)
             statuses = [0 if fits or not fail_on_refusal else Refused.exit_status]
         elif at is not None:
             _check_endpoints(session, names)
-        how = _How(regions, here, fail_on_refusal, as_json, quiet, verbose, stop, clock, emit)
         for name in () if dry_run else names:
             statuses.append(_one_of_all(session, name, how) if all_jobs else _tick(session, name, how))
             if stop():
@@ -190,24 +190,18 @@ def _one_of_all(session: Session, job: str, how: _How) -> int:
             return error.exit_status
 
 
-def _look_ahead(
-    session: Session,
-    jobs: Sequence[str],
-    regions: Sequence[str],
-    clock: Callable[[], int] | None,
-    emit: Callable[[dict[str, object]], None] | None,
-) -> bool:
+def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> bool:
     """Print what runs of these jobs would cost, one after the other. Returns whether all of it fits."""
     from quota.cli.rehearsal import copied
     from quota.jobs.plan.plan import look_ahead
 
     fits = True
-    with copied(session, clock, store=False) as copy:
+    with copied(session, how.clock, store=False) as copy:
         for job in jobs:
-            ahead = look_ahead(copy, job, regions)
+            ahead = look_ahead(copy, job, how.regions)
             fits = fits and ahead.refusal is None
-            if emit is not None:
-                emit({"dry_run": True, **ahead.as_json()})
+            if how.as_json:
+                how.emit({"dry_run": True, **ahead.as_json()})
             else:
                 say(*ahead.lines())
     return fits

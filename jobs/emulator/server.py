@@ -304,7 +304,8 @@ class Emulator:
         units = many(self._meter.quota_units["units"], "unit")
         late = f", each answer {self._delay_ms:,} ms late" if self._delay_ms else ""
         errors = f", {self._errors_percent}% errors" if self._errors_percent else ""
-        return f"YouTube Data API v3 emulator: {self.address} ({self._meter.allocation}, {units} a day{late}{errors})"
+        buckets = "one bucket" if self._meter.allocation == "pool" else "separate buckets"
+        return f"YouTube Data API v3 emulator: {self.address} ({buckets}, {units} a day{late}{errors})"
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)

@@ -531,7 +531,8 @@ class Ahead(NamedTuple):
             return
         fits = "none of it fits now"
         if self.fitting_calls:
-            fits = f"the first {many(self.fitting_calls, 'call')} ({many(self.fitting_units, 'unit')}) fit now"
+            first, units = many(self.fitting_calls, "call"), many(self.fitting_units, "unit")
+            fits = f"the first {first} ({units}) fit now, then no more"
         retry_ms = self.refusal.retry_at_ms
         again = (
             "" if retry_ms is None else f"; the next fits at {moment(retry_ms)} (in {spell(retry_ms - self.now_ms)})"

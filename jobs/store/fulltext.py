@@ -54,6 +54,7 @@ _ACCENTS = (
     "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0640"  # Arabic vowels
     "\u093c"  # the dot of Devanagari
     "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variants of a glyph: the heart in colour or not
+    "\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"  # where a line breaks, how it runs: invisible
     "]+"
 )
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""

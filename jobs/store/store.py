@@ -427,13 +427,11 @@ class Store:
     def tables(self) -> list[TableOfRows]:
         """The tables of rows that jobs have named, by name."""
 
-        def work(db: sqlite3.Connection) -> list[TableOfRows]:
-            return [
-                TableOfRows(name, count, oldest_ms, newest_ms, tuple(fields_of(db, name, -1)))
-                for name, count, oldest_ms, newest_ms in list(tables_of(db))
+        return self._read(
+            lambda db: [
+                TableOfRows(*table, fields=tuple(fields_of(db, str(table[0]), -1))) for table in list(tables_of(db))
             ]
-
-        return self._read(work)
+        )
 
     def write_views(self) -> None:
         """Remake a view of each table of rows, with a column for each of its fields."""
@@ -459,11 +457,8 @@ class Store:
                 if count < DELETE_PER_TRANSACTION:
                     break
 
-        def restart_expired(db: sqlite3.Connection) -> None:
-            for sql in _EXPIRE:
-                db.execute(sql, {**FIRST_PAGE, "cutoff_ms": cutoff_ms})
-
-        self._write(restart_expired)
+        expired = {**FIRST_PAGE, "cutoff_ms": cutoff_ms}
+        self._write(lambda db: [db.execute(sql, expired) for sql in _EXPIRE])
         return deleted
 
 
@@ -479,18 +474,16 @@ def _place_of_pass(checkpoint: Checkpoint) -> tuple[object, ...]:
     return (checkpoint.pending, *(getattr(checkpoint, name) for name in FIRST_PAGE))
 
 
-def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
-    """The start of the pass, moved on while an earlier ranking has the same one: a clock may go back."""
-    while db.execute(
-        "SELECT 1 FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
-        (checkpoint.job, checkpoint.region, started_at_ms),
-    ).fetchone():
-        started_at_ms += 1
-    return started_at_ms
-
-
 def _delete_some(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
     return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
+
+
+def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
+    """The start of the pass, moved on while an earlier ranking has the same one: a clock may go back."""
+    sql = "SELECT 1 FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
+    while db.execute(sql, (checkpoint.job, checkpoint.region, started_at_ms)).fetchone():
+        started_at_ms += 1
+    return started_at_ms
 
 
 _DELETE_SOME = (

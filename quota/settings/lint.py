@@ -22,7 +22,7 @@ from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
-from quota.settings.books import as_written, covers, headrooms
+from quota.settings.books import as_written
 from quota.settings.model import (
     BUILT_IN_FETCHES,
     STORE_FETCHES,
@@ -33,7 +33,7 @@ from quota.settings.model import (
 )
 from quota.settings.references import address_of, read_key
 from quota.settings.tables import inbound_table
-from quota.terms.costs import Bucket, CostBook, Quota
+from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
 
 
@@ -83,6 +83,13 @@ def _opening(url: str) -> Iterator[Finding]:
 
 def _ledger(settings: Settings) -> Iterator[Finding]:
     yield from _path("ledger.url", settings.ledger.file)
+    if settings.ledger.url == "memory:":
+        at = " at its first page" if settings.store.places_in_ledger else ""
+        yield warning(
+            "ledger.url",
+            f"the charges end with each process, so each tick begins{at} with the whole budget",
+            "memory: is for tests; name a file or a server, or remove the key",
+        )
     outage = settings.ledger.unavailable
     if outage is None:
         return

@@ -27,7 +27,7 @@ from quota.common.hosts import is_http_address, is_readable_on_the_way
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
-from quota.settings.books import default_limits, headrooms, load_book, parse_limits
+from quota.settings.books import default_limits, load_book, parse_limits
 from quota.settings.environment import PREFIX, overlaid, variables_of
 from quota.settings.model import (
     BUILT_IN,
@@ -49,7 +49,7 @@ from quota.settings.references import Address, address_of, file_url, path_at, pl
 from quota.settings.schedules import Every, parse_schedule
 from quota.settings.tables import A_CREDENTIAL, INBOUND, INBOUND_RULE, JOB, NO_ADDRESS, PLACES, ROOT, rule_names
 from quota.settings.toml import Keys, Kind, Rows, TomlTable, parse_toml, read_file
-from quota.terms.costs import CostBook
+from quota.terms.costs import CostBook, headrooms
 from quota.terms.limits import Limit, format_duration, load_zone
 
 
@@ -374,16 +374,14 @@ def _job(
         name=name,
         credential=credential,
         fetch=fetch,
-        **row.members("regions pages"),
+        **row.members("regions pages max_body_mb max_answer_s max_items insecure_endpoint max_units"),
         schedule=None,
         stagger_ms=0,
         misfire_grace_ms=grace_ms,
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},
         options=_options(row.read("options")),
-        **row.members("max_body_mb max_answer_s max_items"),
         on_each_machine=row.read("machines") == "each",
         ping_ref=row.read("ping"),
-        **row.members("insecure_endpoint max_units"),
         tables=_tables(row),
         sink=row.read("sink") or "",
     )

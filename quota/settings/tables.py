@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -24,6 +24,7 @@ from quota.settings.model import (
 )
 from quota.settings.references import ADDRESS, FilePath, Login, Reference, TextOrReference
 from quota.settings.toml import (
+    MISSING,
     Apart,
     Day,
     Either,
@@ -265,7 +266,6 @@ NOTIFY = Keys(
     ),
 )
 
-_MISSING = "missing; the key is required"
 _INBOUND_LIMIT = {
     "limit": Whole("How many requests, within the window."),
     "window": Span("The window, in whole seconds."),
@@ -276,7 +276,7 @@ INBOUND_RULE = Keys(
         "path": Text("Which paths: /search, /users/{id}, /files/*. Default: all."),
         "methods": Texts("Which methods, such as GET. Default: all."),
         **_INBOUND_LIMIT,
-        "limits": Rows("Several limits at once.", Keys(_INBOUND_LIMIT, Some((("window", "limit"),), _MISSING))),
+        "limits": Rows("Several limits at once.", Keys(_INBOUND_LIMIT, Some((("window", "limit"),), MISSING))),
         "algorithm": Text("How it counts.", choices=("counter", "gcra", "log"), default="counter"),
         "cost": Whole("How many units one request counts.", default=1),
         "fail": Text("What happens while the storage does not answer.", choices=("open", "closed"), default="open"),
@@ -284,7 +284,7 @@ INBOUND_RULE = Keys(
         "count_rejected": Flag("A refused request counts, too."),
     },
     Apart("limits", tuple(_INBOUND_LIMIT), "stands in each of limits, or without limits beside path", at_other=True),
-    Some((("limits",), ("window", "limit")), _MISSING),
+    Some((("limits",), ("window", "limit")), MISSING),
 )
 INBOUND = Keys(
     {
@@ -547,6 +547,7 @@ def _rules(keys: Mapping[str, Kind]) -> Rows:
 _ANSWERS = Keys(
     {
         **LEVEL,
+        "remaining": replace(LEVEL["remaining"], required=False),
         "bucket": _FieldKind(),
         "levels": _rules({**LEVEL, "bucket": Text(required=True)}),
         "units": Either(kinds=(_rules(_FIGURE), _FieldKind())),

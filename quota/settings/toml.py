@@ -35,6 +35,7 @@ from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
 Schema = dict[str, Any]
 
 NAME = r"[A-Za-z0-9._:-]{1,64}"
+MISSING = "missing; the key is required"
 
 _DERIVED: dict[type[Any], type[Any]] = {int: bool, date: datetime}
 """Python derives these types from others. In TOML, true is no number, and a time no date."""
@@ -121,12 +122,12 @@ class Keys(dict[str, Any]):
             return [key for key in further if not isinstance(data[key], dict)]
         return further if self.others is None else []
 
-    def with_unknown(self, data: object, path: str = "") -> Iterator[tuple[str, list[str], Keys]]:
-        """Each table with unknown keys, from this table on: its path, these keys, and the keys that it may have."""
+    def with_unknown(self, data: object, path: str = "") -> Iterator[tuple[str, list[str], Keys, dict[str, Any]]]:
+        """Each table with unknown keys, from this table on: its path, these keys, its possible keys, and its data."""
         if not isinstance(data, dict):
             return
         if unknown := self.unknown(data):
-            yield path, unknown, self
+            yield path, unknown, self, data
         for key in data:
             for at, keys, inner in self.get(key, self.others or NOTHING).tables(data[key], dotted(path, key)):
                 yield from keys.with_unknown(inner, at)
@@ -160,7 +161,7 @@ class TomlTable:
         rows = [(show(key), key, self.keys) for key in self.keys.unknown(self.data)]
         tables = [] if self.path else [*self.keys.with_unknown(self.data)]
         if len(tables) > 1:
-            rows = [(dotted(at, key), key, keys) for at, unknown, keys in tables for key in unknown]
+            rows = [(dotted(at, key), key, keys) for at, unknown, keys, _ in tables for key in unknown]
         hints = ((shown, key, self.places.get(key) or nearest(key, keys)) for shown, key, keys in rows)
         if len(rows) == 1:
             _, key, hint = next(hints)
@@ -190,7 +191,7 @@ class TomlTable:
     def value(self, key: str) -> Any:
         """The value of a required key as the file has it."""
         if key not in self.data:
-            raise self.error("missing; the key is required", key)
+            raise self.error(MISSING, key)
         return self.data[key]
 
     def __contains__(self, key: str) -> bool:
@@ -235,7 +236,9 @@ class TomlTable:
         try:
             yield
         except (QuotaError, ValueError) as error:
-            raise self.error(str(error), key, index) from None
+            blamed = self.error(str(error), key, index)
+            blamed.mistakes = tuple(str(self.error(text, key, index)) for text in getattr(error, "mistakes", ()))
+            raise blamed from None
 
 
 # -- what a key may hold -----------------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
-"""The cost book: it maps API methods to units in upstream's buckets. Its prices have dates and a source."""
+"""The cost book: it maps API methods to units in upstream's buckets. Its prices have dates and a source.
+
+`headrooms` compares limits with a book.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -13,7 +16,7 @@ from quota.common.hosts import is_googles
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, KeyPlace, RequestBody, Reserve, Route
-from quota.terms.limits import Calendar, Selector, Window
+from quota.terms.limits import HOUR_MS, Calendar, Limit, Selector, Window
 
 
 class Quota(NamedTuple):
@@ -311,3 +314,41 @@ MAX_VALID = 100
 
 _valid: dict[int, _Valid] = {}
 """A cache of `CostBook.at`, by the book's address: many credentials share one book."""
+
+
+def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
+    """Whether a limit counts every call charged to a bucket, whoever makes it."""
+    selector = limit.view.selector
+    if bucket not in selector.buckets or selector.jobs or limit.per_job or limit.shadow:
+        return False
+    charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
+    if selector.count == "calls" and any(units > 1 for units in charged.values()):
+        return False
+    # The book charges an unknown method by its defaults, and no list of methods selects such a call.
+    return not selector.methods or (
+        charged.keys() <= set(selector.methods)
+        and not any(price.units_in(bucket) for price in (book.default_get, book.default_other))
+    )
+
+
+def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> list[tuple[int, Limit]]:
+    """The headroom of each limit that covers a bucket and counts calls of up to `max_cost_units`: calls that the ledger
+    does not see must fit into it. It is the part of upstream's quota that the limit leaves unused: its own headroom, or
+    for a limit of `units` alone the gap to the cost book's quota, of no longer window than its own."""
+    rows = []
+    for limit in limits:
+        selector = limit.view.selector
+        if book.least_units(selector) <= max_cost_units and any(covers(limit, name, book) for name in book.buckets):
+            unused_units = limit.headroom_units
+            if limit.quota_unwritten:
+                granted = min(_granted_within(book.buckets[name], limit.view.window) for name in selector.buckets)
+                unused_units = max(0, granted - limit.limit_units)
+            rows.append((unused_units, limit))
+    return rows
+
+
+def _granted_within(bucket: Bucket, window: Window) -> int:
+    """The least that upstream grants in a window which a limit of that window bounds."""
+    longest_ms = window.longest_ms + HOUR_MS  # 24 hours bound a day, and a day with a clock change is longer
+    grants = [quota.units for quota in bucket.quotas if quota.window.longest_ms <= longest_ms]
+    return min(grants, default=bucket.quota_units)

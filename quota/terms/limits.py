@@ -307,7 +307,8 @@ class Limit:
     `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the
     grant left unspent. If the selector counts calls, all three are calls. If `paced`, a calendar window allows only the
     `paced_units` up to now. If `per_job`, each job has the whole number, in a view of its own: `of_job`. A `shadow`
-    limit counts and never refuses: each decision says whether it would have refused.
+    limit counts and never refuses: each decision says whether it would have refused. If `quota_unwritten`, the
+    configuration has only the number to enforce (`units`), and upstream's grant is the cost book's.
     """
 
     name: str
@@ -318,6 +319,7 @@ class Limit:
     paced: bool = False
     per_job: bool = False
     shadow: bool = False
+    quota_unwritten: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", text(self.name, "name of a limit:"))

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
 import signal
 import socket
-import subprocess
 import time
-import urllib.error
-import urllib.request
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
+import httpx
 import pytest
 
-from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
-from quota.terms.limits import DAY_MS
 from support.commands import Quota, one_line
 from support.configurations import configuration
-
-if TYPE_CHECKING:
-    from support.forked import Forked
+from support.web import Served
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ALMOST_A_SECOND = timedelta(milliseconds=999)
@@ -38,11 +30,7 @@ def configure(quota: Quota, address: str, *, units: int = 9_500, job: str = "") 
     quota.configure(configuration(address, trending + job, units=units))
 
 
-# -- status ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_status_is_not_open_if_no_job_could_go_on(quota: Quota) -> None:
-    """Of two jobs, one that leaves room to others stops alone."""
     configure(quota, "http://127.0.0.1:9", units=100, job='leave = 50\nschedule = "*/30 * * * *"')
     assert quota("status", "--check").returncode == 0
     assert quota("charge", "videos.list", "--units", "60").returncode == 0
@@ -57,21 +45,29 @@ def test_the_status_is_not_open_if_no_job_could_go_on(quota: Quota) -> None:
     assert datetime.fromisoformat(job["next_at"]).minute in (0, 30)
     with (quota.folder / "quota.toml").open("a") as file:
         file.write('[jobs.modest]\nfetch = "trending"\nregions = ["FR"]\npages = 1\n')
+        file.write('[jobs.alike]\nfetch = "trending"\nregions = ["IN"]\nleave = 50\n')
     done = quota("status", "--check", COLUMNS="")
     assert done.returncode == 0
     assert "OPEN: 40 units" in done.stdout
-    assert "job trending could not go on now: limit 'day' has 60 of 100 units used" in done.stdout
+    assert "jobs trending, alike could not go on now: limit 'day' has 60 of 100 units used" in done.stdout
 
 
-def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(quota: Quota) -> None:
-    configure(quota, "http://127.0.0.1:9", job='[jobs.words]\nfetch = "search"')
+@pytest.mark.parametrize(
+    ("job", "status"),
+    [
+        ('fetch = "search"', 78),
+        ('fetch = "search"\nmax_units = 99\noptions = { words = ["cat"] }', 2),
+        ('fetch = "trending"\nsink = "nowhere:put"', 78),
+    ],
+)
+def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
+    quota: Quota, upstream: Emulator, job: str, status: int
+) -> None:
+    configure(quota, upstream.address, job=f"[jobs.words]\n{job}")
     states = {job["job"]: job for job in quota.json("status")["credentials"][0]["jobs"]}
     assert states["trending"]["could_go_on"] is True
     assert states["words"]["could_go_on"] is False
-    assert states["words"]["why"] in one_line(quota("run", "words", "--quiet"), 78)
-
-
-# -- run ---------------------------------------------------------------------------------------------------------------
+    assert states["words"]["why"] in one_line(quota("run", "words", "--quiet"), status)
 
 
 def test_people_read_one_moment_in_one_notation_wherever_it_stands(quota: Quota, upstream: Emulator) -> None:
@@ -238,16 +234,6 @@ def test_a_result_that_cannot_be_printed_is_reported_on_stderr(quota: Quota, ups
     assert line.startswith("quota: stdout cannot be written: No space left on device; trending: stopped after 5 pages")
 
 
-def test_a_closed_log_does_not_stop_a_run(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream.address)
-    quota.env["QUOTA_LOG"] = "debug"
-    assert quota.shell("quota run trending 2>&1 | true").returncode == 0
-    assert upstream.usage()["requests"] == 8
-
-
-# -- search ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address, job='[jobs.mine]\nfetch = "trending"\nregions = ["US"]\npages = 1')
     quota("run", "--all")
@@ -263,63 +249,25 @@ def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upst
     assert {ranking["job"] for video in found["videos"] for ranking in video["rankings"]} == {"mine"}
     assert quota.json("search", "official", "--job", "mine", "--region", "DE")["videos"] == []
     nothing = quota("search", "official", "--job", "other")
-    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "nothing found\n")
-
-
-def test_titles_cannot_steer_the_terminal(quota: Quota, upstream: Emulator) -> None:
-    source = r"""
-from quota.jobs.job import Page
-def fetch(client, region, cursor):
-    return Page(videos=[{"id": "a", "snippet": {"title": "boo\x1b[2J\x07\nsecond line"}}])
-"""
-    (quota.folder / "mine.py").write_text(source)
-    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "mine:fetch"')
-    quota("run", "mine")
-    out = quota("search", "boo").stdout
-    assert out.count("\n") == 1
-    assert "\x1b" not in out
-    assert quota.json("search", "boo")["videos"][0]["title"] == "boo\x1b[2J\x07\nsecond line"
-
-
-# -- emulate -----------------------------------------------------------------------------------------------------------
-
-
-def start_emulator(quota: Quota, *arguments: str) -> tuple[subprocess.Popen[str] | Forked, str]:
-    child = quota.start("emulate", "--port", "0", *arguments)
-    assert child.stdout is not None
-    found = re.search(r"http://127\.0\.0\.1:\d+", child.stdout.readline())
-    assert found
-    return child, found[0]
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "nothing found; known: trending, mine\n")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_the_emulator_says_where_it_listens_and_ends_cleanly(quota: Quota, number: signal.Signals, status: int) -> None:
-    child, address = start_emulator(quota, "--allocation", "buckets", "--quota", "3")
-    configure(quota, address)
-    report = quota.json("run", "trending")
-    assert (report["outcome"], report["refused_by"], report["attempts"]) == ("stopped", "units", 4)
-    with urllib.request.urlopen(f"{address}/emulator/usage", timeout=100) as answer:  # noqa: S310  # loopback
-        usage: Any = json.load(answer)
-    assert (usage["requests"], usage["by_method"]) == (4, {"videos.list": 4})
-    child.send_signal(number)
-    out, err = child.communicate(timeout=300)
-    assert (child.returncode, out, err) == (status, "", "")
+    with Served(quota.start("emulate", "--port", "0", "--allocation", "buckets", "--quota", "3")) as served:
+        configure(quota, served.address)
+        report = quota.json("run", "trending")
+        assert (report["outcome"], report["refused_by"], report["attempts"]) == ("stopped", "units", 4)
+        usage = httpx.get(f"{served.address}/emulator/usage", timeout=100).json()
+        assert (usage["requests"], usage["by_method"]) == (4, {"videos.list": 4})
+        assert served.end(number) == (status, "")
 
 
 def test_the_emulator_can_be_slow_and_fail_now_and_then(quota: Quota) -> None:
-    child, address = start_emulator(quota, "--delay", "50ms", "--errors", "50%")
-    started_s = time.monotonic()
-    statuses = []
-    for _ in range(4):
-        try:
-            with urllib.request.urlopen(f"{address}/youtube/v3/videos?key=x", timeout=100) as answer:  # noqa: S310
-                statuses.append(answer.status)
-        except urllib.error.HTTPError as error:
-            statuses.append(error.code)
-    assert statuses == [400, 503, 400, 503]
-    assert time.monotonic() - started_s >= 0.2
-    child.terminate()
-    child.communicate()
+    with Served(quota.start("emulate", "--port", "0", "--delay", "50ms", "--errors", "50%")) as served:
+        started_s, url = time.monotonic(), f"{served.address}/youtube/v3/videos?key=x"
+        assert [httpx.get(url, timeout=100).status_code for _ in range(4)] == [400, 503, 400, 503]
+        assert time.monotonic() - started_s >= 0.2
 
 
 @pytest.mark.parametrize("words", [["--errors", "101%"], ["--delay", "soon"]])
@@ -335,15 +283,9 @@ def test_a_taken_port_is_one_line(quota: Quota) -> None:
 
 def test_recorded_pages_are_served_as_they_are(quota: Quota, shared_data: Path) -> None:
     folder = shared_data / "recorded" / "trending_2018"
-    child, address = start_emulator(quota, "--recorded", str(folder))
-    configure(quota, address)
-    report = quota.json("run", "trending")
-    child.terminate()
-    child.communicate()
-    assert [r["items"] for r in report["regions"]] == [200, 200]
-
-
-# -- demo --------------------------------------------------------------------------------------------------------------
+    with Served(quota.start("emulate", "--port", "0", "--recorded", str(folder))) as served:
+        configure(quota, served.address)
+        assert [region["items"] for region in quota.json("run", "trending")["regions"]] == [200, 200]
 
 
 def test_the_demo_shows_the_whole_product_and_leaves_nothing_behind(quota: Quota) -> None:
@@ -374,32 +316,3 @@ def test_a_demo_does_not_overwrite_a_configuration(quota: Quota, upstream: Emula
     assert "has a quota.toml that is not the demo" in one_line(quota("demo", "--keep", "."), 2)
     assert "File exists; name a folder" in one_line(quota("demo", "--keep", "quota.toml"), 2)
     assert (quota.folder / "quota.toml").read_bytes() == before
-
-
-def test_a_damaged_ledger_can_be_moved_away_as_it_says(quota: Quota) -> None:
-    quota.configure('[credentials.main]\napi = "youtube-v3"\n')
-    quota.json("charge", "search.list")
-    ledger = quota.folder / "state" / "ledger.db"
-    with ledger.open("r+b") as file:
-        file.seek(100)
-        file.write(b"x" * 400)
-    said = one_line(quota("charge", "videos.list"), 69)
-    assert "is damaged; move it away (this machine puts back what it has read)" in said
-    ledger.rename(quota.folder / "away.db")
-    assert quota("charge", "videos.list").returncode == 0
-    assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 101
-
-
-def test_a_deleted_ledger_is_noticed_and_put_back(quota: Quota) -> None:
-    """Whoever deletes the file to begin anew is told that it does not work, and why."""
-    quota.configure('[credentials.main]\napi = "youtube-v3"\n')
-    lost = quota.json("charge", "search.list")
-    for path in (quota.folder / "state").glob("ledger.db*"):
-        path.unlink()
-    again = quota("charge", "videos.list")
-    assert again.returncode == 0
-    assert re.search(r"ledger_behind .*project=main charges=1 units=100: .* put them back", again.stderr)
-    limits = quota.json("status")["credentials"][0]["limits"]
-    assert [row["used_units"] for row in limits] == [101, 101]
-    assert quota.json("spend")["total_units"] == 101
-    assert limits[0]["next_capacity_at"] == rfc3339(int(lost["id"].partition("-")[0]) + DAY_MS)

@@ -10,9 +10,11 @@ import re
 import signal
 import sqlite3
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -21,7 +23,7 @@ from tenacity import wait_none
 import quota
 from quota.jobs.contributions import jobs
 from quota.jobs.emulator import Emulator
-from quota.jobs.job import Page
+from quota.jobs.job import Page, RunReport
 from quota.jobs.store.reader import records_of, to_export
 from quota.jobs.store.rows import MAX_COLUMNS, MAX_FIELDS, rows_of
 from quota.reports.runs import Bought, stands_out
@@ -29,12 +31,6 @@ from support.commands import QUOTA, ROOT, one_line
 from support.configurations import configuration
 from support.installation import Installation
 from support.servers import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.jobs.job import RunReport
 
 FETCH = '''
 import json, pathlib
@@ -259,6 +255,38 @@ def test_a_sink_that_fails_keeps_the_place_and_gets_the_page_again(site: Site, c
     assert us == [["c1"], ["c1"], ["c2"]], "at least once"
 
 
+ASYNC_SINKS = """
+import asyncio
+
+class Put:
+    async def __call__(self, page, job, region): ...
+
+def wrapped(function):
+    return lambda *given: function(*given)
+
+put = Put()
+
+@wrapped
+async def hidden(page, job, region): ...
+
+@wrapped
+def piecemeal(page, job, region):
+    yield
+"""
+
+
+@pytest.mark.parametrize(("sink", "status"), [("put", 78), ("hidden", 1), ("piecemeal", 1)])
+def test_a_sink_that_nobody_would_run_stores_no_page(site: Site, sink: str, status: int) -> None:
+    site.pages([{"comments": [comment(1)]}])
+    (site.folder / f"{site.module}_async.py").write_text(ASYNC_SINKS)
+    site.configure(f'sink = "{site.module}_async:{sink}"')
+    done = site.quota("run", "own")
+    assert done.returncode == status
+    assert "write a plain function" in done.stderr
+    assert "never awaited" not in done.stderr
+    assert status == 78 or site.rows("SELECT 1 FROM rows") == []
+
+
 @pytest.mark.parametrize(
     ("sink", "said"),
     [
@@ -319,7 +347,8 @@ def test_an_export_calls_fields_as_the_view_does_and_leaves_none_out(site: Site)
     own = {"key": "k", "job": "cook", "REGION": "EU", "refreshed_at": "noon", "likes": 1, "Likes": 2}
     site.pages([{"jobs": [{"id": 1, **own}]}])
     site.run()
-    site.quota("tables", "--views")
+    (listed,) = csv.DictReader(io.StringIO(site.quota("tables", "--views", "--format", "csv").stdout))
+    assert set(json.loads(listed["fields"])) == {"id", *own}, "a list is JSON"
     with closing(sqlite3.connect(site.folder / "videos.db")) as db:
         view = [name for name, *_ in db.execute("SELECT * FROM jobs").description]
     line = json.loads(site.quota("export", "jobs").stdout)
@@ -385,6 +414,34 @@ def test_the_stores_own_tables_are_exported(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["videos"], "videos: nothing is stored; `quota runs` lists the runs"),
+        (
+            ["comments", "--job", "ownn", "--region", "US"],
+            "comments: nothing is stored of job 'ownn', of region 'US'; did you mean 'own'?",
+        ),
+        (["comments", "--region", "FR"], "comments: nothing is stored of region 'FR'; known: DE, US"),
+        (["comments", "--since", "1ms"], "comments: nothing is stored of the last 1ms"),
+    ],
+)
+def test_an_export_without_records_says_so_beside_the_data(site: Site, arguments: list[str], why: str) -> None:
+    site.pages([{"comments": [comment(1)]}])
+    site.run()
+    for form in ("json", "csv"):
+        done = site.quota("export", *arguments, "--format", form)
+        assert (done.returncode, done.stderr) == (0, f"{why}\n")
+        assert len(done.stdout.splitlines()) == (form == "csv"), "the header"
+
+
+def test_a_list_of_places_names_the_job_that_does_not_exist(site: Site) -> None:
+    site.pages([{}])
+    site.run()
+    done = site.quota("place", "list", "--job", "ownn")
+    assert (done.returncode, done.stderr) == (0, "there is no job 'ownn'; did you mean 'own'?\n")
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["video"], "no table 'video' can be exported; there are videos, rankings, channels, history"),
@@ -428,7 +485,6 @@ def test_an_export_is_of_one_moment(site: Site) -> None:
 
 
 def test_an_export_takes_the_place_of_a_file_alone(site: Site) -> None:
-    """A pipe was replaced by a file, as a device would have been for root; and so was a link."""
     site.pages([{}])
     site.run()
     os.mkfifo(site.folder / "pipe")
@@ -440,44 +496,12 @@ def test_an_export_takes_the_place_of_a_file_alone(site: Site) -> None:
     assert (site.folder / "file").is_file()
 
 
-def test_a_damaged_store_is_one_line_and_no_file(site: Site) -> None:
-    site.configure('[jobs.trending]\nfetch = "trending"\nregions = ["DE"]\npages = 4')
-    site.run("trending")
-    path = site.folder / "videos.db"
-    site.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-    data = bytearray(path.read_bytes())
-    (root,) = site.rows("SELECT rootpage FROM sqlite_schema WHERE name = 'videos'")[0]
-    data[(root - 1) * 4096 : (root - 1) * 4096 + 64] = bytes([255]) * 64
-    path.write_bytes(data)
-    said = one_line(site.quota("export", "videos", "--output", "out"), 1)
-    assert "is damaged; move it away" in said
-    assert not (site.folder / "out").exists()
-    assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
-
-
-@pytest.mark.parametrize(
-    ("table", "change"),
-    [
-        ("comments", "UPDATE rows SET data = '[1]'"),
-        ("comments", "UPDATE rows SET data = x'ff'"),
-        ("history", "UPDATE history SET data = x'ff'"),
-    ],
-)
-def test_foreign_data_in_an_export_is_one_line(site: Site, table: str, change: str) -> None:
-    site.configure('tables = { comments = { history = ["likes"] } }')
-    site.pages([{"comments": [comment(1)]}])
-    site.run()
-    site.change(change)
-    assert "store" in one_line(site.quota("export", table), 1)
-
-
 def test_a_large_table_is_exported_in_constant_memory(site: Site) -> None:
     """Each row has 1 kB, or 100 bytes of a million rows; all of them in memory would be ten times what is allowed."""
     site.pages([{"comments": [comment(0)]}])
     site.run()
 
     def peak_kb(rows: int) -> int:
-        """The most memory that an export of so many rows had."""
         site.change(
             "WITH RECURSIVE n(i) AS (SELECT ifnull((SELECT max(id) FROM rows), 0) + 1"  # noqa: S608 - numbers
             f" UNION ALL SELECT i + 1 FROM n WHERE i < {rows})"
@@ -523,11 +547,7 @@ def test_an_export_ended_by_a_signal_leaves_no_file(site: Site) -> None:
     assert [*site.folder.glob(".quota-export*")] == []
 
 
-# -- what a unit buys --------------------------------------------------------------------------------------------------
-
-
 def test_the_yield_of_pages_is_known_by_number(site: Site) -> None:
-    """Page 2 brings what page 1 has brought already; page 3 fails once, which costs as well."""
     site.configure('schedule = "every 6h"')
 
     def page(begin: int, count: int) -> dict[str, Any]:
@@ -579,9 +599,6 @@ def test_a_remarkable_yield_is_one_line_a_job(rows: list[Bought], said: list[str
     assert [*stands_out(rows)] == said
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
-
-
 def test_places_show_the_next_page_and_are_reset_one_by_one(site: Site) -> None:
     site.configure("max_units = 3")
     site.pages([{"comments": [comment(n)]} for n in range(2)], [{"comments": [comment(n)]} for n in range(5, 8)])
@@ -613,19 +630,6 @@ def test_a_place_that_is_not_there_is_one_line(site: Site, arguments: list[str],
     assert said in one_line(site.quota("place", *arguments), 2)
 
 
-# -- search ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_sharp_s_and_two_of_them_find_each_other(site: Site) -> None:
-    site.fetch_with(FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v']"))
-    titles = ["Die Straße", "Die Strasse", "STRAẞE", "Strase"]
-    site.pages([{"v": [{"id": f"v{n}", "snippet": {"title": title}} for n, title in enumerate(titles)]}], [{"v": []}])
-    site.run()
-    for words in ("strasse", "straße", "STRASSE", "STRAẞE", "stras*"):
-        found = {one["title"] for one in site.quota.json("search", words, "--json")["videos"]}
-        assert found == set(titles if words == "stras*" else titles[:3]), words
-
-
 def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> None:
     site.fetch_with(FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v'], ranked=True"))
     names = {name: {"id": name, "snippet": {"title": f'=cat "{name}",\n{name}'}} for name in ("old", "back", "new")}
@@ -653,9 +657,6 @@ def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> 
     assert [(one["region"], one["rank"]) for one in json.loads(row["rankings"])] == [("US", 1)]
     assert "--json is --format json" in one_line(site.quota("search", "cat", "--format", "csv", "--json"), 2)
     assert "--since 'week' is not a duration" in one_line(site.quota("search", "cat", "--since", "week"), 2)
-
-
-# -- documented --------------------------------------------------------------------------------------------------------
 
 
 def test_each_documented_query_finds_something_in_a_store_with_two_passes(site: Site) -> None:

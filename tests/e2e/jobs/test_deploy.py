@@ -9,6 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,6 @@ def crontab(text: str = "") -> tuple[dict[str, str], list[tuple[str, str]]]:
 
 
 def units(name: str) -> dict[str, list[str]]:
-    """The assignments in a systemd unit, by key."""
     found: dict[str, list[str]] = {}
     for line in (DEPLOY / name).read_text(encoding="utf-8").splitlines():
         if "=" in line and not line.startswith("#"):
@@ -50,75 +51,51 @@ def units(name: str) -> dict[str, list[str]]:
     return found
 
 
-def test_the_crontab_lines_are_times_and_commands_that_run(tmp_path: Path) -> None:
+def as_cron(command: str, env: dict[str, str]) -> None:
+    """Run a line as cron does: by sh, in another folder."""
+    done = subprocess.run(["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=300, check=True)
+    assert done.stdout + done.stderr == b"", "cron would send it as mail"
+
+
+def configured(quota: Quota, upstream: Emulator, more: str = "") -> str:
+    """The path of a configuration with the job `trending`, for the key in YOUTUBE_API_KEY."""
+    quota.env |= {"PYTHONPATH": str(ROOT), "YOUTUBE_API_KEY": "a-key-for-tests"}
+    return str(quota.configure(CONFIG.format(upstream.address) + more))
+
+
+def test_the_crontab_lines_are_times_and_commands_that_run(quota: Quota, upstream: Emulator) -> None:
     settings, lines = crontab()
     assert [command for _, command in lines] == [
         "quota run trending --quiet",
         "quota run concerts --region DE --region FR --quiet",
     ], "the scheduler is a comment: with both, every job would run twice"
-    for when, _ in lines:
-        assert parse_schedule(when)
+    assert all(parse_schedule(when) for when, _ in lines)
     assert Path(INSTALLED).parent.as_posix() in settings["PATH"].split(":")
-    with Emulator() as upstream:
-        quota = Quota(tmp_path)
-        quota.env["PYTHONPATH"] = str(ROOT)
-        quota.configure(
-            f'[credentials.main]\napi = "youtube-v3"\nendpoint = "{upstream.address}"\nkey = "env:KEY"\n'
-            '[jobs.trending]\nfetch = "trending"\nregions = ["US"]\npages = 1\n'
-            '[jobs.concerts]\nfetch = "search"\nregions = ["DE", "FR"]\npages = 1\noptions = { words = "x" }\n'
-        )
-        bin_folder = tmp_path / "bin"
-        bin_folder.mkdir()
-        (bin_folder / "quota").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m quota "$@"\n')
-        (bin_folder / "quota").chmod(0o755)
-        env = {**quota.env, "KEY": "a-key-for-tests", "PATH": f"{bin_folder}:/usr/bin:/bin"}
-        env["QUOTA_CONFIG"] = str(tmp_path / "quota.toml")
-        for _, command in lines:
-            # As cron starts it: by sh, in another folder.
-            done = subprocess.run(
-                ["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=300, check=True
-            )
-            assert done.stdout + done.stderr == b"", "cron would send it as mail"
-        assert upstream.usage()["by_method"] == {"videos.list": 3, "search.list": 2}
+    search = '[jobs.concerts]\nfetch = "search"\nregions = ["DE", "FR"]\npages = 1\noptions = { words = "x" }\n'
+    path, (programs, _) = configured(quota, upstream, search), quota.programs()
+    (programs / "quota").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m quota "$@"\n')
+    for _, command in lines:
+        as_cron(command, {**quota.env, "PATH": f"{programs}:/usr/bin:/bin", "QUOTA_CONFIG": path})
+    assert upstream.usage()["by_method"] == {"videos.list": 3, "search.list": 2}
 
 
-def test_the_readmes_crontab_runs_and_keeps_the_key_out_of_the_command(tmp_path: Path) -> None:
+def test_the_readmes_crontab_runs_and_keeps_the_key_out_of_the_command(quota: Quota, upstream: Emulator) -> None:
     (block,) = re.findall(r"^```\n([^`]*\* \* \*[^`]*)^```", README, flags=re.MULTILINE)
     settings, ((when, command),) = crontab(block)
     assert parse_schedule(when)
     assert list(settings) == ["YOUTUBE_API_KEY", "QUOTA_CONFIG"]
-    with Emulator() as upstream:
-        quota = Quota(tmp_path)
-        config = quota.configure(
-            f'[credentials.main]\napi = "youtube-v3"\nendpoint = "{upstream.address}"\nkey = "env:YOUTUBE_API_KEY"\n'
-            '[jobs.trending]\nfetch = "trending"\nregions = ["US"]\npages = 1\n'
-        )
-        env = {**quota.env, "PYTHONPATH": str(ROOT), "YOUTUBE_API_KEY": "a-key-for-tests", "QUOTA_CONFIG": str(config)}
-        command = command.replace("/path/to/.venv/bin/quota", f"{shlex.quote(sys.executable)} -m quota")
-        done = subprocess.run(
-            ["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=300, check=True
-        )
-        assert done.stdout + done.stderr == b""
-        assert upstream.usage()["requests"] == 1
+    path = configured(quota, upstream)
+    command = command.replace("/path/to/.venv/bin/quota", f"{shlex.quote(sys.executable)} -m quota")
+    as_cron(command, {**quota.env, "QUOTA_CONFIG": path})
+    assert upstream.usage()["requests"] == 1
 
 
-def test_the_lines_of_schedule_crontab_run_as_cron_starts_them(tmp_path: Path) -> None:
-    with Emulator() as upstream:
-        quota = Quota(tmp_path)
-        config = quota.configure(
-            f'[credentials.main]\napi = "youtube-v3"\nendpoint = "{upstream.address}"\nkey = "env:KEY"\n'
-            '[jobs.trending]\nfetch = "trending"\nregions = ["US"]\npages = 1\nschedule = "*/30 * * * *"\n'
-        )
-        quota.env["KEY"] = "a-key-for-tests"
-        printed = quota("schedule", "--crontab", "--config", str(config)).stdout
-        settings, ((when, command),) = crontab(printed)
-        assert parse_schedule(when)
-        env = {**quota.env, **settings, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            ["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=300, check=True
-        )
-        assert done.stdout + done.stderr == b""
-        assert upstream.usage()["by_method"] == {"videos.list": 1}
+def test_the_lines_of_schedule_crontab_run_as_cron_starts_them(quota: Quota, upstream: Emulator) -> None:
+    path = configured(quota, upstream)
+    settings, ((when, command),) = crontab(quota("schedule", "--crontab", "--config", path).stdout)
+    assert parse_schedule(when)
+    as_cron(command, quota.env | settings)
+    assert upstream.usage()["by_method"] == {"videos.list": 1}
 
 
 def examples() -> dict[str, str]:
@@ -183,41 +160,38 @@ def test_the_guide_makes_the_services_user_and_looks_at_their_state_as_that_user
     assert f"`sudo -u {user} env {' '.join(service['Environment'])} {INSTALLED} status`" in guide
 
 
-def test_systemd_understands_the_units(tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
+@pytest.fixture(scope="session")
+def analyze() -> Callable[..., subprocess.CompletedProcess[str]]:
+    program = shutil.which("systemd-analyze")
+    if program is None:
         pytest.skip("systemd-analyze is not installed")
+    env = {"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "warning"}
+    return partial(run_by_program, program, env)
+
+
+def run_by_program(program: str, env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *args], env=env, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_systemd_understands_the_units(
+    tmp_path: Path, analyze: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     for path in DEPLOY.glob("quota-*"):
         text = path.read_text(encoding="utf-8").replace(INSTALLED, "/bin/true")  # it looks whether the program is there
         (tmp_path / path.name.replace("@.", "@trending.")).write_text(text, encoding="utf-8")
         (tmp_path / path.name).write_text(text, encoding="utf-8")
     names = ["quota-run@trending.timer", "quota-run@trending.service"]
     names += ["quota-dashboard.service", "quota-schedule.service", "quota-serve.service", "quota-proxy.service"]
-    done = subprocess.run(
-        [analyze, "verify", *(str(tmp_path / name) for name in names)],
-        env={"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "warning"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = analyze("verify", *(str(tmp_path / name) for name in names))
     # About this machine's own units it may have more to say.
     assert (done.returncode, [line for line in done.stderr.splitlines() if "quota-" in line]) == (0, []), done.stderr
 
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in DEPLOY.glob("*.service")))
-def test_the_services_are_closed_to_what_they_do_not_need(unit: str) -> None:
-    """1.5 of 10, where a unit without such lines has 9.6."""
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not installed")
-    done = subprocess.run(
-        [analyze, "security", "--offline=true", "--threshold=15", "--no-pager", str(DEPLOY / unit)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def test_the_services_are_closed_to_what_they_do_not_need(
+    unit: str, analyze: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = analyze("security", "--offline=true", "--threshold=15", "--no-pager", str(DEPLOY / unit))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -245,7 +219,6 @@ def cron_job(home: Path) -> Any:
 
 
 def test_all_that_the_pod_names_is_in_the_manifest_or_in_a_command_that_makes_it(tmp_path: Path) -> None:
-    """A pod whose volume nobody made waits for it for ever."""
     job, *others = manifest(tmp_path)
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     made = [f"{one['kind']} {one['metadata']['name']}" for one in others]
@@ -295,8 +268,6 @@ def test_the_guide_links_to_every_file() -> None:
     for path in DEPLOY.iterdir():
         assert f"](../config/deploy/{path.name})" in guide, path.name
 
-
-# -- what the Containerfile starts, in a mount namespace; no image is built here ---------------------------------------
 
 TEXT = (DEPLOY / "Containerfile").read_text(encoding="utf-8").replace("\\\n", "")
 CONFIG = """

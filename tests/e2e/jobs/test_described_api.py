@@ -143,14 +143,6 @@ def test_an_upstream_that_is_away_is_named(folder: Path) -> None:
     assert report.regions[0].error.endswith(f"to reach {address}; check network and endpoint, then run again")
 
 
-def test_max_units_stops_a_run_of_a_described_api(folder: Path) -> None:
-    with served(lambda number: Answer(200)) as server:
-        (folder / "quota.toml").write_text(CONFIG.format(address=server.address) + "max_units = 5\n")
-        with quota.open(folder / "quota.toml") as session:
-            report = run_job(session, "issues")
-    assert (report.outcome, report.units, report.refused_by) == ("stopped", 4, "max_units")
-
-
 def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:
     with PlainServer(lambda request: Answer(200)) as api, PlainServer(lambda request: Answer(200)) as other:
         (folder / "quota.toml").write_text(CONFIG.format(address=api.address))
@@ -174,7 +166,6 @@ def test_a_session_without_a_login_sends_none(folder: Path) -> None:
 
 
 def test_an_api_whose_host_is_another_one_for_each_customer_is_described_too(folder: Path) -> None:
-    """Before, its job got Google's client."""
     (folder / "github.toml").write_text(BOOK.replace('hosts = ["api.github.com"]\n', 'key = { header = "X-Token" }\n'))
     (folder / "key").write_text("a-key-of-mine")
     with served(lambda number: Answer(200)) as server:
@@ -184,9 +175,6 @@ def test_an_api_whose_host_is_another_one_for_each_customer_is_described_too(fol
             report = run_job(session, "issues", wait=wait_none())
     assert (report.outcome, report.units) == ("done", 12)
     assert {request.headers["x-token"] for request in server.arrived} == {"a-key-of-mine"}
-
-
-# -- the issues of the documentation -----------------------------------------------------------------------------------
 
 
 class GitHub(Installation):
@@ -229,7 +217,6 @@ EVERY_ISSUE = [
 
 
 def test_the_issues_of_two_repositories_become_rows(folder: Path) -> None:
-    """The function and the configuration are those of the documentation."""
     with PlainServer(github) as server:
         machine = GitHub(folder, server)
         done = machine.quota("run", "issues")

@@ -2,12 +2,10 @@
 
 import http.client
 import json
-import os
 import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -25,19 +23,9 @@ from googleapiclient.http import build_http
 from quota.jobs.emulator.api import decode_token
 from quota.jobs.emulator.replies import Rejected
 from support.book_evidence import evidence_of
+from support.commands import ROOT
 from support.emulator import Emulator
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-SHARED_DATA = Path(os.environ.get("QUOTA_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
-RECORDED = SHARED_DATA / "recorded" / "trending_2018"
-ERRORS = SHARED_DATA / "errors"
-
-needs_recording = pytest.mark.skipif(
-    not RECORDED.is_dir(), reason=f"no recorded pages at {RECORDED}; set QUOTA_SHARED_DATA"
-)
-needs_errors = pytest.mark.skipif(
-    not ERRORS.is_dir(), reason=f"no recorded error bodies at {ERRORS}; set QUOTA_SHARED_DATA"
-)
+from support.processes import in_threads
 
 EIGHT_REGIONS = ("US", "GB", "DE", "FR", "IN", "BR", "AU", "CA")
 CHART = {"part": "snippet", "chart": "mostPopular", "regionCode": "US"}
@@ -59,7 +47,6 @@ class Wire:
         self.connection.close()
 
     def send(self, verb: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """(status, parsed body)."""
         given = {"X-goog-api-key": self.key} if self.key else {}
         self.connection.request(verb, target, body, {**given, **(headers or {})})
         with self.connection.getresponse() as response:
@@ -71,8 +58,6 @@ class Wire:
 
 
 class Client:
-    """The real client, its discovery document pointed at an emulator."""
-
     def __init__(self, emulator: Emulator, key: str = "test") -> None:
         name = "discovery_cache/documents/youtube.v3.json"
         document = json.loads((Path(googleapiclient.__file__).parent / name).read_bytes())
@@ -105,12 +90,7 @@ def client(upstream: Emulator) -> Iterator[Client]:
     real.youtube.close()
 
 
-def recorded_error(name: str) -> Any:
-    return json.loads((ERRORS / name).read_bytes())
-
-
 def without_project(body: Any) -> Any:
-    """Project numbers replaced as in the recorded bodies."""
     return json.loads(re.sub(r"\b[0-9]{12}\b", "123456789012", json.dumps(body)))
 
 
@@ -121,29 +101,17 @@ def reason(body: Any) -> str:
 # --- charts ------------------------------------------------------------------------------------------
 
 
-def test_a_chart_is_four_pages_of_fifty_distinct_videos(upstream: Emulator, client: Client) -> None:
-    pages = list(client.pages("DE"))
-    ids = {item["id"] for page in pages for item in page["items"]}
-    assert len(pages) == 4
-    assert len(ids) == 200
-    assert {page["pageInfo"]["totalResults"] for page in pages} == {200}
-    assert upstream.usage()["units"] == {"units": 4}
-
-
-def test_page_tokens_have_the_real_encoding(wire: Wire) -> None:
-    """The tokens are those of the recorded pages."""
-    seen = []
-    token = ""
+def test_page_tokens_have_the_real_encoding_and_lead_on_and_back(wire: Wire) -> None:
+    seen, pages, token = [], [], ""
     for _ in range(4):
         _, page = wire.get("videos", **CHART, maxResults=50, pageToken=token)
         seen.append((page.get("prevPageToken"), page.get("nextPageToken")))
+        pages.append(page["items"])
         token = page.get("nextPageToken", "")
-    assert seen == [
-        (None, "CDIQAA"),
-        ("CDIQAQ", "CGQQAA"),
-        ("CGQQAQ", "CJYBEAA"),
-        ("CJYBEAE", None),
-    ]
+    recorded = [(None, "CDIQAA"), ("CDIQAQ", "CGQQAA"), ("CGQQAQ", "CJYBEAA"), ("CJYBEAE", None)]
+    assert seen == recorded
+    assert len({item["id"] for items in pages for item in items}) == 200
+    assert wire.get("videos", **CHART, maxResults=50, pageToken="CDIQAQ")[1]["items"] == pages[0]
 
 
 @pytest.mark.parametrize("token", ["A", "====", "CDIQAg", "CDIQAA=", "CDIQ", "💥", "CDIQAAAA", "_" * 99])
@@ -152,14 +120,6 @@ def test_a_made_up_token_is_invalid(wire: Wire, token: str) -> None:
     assert (status, reason(body)) == (400, "invalidPageToken")
     with pytest.raises(Rejected):
         decode_token(token, 50)
-
-
-def test_the_emulator_returns_the_page_before(wire: Wire) -> None:
-    _, first = wire.get("videos", **CHART, maxResults=7)
-    _, second = wire.get("videos", **CHART, maxResults=7, pageToken=first["nextPageToken"])
-    _, back = wire.get("videos", **CHART, maxResults=7, pageToken=second["prevPageToken"])
-    assert back["items"] == first["items"]
-    assert back["items"] != second["items"]
 
 
 def test_all_eight_regions_have_charts_of_their_own_with_some_hits_in_common(client: Client) -> None:
@@ -230,7 +190,6 @@ def test_unknown_ids_are_absent_and_known_ones_keep_their_order(wire: Wire) -> N
 
 
 def test_an_address_too_long_for_a_get_arrives_all_the_same(upstream: Emulator, client: Client) -> None:
-    """The client turns it into a POST with an overriding header."""
     wanted = client.chart(maxResults=1).execute()["items"][0]["id"]
     ids = [wanted] + [f"{number:060}" for number in range(49)]
     found = client.youtube.videos().list(part="id", id=",".join(ids)).execute()
@@ -359,7 +318,6 @@ def test_no_key_is_shown_anywhere(upstream: Emulator, capfd: pytest.CaptureFixtu
 
 
 def test_a_pool_is_spent_to_its_last_unit() -> None:
-    """A refused call leaves the budget untouched: cheaper ones still fit. It did reach the wire."""
     with Emulator(quota=102) as upstream, Wire(upstream) as wire:
         calls = [
             wire.get("search", **SEARCH)[0],
@@ -420,7 +378,6 @@ def test_a_pool_has_a_price_for_each_method(
 
 @pytest.mark.parametrize("day", [(2026, 3, 8), (2026, 7, 1), (2026, 11, 1)])
 def test_quota_resets_at_pacific_midnight_exactly(day: tuple[int, int, int]) -> None:
-    """Also on the days of 23 and 25 hours."""
     zone = ZoneInfo("America/Los_Angeles")
     midnight_ms = int(datetime(*day, tzinfo=zone).timestamp()) * 1000
     next_ms = int(datetime(day[0], day[1], day[2] + 1, tzinfo=zone).timestamp()) * 1000
@@ -434,23 +391,15 @@ def test_quota_resets_at_pacific_midnight_exactly(day: tuple[int, int, int]) -> 
 
 
 def test_concurrent_calls_are_admitted_exactly_up_to_the_quota() -> None:
-    statuses: list[int] = []
     with Emulator(quota=100) as upstream:
 
-        def hammer() -> None:
+        def hammer() -> list[int]:
             with Wire(upstream) as wire:
-                statuses.extend(wire.get("videos", **CHART)[0] for _ in range(25))
+                return [wire.get("videos", **CHART)[0] for _ in range(25)]
 
-        threads = [threading.Thread(target=hammer) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert upstream.usage()["requests"] == 200
+        statuses = [status for found in in_threads(hammer, *[()] * 8) for status in found]
     assert sorted(statuses) == [200] * 100 + [403] * 100
 
-
-# --- bodies of errors --------------------------------------------------------------------------------
 
 LimitCheck = Callable[[Wire], tuple[int, Any]]
 
@@ -467,70 +416,58 @@ def upload(wire: Wire) -> tuple[int, Any]:
     return wire.send("POST", "/upload/youtube/v3/videos?uploadType=media&part=id", b"film")
 
 
-@needs_errors
 @pytest.mark.parametrize(
     ("name", "key", "fault", "ask"),
     [
-        ("400_API_KEY_INVALID.json", "invalid", None, chart),
-        ("403_SERVICE_DISABLED_accessNotConfigured.json", "disabled", None, chart),
-        ("400_invalidRegionCode.json", "k", None, lambda w: w.get("videos", **{**CHART, "regionCode": "VE "})),
-        ("400_invalidPageToken.json", "k", None, lambda w: w.get("videos", **CHART, pageToken="x")),
-        ("404_videoChartNotFound.json", "k", None, lambda w: w.get("videos", part="id", chart="x")),
-        (
-            "404_playlistNotFound.json",
-            "k",
-            None,
-            lambda w: w.get("playlistItems", part="id", playlistId="PLx"),
-        ),
-        ("403_quotaExceeded.json", "k", {"kind": "exhaust", "bucket": "units"}, chart),
-        ("429_search_queries_per_day.json", "k", {"kind": "exhaust"}, search),
-        ("429_search_limit_value_zero.json", "k", {"kind": "limit-zero"}, search),
-        ("429_video_uploads_per_day.json", "k", {"kind": "exhaust"}, upload),
-        ("429_rateLimitExceeded_bare.json", "k", {"kind": "status", "status": 429}, chart),
-        ("403_rateLimitExceeded.json", "k", {"kind": "status", "status": 403}, chart),
-        (
-            "403_userRateLimitExceeded.json",
-            "k",
-            {"kind": "status", "status": 403, "reason": "userRateLimitExceeded"},
-            chart,
-        ),
-        (
-            "403_dailyLimitExceeded.json",
-            "k",
-            {"kind": "status", "status": 403, "reason": "dailyLimitExceeded"},
-            chart,
-        ),
-        ("500_backendError.json", "k", {"kind": "status", "status": 500}, chart),
-        ("503_backendError.json", "k", {"kind": "status"}, chart),
+        ("400_API_KEY_INVALID", "invalid", None, chart),
+        ("403_SERVICE_DISABLED_accessNotConfigured", "disabled", None, chart),
+        ("400_invalidRegionCode", "k", None, lambda w: w.get("videos", **{**CHART, "regionCode": "VE "})),
+        ("400_invalidPageToken", "k", None, lambda w: w.get("videos", **CHART, pageToken="x")),
+        ("404_videoChartNotFound", "k", None, lambda w: w.get("videos", part="id", chart="x")),
+        ("404_playlistNotFound", "k", None, lambda w: w.get("playlistItems", part="id", playlistId="PLx")),
+        ("403_quotaExceeded", "k", {"kind": "exhaust", "bucket": "units"}, chart),
+        ("429_search_queries_per_day", "k", {"kind": "exhaust"}, search),
+        ("429_search_limit_value_zero", "k", {"kind": "limit-zero"}, search),
+        ("429_video_uploads_per_day", "k", {"kind": "exhaust"}, upload),
+        ("429_rateLimitExceeded_bare", "k", {"status": 429}, chart),
+        ("403_rateLimitExceeded", "k", {"status": 403}, chart),
+        ("403_userRateLimitExceeded", "k", {"status": 403, "reason": "userRateLimitExceeded"}, chart),
+        ("403_dailyLimitExceeded", "k", {"status": 403, "reason": "dailyLimitExceeded"}, chart),
+        ("500_backendError", "k", {"status": 500}, chart),
+        ("503_backendError", "k", {}, chart),
     ],
 )
-def test_an_error_has_the_recorded_body(name: str, key: str, fault: dict[str, Any] | None, ask: LimitCheck) -> None:
+def test_an_error_has_the_recorded_body(
+    shared_data: Path, name: str, key: str, fault: dict[str, Any] | None, ask: LimitCheck
+) -> None:
     with Emulator(allocation="buckets") as upstream, Wire(upstream, key) as wire:
         if fault is not None:
-            upstream.fault(**fault)
+            upstream.fault(**{"kind": "status", **fault})
         status, body = ask(wire)
     assert status == int(name[:3])
-    assert without_project(body) == recorded_error(name)
+    assert without_project(body) == json.loads((shared_data / "errors" / f"{name}.json").read_bytes())
 
 
 # --- recorded pages ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def recorded() -> Iterator[Emulator]:
-    with Emulator(recorded=RECORDED) as emulator:
+def folder(shared_data: Path) -> Path:
+    return shared_data / "recorded" / "trending_2018"
+
+
+@pytest.fixture
+def recorded(folder: Path) -> Iterator[Emulator]:
+    with Emulator(recorded=folder) as emulator:
         yield emulator
 
 
-@needs_recording
-def test_a_recording_is_served_page_for_page(recorded: Emulator) -> None:
-    """Seven regions, 24 pages, 1,161 videos; GB and CA end early."""
+def test_a_recording_is_served_page_for_page(folder: Path, recorded: Emulator) -> None:
     client = Client(recorded)
     served = pages = 0
     for region in ("US", "GB", "DE", "FR", "IN", "BR", "CA"):
         for number, page in enumerate(client.pages(region, part="snippet,statistics"), start=1):
-            name = f"videos_list_mostPopular_{region}_p{number}.json"
-            file = json.loads((RECORDED / name).read_bytes())
+            file = json.loads((folder / f"videos_list_mostPopular_{region}_p{number}.json").read_bytes())
             assert {**page, "etag": file["etag"]} == file
             served += len(page["items"])
             pages += 1
@@ -539,7 +476,6 @@ def test_a_recording_is_served_page_for_page(recorded: Emulator) -> None:
     assert recorded.usage()["units"] == {"units": 24}
 
 
-@needs_recording
 def test_a_recording_knows_its_own_regions_ids_and_words_only(recorded: Emulator) -> None:
     with Wire(recorded) as wire:
         status, body = wire.get("videos", **{**CHART, "regionCode": "AU"})
@@ -689,5 +625,5 @@ def test_an_emulator_that_never_served_lets_go_of_its_port() -> None:
 def test_importing_the_emulator_imports_no_client_and_no_cli() -> None:
     unwanted = {"googleapiclient", "click", "quota.budget", "httplib2"}
     script = f"import sys, quota.jobs.emulator; print(sorted({unwanted} & set(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -6,8 +6,10 @@ import json
 import os
 import random
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tenacity import wait_none
@@ -16,17 +18,11 @@ import quota
 from quota.common.clock import host_clock
 from quota.jobs.emulator import Emulator
 from quota.jobs.emulator.catalogue import CHANNELS, INLINE_REPLIES, GeneratedCatalogue, _channel_id, replies_to, threads
-from quota.jobs.job import load_fetch
+from quota.jobs.job import RunReport, load_fetch
 from quota.jobs.plan.plan import make_plan
 from support.configurations import configuration
 from support.installation import Installation
 from support.processes import killed_anywhere
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.jobs.job import RunReport
 
 DAY_MS = 86_400_000
 KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "2"))
@@ -88,7 +84,6 @@ def site(tmp_path: Path, state_dir: Path) -> Iterator[Site]:
 
 
 def channel(videos: int, skip: int = 0) -> str:
-    """A channel that has published so many videos: 3 to 122."""
     numbers = [number for number in range(CHANNELS) if (3 + number * 37 % 120) == videos]
     return _channel_id(numbers[skip])
 
@@ -99,17 +94,12 @@ def published(name: str) -> list[str]:
 
 
 def a_day(name: str) -> float:
-    """How many videos a channel has published a day."""
     found = CATALOGUE.channel(name) or {}
     age = datetime(2026, 11, 20, tzinfo=UTC) - datetime.fromisoformat(found["snippet"]["publishedAt"])
     return int(found["statistics"]["videoCount"]) / age.days
 
 
-# -- uploads -----------------------------------------------------------------------------------------------------------
-
-
 def test_uploads_are_stored_for_a_unit_a_page_and_a_channel_that_is_known_costs_one(site: Site) -> None:
-    """Its playlist is asked for once."""
     names = [channel(120), channel(50), channel(3)]
     site.configure("uploads", channels=names)
     assert site.run().outcome == "done"
@@ -124,7 +114,6 @@ def test_uploads_are_stored_for_a_unit_a_page_and_a_channel_that_is_known_costs_
 
 
 def test_a_pass_that_pages_cut_off_drops_neither_channels_nor_old_videos(site: Site) -> None:
-    """The next one goes on."""
     names = [channel(120), channel(122), channel(60), channel(3)]
     site.configure("uploads", channels=names, pages=1)
     for _ in range(17):
@@ -133,7 +122,6 @@ def test_a_pass_that_pages_cut_off_drops_neither_channels_nor_old_videos(site: S
 
 
 def test_new_uploads_are_fetched_until_all_of_a_page_is_known(site: Site) -> None:
-    """What the store is made to forget is new to it."""
     name = channel(120)
     site.configure("uploads", channels=name)
     site.run()
@@ -146,7 +134,6 @@ def test_new_uploads_are_fetched_until_all_of_a_page_is_known(site: Site) -> Non
 
 
 def test_a_channel_of_which_only_the_newest_are_known_is_walked_to_its_end(site: Site) -> None:
-    """A chart or a search has found them."""
     name = channel(120)
     site.configure("uploads", channels=name)
     site.run()
@@ -167,7 +154,6 @@ def test_a_channel_is_walked_anew_before_its_videos_expire(site: Site) -> None:
 
 
 def test_a_walks_place_is_no_item_and_a_step_without_a_call_is_no_page(site: Site) -> None:
-    """A sink gets what was fetched, and what a page brought is counted without it."""
     (site.folder / "sink_of_walks.py").write_text(
         "handed = []\ndef put(page, job, region):\n    handed.append((page.items, [*page.rows]))\n"
     )
@@ -236,7 +222,6 @@ def test_channels_that_publish_most_come_first_and_none_is_forgotten(site: Site)
 
 
 def test_without_a_list_the_channels_of_the_store_are_walked_and_those_that_are_gone_do_no_harm(site: Site) -> None:
-    """A video's channel may be gone, and a channel may have published nothing."""
     site.configure("uploads")
     report = site.run()
     assert (report.outcome, report.units) == ("done", 0)
@@ -260,11 +245,7 @@ def test_a_page_that_upstream_no_longer_knows_begins_the_walk_anew(site: Site) -
     assert site.videos() == set(published(name))
 
 
-# -- videos ------------------------------------------------------------------------------------------------------------
-
-
 def test_videos_that_were_asked_for_longest_ago_come_first_and_one_that_is_gone_holds_up_nobody(site: Site) -> None:
-    """60 that upstream does not have are older than 60 that it has."""
     site.configure("videos", pages=1)
     assert site.run().units == 0
     for age, names in ((2, [f"gone-{n}" for n in range(60)]), (1, published(channel(60)))):
@@ -295,11 +276,7 @@ def test_a_video_that_is_read_again_has_new_numbers_and_expires_all_the_same(sit
     assert site.videos() == {kept}
 
 
-# -- search ------------------------------------------------------------------------------------------------------------
-
-
 def test_searches_take_turns_and_a_refusal_costs_none_of_them_its_turn(site: Site) -> None:
-    """Seven searches of up to two pages, on a budget for three pages a day: each has one page before any has two."""
     words = [f"word{number}" for number in range(7)]
     site.configure("search", pages=2, units=3 * 101, words=words)
     turns = []
@@ -318,24 +295,18 @@ def found(site: Site, word: str) -> int:
     return number
 
 
-# -- comments ----------------------------------------------------------------------------------------------------------
-
-
 def said_under(video: str) -> dict[str, list[str]]:
-    """The threads of a video, each with its replies."""
     found = threads(CATALOGUE.video(video) or {}) or []
     return {one["id"]: [reply["id"] for reply in replies_to(one["id"]) or ()] for one in found}
 
 
 def calls_for(video: str) -> dict[str, int]:
-    """The calls that its comments take."""
     said = said_under(video)
     more = [-(-len(replies) // 100) for replies in said.values() if len(replies) > INLINE_REPLIES]
     return {"commentThreads.list": max(1, -(-len(said) // 100)), "comments.list": sum(more)}
 
 
 def with_threads(least: int, most: int) -> str:
-    """A video with so many threads, and one of them with more replies than a page has."""
     for name in published(channel(122)):
         said = said_under(name)
         if least <= len(said) <= most and any(len(replies) > 100 for replies in said.values()):
@@ -355,7 +326,6 @@ def comments(site: Site) -> set[str]:
 
 
 def test_comments_are_stored_with_all_replies_and_a_video_that_allows_none_is_passed_over(site: Site) -> None:
-    """100 threads a call, and 100 replies of a thread that has more than come with it."""
     names = [with_threads(101, 200), DISABLED, "no-such-vid", with_threads(5, 60)]
     site.configure("comments", videos=names)
     assert site.run().outcome == "done"
@@ -410,11 +380,7 @@ def test_the_comments_of_the_videos_in_the_store_are_fetched_those_with_most_fir
     assert site.calls()["commentThreads.list"] == 2 + 1
 
 
-# -- killed ------------------------------------------------------------------------------------------------------------
-
-
 def test_walks_killed_anywhere_lose_no_row_and_double_none(site: Site) -> None:
-    """QUOTA_TEST_KILLS says how many die."""
     names = [channel(122), channel(60)]
     site.now_ms = host_clock()
     site.configure("uploads", channels=names)
@@ -427,9 +393,6 @@ def test_walks_killed_anywhere_lose_no_row_and_double_none(site: Site) -> None:
     assert site.count("videos") == site.count("history"), "a reading is stored once"
     assert site.rows("SELECT count(*) - count(DISTINCT name || key) FROM rows") == [(0,)]
     assert site.requests <= site.units() <= site.requests + kills
-
-
-# -- 500 channels ------------------------------------------------------------------------------------------------------
 
 
 def test_the_uploads_of_500_channels_fit_into_10_000_units_a_day(site: Site) -> None:

@@ -24,8 +24,9 @@ from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.job import RunReport
 from quota.jobs.progress import Watcher
 from support.configurations import configuration
-from support.installation import Installation, until
+from support.installation import Installation
 from support.plain_http import RawServer, head, whole
+from support.servers import until
 
 MB = 1_000_000
 VIDEO = {"id": "v1", "snippet": {"title": "T"}}
@@ -151,7 +152,6 @@ MUCH = {  # what it starts with, the piece that fills it, and how it ends
 
 @pytest.mark.parametrize("kind", MUCH)
 def test_a_body_within_its_bound_takes_bounded_memory_whatever_it_holds(site: Site, kind: str) -> None:
-    """What parses into most: small values, escapes, one character that makes a text four times as wide."""
     sent = whole(filled(*MUCH[kind]))
     site.answer = lambda _: [sent]
     report, memory_kb = site.measured()
@@ -174,14 +174,6 @@ def test_a_body_at_its_bound_is_stored(site: Site) -> None:
 # -- too slow ----------------------------------------------------------------------------------------------------------
 
 
-def dripped(start: bytes, server: RawServer, piece: bytes = b" ") -> Iterator[bytes]:
-    """All at once what comes before the drops, which never end."""
-    yield start
-    while not server.stopping.is_set():
-        server.pause(0.05)
-        yield piece
-
-
 DRIPS = {
     "a body": (head("Content-Length: 9999999") + b"\r\n{", b" "),
     "chunks": (head("Transfer-Encoding: chunked") + b"\r\n", b"1\r\n \r\n"),
@@ -197,14 +189,14 @@ DRIPS = {
 def test_an_answer_has_a_deadline_however_it_drips(site: Site, kind: str) -> None:
     start, piece = DRIPS[kind]
     site.configure("max_answer_s = 1")
-    site.answer = lambda _: dripped(start, site.server, piece)
+    site.answer = lambda _: site.server.drip(start, piece)
     error = site.fails(site.run())
     assert error == "upstream's answer was not complete after 1 s; if this is expected, raise max_answer_s"
 
 
 def test_an_upstream_that_is_too_slow_ends_the_run_in_the_second_region(site: Site) -> None:
     site.configure("max_answer_s = 1", regions=("US", "DE", "FR"))
-    site.answer = lambda _: dripped(head() + b"\r\n{", site.server)
+    site.answer = lambda _: site.server.drip(head() + b"\r\n{")
     report = site.run()
     assert [(r.region, r.outcome, r.units) for r in report.regions] == [
         ("US", "failed", 1),
@@ -224,27 +216,6 @@ def test_redirects_share_one_deadline(site: Site) -> None:
     report = site.run()
     assert "not complete after 1 s" in str(report.regions[0].error)
     assert len(site.server.targets) <= 3
-
-
-def test_a_region_that_failed_keeps_its_cursor_and_the_others_go_on(site: Site) -> None:
-    def answer(target: str) -> Iterable[bytes]:
-        if "regionCode=US" in target and "pageToken" in target:
-            return dripped(head() + b"\r\n{", site.server)
-        return [page(1, None if "pageToken" in target else "t1")]
-
-    site.configure("max_answer_s = 1", regions=("US", "DE"))
-    site.answer = answer
-    report = site.run()
-    assert [(r.region, r.outcome, r.pages, r.units) for r in report.regions] == [
-        ("US", "failed", 1, 2),
-        ("DE", "done", 2, 2),
-    ]
-    site.answer = lambda _: [page(2)]
-    again = site.run()
-    assert [(r.region, r.outcome, r.pages, r.units) for r in again.regions] == [
-        ("US", "done", 1, 1),
-        ("DE", "done", 1, 1),
-    ]
 
 
 # -- not what the API promises -----------------------------------------------------------------------------------------
@@ -291,37 +262,11 @@ def test_a_malformed_answer_is_one_plain_line(site: Site, kind: str) -> None:
     assert line in site.fails(site.run())
 
 
-def test_a_call_that_is_never_answered_is_attempted_four_times_in_all(site: Site) -> None:
-    """httplib2 alone sends each of them twice."""
-    site.answer = lambda _: []
-    report = site.run(wait=wait_none())
-    assert report.attempts == len(site.server.targets) == ATTEMPTS
-    assert "upstream closed the connection without an answer, in 4 attempts" in str(report.regions[0].error)
-
-
 def test_a_body_that_ends_before_its_length_is_not_stored(site: Site) -> None:
-    """Though what came of it is a page: http.client takes it for all."""
     site.answer = lambda _: [head(f"Content-Length: {len(PAGE) + 1}") + b"\r\n" + PAGE]
     report = site.run(wait=wait_none())
     assert (report.outcome, site.stored()) == ("failed", 0)
     assert report.attempts == len(site.server.targets) == ATTEMPTS
-
-
-@pytest.mark.parametrize(("fetch", "kind"), [("search", "html"), ("channels", "items: texts")])
-def test_the_other_jobs_have_plain_lines_too(site: Site, fetch: str, kind: str) -> None:
-    site.configure(fetch=fetch)
-    site.answer = lambda _: [SHAPES[kind][0]]
-    assert SHAPES[kind][1] in site.fails(site.run())
-
-
-@pytest.mark.parametrize("item", ["5", '{"id": 5}', '{"id": {"videoId": 5}}', '{"id": {"videoId": ""}}', "{}", "null"])
-def test_a_search_result_of_any_shape_is_a_video_or_left_out_or_one_plain_line(site: Site, item: str) -> None:
-    site.configure(fetch="search")
-    site.answer = lambda _: [whole(b'{"items": [%s]}' % item.encode())]
-    report = site.run()
-    if report.outcome == "failed":
-        site.fails(report)
-    assert len(site.server.targets) == 1
 
 
 def test_a_page_of_too_many_items_is_not_stored(site: Site) -> None:
@@ -337,12 +282,8 @@ def test_a_page_of_too_many_items_is_not_stored(site: Site) -> None:
 
 
 def test_a_page_of_a_function_of_ones_own_has_the_same_bound(site: Site) -> None:
-    (site.folder / "many.py").write_text(
-        "from quota.jobs.job import Page\n"
-        "def fetch(client, region, cursor):\n"
-        "    return Page(videos=[{'id': str(n)} for n in range(11)])\n"
-    )
-    site.configure("max_items = 10", fetch="many:fetch")
+    many = "def fetch(client, region, cursor):\n    return Page(videos=[{'id': str(n)} for n in range(11)])\n"
+    site.configure("max_items = 10", fetch=site.own_fetch(many))
     report = site.run()
     assert report.regions[0].error == "a page holds 11 items, more than 10; if that is right, raise max_items"
 
@@ -402,14 +343,6 @@ def test_an_unused_repeated_token_is_no_error(site: Site) -> None:
     assert site.run().outcome == "done"
 
 
-def test_a_search_in_circles_ends(site: Site) -> None:
-    site.configure(fetch="search", pages=1_000)
-    found = json.dumps({"items": [{"id": {"videoId": "v1"}}], "nextPageToken": "a"}).encode()
-    site.answer = lambda target: [whole(found) if "/search" in target else page()]
-    report = site.run()
-    assert (report.outcome, report.attempts, report.regions[0].pages) == ("done", 4, 2)
-
-
 # -- told to stop ------------------------------------------------------------------------------------------------------
 
 
@@ -419,7 +352,7 @@ def test_a_page_that_does_not_arrive_is_abandoned_and_stays_charged(
 ) -> None:
     monkeypatch.setattr("quota.jobs.interruption.STOP_WITHIN_S", 0.3)
     start, piece = DRIPS[drip]
-    site.answer = lambda target: dripped(start, site.server, piece) if "pageToken" in target else [page(1, "t")]
+    site.answer = lambda target: site.server.drip(start, piece) if "pageToken" in target else [page(1, "t")]
     report = site.run(stop=lambda: signal.SIGTERM if len(site.server.targets) == 2 else 0)
     assert (report.outcome, report.exit_status, report.attempts) == ("stopped", 128 + signal.SIGTERM, 2)
     assert report.why == "interrupted; the page in flight took over 0.3 s and was abandoned"
@@ -442,9 +375,8 @@ quota.cli.program.main()
 
 
 def test_a_run_ends_in_time_after_a_signal(site: Site) -> None:
-    """Also told twice, and by a signal of each kind. In its own time: the page has 8 s, the process 9."""
     start, piece = DRIPS["a body"]
-    site.answer = lambda _: dripped(start, site.server, piece)
+    site.answer = lambda _: site.server.drip(start, piece)
     child = site.start("run", "j", "--json")
     site.arrived(1)
     started = time.monotonic()
@@ -462,8 +394,17 @@ def test_a_run_ends_in_time_after_a_signal(site: Site) -> None:
     assert (report["outcome"], report["attempts"], report["units"]) == ("stopped", 1, 1)
 
 
-@pytest.mark.parametrize(("count", "more", "said"), [(1, [], STOPPING), (3, ["--quiet"], "")])
-def test_a_page_in_flight_is_stored_after_repeated_signals(site: Site, count: int, more: list[str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "times", "more", "said"),
+    [
+        (signal.SIGINT, 1, [], STOPPING),
+        (signal.SIGINT, 3, ["--quiet"], ""),
+        (signal.SIGHUP, 1, [], STOPPING),
+    ],
+)
+def test_the_page_in_flight_is_stored_after_any_signals(
+    site: Site, number: int, times: int, more: list[str], said: str
+) -> None:
     def answer(target: str) -> Iterator[bytes]:
         site.server.pause(1)
         yield page(1, "t")
@@ -471,40 +412,31 @@ def test_a_page_in_flight_is_stored_after_repeated_signals(site: Site, count: in
     site.answer = answer
     child = site.start("run", "j", "--json", *more)
     site.arrived(1)
-    for _ in range(count):
-        child.send_signal(signal.SIGINT)
+    for _ in range(times):
+        child.send_signal(number)
         time.sleep(0.05)
     out, err = child.communicate(timeout=300)
-    assert (child.returncode, "".join(err.splitlines(keepends=True)[:1])) == (130, said)
-    assert json.loads(out)["regions"][0]["pages"] == 1
+    assert (child.returncode, "".join(err.splitlines(keepends=True)[:1])) == (128 + number, said)
+    report = json.loads(out)
+    assert (report["outcome"], report["refused_by"], report["regions"][0]["pages"]) == ("stopped", None, 1)
     assert site.stored() == 3
 
 
-WAITS = """
-import threading
-
-def fetch(client, region, cursor):
-    open("in-the-call", "w").close()
-    threading.Event().wait()
-"""
+SCHEDULED = 'schedule = "every 6d"\nmisfire_grace = "6d"'
 
 
-BUSY = """
+@pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
+def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: str, status: int) -> None:
+    """A fetch function waits inside a C library, where Python's own signal handlers do not come to run."""
+    busy = """
 import sqlite3
-from quota.jobs.job import Page
 
 def fetch(client, region, cursor):
     open("in-the-call", "w").close()
     sqlite3.connect("locked.db", timeout=60).execute("BEGIN IMMEDIATE")
     return Page()
 """
-
-
-@pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
-def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: str, status: int) -> None:
-    """A fetch function waits inside a C library, where Python's own signal handlers do not come to run."""
-    (site.folder / "busy.py").write_text(BUSY)
-    site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="busy:fetch")
+    site.configure(SCHEDULED, fetch=site.own_fetch(busy))
     with closing(sqlite3.connect(site.folder / "locked.db")) as db:
         db.execute("BEGIN IMMEDIATE")
         child = site.start(*command.split(), script=HASTY)
@@ -517,9 +449,14 @@ def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: 
 
 
 def test_a_stderr_that_takes_no_more_holds_up_no_end(site: Site) -> None:
-    """Whoever reads it has stopped, and what is to be said of the end would be waited for."""
-    (site.folder / "waits.py").write_text(WAITS)
-    site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="waits:fetch")
+    waits = """
+import threading
+
+def fetch(client, region, cursor):
+    open("in-the-call", "w").close()
+    threading.Event().wait()
+"""
+    site.configure(fetch=site.own_fetch(waits))
     reading, writing = os.pipe()
     try:
         child = site.start("run", "j", script=HASTY, stderr=writing)
@@ -538,9 +475,9 @@ def test_a_stderr_that_takes_no_more_holds_up_no_end(site: Site) -> None:
         os.close(writing)
 
 
-LEAVES = """
+def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site) -> None:
+    leaves = """
 import os, threading, time
-from quota.jobs.job import Page
 
 def fetch(client, region, cursor):
     threading.Thread(target=threading.Event().wait).start()
@@ -549,12 +486,7 @@ def fetch(client, region, cursor):
         time.sleep(0.01)
     return Page(videos=[{"id": "v1"}], ranked=True)
 """
-
-
-def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site) -> None:
-    """Python would wait for it for ever, and supervisors kill after 10 s."""
-    (site.folder / "leaves.py").write_text(LEAVES)
-    site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="leaves:fetch")
+    site.configure(fetch=site.own_fetch(leaves))
     child = site.start("run", "j", script=HASTY)
     until((site.folder / "in-the-call").exists)
     child.send_signal(signal.SIGTERM)
@@ -573,7 +505,6 @@ def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site) -> N
 
 
 def test_without_limits_a_client_is_as_it_was(site: Site) -> None:
-    """In a program of one's own: no bound and no check that was not asked for."""
     many = whole(json.dumps({"items": [{"id": n} for n in range(10_001)], "more": "x" * 17 * MB}).encode())
     with quota.open(site.folder / "quota.toml") as session:
         client = session.google()
@@ -588,7 +519,7 @@ def test_with_limits_it_raises_and_goes_on(site: Site) -> None:
     answers: dict[str, Answer] = {
         "over 2;": lambda _: [page()],
         "larger than 1 MB": lambda _: [whole(bytes(MB + 1))],
-        "after 2 s": lambda _: dripped(slow, site.server),
+        "after 2 s": lambda _: site.server.drip(slow),
     }
     with quota.open(site.folder / "quota.toml") as session:
         client = session.google(max_body_mb=1, max_answer_s=2, max_items=2)

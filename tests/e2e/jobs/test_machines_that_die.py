@@ -11,7 +11,8 @@ import os
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,7 @@ from quota.ledger.log import Changed
 from quota.ledger.redis_log import RedisLog
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
-from support.local import LocalClient, LocalRequest, LocalResource, LocalSession
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from support.local import LocalSession
 
 RUNS = int(os.environ.get("QUOTA_TEST_RUNS", "4"))
 FIRST = 9
@@ -78,9 +75,9 @@ class Machine:
         text = CONFIG.format(url=world.url, project=world.project, pages=PAGES, folder=folder, more=world.more)
         path.write_text(text)
         self.ledger = MachinesLog(world.url, clock=lambda: world.now_ms)
-        self.session = PagedSession(load_settings(path), clock=lambda: world.now_ms)
+        self.session = LocalSession(load_settings(path), clock=lambda: world.now_ms)
         self.session._ledger = self.ledger
-        self.session.machine = self
+        self.session.before_page = self.page
         self.off_from_ms, self.off_until_ms, self.dies_at_page = 0, 0, 0
         self.running = False
 
@@ -101,7 +98,6 @@ class Machine:
             self.running = False
 
     def page(self, region: str, page: int) -> None:
-        """Called for each page that is fetched."""
         world = self.world
         world.pages.append((world.now_ms, self.number, region, page))
         world.now_ms += 700
@@ -112,36 +108,8 @@ class Machine:
             raise KilledError
 
 
-class PagedSession(LocalSession):
-    machine: Any = None
-
-    def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
-        return PagedClient(self.budget(credential), self.machine)
-
-
-class PagedClient(LocalClient):
-    def __init__(self, budget: Any, machine: Machine) -> None:
-        super().__init__(budget)
-        self.machine = machine
-
-    def __getattr__(self, resource: str) -> Any:
-        return lambda: PagedResource(self._budget, resource, self.machine)
-
-
-class PagedResource(LocalResource):
-    def __init__(self, budget: Any, resource: str, machine: Machine) -> None:
-        super().__init__(budget, resource)
-        self.machine = machine
-
-    def list(self, **parameters: Any) -> LocalRequest:
-        self.machine.page(parameters["regionCode"], int(parameters.get("pageToken") or 0))
-        return super().list(**parameters)
-
-
 @dataclass
 class World:
-    """One job on some machines, for ten days."""
-
     url: str
     project: str
     folder: Path

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tenacity import wait_none
 
 import quota
+from quota.jobs.job import RunReport
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.configurations import configuration
-from support.installation import Installation
+from support.installation import Installation, outcomes
 from support.plain_http import Answer, Arrived, PlainServer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from quota.jobs.job import RunReport
-
-    Say = Callable[[str, dict[str, str]], Any]
+Say = Callable[[str, dict[str, str]], Any]
 
 NOW_MS = 1_795_204_800_000
 
 
 class Site(Installation):
-    """A folder for one job, and an upstream that says what a test wants."""
-
     def __init__(self, folder: Path, server: PlainServer) -> None:
         super().__init__(folder)
         self.server, self.now_ms = server, NOW_MS
@@ -56,11 +51,6 @@ class Site(Installation):
     def store(self) -> Store:
         return Store(f"sqlite:///{self.folder / 'videos.db'}", retention_ms=30 * DAY_MS, clock=lambda: self.now_ms)
 
-    def module(self, source: str) -> str:
-        name = f"fetch_{abs(hash((source, str(self.folder))))}"
-        (self.folder / f"{name}.py").write_text("from quota.jobs.job import Page\n" + source)
-        return f"{name}:fetch"
-
 
 @pytest.fixture
 def site(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
@@ -77,8 +67,15 @@ def site(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield site
 
 
-def outcomes(report: RunReport) -> dict[str, str]:
-    return {one.region: one.outcome for one in report.regions}
+def listed(ids: str) -> Any:
+    """The videos of these ids."""
+    return {"items": [{"id": one} for one in ids.split(",")]}
+
+
+def playlists_of(ids: str) -> Any:
+    """Channels, whose playlists are called as they, after a P."""
+    playlists = [(one, {"relatedPlaylists": {"uploads": f"P{one}"}}) for one in ids.split(",")]
+    return {"items": [{"id": one, "contentDetails": details} for one, details in playlists]}
 
 
 def test_a_region_that_upstream_forbids_does_not_keep_the_others_out(site: Site) -> None:
@@ -91,7 +88,7 @@ def test_a_region_that_upstream_forbids_does_not_keep_the_others_out(site: Site)
 
 
 def test_a_region_whose_fetch_ends_the_run_does_not_keep_the_others_out(site: Site) -> None:
-    fetch = site.module(
+    fetch = site.own_fetch(
         "import quota\ndef fetch(client, region, cursor):\n"
         "  if region == 'GB': raise quota.UsageError('odd')\n  return Page()\n"
     )
@@ -103,7 +100,7 @@ def test_a_region_whose_fetch_ends_the_run_does_not_keep_the_others_out(site: Si
 
 def test_calls_in_threads_of_a_fetch_function_count_for_its_job(site: Site) -> None:
     site.say(lambda _, q: {"items": [{"id": q["id"]}]})
-    fetch = site.module(
+    fetch = site.own_fetch(
         "from concurrent.futures import ThreadPoolExecutor\n"
         "def fetch(client, region, cursor):\n"
         "  ask = lambda name: client.videos().list(part='id', id=name).execute()['items'][0]\n"
@@ -116,11 +113,9 @@ def test_calls_in_threads_of_a_fetch_function_count_for_its_job(site: Site) -> N
 
 
 def test_pages_in_a_circle_end_the_walk_of_their_list_alone(site: Site) -> None:
-
     def told(path: str, q: dict[str, str]) -> Any:
         if path == "channels":
-            playlists = [(one, {"relatedPlaylists": {"uploads": f"P{one}"}}) for one in q["id"].split(",")]
-            return {"items": [{"id": one, "contentDetails": told} for one, told in playlists]}
+            return playlists_of(q["id"])
         number = int(q.get("pageToken", "0"))
         items = [{"id": "i", "contentDetails": {"videoId": f"{q['playlistId']}{number}", "videoPublishedAt": "2026"}}]
         items = [{**one, "snippet": {"title": "x"}} for one in items]
@@ -133,9 +128,7 @@ def test_pages_in_a_circle_end_the_walk_of_their_list_alone(site: Site) -> None:
     assert (lists.count("PA"), lists.count("PB")) == (3, 5)
 
 
-def test_replies_in_a_circle_and_an_item_without_an_id_hold_up_nobody(
-    site: Site,
-) -> None:
+def test_replies_in_a_circle_and_an_item_without_an_id_hold_up_nobody(site: Site) -> None:
     top = {"snippet": {"textDisplay": "hi", "likeCount": 10**30}}
 
     def told(path: str, q: dict[str, str]) -> Any:
@@ -168,10 +161,9 @@ def test_replies_in_a_circle_and_an_item_without_an_id_hold_up_nobody(
 def test_no_search_takes_the_pages_of_another_or_goes_in_a_circle(
     site: Site, following: dict[str, dict[str, str]], pages: int, asked: list[str]
 ) -> None:
-
     def told(path: str, q: dict[str, str]) -> Any:
         if path == "videos":
-            return {"items": [{"id": one} for one in q["id"].split(",")]}
+            return listed(q["id"])
         token = q.get("pageToken", "")
         found = {"items": [{"id": {"videoId": f"{q['q']}{token}"}}]}
         return found | ({"nextPageToken": following[q["q"]][token]} if token in following[q["q"]] else {})
@@ -192,10 +184,9 @@ BROKEN = {
 @pytest.mark.parametrize("how", BROKEN)
 @pytest.mark.parametrize("words", [["bad", "a", "b"], ["a", "b", "bad"]])
 def test_a_failed_search_is_named_and_stops_no_other_search(site: Site, words: list[str], how: str) -> None:
-
     def told(path: str, q: dict[str, str]) -> Any:
         if path == "videos":
-            return {"items": [{"id": one} for one in q["id"].split(",")]}
+            return listed(q["id"])
         found = {"items": [{"id": {"videoId": f"{q['q']}{q.get('pageToken', '')}"}}]}
         return BROKEN[how] if q["q"] == "bad" else found | ({} if "pageToken" in q else {"nextPageToken": "2"})
 
@@ -210,14 +201,10 @@ def test_a_failed_search_is_named_and_stops_no_other_search(site: Site, words: l
     assert site.rows("SELECT pending, completed_at_ms > 0 FROM checkpoints") == [(0, 1)]
 
 
-def test_two_searches_in_a_row_that_fail_end_the_pass_and_the_next_one_has_the_others(
-    site: Site,
-) -> None:
-    """Where upstream fails all of them, the rest is not paid for."""
-
+def test_two_searches_in_a_row_that_fail_end_the_pass_and_the_next_one_has_the_others(site: Site) -> None:
     def told(path: str, q: dict[str, str]) -> Any:
         if path == "videos":
-            return {"items": [{"id": one} for one in q["id"].split(",")]}
+            return listed(q["id"])
         return {"items": [{"id": {"videoId": q["q"]}}]} if q["q"] in "ab" else BROKEN["refused"]
 
     site.say(told)
@@ -243,8 +230,7 @@ def test_a_list_that_upstream_fails_keeps_no_other_out_and_goes_on_where_it_was(
 
     def told(path: str, q: dict[str, str]) -> Any:
         if path == "channels":
-            playlists = [(one, {"relatedPlaylists": {"uploads": f"P{one}"}}) for one in q["id"].split(",")]
-            return {"items": [{"id": one, "contentDetails": told} for one, told in playlists]}
+            return playlists_of(q["id"])
         name, at = q["playlistId"], q.get("pageToken", "")
         if broken[0] and (name, at) == ("PA", page):
             return {"items": [{"id": 7}]} if how == "odd" else BROKEN[how]
@@ -298,8 +284,8 @@ def test_a_comment_with_odd_values_holds_up_nobody(site: Site, odd: object) -> N
 
 
 def test_videos_are_bought_once_after_the_clock_went_back(site: Site) -> None:
-    site.say(lambda _, q: {"items": [{"id": one} for one in q["id"].split(",")]})
-    fetch = site.module(
+    site.say(lambda _, q: listed(q["id"]))
+    fetch = site.own_fetch(
         "def fetch(client, region, cursor):\n  return Page(videos=[{'id': f'v{n:03}'} for n in range(150)])\n"
     )
     site.run(f'fetch = "{fetch}"')
@@ -316,7 +302,7 @@ def test_videos_are_bought_once_after_the_clock_went_back(site: Site) -> None:
 
 def test_readings_are_compared_with_the_last_before_them(site: Site) -> None:
     for price, hours in ((10, 0), (11, 24), (12, 1), (12, 2), (11, 3), (11, 4), (11, 25)):
-        fetch = site.module(
+        fetch = site.own_fetch(
             f"def fetch(client, region, cursor): return Page(rows={{'t': [{{'id': 'x', 'price': {price}}}]}})\n"
         )
         site.now_ms = NOW_MS + hours * HOUR_MS
@@ -337,7 +323,9 @@ def test_a_search_that_is_named_twice_is_made_once(site: Site) -> None:
 
 
 def test_a_carriage_return_stays_in_its_record(site: Site) -> None:
-    fetch = site.module("def fetch(client, region, cursor): return Page(rows={'t': [{'id': '1', 'text': 'a\\rb'}]})\n")
+    fetch = site.own_fetch(
+        "def fetch(client, region, cursor): return Page(rows={'t': [{'id': '1', 'text': 'a\\rb'}]})\n"
+    )
     site.run(f'fetch = "{fetch}"')
     done = site.quota("export", "t", "--format", "csv", "--output", "t.csv")
     assert done.returncode == 0, done.stderr
@@ -345,10 +333,8 @@ def test_a_carriage_return_stays_in_its_record(site: Site) -> None:
         assert [row["text"] for row in csv.DictReader(file)] == ["a\rb"]
 
 
-def test_an_expiry_between_two_pages_changes_the_searchs_version(
-    site: Site,
-) -> None:
-    fetch = site.module("def fetch(client, region, cursor): return Page(videos=[{'id': one} for one in 'abc'])\n")
+def test_an_expiry_between_two_pages_changes_the_searchs_version(site: Site) -> None:
+    fetch = site.own_fetch("def fetch(client, region, cursor): return Page(videos=[{'id': one} for one in 'abc'])\n")
     site.run(f'fetch = "{fetch}"')
     reader = Reader(f"sqlite:///{site.folder / 'videos.db'}")
     before = reader.search("x", 0, 2).version

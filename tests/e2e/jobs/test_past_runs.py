@@ -12,7 +12,8 @@ import signal
 import sqlite3
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,11 +29,8 @@ from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
 from support.configurations import configuration
 from support.emulator import Emulator
-from support.installation import until
 from support.processes import Children
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from support.servers import until
 
 JOBS = """
 [jobs.trending]
@@ -130,21 +128,7 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
     assert "unfinished" in command("runs").stdout
 
 
-def test_a_run_that_ends_in_an_error_is_kept(command: Quota) -> None:
-    assert command("run", "broken").returncode == 1
-    text = (command.folder / "quota.toml").read_text(encoding="utf-8")
-    command.configure(text.replace('key = "file:key"', 'key = "env:NO_KEY"'))
-    assert command("run", "trending").returncode == 78
-    newest = runs(command)[0]
-    assert (newest["outcome"], newest["exit_status"]) == ("failed", 78)
-    assert "NO_KEY" in newest["why"]
-
-
-# -- the store ---------------------------------------------------------------------------------------------------------
-
-
 def test_only_the_newest_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that starts each second would fill the disk with its refusals."""
     monkeypatch.setattr("quota.jobs.store.runs.MAX_KEPT", 5)
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
         for number in range(12):
@@ -174,7 +158,6 @@ def test_a_refusal_by_one_of_many_limits_is_kept_without_the_others(tmp_path: Pa
 
 
 def test_why_a_run_stopped_takes_a_line_or_two(command: Quota, upstream: Emulator) -> None:
-    """And where upstream itself refused, `quota explain` knows of it as well."""
     text = (command.folder / "quota.toml").read_text(encoding="utf-8")
     command.configure(text.replace('key = "file:key"', 'key = "env:A_KEY_OF_WHICH_NOBODY_HAS_EVER_HEARD_ANYTHING"'))
     assert command("run", "trending").returncode == 78
@@ -230,7 +213,6 @@ def _keep_for_ever(url: str, child: str, into: int) -> None:
 
 
 def test_a_run_is_kept_whole_or_without_an_end_whenever_it_is_killed(tmp_path: Path) -> None:
-    """Kill -9 anywhere: in the middle of a begin, of an end. The refusal is there with the run that it ended."""
     url, dice, told = f"sqlite:///{tmp_path}/videos.db", random.Random(5), 0
     Store(url, retention_ms=DAY_MS).close()
     for child_number in range(8):
@@ -300,7 +282,6 @@ def test_a_row_that_nobody_wrote_so_is_left_out(tmp_path: Path, column: str, val
 def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
     command: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the page's metrics: an alert that waits for half an hour would begin anew with each run."""
     assert command("run", "broken").returncode == 1
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
         store.runs.begin("run-2", "main", "broken")
@@ -310,8 +291,6 @@ def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
     assert told["quota_run_last_exit_status"] == 1
     assert "quota_run_last_end_timestamp_seconds" in told
 
-
-# -- one run, wherever it is told -----------------------------------------------------------------------------------
 
 BEGAN_MS = 30_000 * DAY_MS
 """In 2052: runs of the last 35 days are told, whatever the day is."""
@@ -334,41 +313,22 @@ TRENDING: dict[str, Any] = {
     "refusal": None,
 }
 DONE_US = {"region": "US", "outcome": "done", "pages": 1, "items": 50, "units": 1, "error": None}
+DONE_US = {"region": "US", "outcome": "done", "pages": 1, "items": 50, "units": 1, "error": None}
+FAILED_XX = {"region": "XX", "outcome": "failed", "pages": 0, "items": 0, "units": 0, "error": "no <b>"}
+LIMITS = (LimitState("day", 1, 5, 5, 0), LimitState("search", 1, 2, 9, 7))
+REFUSAL = Decision(
+    *(False, None, None, "main", "research", "x.y", 1, "limit", "day", 0, BEGAN_MS, BEGAN_MS + DAY_MS), limits=LIMITS
+)
 TOLD: list[dict[str, Any]] = [
     TRENDING,
     TRENDING
     | {"run": "run-3", "job": "broken", "outcome": "failed", "why": "no <b>", "exit_status": 1}
-    | {"began_at": "2052-02-20T02:00:00.000Z", "ended_at": "2052-02-20T02:01:01.000Z"}
-    | {
-        "regions": [
-            {**DONE_US, "region": "XX", "outcome": "failed", "error": "no <b>", "pages": 0, "items": 0, "units": 0}
-        ]
-    },
+    | {"began_at": "2052-02-20T02:00:00.000Z", "ended_at": "2052-02-20T02:01:01.000Z", "regions": [FAILED_XX]},
     TRENDING
     | {"run": "run-2", "outcome": "stopped", "why": "limit 'day' has 5 of 5 units used", "refused_by": "day"}
     | {"retry_at": "2052-02-21T00:00:00.000Z", "units": 2, "attempts": 3, "exit_status": 0}
     | {"began_at": "2052-02-20T01:00:00.000Z", "ended_at": "2052-02-20T01:01:01.000Z"}
-    | {"regions": [DONE_US, {**DONE_US, "region": "DE", "outcome": "partial"}]}
-    | {
-        "refusal": {
-            "admitted": False,
-            "id": None,
-            "source": None,
-            "credential": "main",
-            "project": "research",
-            "method": "x.y",
-            "cost_units": 1,
-            "reason": "limit",
-            "refused_by": "day",
-            "remaining_units": 0,
-            "retry_at": "2052-02-21T00:00:00.000Z",
-            "retry_after_ms": 86400000,
-            "limits": [
-                {"name": "day", "cost_units": 1, "used_units": 5, "limit_units": 5, "remaining_units": 0},
-                {"name": "search", "cost_units": 1, "used_units": 2, "limit_units": 9, "remaining_units": 7},
-            ],
-        },
-    },
+    | {"regions": [DONE_US, {**DONE_US, "region": "DE", "outcome": "partial"}], "refusal": REFUSAL.as_json()},
     TRENDING
     | {"run": "run-1", "outcome": "done", "units": 2, "attempts": 2, "exit_status": 0}
     | {"began_at": "2052-02-20T00:00:00.000Z", "ended_at": "2052-02-20T00:01:01.000Z"}
@@ -391,31 +351,20 @@ TOLD_PAGES = {
 
 @pytest.fixture
 def told(tmp_path: Path) -> Quota:
-    """A machine with a run of each kind."""
     command = Quota(tmp_path)
     command.configure(configuration("http://127.0.0.1:9", JOBS))
-    limits = (LimitState("day", 1, 5, 5, 0), LimitState("search", 1, 2, 9, 7))
-    refusal = Decision(
-        False, None, None, "main", "research", "x.y", 1, "limit", "day", 0, BEGAN_MS, BEGAN_MS + DAY_MS, limits
-    )
+    us, de = RegionOfRun("US", "done", 50, 1, 1), RegionOfRun("DE", "partial", 50, 1, 1, {"token": "x"})
+    broken = RegionOfRun("XX", "failed", error="no <b>")
+    refused: dict[str, Any] = {
+        "refused_by": "day",
+        "retry_at_ms": BEGAN_MS + DAY_MS,
+        "why": "limit 'day' has 5 of 5 units used",
+        "refusal": REFUSAL.as_json(),
+    }
     reports = [
         RunReport("run-1", "trending", "done", (RegionOfRun("US", "done", 100, 2, 2),), units=2, attempts=2),
-        RunReport(
-            "run-2",
-            "trending",
-            "stopped",
-            (RegionOfRun("US", "done", 50, 1, 1), RegionOfRun("DE", "partial", 50, 1, 1, {"token": "x"})),
-            units=2,
-            attempts=3,
-            refused_by="day",
-            retry_at_ms=BEGAN_MS + DAY_MS,
-            refused=True,
-            why="limit 'day' has 5 of 5 units used",
-            refusal=refusal.as_json(),
-        ),
-        RunReport(
-            "run-3", "broken", "failed", (RegionOfRun("XX", "failed", error="no <b>"),), why="no <b>", exit_status=1
-        ),
+        RunReport("run-2", "trending", "stopped", (us, de), units=2, attempts=3, refused=True, **refused),
+        RunReport("run-3", "broken", "failed", (broken,), why="no <b>", exit_status=1),
     ]
     now_ms = BEGAN_MS
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS, clock=lambda: now_ms) as store:
@@ -435,29 +384,12 @@ def test_the_json_of_runs_is_this_to_the_letter(told: Quota) -> None:
 def test_the_json_of_a_run_is_this_to_the_letter() -> None:
     regions = (RegionOfRun("US", "done", 50, 1, 1), RegionOfRun("DE", "partial", 20, 1, 2, {"token": "x"}, "late"))
     report = RunReport("run-2", "trending", "stopped", regions, 3, 4, "day", BEGAN_MS, refused=True, why="full")
-    assert json.dumps(report.as_json()) == json.dumps(
-        {
-            "run": "run-2",
-            "job": "trending",
-            "outcome": "stopped",
-            "regions": [
-                {"region": "US", "outcome": "done", "items": 50, "pages": 1, "units": 1, "cursor": None, "error": None},
-                {
-                    "region": "DE",
-                    "outcome": "partial",
-                    "items": 20,
-                    "pages": 1,
-                    "units": 2,
-                    "cursor": {"token": "x"},
-                    "error": "late",
-                },
-            ],
-            "units": 3,
-            "attempts": 4,
-            "refused_by": "day",
-            "retry_at": "2052-02-20T00:00:00.000Z",
-        }
-    )
+    us = {"region": "US", "outcome": "done", "items": 50, "pages": 1, "units": 1, "cursor": None, "error": None}
+    de = {"region": "DE", "outcome": "partial", "items": 20, "pages": 1, "units": 2}
+    de |= {"cursor": {"token": "x"}, "error": "late"}
+    ended = {"units": 3, "attempts": 4, "refused_by": "day", "retry_at": "2052-02-20T00:00:00.000Z"}
+    run = {"run": "run-2", "job": "trending", "outcome": "stopped", "regions": [us, de], **ended}
+    assert json.dumps(report.as_json()) == json.dumps(run)
 
 
 def test_the_page_tells_the_same_runs(told: Quota, monkeypatch: pytest.MonkeyPatch) -> None:

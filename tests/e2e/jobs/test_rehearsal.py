@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from quota.jobs.emulator import Emulator
 from support.commands import Quota, one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.servers import RedisServer
 
 CONFIG = """
 textfile = "{folder}"
@@ -37,14 +32,8 @@ ping = "env:PING"
 """
 
 
-@pytest.fixture
-def quota(tmp_path: Path) -> Quota:
-    quota = Quota(tmp_path)
-    (tmp_path / "key").write_text("a-key")
-    return quota
-
-
 def configure(quota: Quota, address: str, ledger: str = "sqlite:///ledger.db", more: str = "") -> None:
+    (quota.folder / "key").write_text("a-key")
     quota.env["PING"] = f"{address}/ping"
     quota.configure(CONFIG.format(folder=quota.folder, address=address, ledger=ledger, more=more))
 
@@ -58,12 +47,10 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_a_rehearsal_of_tomorrow_goes_on_where_the_run_stopped_and_changes_nothing(
-    kind: str, quota: Quota, upstream: Emulator, redis_server: RedisServer
+    quota: Quota, upstream: Emulator, ledger_url: str
 ) -> None:
-    ledger = "sqlite:///ledger.db" if kind == "sqlite" else f"redis://127.0.0.1:{redis_server.port}/0"
-    configure(quota, upstream.address, ledger)
+    configure(quota, upstream.address, ledger_url)
     assert "stopped after 5 pages" in quota("run", "trending", "--quiet", "--fail-on-refusal").stdout
     before = files(quota.folder)
     sooner = quota("run", "trending", "--clock", "+23h")
@@ -78,16 +65,19 @@ def test_a_rehearsal_of_tomorrow_goes_on_where_the_run_stopped_and_changes_nothi
     limits = quota.json("status", "--clock", "+1d")["credentials"][0]["limits"]
     assert [limit["used_units"] for limit in limits] == [0]
     shown = quota("status", "--clock", "+6h", COLUMNS="").stdout.splitlines()
-    assert shown[0].startswith(f"rehearsal: ledger copy of {kind}://")
+    assert shown[0].startswith(f"rehearsal: ledger copy of {ledger_url.partition(':')[0]}://")
     assert [line for line in shown if not line.startswith("rehearsal: ")] == []
+    narrow = quota("status", "--clock", "+6h", COLUMNS="60").stdout.splitlines()
+    assert max(map(len, narrow)) <= 60
     assert files(quota.folder) == before
     assert [row["used_units"] for row in quota.json("status")["credentials"][0]["limits"]] == [5]
 
 
 def test_a_rehearsal_calls_no_other_machine_and_no_sink(quota: Quota, upstream: Emulator) -> None:
     configure(quota, "https://youtube.googleapis.com")
-    message = one_line_of_rehearsal(quota("run", "trending", "--clock", "+1d"), 78)
-    assert "start `quota emulate`" in message
+    refused = quota("run", "trending", "--clock", "+1d")
+    assert (refused.returncode, refused.stderr.count("\n")) == (78, 1)
+    assert "start `quota emulate`" in refused.stderr
     (quota.folder / "mine.py").write_text(
         "import socket\n"
         "from quota.jobs.job import Page\n"
@@ -108,11 +98,6 @@ def test_a_rehearsal_calls_no_other_machine_and_no_sink(quota: Quota, upstream: 
     assert "a rehearsal does not call 192.0.2.1" in failed.stderr
 
 
-def one_line_of_rehearsal(done: object, status: int) -> str:
-    done.stderr = done.stderr.removeprefix("rehearsal: ")  # type: ignore[attr-defined]
-    return one_line(done, status)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("at", ["", "+1y", "-1d", "2026-11-29", "+999999d"])
 def test_an_invalid_time_is_an_error(at: str, quota: Quota) -> None:
     configure(quota, "http://127.0.0.1:9")
@@ -128,7 +113,7 @@ def test_a_dry_run_shows_the_cost_of_a_run_and_does_nothing(quota: Quota, upstre
     assert first == "trending: would cover US, DE"
     assert second == "trending: at most 8 calls of videos.list, 8 units"
     assert third.startswith(
-        "trending: the first 5 calls (5 units) fit now: limit 'day' has 5 of 5 units used; the next"
+        "trending: the first 5 calls (5 units) fit now, then no more: limit 'day' has 5 of 5 units used; the next"
     )
     assert (upstream.usage()["requests"], files(quota.folder)) == (0, before)
     assert quota("run", "trending", "--dry-run", "--fail-on-refusal").returncode == 75

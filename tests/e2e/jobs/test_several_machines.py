@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,10 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.places import hold_ms
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
-from support.installation import Installation, until
+from support.configurations import configuration
+from support.installation import Installation
 from support.proxy import Proxy
-from support.servers import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from support.servers import RedisServer, until
 
 HOST = socket.gethostname()
 START_MS = 1_795_204_800_000
@@ -60,25 +59,9 @@ class Machine(Installation):
         assert self.upstream is not None
         (self.folder / "holds.py").write_text(HOLDS)
         fetch, unavailable = more.get("fetch", "trending"), more.get("unavailable", "")
-        self.quota.configure(
-            f"""
-[ledger]
-url = "{ledger}"
-{unavailable}
-[credentials.main]
-api = "youtube-v3"
-key = "file:key"
-endpoint = "{self.upstream.address}"
-[jobs.t]
-fetch = "{fetch}"
-regions = {json.dumps(regions)}
-pages = 2
-{job}
-[store]
-url = "sqlite:///videos.db"
-{store}
-"""
-        )
+        jobs = f'[jobs.t]\nfetch = "{fetch}"\nregions = {json.dumps(regions)}\npages = 2\n{job}'
+        address, given = self.upstream.address, {"unavailable": unavailable, "store": store}
+        self.quota.configure(configuration(address, jobs, ledger=ledger, **given))
 
     def outcome(self, *args: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.quota.json("run", "t", *args)
@@ -108,8 +91,8 @@ def web(tmp_path: Path, upstream: Emulator, shared: str) -> Machine:
 
 
 @pytest.fixture
-def other(tmp_path: Path, upstream: Emulator, shared: str) -> Machine:
-    machine = Machine(tmp_path / "other", upstream)
+def other(web: Machine, shared: str) -> Machine:
+    machine = Machine(web.folder.with_name("other"), web.upstream)
     machine.configure(shared)
     return machine
 
@@ -125,9 +108,6 @@ def at(now_ms: int, *machines: Machine) -> Iterator[None]:
 
 def outcomes(answer: dict[str, Any]) -> dict[str, str]:
     return {region["region"]: region["outcome"] for region in answer["regions"]}
-
-
-# -- the same cron line on two machines --------------------------------------------------------------------------------
 
 
 def test_the_same_cron_line_at_the_same_second_fetches_nothing_twice(web: Machine, other: Machine) -> None:
@@ -175,9 +155,6 @@ def test_search_on_the_other_machine_says_how_old_its_data_is(web: Machine, othe
     other.configure(shared)
     other.outcome("--here")
     assert other.quota("search", "video").stderr == ""
-
-
-# -- taking over -------------------------------------------------------------------------------------------------------
 
 
 def test_a_silent_machine_is_followed_after_twice_its_gap(web: Machine, other: Machine) -> None:
@@ -257,16 +234,12 @@ def test_a_machine_that_cannot_run_the_job_does_not_keep_it(web: Machine, other:
 def test_a_machine_that_stored_a_page_keeps_the_job_however_its_run_ends(
     web: Machine, other: Machine, shared: str
 ) -> None:
-    """US is stored, and DE asks for what no budget admits."""
     for machine in (web, other):
         machine.configure(shared, fetch="too_much:fetch")
         (machine.folder / "too_much.py").write_text(TOO_MUCH)
     assert web.quota("run", "t").returncode == 2
     assert web.requests == 2
     assert other.outcome()["outcome"] == "elsewhere"
-
-
-# -- one store, two hosts ----------------------------------------------------------------------------------------------
 
 
 def test_two_hosts_with_one_name_never_run_at_once(web: Machine, other: Machine, shared: str) -> None:
@@ -292,16 +265,12 @@ def test_a_copied_store_never_runs_at_once_with_its_original(web: Machine, other
 
 
 def test_a_store_that_was_moved_away_is_followed_by_one_that_goes_on(web: Machine, other: Machine) -> None:
-    """As our own errors advise, where a store is damaged or of another format."""
     web.outcome()
     other.outcome()
     for path in web.folder.glob("videos.db*"):
         path.unlink()
     assert outcomes(web.outcome()) == {"US": "done", "DE": "done"}
     assert other.outcome()["outcome"] == "elsewhere"
-
-
-# -- what is not shared ------------------------------------------------------------------------------------------------
 
 
 def test_each_machine_runs_the_whole_job_with_machines_each(web: Machine, other: Machine, shared: str) -> None:
@@ -329,7 +298,7 @@ def test_without_the_ledger_a_run_goes_on_within_the_allowance(
 ) -> None:
     server = RedisServer()
     for machine in (web, other):
-        machine.configure(server.url, unavailable="unavailable = { max_cost = 1, allowance = 3, machines = 2 }")
+        machine.configure(server.url, unavailable="{ max_cost = 1, allowance = 3, machines = 2 }")
     web.outcome()
     assert other.outcome()["outcome"] == "elsewhere"
     server.kill()
@@ -355,16 +324,13 @@ def test_a_status_shows_which_machine_runs_a_job(web: Machine, other: Machine, s
 
 def test_a_standby_hands_over_what_its_machine_drew(web: Machine, other: Machine, redis_server: RedisServer) -> None:
     with Proxy(redis_server.port) as line:
-        other.configure(line.url, unavailable="unavailable = { max_cost = 1, allowance = 3, machines = 2 }")
+        other.configure(line.url, unavailable="{ max_cost = 1, allowance = 3, machines = 2 }")
         web.outcome()
         line.fail("drop-request", times=1_000, match=b"")
         assert other.quota.json("charge", "captions.list", "--units", "1")["source"] == "allowance"
         line.heal()
         assert other.outcome()["outcome"] == "elsewhere"
     assert ["captions.list", 1] in [[row["method"], row["units"]] for row in web.quota.json("spend")["rows"]]
-
-
-# -- how long it lasts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,29 +14,22 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import redis
 
 from quota.common.clock import host_clock
 from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
+from quota.jobs.store.checkpoints import Checkpoint
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
 from support.local import LocalSession
 from support.servers import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.jobs.store.checkpoints import Checkpoint
-    from support.servers import RedisServer
 
 STEPS = int(os.environ.get("QUOTA_TEST_WORKERS", "12"))
 REGIONS, PAGES = ("US", "DE", "FR"), 3
@@ -117,7 +110,6 @@ class Fleet:
         return self.folder / "events"
 
     def machine(self) -> Path:
-        """The folder of a machine that has nothing."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         (folder / "quota.toml").write_text(CONFIG.format(url=self.url, pages=self.pages, more=self.more))
         (folder / "diskless.py").write_text(self.module.format(events=str(self.events)))
@@ -214,19 +206,13 @@ class Seen:
         return seen
 
     def whole(self, region: str) -> list[str]:
-        """The passes of a region of which each page reached the sink."""
         passes = {passed for its, passed, _ in self.sunk if its == region}
         return [one for one in passes if all(self.sunk[region, one, page] for page in range(PAGES))]
 
 
-@pytest.fixture(params=["redis", "sqlite"])
-def fleet(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> Iterator[Fleet]:
-    if request.param == "redis":
-        with closing(redis.Redis(port=redis_server.port)) as client:
-            client.flushall()
-        yield Fleet(redis_server.url, tmp_path)
-    else:
-        yield Fleet(f"sqlite:///{tmp_path}/ledger.db", tmp_path)
+@pytest.fixture
+def fleet(ledger_url: str, tmp_path: Path) -> Fleet:
+    return Fleet(ledger_url, tmp_path)
 
 
 def test_workers_that_are_killed_at_random_bring_each_page_to_the_sink(fleet: Fleet) -> None:
@@ -247,7 +233,6 @@ def test_workers_that_are_killed_at_random_bring_each_page_to_the_sink(fleet: Fl
 
 
 def test_the_next_machine_goes_on_at_the_page_where_the_last_one_stopped(fleet: Fleet) -> None:
-    """Asked to stop after two pages, and then again, until the round is over: no page is fetched twice."""
     points = 5  # of a page
     for pages in (2, 4, 6, 8, 9):
         fleet.join(fleet.start(at=2 * points, act="stop"))
@@ -259,7 +244,6 @@ def test_the_next_machine_goes_on_at_the_page_where_the_last_one_stopped(fleet: 
 
 
 def test_a_run_that_was_replaced_leaves_the_place_where_the_other_has_put_it(fleet: Fleet) -> None:
-    """Taken over by hand between its page and its place: the other has ended the round, which stays so."""
     fleet.join(fleet.start(at=5, act="be replaced"))
     lines = [line.split(" ")[1:] for line in fleet.events.read_text().splitlines()]
     assert ["ended", "elsewhere"] in lines
@@ -292,9 +276,6 @@ def test_a_cursor_that_the_ledger_cannot_keep_fails_its_region(fleet: Fleet) -> 
     fleet.module = MODULE.replace('"page": page + 1', f'"page": page + 1, "x": "x" * {MAX_CURSOR_BYTES - 100}')
     fleet.join(fleet.start(("US",), at=5, act="stop"))
     assert len(fleet.places()["US"].cursor["x"]) == MAX_CURSOR_BYTES - 100  # type: ignore[index]
-
-
-# -- what people see ---------------------------------------------------------------------------------------------------
 
 
 def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
@@ -338,6 +319,8 @@ def test_without_its_ledger_a_run_ends_also_where_calls_would_be_admitted(fleet:
     assert ended.returncode == 69, ended
     assert "redis://127.0.0.1" in ended.stdout + ended.stderr
     assert not fleet.events.exists()
+    (kept,) = shell.json("runs")["runs"]
+    assert (kept["outcome"], kept["exit_status"], "cannot be reached" in kept["why"]) == ("failed", 69, True)
 
 
 @pytest.mark.parametrize("store", ['name = "a"\nplaces = "ledger"', 'places = "redis"', "each"])

@@ -10,7 +10,7 @@ import os
 from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,16 +19,12 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.plan.simulation import Refusal, read_state, simulate
 from quota.jobs.runner import run_job
 from quota.jobs.ticks import ticks
+from quota.rules.spent import Spent
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, Calendar
 from support.configurations import both_windows
 from support.local import LocalSession
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quota.rules.spent import Spent
 
 DAYS = int(os.environ.get("QUOTA_TEST_DAYS", "3"))
 PACIFIC = Calendar("day", "America/Los_Angeles")
@@ -87,7 +83,6 @@ class Months:
     passes: dict[str, dict[str, int]]
 
     def days(self) -> list[int]:
-        """The units of each whole Pacific day."""
         edge_ms, days = PACIFIC.edges(self.start_ms)[1], []
         while (end_ms := PACIFIC.edges(edge_ms)[1]) <= self.until_ms:
             days.append(sum(charge.units for charge in self.charges if edge_ms <= charge.id[0] < end_ms))
@@ -167,108 +162,8 @@ def test_months_keep_the_limits_waste_nothing_and_go_as_foreseen(
     assert sum(sum(x.units.values()) for x in foreseen.spent) == sum(charge.units for charge in months.charges)
 
 
-# -- fair shares -------------------------------------------------------------------------------------------------------
-
 FILES = '[ledger]\nurl = "sqlite:///ledger.db"\n[store]\nurl = "sqlite:///videos.db"\n'
-EIGHT = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
 WEEK_START_MS = PACIFIC.edges(int(datetime(2026, 10, 29, 12, tzinfo=UTC).timestamp() * 1000))[0]
-
-
-BACKFILL = """
-[jobs.backfill]
-fetch = "trending"
-regions = ["US", "GB", "DE"]
-pages = 50
-schedule = "0 * * * *"
-{leave}
-[jobs.main]
-fetch = "trending"
-regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
-pages = 4
-schedule = "0 * * * *"
-"""
-BACKFILL_LIMIT = """
-[[credentials.main.limits]]
-name = "backfill"
-jobs = ["backfill"]
-units = 800
-window = {{ calendar = "day", zone = "America/Los_Angeles" }}
-pacing = {pacing}
-"""
-
-
-@pytest.mark.parametrize(
-    ("share", "pacing"),
-    [(share, pacing) for share in ("leave", "limit") for pacing in (False, True) if ALL or (share == "leave") ^ pacing],
-)
-def test_a_backfill_takes_nothing_from_the_main_job(share: str, pacing: bool, state_dir: Path, tmp_path: Path) -> None:
-    """The main job wants 768 units a day of 1,600; the backfill wants more than all, and asks first at every tick.
-
-    Whether it leaves 800 or has a limit of 800 of its own, no tick of the main job is refused. What is left counts what
-    the main job has used already, so a backfill that leaves 800 of a window gets little of it; one with a limit of its
-    own gets its 800.
-    """
-    config = tmp_path / "quota.toml"
-    own = BACKFILL_LIMIT.format(pacing=str(pacing).lower()) if share == "limit" else ""
-    jobs = BACKFILL.format(leave="leave = 800" if share == "leave" else "")
-    config.write_text(FILES + both_windows(1_600, pacing=pacing) + own + jobs)
-    days = 3 if ALL else 1
-    lived = live(config, WEEK_START_MS, WEEK_START_MS + days * DAY_MS)
-    assert {refusal.job for refusal in lived.refusals} == {"backfill"}
-    assert set(lived.passes["main"].values()) == {24 * days}
-    backfill = sum(charge.units for charge in lived.charges if charge.job == "backfill")
-    assert backfill > 0 if share == "leave" else backfill >= 0.98 * days * 800
-
-
-def test_work_outside_a_bucket_has_no_part_in_its_shares(state_dir: Path, tmp_path: Path) -> None:
-    """Under the allocation by buckets a search takes nothing of `units`: a job of searches alone that leaves nearly all
-    of them to others is not held back, and one that fills the searches leaves `units` untouched."""
-    config = tmp_path / "quota.toml"
-    units = 9_500 if ALL else 1_900
-    (tmp_path / "only_searches.py").write_text(
-        "from quota.jobs.job import Page, first_attempt\n"
-        '@first_attempt("search.list")\n'
-        "def fetch(client, region, cursor):\n"
-        "    client.search().list().execute()\n"
-        "    return Page()\n"
-    )
-    config.write_text(f"""
-    [credentials.main]
-    api = "youtube-v3-buckets"
-    [[credentials.main.limits]]
-    name = "day"
-    bucket = "units"
-    units = {units}
-    window = "24h"
-    [[credentials.main.limits]]
-    name = "searches"
-    bucket = "search"
-    units = 95
-    window = "24h"
-    [ledger]
-    url = "sqlite:///ledger.db"
-    [store]
-    url = "sqlite:///videos.db"
-    [jobs.main]
-    fetch = "trending"
-    regions = {EIGHT}
-    pages = 50
-    schedule = "0 * * * *"
-    [jobs.searches]
-    fetch = "only_searches:fetch"
-    regions = ["US", "GB", "DE"]
-    schedule = "0 * * * *"
-    leave = {units - 1}
-    """)
-    days = live(config, WEEK_START_MS, WEEK_START_MS + DAY_MS)
-    by_bucket: dict[str, int] = {}
-    for charge in days.charges:
-        by_bucket[charge.bucket] = by_bucket.get(charge.bucket, 0) + charge.units
-    assert by_bucket == {"units": units, "search": 3 * 24}
-    assert {refusal.job for refusal in days.refusals} == {"main"}
-
-
-# -- from the live state -----------------------------------------------------------------------------------------------
 
 
 def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path) -> None:
@@ -291,9 +186,6 @@ def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: 
     assert [without_limit(x) for x in foreseen.refusals] == [without_limit(x) for x in real.refusals]
     assert {name: job.passes for name, job in foreseen.jobs.items()} == real.passes
     assert empty.refusals != foreseen.refusals
-
-
-# -- over HTTP ---------------------------------------------------------------------------------------------------------
 
 
 HTTP_JOBS = """

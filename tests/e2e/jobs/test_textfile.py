@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import threading
@@ -14,7 +14,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import redis
@@ -23,11 +23,7 @@ from quota.reports.metrics import FAMILIES, MAX_FILE_NAME, Sample, exposition, f
 from quota.terms.limits import DAY_MS
 from support.commands import Quota
 from support.emulator import Emulator
-from support.servers import RedisServer, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from support.servers import RedisServer, free_port, until
 
 CONFIG = """
 textfile = "metrics"
@@ -70,45 +66,29 @@ def machine(folder: Path, upstream: Emulator, ledger: str = "sqlite:///ledger.db
     return quota
 
 
-@contextlib.contextmanager
-def node_exporter(folder: Path) -> Iterator[str]:
-    """The address of a real collector that reads this folder."""
+def scrape(folder: Path) -> Series:
+    """What Prometheus would get of a real collector: every series of ours, and the collector's own word on errors."""
     program = shutil.which("prometheus-node-exporter")
     if program is None:
         pytest.skip("prometheus-node-exporter is not installed")
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            program,
-            "--collector.disable-defaults",
-            "--collector.textfile",
-            f"--collector.textfile.directory={folder}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield f"http://127.0.0.1:{port}/metrics"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def scrape(folder: Path) -> Series:
-    """What Prometheus would get: every series of ours, and the collector's own word on errors."""
-    with node_exporter(folder) as address:
-        deadline = time.monotonic() + 100
-        while True:
-            try:
-                with urllib.request.urlopen(address, timeout=100) as answer:  # noqa: S310  # our own
-                    text = answer.read().decode()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+    address = f"127.0.0.1:{free_port()}"
+    command = [program, "--collector.disable-defaults", "--collector.textfile"]
+    command += [f"--collector.textfile.directory={folder}", f"--web.listen-address={address}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: _is_up(address), "the collector")
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=100) as answer:  # our own
+                text = answer.read().decode()
+        finally:
+            process.terminate()
     found = re.findall(r"^((?:quota_|node_textfile_scrape_error).*) (\S+)$", text, flags=re.MULTILINE)
     return {name: float(value) for name, value in found}
+
+
+def _is_up(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 @pytest.fixture
@@ -192,7 +172,6 @@ def test_two_machines_over_one_ledger_export_the_same_limits(tmp_path: Path, ups
 
 
 def test_foreign_data_in_the_store_loses_no_file(tmp_path: Path, upstream: Emulator) -> None:
-    """A name may be no text, and a sum absurd."""
     with closing(RedisServer()) as server:
         quota = machine(tmp_path / "one", upstream, server.url)
         state = "quota:{video-research}:ledger:state"
@@ -235,8 +214,8 @@ def test_the_textfile_has_a_closed_bucket_and_its_end(quota: Quota, upstream: Em
     assert quota("run", "trending").returncode == 0
     series = scrape(quota.folder / "metrics")
     assert series['quota_bucket_exhausted{bucket="units",project="video-research"}'] == 1
-    until = series['quota_bucket_exhausted_until_timestamp_seconds{bucket="units",project="video-research"}']
-    assert 0 < until - time.time() < DAY_MS / 1000 + 3_700
+    ends_s = series['quota_bucket_exhausted_until_timestamp_seconds{bucket="units",project="video-research"}']
+    assert 0 < ends_s - time.time() < DAY_MS / 1000 + 3_700
 
 
 def test_a_ledger_that_is_away_is_exported_as_down(tmp_path: Path, upstream: Emulator) -> None:
@@ -262,11 +241,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(quota: Quota) -> None:
     assert len(list(elsewhere.iterdir())) == 2
 
 
-# -- the text ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_folder_without_a_name_is_one_line(tmp_path: Path, upstream: Emulator) -> None:
-    """As of `--textfile "$UNSET"`: the metrics would be in the folder that happens to be the current one."""
     quota = machine(tmp_path, upstream)
     for command in (["run", "trending"], ["schedule"]):
         for words in (["--textfile", ""], ["--textfile="]):
@@ -327,7 +302,6 @@ def test_a_file_is_replaced_whole_and_never_through_a_link(tmp_path: Path) -> No
 
 
 def test_two_threads_that_write_one_file_leave_it_whole(tmp_path: Path) -> None:
-    """As two jobs of one project do whose runs in `quota schedule` end at once."""
     texts, found, over = ("a" * 5_000, "b" * 3_000), set(), threading.Event()
     write_file(str(tmp_path), "quota-p.prom", texts[0])
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import date, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from quota.common.files import read_text
 from quota.settings.books import book_names, load_book
-from quota.terms.api import Used
+from quota.terms.api import AnswerRules, Used
+from quota.terms.costs import CostBook, Price
 from support.book_evidence import FOLDER, ORIGINS, TELLS, differences, evidence_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.terms.api import AnswerRules
-    from quota.terms.costs import CostBook, Price
 
 NAMES = book_names()
 
@@ -45,22 +41,19 @@ def test_the_evidence_of_a_book_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_books_comment_names_the_page_of_its_numbers(name: str) -> None:
-    text = read_text("quota.config", f"costs/{name}.toml")
-    comment = text.partition("\napi = ")[0]
+def test_a_book_says_where_its_numbers_come_from_and_when_they_were_read(name: str) -> None:
+    comment = read_text("quota.config", f"costs/{name}.toml").partition("\napi = ")[0]
     assert re.search(r"at `source`|on the page at `source`|https://", comment)
-    assert load_book(name).source.startswith("https://")
+    book = load_book(name)
+    assert (book.name, book.source.startswith("https://")) == (name, True)
+    assert book.read_on >= date(2026, 6, 1)
 
 
 def test_every_folder_of_evidence_has_its_book() -> None:
     assert sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()) == NAMES
 
 
-# -- the evidence notices each change ----------------------------------------------------------------------------------
-
-
 def dearer(price: Price) -> Price:
-    """A price that is one unit higher in each bucket."""
     return price._replace(parts=tuple(part._replace(units=part.units + 1) for part in price.parts))
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from quota.jobs.contributions import forecast
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 MIDNIGHT_MS = 1_795_334_400_000
 """Of America/Los_Angeles, on 22 November 2026."""
@@ -58,6 +55,5 @@ def test_the_forecast_shows_today_that_a_limit_runs_dry_tomorrow(
 
 
 def test_a_command_that_shows_jobs_does_not_load_the_emulators_regions() -> None:
-    """It takes 12 ms of each `quota status`."""
     script = "import sys, quota.jobs.contributions; sys.exit('quota.jobs.emulator.catalogue' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=300).returncode == 0

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import tomllib
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quota.common.clock import NEVER
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
 from quota.jobs.job import load_fetch
-from quota.jobs.plan.plan import make_plan, render_plan
-from quota.jobs.plan.simulation import EMPTY, State, pass_steps, simulate, step_at
+from quota.jobs.plan.plan import Plan, make_plan, render_plan
+from quota.jobs.plan.simulation import EMPTY, State, Step, pass_steps, simulate, step_at
 from quota.jobs.plan.suggestions import first_that_fits, slower
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation
 from quota.jobs.ticks import ticks
 from quota.rules.entry import Entry
 from quota.rules.facts import Exhaustion, Facts
 from quota.settings.load import load_settings
-from quota.settings.model import JobSettings
+from quota.settings.model import JobSettings, Settings
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quota.jobs.plan.plan import Plan
-    from quota.jobs.plan.simulation import Step
-    from quota.settings.model import Settings
 
 MONDAY = date(2026, 11, 23)
 NOON_MS = 1_795_464_000_000
@@ -90,7 +84,6 @@ def shown(plan: Plan) -> list[str]:
 
 @pytest.fixture(scope="module")
 def too_much(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """The plan of a week for seven keywords every 45 minutes, with 10,000 units a day."""
     folder = tmp_path_factory.mktemp("plan")
     (folder / "keywords.py").write_text(KEYWORDS_PY)
     return make_plan(settings(folder, LIMITS + KEYWORDS), 0, first_day=MONDAY)
@@ -100,7 +93,6 @@ def too_much(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(too_much: Plan) -> None:
-    """32 ticks of 7 searches need 22,400 units a day; the 15th, at 10:30, gets 2 of its 7."""
     plan = too_much
     assert not plan.fits
     assert [row.needs_units for row in plan.limits] == [22_400, 22_400]
@@ -122,22 +114,21 @@ def test_a_proposed_change_fits_and_the_next_smaller_change_does_not(folder: Pat
         assert make_plan(changed, 0, first_day=MONDAY, find_changes=False).fits == fits, (schedule, regions)
 
 
+def seven_jobs(*every: str) -> str:
+    words = ("cats", "dogs", "birds", "fish", "frogs", "bats", "owls")
+    row = '[jobs.{0}]\nfetch = "keywords:fetch"\nregions = ["{0}"]\nschedule = "every {1}"\n'
+    return "".join(map(row.format, words, every))
+
+
 def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) -> None:
-    jobs = "".join(
-        f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every 45m"\n'
-        for word in ("cats", "dogs", "birds", "fish", "frogs", "bats", "owls")
-    )
-    plan = make_plan(settings(folder, LIMITS + jobs), 0, days=2, first_day=MONDAY)
+    plan = make_plan(settings(folder, LIMITS + seven_jobs(*["45m"] * 7)), 0, days=2, first_day=MONDAY)
     assert [(x.job, x.setting, x.after) for x in plan.changes] == [(None, "schedule", '"every 113m"')]
     assert "no change of one job alone makes it fit" in plan.notes
 
 
 @pytest.mark.parametrize(("quota", "sentence_part"), [(6_000, "4 ticks instead of 5"), (1_000, "1 tick instead of 12")])
 def test_a_plan_shows_how_many_ticks_of_each_job_fit(folder: Path, quota: int, sentence_part: str) -> None:
-    jobs = "".join(
-        f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every {minutes}m"\n'
-        for minutes, word in enumerate(("cats", "dogs", "birds", "fish", "frogs", "bats", "owls"), 140)
-    )
+    jobs = seven_jobs(*(f"{minutes}m" for minutes in range(140, 147)))
     plan = make_plan(settings(folder, LIMITS.replace("10_000", f"{quota:_}") + jobs), 0, days=3, first_day=MONDAY)
     assert [change.sentence() for change in plan.changes] == [f"every job of main: {sentence_part}"]
 
@@ -212,17 +203,6 @@ def test_a_plan_goes_by_the_price_of_each_day(folder: Path) -> None:
     assert (plan.fits, plan.limits[0].needs_units) == (True, 48 * 100)
 
 
-def test_a_plan_without_refusals_charges_what_it_needs(folder: Path) -> None:
-    configured = uploads(folder, 100_000)
-    start_ms = int(datetime(2025, 12, 2, 8, tzinfo=UTC).timestamp() * 1000)
-    outcome = simulate(
-        configured, ticks(configured.jobs.values(), start_ms, start_ms + 4 * DAY_MS), start_ms, start_ms + 4 * DAY_MS
-    )
-    (wanted,), (spent,) = outcome.wanted, outcome.spent
-    assert sum(spent.units.values()) == 2 * 48 * 1_600 + 2 * 48 * 100
-    assert wanted.units == spent.units
-
-
 def test_a_call_that_was_refused_fits_as_soon_as_it_is_cheaper(folder: Path) -> None:
     configured = uploads(folder, 5_000, "48h")
     plan = make_plan(configured, 0, first_day=date(2025, 12, 3), days=2, find_changes=False)
@@ -291,7 +271,6 @@ def test_searches_have_a_bucket_of_their_own(folder: Path) -> None:
 
 
 def test_a_job_that_lives_on_what_is_left_does_not_decide(folder: Path) -> None:
-    """The backfill comes first and takes too much; leaving more, it takes nothing from the main job."""
     text = (
         LIMITS.replace("10_000", "1_000")
         + """
@@ -321,7 +300,6 @@ def test_a_job_that_lives_on_what_is_left_does_not_decide(folder: Path) -> None:
 
 
 def test_a_limit_of_each_job_is_planned_for_each(folder: Path) -> None:
-    """As in `quota status`: each job has the number for itself, and a change of the one that was refused helps."""
     share = '[[credentials.main.limits]]\nname = "share"\nper = "job"\nunits = 1_000\nwindow = "24h"\n'
     jobs = "".join(
         f'[jobs.{name}]\nfetch = "keywords:fetch"\nregions = ["{name}"]\nschedule = "{schedule}"\n'
@@ -337,14 +315,12 @@ def test_a_limit_of_each_job_is_planned_for_each(folder: Path) -> None:
 
 
 def test_a_plan_counts_the_need_of_a_short_day(folder: Path) -> None:
-    """The second day ends 47 hours after the beginning: the clocks go forward on it."""
     text = LIMITS + KEYWORDS.replace("every 45m", "0 12 * * sun")
     plan = make_plan(settings(folder, text), 0, days=2, first_day=date(2027, 3, 13))
     assert [row.needs_units for row in plan.limits] == [700, 700]
 
 
 def test_a_plan_counts_the_need_of_24_hours_over_a_midnight(folder: Path) -> None:
-    """Twelve ticks of one night were six of one day and six of the next: less than the limit that refused them."""
     night = KEYWORDS.replace('"every 45m"', '"0 18-23 * * mon"\ntimezone = "America/Los_Angeles"')
     morning = night.replace("jobs.keywords", "jobs.early").replace("18-23 * * mon", "0-5 * * tue")
     text = LIMITS.replace("10_000", "5_000") + night + morning
@@ -354,7 +330,6 @@ def test_a_plan_counts_the_need_of_24_hours_over_a_midnight(folder: Path) -> Non
 
 
 def test_units_of_others_lower_what_a_plan_has_left(folder: Path) -> None:
-    """Upstream counted 9,500 that nobody charged here, in both limits, for the first 30 hours."""
     planned = settings(folder, LIMITS + KEYWORDS.replace("every 45m", "0 20 * * *"))
     start_ms = int(datetime(2026, 11, 23, 8, tzinfo=UTC).timestamp() * 1000)
     period_ms = start_ms, start_ms + 30 * HOUR_MS
@@ -366,7 +341,6 @@ def test_units_of_others_lower_what_a_plan_has_left(folder: Path) -> None:
 
 
 def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
-    """Unpaced all is spent by the morning; paced, in each hour but the last three."""
     greedy = KEYWORDS.replace("45m", "15m")
     unpaced = make_plan(settings(folder, LIMITS + greedy), 0, first_day=MONDAY, days=1, find_changes=False)
     text = LIMITS + "pacing = true\n" + greedy
@@ -393,7 +367,6 @@ def test_a_shadow_is_in_the_plan_and_refuses_nothing(folder: Path) -> None:
 
 
 def test_a_plan_suggests_no_leave_in_a_shadow(folder: Path) -> None:
-    """It refuses nobody, so to leave something in it changes nothing."""
     shadow = '[[credentials.main.limits]]\nname = "trial"\nunits = 1\nwindow = "24h"\nshadow = true\n'
     job = '[jobs.{}]\nfetch = "trending"\nregions = ["US", "GB"]\npages = {}\nschedule = "0 * * * *"\n'
     text = LIMITS.replace("10_000", "1_000") + shadow + job.format("backfill", 100) + job.format("main", 10)
@@ -402,7 +375,6 @@ def test_a_plan_suggests_no_leave_in_a_shadow(folder: Path) -> None:
 
 
 def test_a_suggestion_can_be_pasted_whatever_its_limits_are_called(folder: Path) -> None:
-    """A bare key of TOML has neither a dot nor a colon, and the name of a limit may have both."""
     text = LIMITS.replace('name = "day"', 'name = "a.day:utc"').replace("10_000", "1_000") + (
         '[jobs.backfill]\nfetch = "trending"\nregions = ["US"]\npages = 100\nschedule = "0 * * * *"\n'
         'leave = { "a.day:utc" = 1, pacific-day = 2 }\n'
@@ -469,8 +441,6 @@ def test_a_region_in_the_middle_of_its_pass_comes_first_then_the_one_done_longes
 
 
 def test_simulated_ticks_cover_regions_in_the_rounds_order(folder: Path) -> None:
-    """A budget for two regions goes to the one begun and the one done longest ago, and a staggered tick covers whose
-    turn it is, not the region it is named for."""
     text = """
     [jobs.main]
     fetch = "trending"
@@ -490,9 +460,6 @@ def test_simulated_ticks_cover_regions_in_the_rounds_order(folder: Path) -> None
         coming = ticks(configured.jobs.values(), start_ms, start_ms + DAY_MS)
         seen = simulate(configured, coming, start_ms, start_ms + DAY_MS, state=State(checkpoints={"main": checkpoints}))
         assert seen.jobs["main"].passes == {"US": 0, "GB": 0, "DE": 1, "FR": 1}
-
-
-# -- ladders -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -559,7 +526,6 @@ def test_the_command_begins_with_what_the_ledger_holds(folder: Path) -> None:
 
 
 def spent_now(units: int) -> State:
-    """A ledger in which somebody has just spent so much."""
     charge = Entry((NOON_MS - 1, 0), units, "units", "videos.list", "by-hand", "", "k")
     return State(entries={"main": [charge]})
 
@@ -581,7 +547,6 @@ def test_a_schedule_that_does_not_fit_gets_the_changes_that_help_on_any_day(fold
 
 
 def test_a_schedule_is_held_against_a_month_that_is_longer_than_the_plan(folder: Path) -> None:
-    """700 units a day, 20,000 a month: a week has room for them, and a month has not."""
     month = LIMITS.replace('window = "24h"', 'window = { calendar = "month", zone = "UTC" }').replace(
         "10_000", "20_000"
     )

@@ -70,7 +70,6 @@ def test_verbose_says_each_decision_and_a_refusal_spends_nothing(capsys: pytest.
 def test_the_live_lines_fit_into_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a long region, with the most that its numbers may be."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -53,8 +53,6 @@ def job(name: str = "t", **more: object) -> JobSettings:
     return JobSettings(**{**fields, **more})  # type: ignore[arg-type]
 
 
-# -- cron lines --------------------------------------------------------------------------------------------------------
-
 # 2026-11-01 is a Sunday. (line, fires in that week, or the first of them)
 LINES = [
     ("30 6 * * *", ["01 06:30", "02 06:30", "03 06:30"]),
@@ -197,9 +195,6 @@ def test_a_rare_schedule_still_fires() -> None:
     ]
 
 
-# -- intervals ---------------------------------------------------------------------------------------------------------
-
-
 def test_an_interval_counts_from_the_epoch_so_that_every_machine_and_restart_agrees() -> None:
     every = parse_schedule("every 45m")
     assert every == parse_schedule("every  45 m") == Every(45 * MINUTE_MS)
@@ -227,9 +222,6 @@ def test_an_interval_is_elapsed_time_over_a_clock_change() -> None:
 )
 def test_a_schedule_knows_the_shortest_time_between_two_ticks(text: str, shortest_ms: int) -> None:
     assert parse_schedule(text).shortest_ms == shortest_ms
-
-
-# -- ticks -------------------------------------------------------------------------------------------------------------
 
 
 def test_without_stagger_one_tick_is_for_all_regions() -> None:
@@ -261,7 +253,6 @@ def test_jitter_is_the_same_for_everybody_within_its_bounds_and_spread() -> None
 
 
 def test_any_span_shows_the_same_ticks() -> None:
-    """Spans that meet neither lose a tick nor show one twice, also where jitter carries ticks over their border."""
     jobs = [job(jitter_ms=60_000, stagger_ms=MINUTE_MS), job("other", schedule="every 7m", jitter_ms=6 * MINUTE_MS)]
     start, hours = ms("2026-11-01T06:00"), 6
     whole = list(ticks(jobs, start, start + hours * HOUR_MS))
@@ -285,7 +276,6 @@ def test_any_span_shows_the_same_ticks() -> None:
     ],
 )
 def test_no_tick_overtakes_another_where_the_clock_goes_forward(line: str, zone: str, day: str) -> None:
-    """There two fires are closer to each other than on the wall clock, and jitter may be longer than that."""
     schedule = parse_schedule(line, zone)
     start, until = ms(f"{day}T00:00") - DAY_MS, ms(f"{day}T00:00") + DAY_MS
     for number in range(15):

@@ -63,9 +63,6 @@ def test_hosts_are_names() -> None:
     assert message(hosts="hosts = []\n") == "hosts: an empty array selects nothing; remove the key or add a name"
 
 
-# -- routes ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("verb", "path", "method"),
     [
@@ -165,9 +162,6 @@ def test_the_method_of_a_route_has_a_price_and_a_book_has_few_routes(monkeypatch
     assert "no method 1 in this book" in message('[routes]\n"GET /a" = 1\n')
     monkeypatch.setattr(books, "MAX_ROUTES", 3)
     assert "more than 3 routes" in message("[routes]\n" + "".join(f'"GET /{n}" = "read"\n' for n in range(4)))
-
-
-# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_answer_table_is_read() -> None:

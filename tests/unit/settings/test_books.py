@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError, UnknownMethod
-from quota.settings.books import book_names, load_book
+from quota.settings.books import book_of, load_book
+from quota.settings.toml import parse_toml
 from quota.terms.limits import Calendar
 from support.books import parse_book, price_on
 
@@ -37,24 +38,8 @@ def discovered(name: str) -> Iterator[tuple[str, str]]:
     return walk(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 
 
-# -- the shipped books -------------------------------------------------------------------------------------------------
-
-
-def test_the_shipped_books_include_these_four() -> None:
-    assert {"gmail-v1", "github", "youtube-v3", "youtube-v3-buckets"} <= set(book_names())
-
-
-@pytest.mark.parametrize("name", book_names())
-def test_every_book_says_where_its_prices_come_from_and_when_they_were_read(name: str) -> None:
-    book = load_book(name)
-    assert book.name == name
-    assert book.source.startswith("https://")
-    assert book.read_on >= date(2026, 6, 1)
-
-
 @pytest.mark.parametrize("name", YOUTUBE_BOOKS)
 def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
-    """The table maps upstream's services to the resources of the book, each of them once."""
     book = load_book(name)
     assert book.monitoring is not None
     resources = {method.partition(".")[0] for method in book.methods}
@@ -71,58 +56,8 @@ def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
     assert {there: book.monitoring.method(there) for there in names} == names
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            'service = "a b"',
-            "monitoring.service: 'a b': a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -",
-        ),
-        ("", "monitoring.service: missing; the key is required"),
-        ('servce = "a"', "monitoring.servce: unknown key; did you mean 'service'?"),
-        ('service = "a"', "monitoring.buckets: at least one bucket is needed"),
-        (
-            'service = "a"\nbuckets = { unit = { metric = "m", limit = "l" } }',
-            "monitoring.buckets.unit: no bucket or pool of this book; did you mean 'units'?",
-        ),
-        (
-            'service = "a"\nbuckets = { units = { metric = "m" } }',
-            "monitoring.buckets.units.limit: missing; the key is required",
-        ),
-        (
-            'service = "a"\nbuckets = { minute = { metric = "m", limit = "l" } }',
-            "monitoring.buckets.minute: `quota reconcile` compares figures since a reset, and this bucket has none",
-        ),
-        (
-            'service = "a"\nbuckets = { units = { metric = "m", limit = "\\"x" } }',
-            "monitoring.buckets.units.limit: '\"x': a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -",
-        ),
-    ],
-)
-def test_parse_book_rejects_wrong_monitoring_names(text: str, message: str) -> None:
-    book = """
-    api = "x"
-    source = "https://x.example"
-    read_on = 2026-06-01
-    default = { get = 1, other = 1 }
-    methods = { "a.list" = 1 }
-    [buckets.units]
-    quota = 5
-    resets = { calendar = "day", zone = "UTC" }
-    [buckets.minute]
-    quota = 5
-    resets = "1m"
-    [monitoring]
-    """
-    buckets = "" if "buckets" in text else "buckets = {}\n"
-    with pytest.raises(ConfigError) as error:
-        parse_book(f"{book}\n{buckets}{text}\n", "mine")
-    assert str(error.value) == f"cost book mine: {message}"
-
-
 @pytest.mark.parametrize("name", YOUTUBE_BOOKS)
 def test_every_method_of_the_google_client_has_a_price(name: str) -> None:
-    """Its own in the vendor's table, or the default: reads 1, writes 50."""
     book = load_book(name)
     unlisted = set()
     for method, verb in discovered("youtube.v3"):
@@ -143,7 +78,6 @@ def test_every_method_of_the_google_client_has_a_price(name: str) -> None:
 @pytest.mark.parametrize("name", YOUTUBE_BOOKS)
 @pytest.mark.parametrize("pool", ["search", "uploads"])
 def test_upstreams_words_identify_a_pool(name: str, pool: str) -> None:
-    """Any one of limit name, metric and message is enough: upstream does not always send all three."""
     for message in ERRORS[pool]:
         assert [p.name for p in load_book(name).pools if any(mark in message for mark in p.marks)] == [pool]
 
@@ -157,9 +91,6 @@ def test_a_pool_that_runs_dry_stops_its_method_also_where_the_book_has_no_such_b
 def test_the_book_of_gmail_has_only_methods_of_the_api() -> None:
     book = load_book("gmail-v1")
     assert book.methods.keys() <= {book.canonical(method) for method, _ in discovered("gmail.v1")}
-
-
-# -- asking a book -----------------------------------------------------------------------------------------------------
 
 
 def test_the_api_name_in_front_of_a_method_does_not_matter() -> None:
@@ -196,8 +127,6 @@ def test_each_bucket_knows_its_cheapest_call() -> None:
     assert load_book("youtube-v3").cheapest_units("units") == 1
     assert load_book("youtube-v3-buckets").cheapest_units("search") == 1
 
-
-# -- files -------------------------------------------------------------------------------------------------------------
 
 BOOK = """\
 api = "shop"
@@ -238,6 +167,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
 
 TWICE = 'windows = [{ quota = 1, resets = "60m" }, { quota = 2, resets = "1h" }]'
 NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
+LONG_RULE = "a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
 
 MISTAKES = [
     ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
@@ -263,6 +193,29 @@ MISTAKES = [
     ("items.list", "items\\u001b[31m", "methods: 'items\\x1b[31m': a name has 1 to 64 printable characters"),
     ('api = "shop"', 'api = "sh\\nop"', "api: 'sh\\nop': a name has 1 to 64 printable characters"),
     ('["items.add"]', '["add"]', "pools.adding.methods[0]: no method 'add' in this book; did you mean 'items.add'?"),
+]
+MINUTE = '[buckets.minute]\nquota = 5\nresets = "1m"'
+OF_MONITORING = [
+    ('service = "a b"\nbuckets = {}', f"service: 'a b': {LONG_RULE}"),
+    ("buckets = {}", "service: missing; the key is required"),
+    ('servce = "a"\nbuckets = {}', "servce: unknown key; did you mean 'service'?"),
+    ('service = "a"\nbuckets = {}', "buckets: at least one bucket is needed"),
+    (
+        'service = "a"\nbuckets = { call = { metric = "m", limit = "l" } }',
+        "buckets.call: no bucket or pool of this book; did you mean 'calls'?",
+    ),
+    (
+        'service = "a"\nbuckets = { calls = { metric = "m" } }',
+        "buckets.calls.limit: missing; the key is required",
+    ),
+    (
+        'service = "a"\nbuckets = { minute = { metric = "m", limit = "l" } }\n' + MINUTE,
+        "buckets.minute: `quota reconcile` compares figures since a reset, and this bucket has none",
+    ),
+    (
+        'service = "a"\nbuckets = { calls = { metric = "m", limit = "\\"x" } }',
+        f"buckets.calls.limit: '\"x': {LONG_RULE}",
+    ),
 ]
 PRICES = [
     ("-1", f": -1 is not a whole number from 0 to {10**15}"),
@@ -298,12 +251,75 @@ PRICES = [
     [
         *MISTAKES,
         *(('"items.list" = 2', f'"items.list" = {price}', f"methods.'items.list'{says}") for price, says in PRICES),
+        *(("[pools.", f"[monitoring]\n{text}\n[pools.", f"monitoring.{says}") for text, says in OF_MONITORING),
     ],
 )
 def test_a_mistake_in_a_book_is_named(line: str, instead: str, message: str) -> None:
     assert line in BOOK
     with pytest.raises(ConfigError) as error:
         parse_book(BOOK.replace(line, instead), "shop")
+    assert str(error.value) == f"cost book shop: {message}"
+
+
+def test_all_mistakes_of_a_book_are_named_in_the_order_of_the_file() -> None:
+    text = BOOK.replace('api = "shop"', "api = 3").replace(RESETS, 'window = "24h"').replace("get = 2", "get = 0")
+    text = text.replace('"items.list" = 2', '"items.list" = { units = -2, bucket = "call" }\n"items.old" = -1')
+    text = text.replace('["items.add"]', '["add"]')
+    text += '[routes]\n"GET /a" = "items.lst"\n"GET b" = "items.list"\n[answers]\nfree = [{}, { status = 3 }]\n'
+    with pytest.raises(ConfigError) as error:
+        parse_book(text, "shop")
+    said_of = ["api: a number", "buckets.calls.window: unknown key", "default.get: 0 is not"]
+    said_of += [
+        "methods.'items.list'.bucket: 'call'",
+        "methods.'items.old': -1 is",
+        "pools.adding.methods[0]: no method",
+    ]
+    said_of += [
+        "routes.'GET /a': no method",
+        "routes.'GET b': a path",
+        "answers.free[0]: the",
+        "answers.free[1].status",
+    ]
+    assert len(error.value.mistakes) == len(said_of)
+    for mistake, beginning in zip(error.value.mistakes, said_of, strict=True):
+        assert mistake.startswith(f"cost book shop: {beginning}")
+    assert str(error.value).startswith(f"cost book shop: {len(said_of)} mistakes: (1) api: ")
+
+
+def test_a_message_has_at_most_twenty_mistakes_of_a_book() -> None:
+    many_wrong = "\n".join(f"wrong{n} = -1" for n in range(30))
+    with pytest.raises(ConfigError) as error:
+        parse_book(BOOK.replace('"items.list" = 2', f'"items.list" = 2\n{many_wrong}'), "shop")
+    assert error.value.mistakes[19:] == (error.value.mistakes[19], "cost book shop: and 10 more")
+    assert "methods.wrong19:" in error.value.mistakes[19]
+
+
+@pytest.mark.parametrize("key", ["api", "source", "read_on", "buckets", "default", "methods"])
+def test_a_book_needs_each_of_these_keys(key: str) -> None:
+    data = parse_toml(BOOK, "shop")
+    del data[key]
+    with pytest.raises(ConfigError, match=f"^shop: (. mistakes: .1. )?{key}: missing; the key is required"):
+        book_of(data, "shop", "shop")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[key]\nheadr = "X"\n', "key.headr: unknown key; did you mean 'header'?"),
+        ("[answers]\nfree = [{ statsu = 204 }]\n", "answers.free[0].statsu: unknown key; did you mean 'status'?"),
+        (
+            '[answers]\nlimit = "X"\nremainin = "Y"\n',
+            "answers.remainin: unknown key; did you mean 'remaining'?",
+        ),
+        (
+            '[answers]\nlevels = { bucket = "calls" }\n',
+            "answers.levels: a table where a non-empty array of tables is needed",
+        ),
+    ],
+)
+def test_one_mistake_is_named_once(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_book(BOOK + text, "shop")
     assert str(error.value) == f"cost book shop: {message}"
 
 

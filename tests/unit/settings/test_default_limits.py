@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
 from support.books import parse_book
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD = 'api = "shop"\nsource = "the tests"\nread_on = 2026-01-02\ndefault = { get = 1, other = 1 }\nmethods = {}\n'
 EXAMPLE = [
@@ -123,7 +120,6 @@ def test_quota_check_compares_the_limits_with_each_window(
 
 
 def written(folder: Path, book: str, limits: str) -> Path:
-    """A configuration with this cost book and these limits."""
     (folder / "shop.toml").write_text(book)
     path = folder / "quota.toml"
     path.write_text(f'[credentials.main]\napi = "./shop.toml"\nendpoint = "http://127.0.0.1:1"\n{limits}\n')
@@ -131,7 +127,6 @@ def written(folder: Path, book: str, limits: str) -> Path:
 
 
 def test_a_limit_of_methods_counts_the_bucket_that_stands_first_in_their_price(tmp_path: Path) -> None:
-    """So one that counts calls counts a call of several buckets once."""
     text = book_text('{ quota = 9, resets = "1h" }').replace(
         "methods = {}\n",
         'methods = { write = [{ units = 1 }, { bucket = "tokens", units = 5 }], status = 0, '

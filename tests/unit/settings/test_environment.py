@@ -49,7 +49,6 @@ def named(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 
 
 def test_a_variable_may_set_each_key(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the file has, and of what it has not."""
     named(
         monkeypatch,
         LEDGER__URL="redis://ledger:6379/0",
@@ -60,6 +59,9 @@ def test_a_variable_may_set_each_key(path: Path, monkeypatch: pytest.MonkeyPatch
         CREDENTIALS__MY_KEY__LIMITS__DAY__HEADROOM="5%",
         CREDENTIALS__MY_KEY__LIMITS__MINUTE__UNITS="60",
         CREDENTIALS__MY_KEY__LIMITS__MINUTE__WINDOW="60s",
+        CREDENTIALS__MY_KEY__LIMITS__UTC__UNITS="70",
+        CREDENTIALS__MY_KEY__LIMITS__UTC__WINDOW__CALENDAR="day",
+        CREDENTIALS__MY_KEY__LIMITS__UTC__WINDOW__ZONE="UTC",
         JOBS__TRENDING_NOW__PAGES="7",
         JOBS__TRENDING_NOW__REGIONS='["DE", "FR"]',
         JOBS__TRENDING_NOW__LEAVE__DAY="9",
@@ -76,19 +78,11 @@ def test_a_variable_may_set_each_key(path: Path, monkeypatch: pytest.MonkeyPatch
     assert [(limit.name, limit.limit_units, limit.view.window) for limit in main.limits] == [
         ("day", 950_000, Sliding(DAY_MS)),
         ("minute", 60, Sliding(MINUTE_MS)),
+        ("utc", 70, Calendar("day", "UTC")),
     ]
     assert (job.pages, job.regions, job.leave, job.options) == (7, ("DE", "FR"), {"day": 9}, {"category": 10})
     assert settings.store.retention_ms == 2 * DAY_MS
     assert [rule.limits for rule in load_rules(path).rules] == [((5, 60_000, 0),)]
-
-
-def test_a_window_may_become_a_calendar_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named(
-        monkeypatch,
-        CREDENTIALS__MY_KEY__LIMITS__DAY__WINDOW__CALENDAR="day",
-        CREDENTIALS__MY_KEY__LIMITS__DAY__WINDOW__ZONE="UTC",
-    )
-    assert load_settings(path).credentials["my-key"].limits[0].view.window == Calendar("day", "UTC")
 
 
 def test_without_a_file_the_variables_alone_are_a_configuration(
@@ -182,7 +176,6 @@ def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: 
 def test_a_secret_in_a_variable_is_shown_by_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    """And nobody is told that it stands in the file, which every user can read."""
     path.chmod(0o644)
     monkeypatch.setattr(os, "environ", {**os.environ, f"QUOTA__{variable}": value, "QUOTA__INBOUND__A__LIMIT": "1",
                                         "QUOTA__INBOUND__A__WINDOW": "1s"})  # fmt: skip
@@ -199,9 +192,6 @@ def test_check_names_the_variable_that_holds_a_mistake(path: Path, monkeypatch: 
     named(monkeypatch, **{f"{table}__URL": "redis://h/0#x"}, INBOUND__A__LIMIT="1", INBOUND__A__WINDOW="1s")
     result = CliRunner().invoke(check_, ["--config", str(path)])
     assert f"error: environment variable QUOTA__{table}__URL: " in result.output
-
-
-# -- what is in force --------------------------------------------------------------------------------------------------
 
 
 def test_each_value_is_shown_with_its_origin(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,13 +239,10 @@ def test_lines_of_finds_the_line_of_each_key() -> None:
     assert {path: lines[path] for path in wanted} == wanted
 
 
-# -- without a file ----------------------------------------------------------------------------------------------------
-
 MAIN: dict[str, Any] = {"api": "youtube-v3", "limits": [{"name": "day", "units": 5, "window": "24h"}]}
 
 
 def test_a_program_may_give_the_settings_itself(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment says nothing then: what is written in code holds."""
     named(monkeypatch, CREDENTIALS__MAIN__LIMITS__DAY__UNITS="7")
     with quota.open(settings={"ledger": {"url": "sqlite:///l.db"}, "credentials": {"main": MAIN}}) as session:
         assert session.budget().limits[0].limit_units == 5
@@ -291,9 +278,6 @@ def test_settings_that_hold_themselves_are_refused(state_dir: Path) -> None:
     endless["credentials"] = endless
     with pytest.raises(ConfigError, match="nested too deep"):
         quota.open(settings=endless)
-
-
-# -- where the configuration and the state are: as the XDG specification says ------------------------------------------
 
 
 @pytest.fixture
@@ -342,7 +326,6 @@ def test_the_configuration_is_where_the_user_says_else_in_the_home(
 def test_a_user_without_a_home_has_no_configuration_there_and_must_name_the_state(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a container's user that no /etc/passwd knows."""
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 987_654_321)
     assert find_config() is None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -13,11 +16,6 @@ from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.settings.model import Settings
 from quota.settings.toml import Texts, TomlTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import FrameType
 
 SMALL, TIMES = int(os.environ.get("QUOTA_TEST_LENGTH", "16")), 4
 """`make soak` takes 90: what is quadratic by little shows there."""

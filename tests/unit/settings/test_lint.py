@@ -6,7 +6,6 @@ import calendar
 import os
 import socket
 import sqlite3
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +55,7 @@ fetch = "trending"
 regions = ["US", "GB"]
 leave = 500
 """
+KEYLESS = GOOD.replace('key = "env:LINT_KEY"\n', "")
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +63,7 @@ def _key(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINT_KEY", "k")
 
 
-POD = (
-    GOOD
-    + """\
-[store]
-url = "sqlite:////dev/shm/videos.db"
-"""
-)
+POD = f'{GOOD}[store]\nurl = "sqlite:////dev/shm/videos.db"\n'
 
 
 @pytest.mark.parametrize(
@@ -136,7 +130,6 @@ def test_a_good_configuration_has_no_findings(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_even_be_looked_for_is_not_there(tmp_path: Path) -> None:
-    """One whose name is longer than any may be, and one inside a folder that this user may not enter."""
     (tmp_path / "closed" / "in").mkdir(parents=True)
     (tmp_path / "closed").chmod(0)
     load_settings(_written(tmp_path, GOOD))  # what this imports is not readable to everybody
@@ -192,6 +185,12 @@ FINDINGS = [
         "sqlite:///ledger.db",
         "warning: ledger.url: an embedded ledger is shared by one machine only, and there are 2: each would spend the "
         "whole budget; give all machines one redis:// ledger",
+    ),
+    (
+        'url = "redis://127.0.0.1:6379/0"\nunavailable = { max_cost = 1, allowance = 250, machines = 2 }',
+        'url = "memory:"',
+        "warning: ledger.url: the charges end with each process, so each tick begins with the whole budget; memory: is "
+        "for tests; name a file or a server, or remove the key",
     ),
     # Limits that admit nothing, or too much.
     (
@@ -333,8 +332,6 @@ def test_a_finding_says_where_what_and_what_to_do(tmp_path: Path, text: str, ins
 
 
 def test_a_key_or_token_is_one_budget_in_each_api(tmp_path: Path) -> None:
-    """Upstream counts each API by itself, and credentials of one project have one cost book."""
-
     def message(login: str, *apis: str) -> list[str]:
         each = (f'[credentials.c{n}]\napi = "{api}"\n{login}\n' for n, api in enumerate(apis))
         return [str(finding) for finding in findings(tmp_path, "".join(each)) if finding.location.endswith(".project")]
@@ -353,7 +350,6 @@ def test_a_key_or_token_is_one_budget_in_each_api(tmp_path: Path) -> None:
 
 
 def test_a_function_of_ones_own_names_its_regions_as_it_likes(tmp_path: Path) -> None:
-    """And a built-in job over what it stored names them so too."""
     own = '[jobs.own]\nfetch = "os:getcwd"\nregions = ["usa"]\n[jobs.videos]\nfetch = "videos"\n'
     reported = findings(tmp_path, GOOD + own + 'regions = ["usa", "USA"]\n')
     assert [finding.location for finding in reported if "regions" in finding.location] == ["jobs.videos.regions[1]"]
@@ -433,7 +429,6 @@ def test_a_limit_on_all_methods_of_a_bucket_holds_it(tmp_path: Path) -> None:
 
 
 def test_an_allowance_has_to_fit_into_every_pool_that_such_calls_draw_on(tmp_path: Path) -> None:
-    """In the bucket allocation a search costs 1: fifty of them unseen are more than the 5 left of its 100."""
     text = '[ledger]\nunavailable = { max_cost = 1, allowance = 50 }\n[credentials.main]\napi = "youtube-v3-buckets"\n'
     (reported, _) = findings(tmp_path, text)
     assert "limit 'search-day' of credential 'main' leaves 5 of the quota unspent" in reported.message
@@ -441,12 +436,34 @@ def test_an_allowance_has_to_fit_into_every_pool_that_such_calls_draw_on(tmp_pat
 
 
 def test_an_allowance_has_to_fit_into_the_headroom_of_a_quota_below_the_books(tmp_path: Path) -> None:
-    """Upstream grants this project 400 units a day; the other 9,600 of the book are nobody's to spend."""
     text = GOOD.replace("quota = 10_000\nheadroom = 500", "quota = 400\nheadroom = 20").replace("leave = 500\n", "")
     reported = findings(tmp_path, text)[0]
     assert "limit 'day' of credential 'main' leaves 20 of the quota unspent" in reported.message
     share = _written(tmp_path, text.replace("allowance = 250", 'allowance = "10%"'))
     assert load_settings(share).ledger.unavailable == Unavailable(1, 2, 2)
+
+
+def test_a_written_quota_without_headroom_leaves_nothing_for_the_allowance(tmp_path: Path) -> None:
+    """A written quota is upstream's, whatever the book says; `units` alone stay below the book's quota."""
+    without = GOOD.replace("quota = 10_000\nheadroom = 500", "quota = 400").replace("leave = 500\n", "")
+    reported = findings(tmp_path, without)[0]
+    assert "limit 'day' of credential 'main' leaves 0 of the quota unspent" in reported.message
+    assert findings(tmp_path, without.replace("quota = 400", "units = 400")) == []
+
+
+def test_the_gap_of_units_is_to_the_quota_of_no_longer_window(tmp_path: Path) -> None:
+    """Of 100 an hour and 1,000 a day, a limit of 90 an hour leaves 10, not 910."""
+    (tmp_path / "own.toml").write_text(
+        'api = "own"\nsource = "x"\nread_on = 2026-01-01\n[methods]\nread = 1\n[default]\nget = 1\nother = 1\n'
+        '[buckets.calls]\nwindows = [{ quota = 100, resets = "1h" }, { quota = 1_000, resets = "24h" }]\n'
+    )
+    text = (
+        '[ledger]\nunavailable = { max_cost = 1, allowance = 11 }\n[credentials.main]\napi = "own.toml"\n'
+        'key = "env:LINT_KEY"\nlimits = [{ name = "hour", units = 90, window = "1h" }, '
+        '{ name = "day", quota = 1_000, headroom = 50, window = "24h" }]\n'
+    )
+    (reported,) = findings(tmp_path, text)
+    assert "limit 'hour' of credential 'main' leaves 10 of the quota unspent" in reported.message
 
 
 def test_a_narrow_limit_that_only_dear_calls_count_against_does_not_bound_the_allowance(tmp_path: Path) -> None:
@@ -485,8 +502,7 @@ def test_check_names_what_reconcile_needs(tmp_path: Path) -> None:
     text = RECONCILED.replace("adc", "service-account:account.json")
     unread = f"warning: credentials.main.auth: {file} cannot be read: No such file or directory; make it readable"
     assert message(text) == [unread]
-    keyless = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith("key ="))
-    as_account = keyless.replace("[[cred", f"{text.splitlines()[1]}\n[[cred", 1)
+    as_account = KEYLESS.replace("[[cred", f"{text.splitlines()[1]}\n[[cred", 1)
     assert list(map(str, findings(tmp_path, as_account))) == [unread], "who calls without a key needs no cloud_project"
     file.write_text("{}")
     file.chmod(0o644)
@@ -498,10 +514,9 @@ def test_check_names_what_reconcile_needs(tmp_path: Path) -> None:
 
 
 def test_scopes_are_for_an_account(tmp_path: Path) -> None:
-    keyless = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith("key ="))
 
     def message(text: str) -> list[str]:
-        text = keyless.replace("[[cred", f'{text}\nscopes = ["openid"]\n[[cred', 1)
+        text = KEYLESS.replace("[[cred", f'{text}\nscopes = ["openid"]\n[[cred', 1)
         return [str(finding) for finding in findings(tmp_path, text) if finding.location.endswith(".scopes")]
 
     assert message('auth = "adc"') == message('auth = "service-account:account.json"') == []
@@ -580,7 +595,6 @@ def test_check_warns_of_a_key_file_that_everybody_can_read(tmp_path: Path) -> No
 
 
 def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
-    """As `quota run` does; a configuration somewhere else finds it there."""
     text = GOOD.replace('fetch = "trending"', 'fetch = "fetched_by_lint:fetch"')
     (reported,) = findings(tmp_path, text)
     assert (reported.level, reported.location) == ("error", "jobs.trending.fetch")
@@ -641,25 +655,6 @@ def test_a_server_that_does_not_answer_is_one_warning(tmp_path: Path) -> None:
     assert line.startswith(f"warning: ledger.url: ledger redis://127.0.0.1:{port}/0 cannot be reached; ")
 
 
-def test_a_path_through_a_file_is_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").write_text("nothing of the kind")
-    (line,) = asked(tmp_path, "sqlite:///ledger.db/beside.db")
-    assert line.endswith("ledger.db is no folder; correct the path")
-
-
-def test_a_folder_or_file_that_may_not_be_written_is_one_warning(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as name:  # another user may not enter pytest's own
-        folder = Path(name, "shut")
-        folder.mkdir()
-        for url in (f"sqlite:///{folder}/ledger.db", f"sqlite:///{folder}/a/b/ledger.db"):
-            settings = load_settings(_written(tmp_path, f'[ledger]\nurl = "{url}"\n' + ALONE))
-            Path(name).chmod(0o755)
-            folder.chmod(0o555)
-            with not_root():
-                (finding,) = ask_ledger(settings)
-            assert finding.message == f"ledger {url} cannot be opened: this user may not write to {folder}"
-
-
 def test_a_server_that_no_command_can_use_is_one_error(tmp_path: Path) -> None:
     own = RedisServer()
     try:
@@ -709,8 +704,6 @@ def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["ledger", "store", "inbound"])
 def test_check_names_every_file_that_no_run_could_make_or_use(tmp_path: Path, key: str) -> None:
-    """`quota run` failed each night in the store's place, and nobody was limited in that of the inbound limits."""
-
     def levels(url: str) -> list[tuple[str, bool]]:
         rule = '[inbound.all]\nlimit = 5\nwindow = "1s"\n' if key == "inbound" else ""
         settings = load_settings(_written(tmp_path, f'[{key}]\nurl = "sqlite:///{url}"\n{rule}{ALONE}'))

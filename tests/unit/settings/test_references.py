@@ -161,7 +161,6 @@ def test_a_mistake_names_the_key_and_shows_no_secret(
     ],
 )
 def test_the_ledger_is_the_same_wherever_its_password_stands(tmp_path: Path, lines: tuple[str, ...]) -> None:
-    """And when the secret rotates: neither the label nor what this machine remembers it by has anything of it."""
     path = write(tmp_path, *lines)
     with open_session(path) as session:
         assert session.ledger.label == "redis://h:1/2"
@@ -179,8 +178,6 @@ def test_a_password_of_any_characters_arrives_as_it_is(tmp_path: Path, scheme: s
     assert target.options["password"] == SECRET
     assert SECRET not in repr(target)
 
-
-# -- who may read it ---------------------------------------------------------------------------------------------------
 
 CLEAR = "a password stands here, and every user of this machine can read this file; "
 READABLE = "every user of this machine can read {}/secret, which holds a password; chmod 600 the file"
@@ -237,9 +234,6 @@ def test_an_exposed_secret_is_a_warning(
     assert [line for line in warnings if line.startswith(wanted)] == warnings
     assert len(warnings) == bool(message)
     assert "s3cret" not in "".join(warnings)
-
-
-# -- options that nobody reads -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

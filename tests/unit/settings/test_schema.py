@@ -121,7 +121,6 @@ def test_the_file_from_which_the_random_ones_are_made_is_good(tmp_path: Path, st
 
 
 def test_the_shipped_schema_is_the_one_that_the_tables_make() -> None:
-    """`quota check --schema >config/quota.schema.json` makes it anew."""
     assert read_text("quota.config", "quota.schema.json") == json_schema()
     Draft7Validator.check_schema(SCHEMA)
 

@@ -100,7 +100,14 @@ def test_load_settings_reads_a_full_configuration(write: Any, tmp_path: Path) ->
     assert main.endpoint == "http://127.0.0.1:8765"
     assert main.limits == (
         Limit("day", 9_500, View(Selector(("units",)), Sliding(DAY_MS)), 10_000, 500),
-        Limit("search", 4_000, View(Selector(("units",), ("search.list",)), Sliding(DAY_MS)), 4_000, 0),
+        Limit(
+            "search",
+            4_000,
+            View(Selector(("units",), ("search.list",)), Sliding(DAY_MS)),
+            4_000,
+            0,
+            quota_unwritten=True,
+        ),
     )
     job = settings.jobs["trending"]
     assert (job.credential, job.fetch, job.regions, job.pages) == ("main", "trending", ("US", "GB"), 4)
@@ -201,6 +208,12 @@ def test_credentials_of_one_project_share_its_limits_wherever_they_stand(write: 
 def test_a_job_may_set_leave_by_limit_name(write: Any) -> None:
     path = write(FULL.replace("leave = 500", "leave = { search = 100 }"))
     assert load_settings(path).jobs["trending"].leave == {"search": 100}
+
+
+def test_a_number_to_leave_is_for_the_limits_of_the_main_bucket(write: Any) -> None:
+    """A job of searches alone takes nothing of `units`, so it is not held back."""
+    path = write('[credentials.x]\napi = "youtube-v3-buckets"\n[jobs.j]\nfetch = "trending"\nleave = 9_499\n')
+    assert load_settings(path).jobs["j"].leave == {"day": 9_499, "pacific-day": 9_499}
 
 
 def test_a_job_of_the_only_credential_need_not_name_it(write: Any) -> None:
@@ -312,21 +325,15 @@ def test_messages_shorten_long_values(write: Any, state_dir: Path) -> None:
     assert len(str(error.value)) < 500
 
 
-def test_load_settings_rejects_a_missing_file_and_a_folder(tmp_path: Path, state_dir: Path) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(write: Any, tmp_path: Path) -> None:
     assert message(tmp_path / "no.toml") == "cannot be read: No such file or directory"
     assert message(tmp_path) == "cannot be read: Is a directory"
     assert message(tmp_path / ("x" * 300)) == "cannot be read: File name too long"
-
-
-def test_load_settings_rejects_an_unreadable_file(write: Any) -> None:
     path = write(FULL)
     path.chmod(0)
     with not_root():
         text = message(path)
     assert text == "cannot be read: Permission denied"
-
-
-def test_an_invalid_path_raises(state_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"^a\\x00b: cannot be read: "):
         load_settings("a\0b")
 
@@ -502,6 +509,23 @@ MISTAKES = {
             "url: the ledger uses this file already; give the store a file of its own",
         ),
     ],
+    "notify": [
+        (
+            "[store]",
+            "[notify]\n[store]",
+            '.command: nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"',
+        ),
+        (
+            "[store]",
+            "[notify]\ncommand = ['a']\nstale = 'soon'\n[store]",
+            '.stale: \'soon\' is not a duration; write for example "30m", "24h" or "7d"',
+        ),
+        (
+            "[store]",
+            '[notify]\nurl = "https://hooks.example/secret"\n[store]',
+            '.url: do not write the url itself here; write "env:VARIABLE" or "file:/path"',
+        ),
+    ],
     "": [
         ("[store]", "[sotre]", "sotre: unknown key; did you mean 'store'?"),
         (
@@ -557,11 +581,6 @@ def test_a_key_goes_to_no_other_machine_in_plain_text(write: Any, host: str) -> 
     for more in ('key = "env:KEY"\ninsecure_endpoint = true\n', ""):
         assert load_settings(write(text + more)).credentials["main"].endpoint == f"http://{host}"
     assert load_settings(write(f'{text}key = "env:KEY"\n'.replace("http:", "https:")))
-
-
-def test_loopback_may_get_a_key_in_plain_text(write: Any) -> None:
-    text = '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\nendpoint = "http://localhost"\n'
-    assert not load_settings(write(text)).credentials["main"].insecure_endpoint
 
 
 def test_a_refusal_is_an_error_or_an_answer(write: Any) -> None:
@@ -623,9 +642,6 @@ def test_a_zone_or_a_home_that_nobody_has_is_a_config_error(tables: dict[str, An
     assert str(error.value).isprintable(), "one line"
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "abc")
     (tmp_path / "key").write_text("xyz\r\n")
@@ -660,9 +676,6 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(tmp_path: Path,
     assert error.value.__cause__ is None
 
 
-# -- the example -------------------------------------------------------------------------------------------------------
-
-
 KNOWN_WORDS = sorted(
     {"ledger", "credentials", "jobs", "store", "url", "unavailable", "max_cost", "allowance", "machines", "retention"}
     | {"main", "trending", "day", "search", "calendar", "zone"}
@@ -677,7 +690,6 @@ def test_the_example_explains_every_key() -> None:
 
 
 def test_every_commented_key_of_the_example_can_be_uncommented(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every comment that looks like TOML, switched on at once."""
     for name in ("LEDGER_PASSWORD", "SENTINEL_PASSWORD", "CLIENT_KEY_PASSWORD"):
         monkeypatch.setenv(name, "secret")
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
@@ -698,13 +710,15 @@ def test_every_commented_key_of_the_example_can_be_uncommented(write: Any, monke
 # -- a session ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_opens_its_ledger_when_it_is_asked_for(state_dir: Path) -> None:
+def test_a_session_opens_its_ledger_when_it_is_asked_for_and_its_charges_carry_its_run(state_dir: Path) -> None:
     with quota.open() as session:
         assert not state_dir.exists()
-        assert session.budget("demo").charge("videos.list").admitted
-        assert state_dir.stat().st_mode & 0o777 == 0o700
         assert session.budget("demo") is session.budget()
-        assert len(session.run) == 8
+        assert all(session.budget().charge("videos.list").admitted for _ in range(2))
+        assert state_dir.stat().st_mode & 0o777 == 0o700
+        tokens = [entry.key for entry in charges_at(session.ledger, "demo")]
+        assert (len(session.run), len(set(tokens))) == (8, 2)
+        assert [token[:8] for token in tokens] == [session.run] * 2
     session.close()
 
 
@@ -712,29 +726,11 @@ def test_a_session_opens_its_ledger_when_it_is_asked_for(state_dir: Path) -> Non
 def test_an_empty_path_selects_no_other_configuration(
     write: Any, monkeypatch: pytest.MonkeyPatch, nothing: Any
 ) -> None:
-    """As of `--config "$UNSET"`: what is found instead has another budget."""
     monkeypatch.chdir(write(FULL).parent)
     with pytest.raises(UsageError, match="is not the path of a file"):
         quota.open(nothing)
     monkeypatch.setenv("QUOTA_CONFIG", "")  # as if it were not set
     quota.open().close()
-
-
-def test_charges_of_one_session_carry_its_run(state_dir: Path) -> None:
-    with quota.open() as session:
-        session.budget().charge("videos.list")
-        session.budget().charge("videos.list")
-        tokens = [entry.key for entry in charges_at(session.ledger, "demo")]
-    assert [token[:8] for token in tokens] == [session.run] * 2
-    assert len(set(tokens)) == 2
-
-
-def test_a_job_sees_each_limit_less_its_leave(write: Any) -> None:
-    path = write(FULL.replace("redis://127.0.0.1:6379/0", "sqlite:///ledger.db"))
-    with quota.open(path) as session:
-        day = {state.name: state.limit_units for state in session.budget().usage("trending")}
-        assert day == {"day": 9_000, "search": 4_000}
-        assert session.budget().usage("other")[0].limit_units == 9_500
 
 
 def test_two_credentials_and_none_named_is_a_question(write: Any) -> None:
@@ -746,23 +742,6 @@ def test_two_credentials_and_none_named_is_a_question(write: Any) -> None:
         with pytest.raises(UsageError) as error:
             session.budget("c" * 3)
         assert str(error.value) == f"{path} has no credential 'ccc'; known: a, b"
-
-
-def test_simulated_time_reaches_budget_and_ledger(state_dir: Path) -> None:
-    with quota.open(clock=lambda: 1_800_000_000_000) as session:
-        assert session.budget().charge("videos.list").decided_at_ms == 1_800_000_000_000
-
-
-def test_a_state_folder_that_cannot_be_made_is_one_line_with_the_remedy(
-    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "file" / "state"))
-    with (
-        quota.open() as session,
-        pytest.raises(ConfigError, match=r"^state folder .* cannot be made: Not a directory; set QUOTA_STATE_DIR to"),
-    ):
-        session.budget()
 
 
 def test_machines_come_back_at_different_times_but_each_at_its_own() -> None:

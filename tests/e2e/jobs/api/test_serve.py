@@ -7,8 +7,10 @@ import shutil
 import signal
 import socket
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import jsonschema
@@ -25,10 +27,6 @@ from support.commands import Quota, one_line
 from support.configurations import configuration
 from support.web import Served
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 JOBS = """
 [jobs.trending]
 fetch = "trending"
@@ -44,8 +42,6 @@ SEARCH = "/api/v1/search"
 
 
 class Api:
-    """An installation whose store is served."""
-
     def __init__(self, quota: Quota, upstream: Emulator, served: Served) -> None:
         self.quota = quota
         self.upstream = upstream
@@ -122,7 +118,6 @@ def save(store: Store, numbers: range, *, job: str = "trending", region: str = "
 
 @pytest.fixture
 def store(api: Api) -> Iterator[Store]:
-    """The store that is served."""
     with Store(str(api.store), retention_ms=10**10) as store:
         yield store
 
@@ -155,14 +150,6 @@ def test_a_video_has_upstreams_names_and_types(api: Api) -> None:
             "thumbnails": known.get("thumbnails"),
         }
         assert len(known) > 2
-
-
-def test_a_search_finds_what_the_command_finds(api: Api) -> None:
-    word = api.rows("SELECT title FROM videos LIMIT 1")[0][0].split()[0]
-    found = [one["id"]["videoId"] for page in api.pages(SEARCH, q=word, limit=20) for one in page["items"]]
-    command = api.quota.json("search", word, "--limit", "500")["videos"]
-    assert found == [one["video_id"] for one in command]
-    assert len(found) > 0
 
 
 def test_equal_matches_stand_in_the_order_of_their_views(api: Api, store: Store) -> None:
@@ -206,17 +193,6 @@ def test_a_word_that_more_videos_have_than_are_ranked_finds_the_newest_by_views(
     assert found == [f"v{number}" for number in range(MAX_HITS + 19, 19, -1)]
 
 
-def test_text_that_another_program_damaged_is_served_as_far_as_it_can_be_read(api: Api, store: Store) -> None:
-    (checkpoint,) = store.start_round("damaged", ["XY"])
-    store.save_page(checkpoint, Page([video(77, "readably"), video(78, "readably")]), started_at_ms=1, finished=True)
-    with closing(sqlite3.connect(api.store, isolation_level=None)) as db:
-        db.execute("UPDATE videos SET description = CAST(x'41ff42' AS TEXT) WHERE video_id = 'v77'")
-        found = {one["id"]["videoId"]: one["snippet"] for one in api.json(SEARCH, q="readably")["items"]}
-        db.execute("UPDATE videos SET description = NULL")
-    assert found["v77"]["description"] == "A\ufffdB"
-    assert found["v78"]["title"] == "readably"
-
-
 def test_the_page_lists_the_document_and_asks_nobody_else(api: Api) -> None:
     answer = api.get("/")
     assert "http" not in answer.text
@@ -235,9 +211,6 @@ def test_health_tells_of_store_ledger_and_freshness(api: Api, store: Store) -> N
     assert found["checks"]["store"] == {"status": "pass"}
     assert found["checks"]["freshness"]["age_s"] <= found["checks"]["freshness"]["oldest_age_s"] < 600
     assert found["status"] == "pass"
-
-
-# -- who may keep it ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,15 +274,6 @@ def test_a_ranking_stays_as_it_is_until_the_next_one_is_complete(api: Api, store
     assert ids(api.json(TRENDING, **asked)) == [f"v{number}" for number in range(200, 210)]
 
 
-def test_a_search_goes_on_until_the_store_gets_something(api: Api, store: Store) -> None:
-    word = api.rows("SELECT title FROM videos WHERE title LIKE '% %' LIMIT 1")[0][0].split()[0]
-    first = api.json(SEARCH, q=word, limit=1)
-    second = {"q": word, "limit": 1, "cursor": first["nextPageToken"]}
-    assert api.json(SEARCH, **second)["items"] != first["items"]
-    save(store, range(9_000, 9_001), region="XZ")
-    assert api.problem(400, SEARCH, **second)["parameter"] == "cursor"
-
-
 def test_a_search_ends_with_what_the_store_gets_although_a_clock_was_ahead(api: Api, store: Store) -> None:
     """Nothing that came after the clock was right was newer than what is there: the pages of a search went on over
     another order."""
@@ -329,9 +293,6 @@ def test_a_configured_job_ranks_a_region(api: Api, store: Store) -> None:
     assert api.json(TRENDING, region="US")["ranking"]["job"] == "trending"
     save(store, range(5), job="another", region="NO")
     assert api.json(TRENDING, region="NO")["ranking"]["job"] == "another"
-
-
-# -- the store goes away -----------------------------------------------------------------------------------------------
 
 
 def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) -> None:
@@ -416,11 +377,6 @@ def test_a_request_that_is_not_utf_8_is_400(api: Api, path: str) -> None:
     assert "b'" not in detail, "as it was written, not as Python writes bytes"
 
 
-@pytest.mark.parametrize("words", ["**a", '"aa*', "C.ab*", "aa* bb* 東京*", "NEAR(a b)", "\U0001f600"])
-def test_search_words_are_not_query_syntax(api: Api, words: str) -> None:
-    assert api.get(SEARCH, q=words).status_code == 200
-
-
 def test_a_cursor_of_another_query_is_400(api: Api) -> None:
     token = api.json(TRENDING, region="DE", limit=10)["nextPageToken"]
     for path, asked in ((TRENDING, {"region": "US"}), (SEARCH, {"q": "DE"})):
@@ -466,7 +422,6 @@ def test_another_host_is_421(api: Api) -> None:
 
 
 def test_every_answer_is_as_the_document_says(api: Api) -> None:
-    """Random questions, most of them a little wrong."""
     chance = random.Random(13)
     document = api.json("/openapi.json")
     channels = [row[0] for row in api.rows("SELECT channel_id FROM channels LIMIT 5")]
@@ -497,9 +452,6 @@ def test_every_answer_is_as_the_document_says(api: Api) -> None:
     assert {status for path, status in seen if path == SEARCH} == {200, 400}
 
 
-# -- it costs nothing --------------------------------------------------------------------------------------------------
-
-
 def test_no_question_spends_quota_or_writes(api: Api) -> None:
     def contents() -> tuple[list[str], list[str], Any]:
         with (
@@ -522,16 +474,21 @@ def test_no_question_spends_quota_or_writes(api: Api) -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_serve_needs_and_makes_no_store_and_no_ledger(tmp_path: Path) -> None:
+@pytest.fixture
+def own(tmp_path: Path) -> Quota:
+    """An installation of the test's own, without a store."""
     quota = Quota(tmp_path)
     quota.configure(CONFIG)
-    options = ["--listen", "127.0.0.1:0", "--hostname", "Api.example"]
-    with Served(quota.start("serve", *options)) as served:
+    return quota
+
+
+def test_serve_needs_and_makes_no_store_and_no_ledger(own: Quota) -> None:
+    with Served(own.start("serve", "--listen", "127.0.0.1:0", "--hostname", "Api.example")) as served:
         for host in ("api.example", "localhost"):
             answer = httpx.get(f"{served.address}/healthz", headers={"host": host}, timeout=100)
             assert (answer.status_code, answer.json()["checks"]["store"]["status"]) == (503, "fail")
         assert served.end(signal.SIGINT)[0] == 0
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".db"] == []
+    assert [path.name for path in own.folder.iterdir() if path.suffix == ".db"] == []
 
 
 INBOUND = """
@@ -555,22 +512,17 @@ shadow = {shadow}
         (INBOUND.format(path="/api/*", shadow="true"), "/api/v1/videos/trending"),
     ],
 )
-def test_an_address_that_others_reach_needs_a_rule_or_unlimited(tmp_path: Path, rules: str, missing: str) -> None:
-    quota = Quota(tmp_path)
-    quota.configure(CONFIG + rules)
-    refusal = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)
+def test_an_address_that_others_reach_needs_a_rule_or_unlimited(own: Quota, rules: str, missing: str) -> None:
+    own.configure(CONFIG + rules)
+    refusal = one_line(own("serve", "--listen", "0.0.0.0:0"), 2)
     assert f"no rule limits {missing}: write [inbound.NAME] in quota.toml, or set --unlimited" in refusal
 
 
-def test_other_machines_are_limited_by_the_rules(tmp_path: Path) -> None:
-    quota = Quota(tmp_path)
-    quota.configure(CONFIG + INBOUND.format(path="/api/*", shadow="false"))
-    options = ["--listen", "[::]:0"]
-    with Served(quota.start("serve", *options)) as served:
-        address = f"http://[::1]:{served.port}"
-        answers = [
-            httpx.get(f"{address}/api/v1/channels/a", headers={"host": "any.example"}, timeout=100) for _ in range(8)
-        ]
+def test_other_machines_are_limited_by_the_rules(own: Quota) -> None:
+    own.configure(CONFIG + INBOUND.format(path="/api/*", shadow="false"))
+    with Served(own.start("serve", "--listen", "[::]:0")) as served:
+        address, any_host = f"http://[::1]:{served.port}", {"host": "any.example"}
+        answers = [httpx.get(f"{address}/api/v1/channels/a", headers=any_host, timeout=100) for _ in range(8)]
         assert [one.status_code for one in answers] == [503] * 3 + [429] * 5
         assert problem(answers[3], 429)["violated-policies"] == ["api"]
         for field in ("retry-after", "ratelimit", "content-security-policy"):
@@ -579,29 +531,21 @@ def test_other_machines_are_limited_by_the_rules(tmp_path: Path) -> None:
         assert served.end(signal.SIGTERM)[0] == 0
 
 
-def test_serve_unlimited_admits_other_machines(tmp_path: Path) -> None:
-    quota = Quota(tmp_path)
-    quota.configure(CONFIG)
-    with Served(quota.start("serve", "--listen", "0.0.0.0:0", "--unlimited")) as served:
-        assert (
-            httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}, timeout=100).status_code
-            == 200
-        )
+def test_serve_unlimited_admits_other_machines(own: Quota) -> None:
+    with Served(own.start("serve", "--listen", "0.0.0.0:0", "--unlimited")) as served:
+        answer = httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}, timeout=100)
+    assert answer.status_code == 200
 
 
-def test_the_reason_for_a_failed_start_is_one_line(tmp_path: Path) -> None:
-    quota = Quota(tmp_path)
-    quota.configure(CONFIG)
+def test_the_reason_for_a_failed_start_is_one_line(own: Quota) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert f"127.0.0.1:{port}: Address already in use" in one_line(
-            quota("serve", "--listen", f"127.0.0.1:{port}"), 1
-        )
-    assert "write HOST:PORT, for example 127.0.0.1:8080" in one_line(quota("serve", "--listen", "127.0.0.1:70000"), 2)
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"{at}: Address already in use" in one_line(own("serve", "--listen", at), 1)
+    assert "write HOST:PORT, for example 127.0.0.1:8080" in one_line(own("serve", "--listen", "127.0.0.1:70000"), 2)
     for name in ("api.example.org:443", "https://api.example.org", "*.example.org", "a b"):
-        assert "write only the name" in one_line(quota("serve", "--listen", "127.0.0.1:0", "--hostname", name), 2)
-    quota.configure("[oops]\n")
-    assert "oops" in one_line(quota("serve", "--listen", "127.0.0.1:0"), 78)
+        assert "write only the name" in one_line(own("serve", "--listen", "127.0.0.1:0", "--hostname", name), 2)
+    own.configure("[oops]\n")
+    assert "oops" in one_line(own("serve", "--listen", "127.0.0.1:0"), 78)
 
 
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
