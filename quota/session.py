@@ -166,16 +166,12 @@ class Session(OfOneProcess):
         if self.settings.ledger.file == "":
             return Journal.in_memory(identity, keep_ms=longest_ms)
         journal = Journal(self._state_folder, identity, keep_ms=longest_ms)
-        if not self._has_warned and not journal.exists:
-            self._warn_of_left_behind()
+        if not self._has_warned and not journal.exists:  # a new project may be an older project under a new name
+            self._has_warned = True
+            for name, until_ms in projects_left(self):
+                why = "it was charged here, and no credential has it any more; a renamed project begins a new budget: "
+                warn("project_left", f'{why}give it project = "{name}"', project=name, until=rfc3339(until_ms))
         return journal
-
-    def _warn_of_left_behind(self) -> None:
-        """Warn if a project that is new on this machine may be an older project under a new name."""
-        self._has_warned = True
-        for name, until_ms in projects_left(self):
-            why = "it was charged here, and no credential has it any more; a renamed project begins a new budget: "
-            warn("project_left", f'{why}give it project = "{name}"', project=name, until=rfc3339(until_ms))
 
     def check_key(self, credential: str | None = None) -> None:
         """Raise ConfigError if the configuration names a secret of the credential that cannot be read. Never shows
@@ -237,19 +233,13 @@ class Session(OfOneProcess):
         No other host sees a secret. A refusal raises `quota.Refused`, an answer above `max_body_mb` raises
         `quota.BadAnswer`. Requests without a timeout get `timeout_s`. The client works while this session is open.
         """
-        self._check_open()
         requests = _library("requests")
         from quota.clients.requests import requests_adapter
 
         chosen = self.credential(credential)
-        caller = self._caller(chosen, chosen.hosts)
+        budget, hosts, caller = self.budget(chosen.name), chosen.hosts, self._caller(chosen, chosen.hosts)
         adapter = requests_adapter(
-            self.budget(chosen.name),
-            hosts=chosen.hosts,
-            max_units=max_units,
-            timeout_s=timeout_s,
-            max_body_mb=max_body_mb,
-            caller=caller,
+            budget, hosts=hosts, max_units=max_units, timeout_s=timeout_s, max_body_mb=max_body_mb, caller=caller
         )
         made = requests.Session()
         for scheme in ("https://", "http://"):
@@ -260,7 +250,6 @@ class Session(OfOneProcess):
     def httpx(self, credential: str | None = None, *, max_units: int | None = None, **options: Any) -> Any:
         """Like `requests`, as an `httpx.Client`. `options` are the client's own, except `transport`, `mounts` and
         `proxy`."""
-        self._check_open()
         httpx = _library("httpx")
         from quota.clients.httpx import httpx_transport
 

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.budget import charge_id
 from quota.common.clock import NEVER, moment, until
-from quota.common.text import many, spell
+from quota.common.text import listed, many, spell
 from quota.decision import REPAIR, SET_THE_CLOCK, Decision, enforced
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.terms.limits import SECOND_MS
@@ -71,6 +70,7 @@ Part = Line | Table
 def status_parts(status: Status) -> Iterator[Part]:
     """A status: a headline, a table of limits and notes for each credential."""
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
+    where = "of this process only" if status.ledger == "memory:" else where
     if status.built_in:
         yield Line(BUILT_IN_NOTICE, "note")
     yield Line(f"ledger {status.ledger}, {where}")
@@ -216,10 +216,13 @@ def jobs_of(credential: CredentialRow) -> Iterator[Part]:
 
 
 def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
-    """The jobs that could not go on now, and the reasons."""
+    """The jobs that could not go on now, by their reasons."""
+    stopped: dict[str, list[str]] = {}
     for job in credential.jobs:
         if job.why and credential.stopped != job:  # the verdict has the reason of that job
-            yield Line(f"job {job.job} could not go on now: {job.why}", "note")
+            stopped.setdefault(job.why, []).append(job.job)
+    for why, jobs in stopped.items():
+        yield Line(f"job{'s' * (len(jobs) > 1)} {listed(jobs)} could not go on now: {why}", "note")
 
 
 def closed(exhaustion: Exhaustion) -> str:
@@ -456,7 +459,7 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
     if not x.admits:
         yield _why_nothing(x)
         return
-    yield "It would have been admitted" + (" with any one of these:" if len(x.admits) > 1 else ":")
+    yield "It would have been admitted" + (" with any one of these:" if len(x.admits) > 1 else " with:")
     for change in x.admits:
         yield f"  {', and '.join(_setting(setting, kept.job) for setting in change)}"
     for setting in x.admits[0]:
@@ -522,7 +525,7 @@ def _corrected(x: ChargeExplained) -> str:
         return f"It is owed: the next charge repays it, dated then; it counts {counts} now"
     repaid = ""
     if x.draw is not None:
-        repaid = f"Repaid on {moment(charge.id[0])} as charge {charge_id(charge.id[0], charge.key, 0)}. "
+        repaid = f"Repaid on {moment(charge.id[0])} as charge {x.entry}. "
     if charge.reserved_units:
         return f"{repaid}It is reserved: the cost of the call is not known yet"
     if charge.charged_units == charge.units:

@@ -17,7 +17,7 @@ import click
 
 import quota
 from quota.cli.options import Group, book_credential_option, config_option, format_option, rows_format_option
-from quota.cli.output import print_csv, print_json, print_rich, render_parts, say
+from quota.cli.output import fail_each, print_csv, print_json, print_rich, render_parts, say
 from quota.common.clock import NEVER, host_clock, moment, utc
 from quota.common.files import read_named
 from quota.common.text import listed, many, members, nearest, one_line, show
@@ -116,16 +116,20 @@ def show_(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
 
 @book.command("check")
 @click.argument("file", metavar="FILE", type=click.Path())
-def check(file: str) -> None:
-    """Check a cost book of your own for errors. Exit with 78 on an error.
+def check(file: str) -> int:
+    """Check a cost book of your own for errors, and list them all. Exit with 78 on an error.
 
     \b
     Example:
       quota book check ./github.toml
     """
-    checked = load_book(file if "/" in file or file.endswith(".toml") else f"./{file}")
+    try:
+        checked = load_book(file if "/" in file or file.endswith(".toml") else f"./{file}")
+    except ConfigError as error:
+        return fail_each(error)
     counted = ((checked.methods, "method"), (checked.buckets, "bucket"), (checked.routes, "route"))
     say(f"{one_line(file)}: no errors; {', '.join(many(len(names), noun) for names, noun in counted)}")
+    return 0
 
 
 @book.command("try", short_help="Show which method a request is, and its cost.")
@@ -193,8 +197,8 @@ def diff(old: str, new: str, as_json: bool) -> None:
 def new(name: str, answers: tuple[str, ...]) -> None:
     """Print the draft of a cost book for the API NAME, from the headers of recorded answers.
 
-    FILE has an answer as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. If no answer
-    has a value, the draft has 0 or "" for it. `quota book check` reports it until you fill it in.
+    FILE has an answer as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. Where
+    the answers lack a value, the draft has 0 or "". `quota book check` reports these values until you fill them in.
 
     \b
     Example:
@@ -210,41 +214,28 @@ def print_prices(
     book: CostBook, method: str | None, *, as_json: bool, as_csv: bool, also: Mapping[str, object] | None = None
 ) -> None:
     """The methods of a book, or one of them, with their prices. `also` goes into the JSON. Raises UnknownMethod."""
-    rows = []
-    for name in sorted(book.methods) if method is None else [book.canonical(method)]:
+    names, rows, lines = sorted(book.methods) if method is None else [book.canonical(method)], [], []
+    width = max(map(len, names))
+    for name in names:
         price, (_, until_ms) = book.price_at(name, host_clock())
-        rows.append(Priced(name, price, None if until_ms == NEVER else book.price_at(name, until_ms)[0]))
+        following, later = None, ""
+        if until_ms != NEVER:
+            coming, _ = book.price_at(name, until_ms)
+            following = {**_price_json(coming), "since": coming.since.isoformat()}
+            later = f"; {coming} from {coming.since}"
+        rows.append({"method": name, **_price_json(price), "next": following})
+        units, shown = "", "free"
+        if price.parts:
+            first, *others = price.parts
+            units, shown = f"{first.units:,}", ", ".join([str(first).partition(" ")[2], *map(str, others)])
+        lines.append(f"{name:<{width}}  {units:>6}  {shown}{later}")
     if as_json:
         source = {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
-        print_json({**source, **(also or {}), "methods": [row.as_json() for row in rows]})
+        print_json({**source, **(also or {}), "methods": rows})
     elif as_csv:
-        print_csv(["method", "units", "bucket", "parts", "next"], (row.as_json() for row in rows))
+        print_csv(["method", "units", "bucket", "parts", "next"], rows)
     else:
-        width = max(len(row.method) for row in rows)
-        say(*(row.line(width) for row in rows))
-        say(f"cost book {book.name}, read on {book.read_on} from", book.source)
-
-
-class Priced(NamedTuple):
-    """A method, its price now, and the next price, if the book has one."""
-
-    method: str
-    price: Price
-    coming: Price | None
-
-    def as_json(self) -> dict[str, object]:
-        coming = self.coming
-        following = None if coming is None else {**_price_json(coming), "since": coming.since.isoformat()}
-        return {"method": self.method, **_price_json(self.price), "next": following}
-
-    def line(self, width: int) -> str:
-        """For a terminal, with the method `width` wide."""
-        later = f"; {self.coming} from {self.coming.since}" if self.coming is not None else ""
-        if not self.price.parts:
-            return f"{self.method:<{width}}  {'':>6}  free{later}"
-        first, *others = self.price.parts
-        also = "".join(f", {part}" for part in others)
-        return f"{self.method:<{width}}  {first.units:>6,}  {str(first).partition(' ')[2]}{also}{later}"
+        say(*lines, f"cost book {book.name}, read on {book.read_on} from", book.source)
 
 
 def _price_json(price: Price) -> dict[str, object]:
@@ -317,8 +308,7 @@ def _facts(name: str) -> dict[str, str]:
     """The facts of a book by their names. Tables without numbers are as the file has them."""
     book, definition = load_book(name), book_tables(name)
     facts = {"api": book.api, "source": book.source, "read on": book.read_on.isoformat()}
-    facts["hosts"] = ", ".join(book.hosts)
-    facts["scopes"] = ", ".join(book.scopes)
+    facts |= {"hosts": ", ".join(book.hosts), "scopes": ", ".join(book.scopes)}
     for bucket in book.buckets.values():
         for grant in bucket.quotas:
             facts[f"bucket {bucket.name} in {grant.window.name}"] = f"{grant.units:,}"

@@ -12,7 +12,7 @@ import click
 
 import quota
 from quota.cli.options import config_option, format_option
-from quota.cli.output import print_json, print_rich, say, unwound
+from quota.cli.output import fail_each, print_json, print_rich, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
 from quota.common.text import listed, many
@@ -102,7 +102,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. Exit with 78 on an error.
 
     It also opens the ledger. A ledger that does not answer is a warning; a ledger that no command can use is an error.
-    An unusable allowance journal is a warning. The last lines list the addresses of `quota proxy`.
+    A state folder that cannot keep allowance draws is a warning. The last lines list the addresses of `quota proxy`.
     `quota doctor` examines the ledger and this machine.
 
     \b
@@ -133,7 +133,11 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     from quota.cli.serving import PROXY_LISTENS
     from quota.clients.upstream import passes_on
 
-    with Session(load_settings(config)) as session:  # inbound limits alone need no credential
+    try:
+        settings = load_settings(config)
+    except ConfigError as error:
+        return fail_each(error)
+    with Session(settings) as session:  # inbound limits alone need no credential
         findings = check(session)
         source, variables = session.settings.source, session.settings.variables
         credentials = session.settings.credentials

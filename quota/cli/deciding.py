@@ -19,15 +19,11 @@ from quota.cli.options import call_options, config_option, credential_option, fo
 from quota.cli.output import fail, opened, print_json, print_rich, render_parts, say, unprinted
 from quota.common.files import read_named
 from quota.common.text import listed, many, show
-from quota.deciding.project import Project
 from quota.decision import Decision
 from quota.errors import UnknownMethod, UsageError, decision_status
-from quota.ledger.factory import open_ledger
 from quota.rules.calls import MAX_CHARGE_UNITS
-from quota.settings.books import load_book
 from quota.terms.arguments import check_name
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
-from quota.wording import Table
 
 MAX_FILE_BYTES = 65_536
 """A hundred calls with comments need less. `/dev/zero` has more."""
@@ -381,6 +377,7 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
 
     from quota.auto import payers_of
     from quota.clients.instrument.processes import Spent, spent_in
+    from quota.wording import Table
 
     with tempfile.TemporaryDirectory(prefix="quota-") as tally:
         status = _run(command, _environment(config, credential, job, tally))
@@ -444,42 +441,37 @@ def prove(as_json: bool) -> None:
       quota prove
     """
     rows = list(_admitted())
-    fixed_units = _peak([(row.offset_ms, row.fixed_units) for row in rows])
-    sliding_units = _peak([(row.offset_ms, row.sliding_units) for row in rows])
+    fixed_units, sliding_units = _peak(rows, "fixed_units"), _peak(rows, "sliding_units")
     if as_json:
         peaks = {"fixed_peak_units": fixed_units, "sliding_peak_units": sliding_units}
-        print_json({"limit_units": LIMIT_UNITS, **peaks, "rows": [row._asdict() for row in rows]})
+        print_json({"limit_units": LIMIT_UNITS, **peaks, "rows": rows})
         return
     limit = many(LIMIT_UNITS, "unit")
     click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")
     click.echo(f"{'time':>16}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
     for row in rows:
-        minutes, millis = divmod(row.offset_ms % DAY_MS, 60_000)
-        day = "Mon" if row.offset_ms < 0 else "Tue"
+        minutes, millis = divmod(row["offset_ms"] % DAY_MS, 60_000)
+        day = "Mon" if row["offset_ms"] < 0 else "Tue"
         at = f"{day} {minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
-        click.echo(f"{at:>16}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
+        click.echo(f"{at:>16}  {row['asked_units']:>6}  {row['fixed_units']:>13}  {row['sliding_units']:>14}")
     click.echo(
         f"\nMost in any 24 hours: fixed {fixed_units:,}, sliding {sliding_units:,}; the limit is {LIMIT_UNITS:,}."
     )
 
 
-class Burst(NamedTuple):
-    """Searches at a time after midnight: the units that its searches asked for, and the units that each kind of
-    window admitted."""
-
-    offset_ms: int
-    asked_units: int
-    fixed_units: int
-    sliding_units: int
-
-
-def _peak(spent: Sequence[tuple[int, int]]) -> int:
+def _peak(rows: Sequence[dict[str, int]], admitted: str) -> int:
     """The most units in any 24 hours."""
+    spent = [(row["offset_ms"], row[admitted]) for row in rows]
     return max(sum(units for ms, units in spent if at - DAY_MS < ms <= at) for at, _ in spent)
 
 
-def _admitted() -> Iterator[Burst]:
-    """Charge bursts of searches around one midnight, to a ledger in memory whose clock this function sets."""
+def _admitted() -> Iterator[dict[str, int]]:
+    """Charge bursts of searches around one midnight, to a ledger in memory whose clock this function sets. Yields for
+    each burst the units that it asked for, and the units that each kind of window admitted."""
+    from quota.deciding.project import Project
+    from quota.ledger.factory import open_ledger
+    from quota.settings.books import load_book
+
     now_ms = MIDNIGHT_MS
     ledger = open_ledger("memory:", clock=lambda: now_ms)
     budget = Budget(
@@ -498,5 +490,6 @@ def _admitted() -> Iterator[Burst]:
             if fixed_used.get(day, 0) + 100 <= LIMIT_UNITS:
                 fixed_used[day] = fixed_used.get(day, 0) + 100
                 fixed_units += 100
-        yield Burst(offset_ms, searches * 100, fixed_units, sliding_units)
+        admitted = {"fixed_units": fixed_units, "sliding_units": sliding_units}
+        yield {"offset_ms": offset_ms, "asked_units": searches * 100, **admitted}
     ledger.close()

@@ -235,7 +235,14 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
         for project in projects if does else ():
             repairs.repair(log, project, host_clock())
     if as_json:
-        rows = [_ahead_json(project, ahead) for project, ahead in ahead_of.items()]
+        rows = [
+            {
+                "project": project,
+                "newest": rfc3339(ahead.newest_ms) if ahead.newest_ms else None,
+                **members(ahead, "charges units exhaustions claims"),
+            }
+            for project, ahead in ahead_of.items()
+        ]
         print_json({"ledger": log.label, "at": rfc3339(there_ms), "repaired": does, "projects": rows})
     elif does:
         _show_ahead(log, there_ms, ahead_of, yes=True)
@@ -264,11 +271,6 @@ def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
     if ahead.newest_ms > ahead.now_ms and not lines:
         lines.append(f"entries other than charges {dated}, the newest {moment(ahead.newest_ms)}")
     return lines or ["nothing is dated ahead"]
-
-
-def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
-    newest = rfc3339(ahead.newest_ms) if ahead.newest_ms else None
-    return {"project": project, "newest": newest, **members(ahead, "charges units exhaustions claims")}
 
 
 # -- for other languages -----------------------------------------------------------------------------------------------

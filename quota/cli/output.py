@@ -18,8 +18,7 @@ import click
 
 import quota
 from quota.common.text import csv_writer, printable, show
-from quota.errors import UsageError
-from quota.wording import Part, Table
+from quota.errors import ConfigError, LedgerError, UsageError
 
 if TYPE_CHECKING:
     import logging
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from quota.session import Session
+    from quota.wording import Part, Table
 
 MAX_LINE = 1_000
 PROGRESS_S = 2
@@ -131,13 +131,19 @@ def now_and_then() -> Callable[[str], None]:
 
 @contextmanager
 def opened(config: str | None, *, err: bool) -> Iterator[Session]:
-    """A session. Without a configuration it says so, because the user may expect another budget to be charged."""
+    """A session. Without a configuration it says so, because the user may expect another budget to be charged. If the
+    ledger does not answer, the error has what this machine may spend meanwhile."""
     from quota.settings.model import BUILT_IN_NOTICE
 
     with quota.open(config) as session:
         if session.settings.path is None:
             say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
-        yield session
+        try:
+            yield session
+        except LedgerError as error:
+            from quota.reports.status import with_allowances  # late: few commands need it
+
+            raise with_allowances(error, session) from error
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -152,6 +158,8 @@ def line(text: str, style: str = "") -> Text:
 
 def render_parts(parts: Iterable[Part]) -> RenderableType:
     """Render lines and tables."""
+    from quota.wording import Table  # late: few commands draw a table
+
     return stacked(
         fitting(part) if isinstance(part, Table) else line(part.text, _TONE_STYLE[part.tone]) for part in parts
     )
@@ -280,6 +288,13 @@ def fail(message: str) -> None:
     if len(text) > MAX_LINE:
         text = f"{text[: MAX_LINE - 200]}...{text[-197:]}"
     click.echo(f"quota: {text}", err=True)
+
+
+def fail_each(error: ConfigError) -> int:
+    """A line on stderr for each mistake. Returns the exit status."""
+    for mistake in error.mistakes or (str(error),):
+        fail(mistake)
+    return error.exit_status
 
 
 def log_to_stderr(formatter: logging.Formatter | None = None) -> None:

@@ -2,7 +2,7 @@
 
 rehearsed    a session over the copies, for a command with `--clock`
 copied       the same with no other clock
-state_in     another state folder, for as long as a block lasts
+variables    other environment variables, for as long as a block lasts
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from shutil import get_terminal_size
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
@@ -66,7 +67,7 @@ def rehearsed(
 def copied(session: Session, clock: Callable[[], int] | None = None, *, store: bool = True) -> Iterator[Session]:
     """A session over copies of this session's ledger and of its `store`, which may have another clock. It writes no
     metrics, tells nobody, and calls no sink. Raises LedgerError, and QuotaError where the store cannot be copied."""
-    with TemporaryDirectory(prefix="quota-rehearsal-") as temporary, state_in(Path(temporary) / "state"):
+    with TemporaryDirectory(prefix="quota-rehearsal-") as temporary, variables(QUOTA_STATE_DIR=f"{temporary}/state"):
         settings = _of_copies(session.settings, Path(temporary) / "store.db" if store else None)
         with Session(settings, clock=clock) as copy:
             for project in {credential.project for credential in settings.credentials.values()}:
@@ -135,17 +136,18 @@ def _copy(session: Session, log: Log, project: str) -> None:
 
 
 @contextmanager
-def state_in(folder: Path) -> Iterator[None]:
-    """Keep what a command remembers apart from this machine's own."""
-    before = os.environ.get("QUOTA_STATE_DIR")
-    os.environ["QUOTA_STATE_DIR"] = str(folder)
+def variables(**texts: str) -> Iterator[None]:
+    """Set environment variables. With QUOTA_STATE_DIR, what a command remembers stays apart from this machine's own."""
+    before = {name: os.environ.get(name) for name in texts}
+    os.environ.update(texts)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["QUOTA_STATE_DIR"]
-        else:
-            os.environ["QUOTA_STATE_DIR"] = before
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
 
 
 # -- nobody else is called ---------------------------------------------------------------------------------------------
@@ -186,7 +188,10 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _prefixed(as_json: bool) -> Iterator[None]:
+    columns = get_terminal_size((0, 0)).columns  # 0: nobody knows the width
     with ExitStack() as streams:
+        if columns:
+            streams.enter_context(variables(COLUMNS=str(max(1, columns - len(PREFIX)))))
         streams.enter_context(redirect_stderr(_Prefixed(sys.stderr)))
         if not as_json:
             streams.enter_context(redirect_stdout(_Prefixed(sys.stdout)))

@@ -40,7 +40,7 @@ from quota.cli.output import (
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import line
 from quota.common.redact import redact
-from quota.common.text import listed, many, members, one_line, show
+from quota.common.text import listed, many, members, nearest, one_line, show
 from quota.deciding.corrections import insist
 from quota.deciding.history import whole_since_ms
 from quota.errors import LedgerError, QuotaError
@@ -59,7 +59,7 @@ from quota.reports.spending import (
 from quota.reports.status import Status, read_status, unread_json
 from quota.rules.entry import others_units
 from quota.rules.spent import Spent
-from quota.session import projects_of
+from quota.session import Session, projects_of
 from quota.wording import Table, charge_parts, refusal_parts, status_parts
 
 WATCH_S = 2
@@ -230,7 +230,8 @@ def spend(
         print_rich(fitting(*spending_tables(spending)))
     else:
         like = "" if job is None else "like that "
-        say(f"nothing {like}was charged {f'since {moment(spending.since_ms)}' if cut else f'in the last {since}'}")
+        when = f"since {moment(spending.since_ms)}" if cut else f"in the last {since}"
+        say(f"nothing {like}was charged {when}{_hint(session, job)}")
     say(*_spending_notes(spending))
     if cut:
         say(_only_since(spending.since_ms, since))
@@ -238,6 +239,12 @@ def spend(
         units = many(spending.upstream_units, "unit")
         see = "; see `quota reconcile`" if any(c.book.monitoring is not None for c in projects.values()) else ""
         say(f"not listed: {units} used by others, as upstream said{see}")
+
+
+def _hint(session: Session, job: str | None) -> str:
+    """What a job that nobody configured may mean. Scripts may charge for such a job."""
+    jobs = session.settings.jobs
+    return f"; {nearest(job, jobs)}" if job is not None and jobs and job not in jobs else ""
 
 
 def spending_tables(spending: Spending) -> Iterator[Table]:
@@ -291,7 +298,7 @@ def _show_bought(
     from importlib.metadata import entry_points
 
     start_ms = max(0, host_clock() - since_ms)
-    with quota.open(config) as session:
+    with opened(config, err=as_json or as_csv) as session:
         rows = [row for point in entry_points(group="quota.bought") for row in point.load()(session, start_ms)]
     rows = [row for row in rows if job in (None, row.job)][:limit]
     if as_json:
@@ -300,26 +307,21 @@ def _show_bought(
     if as_csv:
         print_csv(Bought._fields, (row._asdict() for row in rows))
         return
-    if rows:
-        print_rich(render_parts([_bought_table(rows)]))
-    else:
+    if not rows:
         say(f"nothing was fetched in the last {since}")
-    say(*stands_out(rows))
-
-
-def _bought_table(bought: Sequence[Bought]) -> Table:
-    """What the pages of each job brought, by their number."""
-    rows = [
+        return
+    headings = ("job", "page", "pages", "units", "items", "new", "new per unit")
+    cells = [
         (
             row.job,
             f"{row.page}",
             *(f"{number:,}" for number in (row.pages, row.units, row.items, row.new)),
             f"{row.new / row.units:,.1f}" if row.units else "-",
         )
-        for row in bought
+        for row in rows
     ]
-    headings = ("job", "page", "pages", "units", "items", "new", "new per unit")
-    return Table(headings, rows, numbers=range(2, len(headings)))
+    print_rich(render_parts([Table(headings, cells, numbers=range(2, len(headings)))]))
+    say(*stands_out(rows))
 
 
 # -- log: single charges, and single refusals --------------------------------------------------------------------------
@@ -382,7 +384,7 @@ def log(
         return
     if not printed:
         like = "" if job is None is method else "like that "
-        say(f"nothing {like}was {'refused' if refused else 'charged'} in the last {since}")
+        say(f"nothing {like}was {'refused' if refused else 'charged'} in the last {since}{_hint(session, job)}")
     if whole_ms > start_ms:
         say(_only_since(whole_ms, since))
 
@@ -517,7 +519,7 @@ def explain(
         else:
             refusal = explain_refusal(session, credential, job)
             if refusal is None:
-                of = f" of job {show(job)}" if job is not None else ""
+                of = f" of job {show(job)}{_hint(session, job)}" if job is not None else ""
                 raise QuotaError(
                     f"the ledger has no refused call{of}; a process reports a refusal within 10 s, or when it ends"
                 )

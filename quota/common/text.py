@@ -156,7 +156,7 @@ def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, 
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, dict | list):
+    if isinstance(value, dict | list | tuple):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -84,18 +84,17 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
     project = credential.cloud_project
     until_s = time.monotonic() + ALL_S
     with contextlib.closing(service):
-        ask = partial(_series, service, project, now_ms=now_ms, until_s=until_s)
         of_api = f'resource.type="consumer_quota" AND resource.labels.service="{names.service}"'
+        ask = partial(_series, service, project, of_api, now_ms=now_ms, until_s=until_s)
         used: dict[str, list[Counted]] = {}
-        for labels, points in ask(f'metric.type="{USAGE}" AND {of_api}', USAGE, "DELTA", since_ms=since_ms):
+        for labels, points in ask(metric=USAGE, kind="DELTA", since_ms=since_ms):
             method = names.method(labels.get("method", ""))
             used.setdefault(labels["quota_metric"], []).extend(point._replace(method=method) for point in points)
         limits: dict[tuple[str, str], int] = {}
         for metric in names.metrics:
             key = (metric.quota_metric, metric.limit_name)
             of_limit = f'metric.labels.quota_metric="{key[0]}" AND metric.labels.limit_name="{key[1]}"'
-            wanted = f'metric.type="{LIMIT}" AND {of_api} AND {of_limit}'
-            series = ask(wanted, LIMIT, "GAUGE", since_ms=now_ms - LIMIT_SAMPLED_MS)
+            series = ask(of_limit, metric=LIMIT, kind="GAUGE", since_ms=now_ms - LIMIT_SAMPLED_MS)
             newest = [max(points).units for labels, points in series if points and labels.get("limit_name") == key[1]]
             if newest:  # the least of several locations; one location may have no limit
                 limits[key] = min((units for units in newest if units >= 0), default=-1)
@@ -106,13 +105,13 @@ _Series = list[tuple[dict[str, str], list[Counted]]]
 
 
 def _series(
-    service: Any, project: str, wanted: str, metric: str, kind: str, *, since_ms: int, now_ms: int, until_s: float
+    service: Any, project: str, *wanted: str, metric: str, kind: str, since_ms: int, now_ms: int, until_s: float
 ) -> _Series:
-    """The metric labels and points of each series that a filter selects, from all pages."""
+    """The labels and points of each series of a metric that these filters select, from all pages."""
     api = service.projects().timeSeries()
     request = api.list(
         name=f"projects/{project}",
-        filter=wanted,
+        filter=" AND ".join([f'metric.type="{metric}"', *wanted]),
         interval_startTime=rfc3339(since_ms),
         interval_endTime=rfc3339(now_ms),
         pageSize=PAGE_POINTS,

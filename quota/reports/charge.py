@@ -60,6 +60,11 @@ class ChargeExplained(NamedTuple):
         return self.charge.charged_units if self.in_log else None
 
     @property
+    def entry(self) -> str | None:
+        """The name of the entry in the log; None if only the journal has the charge."""
+        return charge_id(self.charge.id[0], self.charge.key, 0) if self.in_log else None
+
+    @property
     def at_ms(self) -> int:
         return self.charge.id[0] if self.draw is None else self.draw.entry.id[0]
 
@@ -72,11 +77,7 @@ class ChargeExplained(NamedTuple):
             **members(charge, "method bucket job region units"),
             "drawn": None
             if draw is None
-            else {
-                "at": rfc3339(self.at_ms),
-                "repaid": draw.handed_id is not None,
-                "entry": charge_id(charge.id[0], charge.key, 0) if self.in_log else None,
-            },
+            else {"at": rfc3339(self.at_ms), "repaid": draw.handed_id is not None, "entry": self.entry},
             "limits": [
                 members(row, "window name limit_units before_units after_units whole leaves_at") for row in self.limits
             ],
@@ -100,7 +101,12 @@ def explain_charge(session: Session, name: str, credential: str | None = None) -
         ]
         if explained and explained[0].charge.key == key:
             return explained[0]._replace(also=tuple(explained[1:]))
-    raise UnknownCharge(_why_unknown(chosen, name, ms, key))
+    projects = ", ".join(repr(budget.project) for budget in chosen)
+    unknown = f"no charge {one_line(name)[:80]!r} in project {projects}"
+    since_ms = max([whole_since_ms(project_of(budget)) for budget in chosen], default=0)
+    if key and ms < since_ms:
+        raise UnknownCharge(f"{unknown} any more: the ledger has single charges since {moment(since_ms)}")
+    raise UnknownCharge(f"{unknown}; `quota log` lists the charges")
 
 
 def _draws(project: Project, keys: Collection[str]) -> dict[str, Draw]:
@@ -160,12 +166,3 @@ def _around(project: Project, charge: Spent, limits: Sequence[Limit]) -> Iterato
             whole=whole_ms <= cutoff(window, at_ms),
             leaves_ms=leaves_at(window, at_ms),
         )
-
-
-def _why_unknown(budgets: Sequence[Budget], name: str, ms: int, key: str) -> str:
-    projects = ", ".join(repr(budget.project) for budget in budgets)
-    unknown = f"no charge {one_line(name)[:80]!r} in project {projects}"
-    since_ms = max([whole_since_ms(project_of(budget)) for budget in budgets], default=0)
-    if key and ms < since_ms:
-        return f"{unknown} any more: the ledger has single charges since {moment(since_ms)}"
-    return f"{unknown}; `quota log` lists the charges"

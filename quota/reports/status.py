@@ -209,8 +209,13 @@ def read_status(
     try:
         return _read(session, credential, progress, next_capacity=next_capacity, jobs=jobs)
     except LedgerError as error:
-        drawn = [f"project {project}: {stands}" for project, stands in allowances(session, credential).items()]
-        raise type(error)("; ".join([str(error), *drawn])) from error
+        raise with_allowances(error, session, credential) from error
+
+
+def with_allowances(error: LedgerError, session: Session, credential: str | None = None) -> LedgerError:
+    """The error, whose message has what this machine may spend meanwhile."""
+    drawn = [f"project {project}: {stands}" for project, stands in allowances(session, credential).items()]
+    return type(error)("; ".join([str(error), *(text for text in drawn if text not in str(error))]))
 
 
 def allowances(session: Session, credential: str | None = None) -> dict[str, AllowanceState]:
@@ -433,7 +438,7 @@ def _granted(row: LimitRow, bucket: Bucket) -> int:
     if row.grant is not None:
         return row.grant.quota_units
     quota_units = row.limit.quota_units
-    return quota_units if row.limit.headroom_units else max(quota_units, bucket.quota_units)
+    return max(quota_units, bucket.quota_units) if row.limit.quota_unwritten else quota_units
 
 
 def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int | None:
@@ -467,6 +472,7 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
     elif stopped is not None:
         full_by = stopped.refused_by
     put_back = [members(loss, "at machine charges units") for loss in credential.put_back]
+    early = {x.bucket: x.used_units for x in credential.early}
     return {
         **members(credential.settings, "name project api"),
         **members(credential, "open"),
@@ -479,7 +485,14 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
         **({"allowance": credential.allowance.as_json()} if credential.allowance is not None else {}),
         **({"newest_charge_at": rfc3339(credential.ahead_ms)} if credential.ahead_ms else {}),
         **({"put_back": put_back} if put_back else {}),
-        "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
+        "exhausted": [
+            {
+                **members(x, "bucket since until evidence"),
+                **({"used_units": early[x.bucket], "early": True} if x.bucket in early else {}),
+                **({"reopened_because": x.reopened_because} if x.reopened_ms else {}),
+            }
+            for x in credential.exhausted
+        ],
         **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
     }
 
@@ -507,12 +520,4 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         **members(row, if_any="reserved_units upstream_units"),
         **({} if row.exact_from_ms is None else members(row, "counts_since exact_from")),
         **members(row, "next_capacity_at resets_at"),
-    }
-
-
-def _exhaustion_json(exhaustion: Exhaustion, early: Sequence[EarlyExhaustion]) -> dict[str, object]:
-    return {
-        **members(exhaustion, "bucket since until evidence"),
-        **next(({"used_units": x.used_units, "early": True} for x in early if x.bucket == exhaustion.bucket), {}),
-        **({"reopened_because": exhaustion.reopened_because} if exhaustion.reopened_ms else {}),
     }

@@ -9,9 +9,7 @@ import shlex
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
-import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -20,13 +18,10 @@ import pytest
 
 from quota.cli.program import _usage as usage
 from quota.cli.program import cli
-from quota.errors import LedgerError
 from quota.ledger.sqlite_log import SCHEMA_VERSION, SqliteLog
 from quota.rules.facts import Exhaustion
 from support.commands import QUOTA, Quota, every_command, one_line
-from support.processes import in_child
 from support.setup import state_at
-from support.users import not_root
 
 SMALL = """
 [credentials.main]
@@ -48,8 +43,7 @@ COMMANDS = every_command(groups=True)
 
 def test_every_command_has_help_with_an_example() -> None:
     for name, command in COMMANDS.items():
-        assert command.help, name
-        assert "Example:" in command.help, f"{name} shows no example"
+        assert "Example:" in (command.help or ""), f"{name} shows no example"
         short = command.get_short_help_str(limit=66)
         assert "..." not in short, f"{name} does not fit its line in the list of commands: {short}"
 
@@ -162,9 +156,8 @@ def test_help_fits_eighty_columns() -> None:
 
 
 def test_an_error_for_a_misspelt_command_names_the_nearest(quota: Quota) -> None:
-    assert "did you mean 'charge'?" in one_line(quota("chrage"), 2)
-    told = one_line(quota("ledger", "mvoe"), 2)
-    assert told == "no such command 'mvoe'; did you mean 'move'? See `quota ledger --help`"
+    assert one_line(quota("chrage"), 2) == "no such command 'chrage'; did you mean 'charge'? See `quota --help`"
+    assert one_line(quota("ledger", "mvoe"), 2).endswith("did you mean 'move'? See `quota ledger --help`")
 
 
 # -- charge and peek ---------------------------------------------------------------------------------------------------
@@ -197,8 +190,7 @@ def test_a_refused_charge_exits_75_and_says_when(quota: Quota) -> None:
     assert {"admitted": False, "reason": "limit", "refused_by": "day", "id": None}.items() <= refusal.items()
     assert 0 < refusal["retry_after_ms"] <= 86_400_000
     assert refusal["retry_at"].endswith("Z")
-    line = one_line(quota("charge", "search.list"), 75)
-    assert "100 of 150 units used; next at 20" in line
+    assert "100 of 150 units used; next at 20" in one_line(quota("charge", "search.list"), 75)
 
 
 def test_peek_charges_nothing(quota: Quota) -> None:
@@ -222,10 +214,11 @@ def test_peek_charges_nothing(quota: Quota) -> None:
         (["settle", "1-1", "--", "-1"], "-1 units: what a charge counts, 0 after a refund, is a whole number from 0"),
         (["charge", "videos.list", "--job", "x" * 65], "a name has 1 to 64 printable characters"),
         (["charge", "videos.list", "--credential", "mian"], "did you mean"),
-        (["charge"], "say what to charge: METHOD, or --file CALLS for several calls"),
+        (["charge", "--units", "3"], "say what to charge: METHOD, or --file CALLS for several calls"),
+        (["charge", "videos.list", "--file", "x"], "METHOD and --file cannot be combined: leave METHOD or --file out"),
+        (["charge", "--file", "x", "--units", "3"], "with --file, write the units into the file, after the method"),
         (["peek"], "Missing argument 'METHOD'"),
         (["spend", "--by", "metod"], "choose from method, job"),
-        (["spend", "--since", "yesterday"], "is not a duration"),
         (["exec", "videos.list"], "no command to run; write: quota exec METHOD -- COMMAND"),
         (["exec", "videos.list", "touch", "--", "ran"], "Got unexpected extra argument (touch)"),
         (["exec", "--auto", "python", "etl.py", "-v"], "write -- before the command; see `quota exec --help`"),
@@ -240,12 +233,8 @@ def test_bad_usage_is_one_line_and_exit_2(quota: Quota, args: list[str], message
 def test_several_credentials_and_none_named_is_exit_2(quota: Quota) -> None:
     quota.configure(TWO)
     assert "main, other" in one_line(quota("charge", "videos.list"), 2)
-    assert quota("charge", "videos.list", "--credential", "other").returncode == 0
-
-
-def test_an_unknown_method_with_units_is_charged(quota: Quota) -> None:
-    decision = quota.json("charge", "brandNew.method", "--units", "7")
-    assert (decision["method"], decision["cost_units"]) == ("brandNew.method", 7)
+    decision = quota.json("charge", "brandNew.method", "--units", "7", "--credential", "other")
+    assert (decision["method"], decision["cost_units"]) == ("brandNew.method", 7), "a method may have any name"
 
 
 # -- corrections -------------------------------------------------------------------------------------------------------
@@ -266,23 +255,14 @@ def test_an_unknown_charge_is_exit_1(quota: Quota, args: list[str]) -> None:
 # -- exec --------------------------------------------------------------------------------------------------------------
 
 
-def test_exec_charges_then_returns_the_commands_status(quota: Quota) -> None:
-    done = quota("exec", "videos.list", "--", sys.executable, "-c", "print('ran', flush=True); raise SystemExit(7)")
-    assert (done.returncode, done.stdout) == (7, "ran\n")
-    assert quota.json("spend")["total_units"] == 1
-
-
 @pytest.mark.parametrize(
-    "ours",
-    [
-        ["--job=J", "videos.list", "--region=R", "--units=7"],
-        ["--region", "R", "--units", "7", "--job", "J", "videos.list"],
-    ],
+    "ours", ["--job=J videos.list --region=R --units=7", "--region R --units 7 --job J videos.list"], ids=len
 )
-def test_exec_takes_its_options_before_the_first_dashes_and_none_after_them(quota: Quota, ours: list[str]) -> None:
+def test_exec_takes_its_options_before_the_first_dashes_and_none_after_them(quota: Quota, ours: str) -> None:
     theirs = ["--job", "other", "--help", "--", "-x"]
-    done = quota("exec", *ours, "--", sys.executable, "-c", "import sys; print(sys.argv[1:])", *theirs)
-    assert (done.returncode, done.stdout) == (0, f"{theirs}\n"), done.stderr
+    program = "import sys; print(sys.argv[1:], flush=True); sys.exit(7)"
+    done = quota("exec", *ours.split(), "--", sys.executable, "-c", program, *theirs)
+    assert (done.returncode, done.stdout) == (7, f"{theirs}\n"), done.stderr
     (row,) = quota.json("spend", "--by", "method,job,region")["rows"]
     assert row == {"method": "videos.list", "job": "J", "region": "R", "charges": 1, "units": 7}
 
@@ -329,9 +309,8 @@ def test_status_prints_the_contracts_json(quota: Quota) -> None:
 
 
 def test_tables_fit_eighty_columns_and_carry_no_colour_into_a_file(quota: Quota) -> None:
-    quota(
-        "charge", "search.list", "--job", "a job with quite a long name, up to sixty-four characters", "--region", "DE"
-    )
+    job = "a job with quite a long name, up to sixty-four characters"
+    quota("charge", "search.list", "--job", job, "--region", "DE")
     for args in (["status"], ["log"], ["spend", "--by", "method,job,region,run,hour"], ["costs"], ["prove"]):
         done = quota(*args)
         assert done.returncode == 0
@@ -397,10 +376,29 @@ command.load()()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "quota.reports.status"])
-def test_an_interrupt_before_the_command_has_loaded_is_quiet(quota: Quota, module: str) -> None:
+INTERRUPTED = """
+import os, signal, sys
+
+handlers = []
+
+def watch(frame, event, called):
+    if event == "c_return" and getattr(called, "__module__", "") == "_signal" and called.__name__ == "signal":
+        handlers.append(called)
+        if len(handlers) == 2:  # Python's own handler is back, and the command has not begun
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGINT)
+
+from quota.cli.entry import main
+sys.argv = ["quota", "status"]
+sys.setprofile(watch)
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "quota.reports.status", ""])
+def test_an_interrupt_before_the_command_begins_is_quiet(quota: Quota, module: str) -> None:
     quota.forked = False
-    done = quota(script=STARTED.format(module=module))
+    done = quota(script=STARTED.format(module=module) if module else INTERRUPTED)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
@@ -436,10 +434,7 @@ def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *(f"{command} > /dev/full" for command in ("status", "costs --json", "--version")),
-        *("status >&-", "status --json <&- >&-"),
-    ],
+    ["status > /dev/full", "costs --json > /dev/full", "--version > /dev/full", "status >&-", "status --json <&- >&-"],
 )
 def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str) -> None:
     quota.configure(SMALL)
@@ -466,14 +461,17 @@ def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota, wh
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
+KEYED = '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n'
+RENAMED = KEYED.replace("main", "other")
+
+
 def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
     """Not only `check`, which nobody runs from cron."""
-    main, renamed = (f'[credentials.{name}]\napi = "youtube-v3"\nkey = "env:KEY"\n' for name in ("main", "other"))
-    quota.configure(main)
+    quota.configure(KEYED)
     assert quota("charge", "videos.list").stderr == ""
-    quota.configure(main + renamed)
+    quota.configure(KEYED + RENAMED)
     assert quota("charge", "videos.list", "--credential", "other").stderr == "", "another one"
-    quota.configure(renamed.replace("other", "third"))
+    quota.configure(KEYED.replace("main", "third"))
     lines = quota("charge", "videos.list").stderr.splitlines()
     told = [line.split(" until=")[0] for line in lines]
     assert told == ["quota: project_left project=main", "quota: project_left project=other"]
@@ -483,22 +481,21 @@ def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
 
 def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     """And with it the project, where none is named: what was charged would be granted once more."""
-    main, renamed = (f'[credentials.{name}]\napi = "youtube-v3"\nkey = "env:KEY"\n' for name in ("main", "other"))
 
     def said(credentials: str, name: str = "quota.toml") -> list[str]:
         (quota.folder / name).write_text(f'[ledger]\nurl = "sqlite:///ledger.db"\n{credentials}')
         findings = json.loads(quota("check", "--config", name, "--json", KEY="k").stdout)["findings"]
         return [one["message"] for one in findings if one["location"] == "credentials"]
 
-    assert said(main) == []
+    assert said(KEYED) == []
     assert quota("charge", "search.list").returncode == 0
-    assert said(main) == []
-    (found,) = said(renamed)
-    assert found.startswith("charges for project 'main' count here until ")
-    assert said(f'{renamed}project = "main"\n') == []
-    assert said(renamed + main) == [], "another one"
-    assert said(f'{main}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
-    assert said(renamed, "another.toml") == [], "it never charged that"
+    assert said(KEYED) == []
+    (warning,) = said(RENAMED)
+    assert warning.startswith("charges for project 'main' count here until ")
+    assert said(f'{RENAMED}project = "main"\n') == []
+    assert said(RENAMED + KEYED) == [], "another one"
+    assert said(f'{KEYED}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
+    assert said(RENAMED, "another.toml") == [], "it never charged that"
 
 
 def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
@@ -511,23 +508,20 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
 
 def test_a_command_in_a_deleted_folder_is_one_line(quota: Quota) -> None:
     config = quota.configure(SMALL)
-    gone = ["bash", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "-"]
-    command = [*gone, *QUOTA, "run", "x", "--textfile", "t", "--config", str(config)]
-    done = subprocess.run(command, cwd=quota.folder, env=quota.env, capture_output=True, text=True, check=False)
+    gone = f"mkdir gone; cd gone; rmdir ../gone; {shlex.join(QUOTA)}"
+    done = quota.shell(f"{gone} run x --textfile t --config {config}")
     assert one_line(done, 1) == "the working folder is gone; start the command in another folder"
 
 
 @pytest.mark.parametrize("before", [None, "the configuration of years\n"])
 def test_an_init_that_fails_leaves_the_old_file(quota: Quota, before: str | None) -> None:
-    """It left an empty file, which the next `quota init` would not replace; with --force what was there was gone."""
     path = quota.folder / "quota.toml"
     path.unlink(missing_ok=True)
     if before is not None:
         path.write_text(before, encoding="utf-8")
         path.chmod(0o640)
     there = sorted(os.listdir(quota.folder))
-    command = ["bash", "-c", 'ulimit -f 1; exec "$@"', "-", *QUOTA, "init", *(["--force"] if before else [])]
-    full = subprocess.run(command, cwd=quota.folder, env=quota.env, capture_output=True, text=True, check=False)
+    full = quota.shell(f"ulimit -f 1; quota init {'--force' if before else ''}")
     assert one_line(full, 1) == "quota.toml cannot be written: File too large"
     assert sorted(os.listdir(quota.folder)) == there
     if before is not None:
@@ -540,10 +534,7 @@ def test_a_bad_configuration_is_one_line_and_exit_78(quota: Quota) -> None:
     quota.configure(SMALL + "[ledgr]\nurl = 'x'\n")
     for command in (["status"], ["charge", "videos.list"], ["check"], ["run", "trending"]):
         assert "did you mean 'ledger'?" in one_line(quota(*command), 78)
-
-
-def test_a_missing_configuration_is_exit_78(quota: Quota) -> None:
-    assert "nowhere.toml" in one_line(quota("status", "--config", "nowhere.toml"), 78)
+        assert "nowhere.toml: cannot be read" in one_line(quota(*command, "--config", "nowhere.toml"), 78)
 
 
 # -- a ledger in trouble -----------------------------------------------------------------------------------------------
@@ -555,11 +546,9 @@ def _ledger(quota: Quota) -> Path:
 
 
 def test_commands_reject_a_ledger_file_that_is_no_database(quota: Quota) -> None:
-    (quota.folder / "state").mkdir()
-    (quota.folder / "state" / "ledger.db").write_text("not a database, by a long way" * 100)
-    assert "is not an SQLite database" in one_line(quota("charge", "videos.list"), 69)
-    assert "is not an SQLite database" in one_line(quota("status"), 69)
-    assert "move it away, or name another file" in one_line(quota("status"), 69)
+    _ledger(quota).write_text("not a database, by a long way" * 100)
+    for words in (["charge", "videos.list"], ["status"]):
+        assert "is not an SQLite database; move it away, or name another file" in one_line(quota(*words), 69)
     refusal = quota.json("charge", "videos.list", status=69)
     assert (refusal["admitted"], refusal["reason"]) == (False, "ledger-unavailable")
 
@@ -602,25 +591,6 @@ def test_charge_rejects_a_ledger_file_of_another_version(quota: Quota, version: 
     assert says in one_line(quota("charge", "videos.list"), 69)
 
 
-def test_charge_rejects_a_read_only_ledger_file() -> None:
-    """Files are read-only only for those who are not root, so root asks as somebody else."""
-    with tempfile.TemporaryDirectory() as folder:
-        quota = Quota(Path(folder))
-        path = _ledger(quota)
-        for name in path.parent.iterdir():
-            name.chmod(0o444)
-        path.parent.chmod(0o555)
-        quota.folder.chmod(0o755)
-
-        def complaint() -> str:
-            with not_root(), pytest.raises(LedgerError) as raised:
-                state_at(SqliteLog(f"sqlite:///{path}")).reopen("units")
-            return str(raised.value)
-
-        assert "is read-only; give this user write access" in in_child(complaint)
-        path.parent.chmod(0o755)
-
-
 def test_charge_rejects_a_ledger_in_an_impossible_folder(quota: Quota) -> None:
     (quota.folder / "file").write_text("")
     quota.configure(f'[ledger]\nurl = "sqlite:///{quota.folder}/file/ledger.db"\n' + SMALL)
@@ -634,10 +604,9 @@ def test_charge_exits_69_for_a_silent_and_an_absent_redis(quota: Quota) -> None:
         line = one_line(quota("charge", "videos.list"), 69)
         assert "did not answer" in line
         assert "hunter2" not in line
-    line = one_line(quota("charge", "videos.list"), 69)
+    line = one_line(quota("exec", "videos.list", "--", "touch", "ran"), 69)
     assert "cannot be reached" in line
     assert "hunter2" not in line
-    assert quota("exec", "videos.list", "--", "touch", "ran").returncode == 69
     assert not (quota.folder / "ran").exists()
 
 
@@ -649,23 +618,8 @@ def test_a_status_without_the_ledger_has_the_drawn_units(quota: Quota) -> None:
     assert "1 of 5 units drawn, 4 left until 20" in done.stderr
     status = json.loads(done.stdout)
     assert (status["credentials"], [x["drawn_units"] for x in status["allowances"].values()]) == ([], [1])
-
-
-def test_a_cheap_call_goes_on_within_the_allowance_and_is_repaid(quota: Quota) -> None:
-    quota.configure("[ledger]\nunavailable = { max_cost = 1, allowance = 2 }\n" + SMALL.replace("150", "1_000"))
-    path = _ledger(quota)
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("BEGIN EXCLUSIVE")
-    drawn = [quota.json("charge", "videos.list") for _ in range(2)]
-    assert [(d["source"], d["remaining_units"]) for d in drawn] == [("allowance", 1), ("allowance", 0)]
-    assert "is locked" in one_line(quota("charge", "videos.list"), 69)
-    db.execute("ROLLBACK")
-    db.close()
-    (state,) = quota.json("status")["credentials"]
-    assert state["limits"][0]["used_units"] == 3, "who only looks hands over what was drawn"
-    assert "owed_units" not in state
-    assert state["allowance"]["remaining_units"] == 0, "handing over renews nothing"
-    assert quota.json("charge", "videos.list")["limits"][0]["used_units"] == 4
+    for other in ("spend", "log", "explain"):
+        assert quota(other).stderr.count("1 of 5 units drawn, 4 left until 20") == 1, other
 
 
 # -- what a tick costs -------------------------------------------------------------------------------------------------
@@ -680,22 +634,33 @@ raise SystemExit(status)
 """
 
 
-def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
+THEIRS = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", "tenacity", "rich")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "unneeded"),
+    [
+        ("charge search.list", 75, (*THEIRS, "importlib.metadata", "asyncio", "ssl", "quota.jobs", "quota.wording")),
+        ("--version", 0, (*THEIRS, "asyncio", "ssl", "quota.jobs", "quota.budget", "quota.settings")),
+        ("exec --help", 0, (*THEIRS, "quota.jobs", "quota.settings.books")),
+        ("book list --json", 0, (*THEIRS, "quota.jobs", "quota.budget")),
+        ("check", 0, ("redis", "httplib2", "google.auth", "quota.jobs.plan")),
+    ],
+)
+def test_a_command_loads_nothing_it_does_not_need(quota: Quota, args: str, status: int, unneeded: tuple[str]) -> None:
     quota.configure(SMALL)
     quota("charge", "search.list")
     quota.forked = False
-    done = quota(script=MODULES.format(args=["charge", "search.list"]))
-    assert done.returncode == 75
-    modules = set(json.loads(done.stderr.splitlines()[-1]))
-    heavy = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", "tenacity", "rich")
-    assert not {name for name in modules if name.startswith(heavy)}
-    assert not {"importlib.metadata", "asyncio", "ssl", "jobs"} & modules
+    done = quota(script=MODULES.format(args=args.split()))
+    assert done.returncode == status
+    modules = json.loads(done.stderr.splitlines()[-1])
+    assert [name for name in modules if name.startswith(unneeded)] == []
 
 
 # -- without a configuration file --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [["charge", "videos.list"], ["status"], ["spend"], ["log"]])
+@pytest.mark.parametrize("args", [["charge", "videos.list"], ["status"], ["spend"], ["spend", "--bought"], ["log"]])
 def test_a_command_without_a_configuration_file_warns_first(quota: Quota, args: list[str]) -> None:
     notice = "no quota.toml was found: the built-in one is used; `quota init` writes one"
     done = quota(*args)
@@ -710,25 +675,20 @@ def test_a_command_without_a_configuration_file_warns_first(quota: Quota, args: 
     assert quota(*args, "--json").stderr == ""
 
 
-@pytest.mark.parametrize("args", [["refund", "1-0"], ["reopen", "units", "--because", "x"]])
-def test_a_correction_without_a_configuration_file_warns(quota: Quota, args: list[str]) -> None:
-    done = quota(*args)
-    assert (done.returncode, done.stdout.partition(":")[0]) == (1, "no quota.toml was found")
-
-
-def test_exec_without_a_configuration_file_warns_on_stderr(quota: Quota) -> None:
+def test_a_correction_and_exec_without_a_configuration_file_warn(quota: Quota) -> None:
+    for args in (["refund", "1-0"], ["reopen", "units", "--because", "x"]):
+        done = quota(*args)
+        assert (done.returncode, done.stdout.partition(":")[0]) == (1, "no quota.toml was found")
     done = quota("exec", "videos.list", "--", "echo", "ran")
-    assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert one_line(done, 0).startswith("no quota.toml was found")
+    assert (one_line(done, 0).partition(":")[0], done.stdout) == ("no quota.toml was found", "ran\n")
 
 
 @pytest.mark.parametrize("args", [["run", "trending", "--json"], ["schedule"], ["plan"]])
 def test_without_a_configuration_file_no_job_runs(quota: Quota, args: list[str]) -> None:
     assert one_line(quota(*args), 78) == "no quota.toml was found; run `quota init`, or name a file with --config"
-    assert "missing.toml: cannot be read" in one_line(quota(*args, "--config", "missing.toml"), 78)
 
 
-def test_a_command_of_another_package_is_found_and_ours_without_a_search(quota: Quota) -> None:
+def test_a_command_of_another_package_is_found(quota: Quota) -> None:
     """An installed package is a folder `.dist-info` beside its modules."""
     installed = quota.folder / "installed"
     metadata = installed / "theirs-1.0.dist-info"
@@ -741,35 +701,3 @@ def test_a_command_of_another_package_is_found_and_ours_without_a_search(quota: 
     assert quota("hello", PYTHONPATH=str(installed)).stdout == "hello from afar\n"
     assert "Say hello." in quota("--help", PYTHONPATH=str(installed)).stdout
     assert "hello" in quota("hello").stderr
-    code = """
-import sys
-from quota.cli.program import cli
-cli.get_command(None, "run")
-print("importlib.metadata" in sys.modules)
-"""
-    quota.forked = False
-    assert quota(script=code).stdout == "False\n"
-
-
-INTERRUPTED = """
-import os, signal, sys
-
-handlers = []
-
-def watch(frame, event, called):
-    if event == "c_return" and getattr(called, "__module__", "") == "_signal" and called.__name__ == "signal":
-        handlers.append(called)
-        if len(handlers) == 2:  # Python's own handler is back, and the command has not begun
-            sys.setprofile(None)
-            os.kill(os.getpid(), signal.SIGINT)
-
-from quota.cli.entry import main
-sys.argv = ["quota", "status"]
-sys.setprofile(watch)
-main()
-"""
-
-
-def test_an_interrupt_just_before_the_command_begins_ends_it_silently(quota: Quota) -> None:
-    done = quota(script=INTERRUPTED)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -12,7 +12,7 @@ from quota.clients.gate import HostGate
 from quota.clients.metering import Meter
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
-from support.commands import Quota
+from support.commands import Quota, one_line
 from support.setup import budget_of, limit
 
 BOOK = """
@@ -64,9 +64,8 @@ def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
     done = quota("book", "check", "github.toml")
     assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 3 methods, 2 buckets, 3 routes\n")
     (quota.folder / "github").write_text(BOOK.replace('= "read"\n', '= "raed"\n'))
-    done = quota("book", "check", "github")
     why = "github: routes.'GET /repos/**': no method 'raed' in this book; did you mean 'read'?"
-    assert (done.returncode, done.stderr) == (78, f"quota: {why}\n")
+    assert one_line(quota("book", "check", "github"), 78) == why
 
 
 def test_every_command_says_the_same_of_a_file(quota: Quota) -> None:
@@ -75,9 +74,7 @@ def test_every_command_says_the_same_of_a_file(quota: Quota) -> None:
     (quota.folder / "github.toml").write_text(BOOK.replace("PUT /**", "GET /repos/{x}"))
     why = "github.toml: routes.'GET /repos/{x}': never reached: 'GET /repos/**' above it matches the same requests"
     for args in (("check",), ("charge", "read"), ("costs",), ("book", "check", "github.toml")):
-        done = quota(*args)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1), args
-        assert f"{why}; put this route first" in done.stderr, args
+        assert f"{why}; put this route first" in one_line(quota(*args), 78), args
 
 
 @pytest.mark.parametrize(
@@ -135,11 +132,7 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
         (["--answer", "github.toml"], 2, "Missing argument 'REQUEST'; see"),
         (["GET https://a.b/c", "--credential", "main"], 2, "--credential has a cost book of its own; leave"),
         (["GET https://a.b/c", "--config", "quota.toml"], 2, "--config has a cost book of its own; leave"),
-        (
-            ["GET https://a.b/c", "--answer", "github.toml"],
-            78,
-            'github.toml: not an answer; write {"status": 403',
-        ),
+        (["GET https://a.b/c", "--answer", "github.toml"], 78, 'github.toml: not an answer; write {"status": 403'),
         (["GET https://a.b/c", "--answer", "none.json"], 78, "none.json: cannot be read: No such file"),
         (["GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
     ],
@@ -147,35 +140,25 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
 def test_a_wrong_question_is_one_line(quota: Quota, args: list[str], status: int, said: str) -> None:
     (quota.folder / "list.json").write_text("[]")
     done = quota(*TRY, *args)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert done.stderr.startswith(f"quota: {said}")
-    assert done.stderr.count("\n") == 1
+    assert one_line(done, status).startswith(said)
+    assert done.stdout == ""
 
 
 ROOT = "https://youtube.googleapis.com"
+DEFAULT = ", which the book does not have; it costs the default, "
+GOES_ON = " is not charged: it continues a call that was charged when it began"
+ELSEWHERE = f" is not charged: charged is what goes to {', '.join(load_book('youtube-v3').hosts)}"
 
 
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        (
-            f"GET {ROOT}/youtube/v3/liveChat/messages",
-            ": youtube.liveChatMessages.list, which the book does not have; it costs the default, 1 unit of units",
-        ),
-        (
-            f"DELETE {ROOT}/youtube/v3/liveChat/messages",
-            ": youtube.liveChatMessages.delete, which the book does not have; it costs the default, 50 units of units",
-        ),
-        (
-            f"PUT {ROOT}/upload/youtube/v3/videos?upload_id=x",
-            " is not charged: it continues a call that was charged when it began",
-        ),
+        (f"GET {ROOT}/youtube/v3/liveChat/messages", f": youtube.liveChatMessages.list{DEFAULT}1 unit of units"),
+        (f"DELETE {ROOT}/youtube/v3/liveChat/messages", f": youtube.liveChatMessages.delete{DEFAULT}50 units of units"),
+        (f"PUT {ROOT}/upload/youtube/v3/videos?upload_id=x", GOES_ON),
         (f"POST {ROOT}/upload/youtube/v3/videos", ": youtube.videos.insert, 100 units of units"),
         (f"HEAD {ROOT}/youtube/v3/search", ": youtube.search.list, 100 units of units"),
-        (
-            "PUT https://a.b/upload/youtube/v3/videos?upload_id=x",
-            f" is not charged: charged is what goes to {', '.join(load_book('youtube-v3').hosts)}",
-        ),
+        ("PUT https://a.b/upload/youtube/v3/videos?upload_id=x", ELSEWHERE),
     ],
 )
 def test_a_request_to_google_is_tried_as_it_is_charged(quota: Quota, tmp_path: Path, request_: str, told: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from support.commands import Quota
+from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
 from support.servers import free_port
 
@@ -60,15 +60,16 @@ except urllib3.exceptions.HTTPError as error:
 """
 
 
-def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What a summary says below its table."""
-    return done.stderr.splitlines(keepends=True)[-1]
+def summed_up(quota: Quota, *command: str) -> tuple[int, str]:
+    """The exit status of a command that quota charges, and what the summary says below its table."""
+    done = quota("exec", "--auto", "--summary", "--", *command)
+    return done.returncode, done.stderr.splitlines()[-1]
 
 
 ASKS = "import os, urllib3; urllib3.request('GET', os.environ['ADDRESS'], retries=False)"
 ADDRESS = "{'ADDRESS': os.environ['ADDRESS']}"
 ASKING = f"[sys.executable, '-c', {ASKS!r}]"
-ONE_CALL = "1 call, 1 unit, 0 refused\n"
+ONE_CALL = "1 call, 1 unit, 0 refused"
 
 
 @pytest.fixture
@@ -104,6 +105,21 @@ def test_a_program_and_its_children_are_charged(quota: Quota, server: PlainServe
     assert quota("spend", "--by", "job").stdout.splitlines()[2].split() == ["nightly", "4", "4"]
 
 
+def test_a_summary_counts_each_bucket_as_spend_does(quota: Quota, server: PlainServer) -> None:
+    """Also of a call that never left, which is refunded in each bucket."""
+    several = BOOK.replace("buckets = {", 'buckets = { points = { quota = 900, resets = "1h" },')
+    several = several.replace("read = 1", 'read = [{ units = 3 }, { units = 1, bucket = "calls" }]')
+    (quota.folder / "things.toml").write_text(several.replace("get = 1", 'get = { units = 2, bucket = "calls" }'))
+    config = (quota.folder / "quota.toml").read_text().replace("quota = 5", "quota = 50")
+    quota.configure(
+        f'{config}[credentials.other]\nproject = "main"\napi = "things.toml"\nendpoint = "http://127.0.0.1:1"\n'
+    )
+    failing = "\ntry: urllib3.request('GET', 'http://127.0.0.1:1/x', retries=False)\nexcept Exception: pass"
+    program = f"{ASKS};{ASKS}{failing}"
+    assert summed_up(quota, sys.executable, "-c", program) == (0, "2 calls, 8 units, 0 refused")
+    assert quota.json("spend")["total_units"] == 8
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -125,10 +141,7 @@ def test_a_sitecustomize_that_goes_on_with_no_other_hides_nothing(
     done = subprocess.run(
         ["sh", "-c", command],
         cwd=quota.folder,
-        env=quota.env
-        | quota.env_of_programs
-        | traced
-        | {"PATH": programs, "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "urllib3"},
+        env=quota.env | quota.env_of_programs | traced | {"PATH": programs},
         capture_output=True,
         text=True,
         check=False,
@@ -149,7 +162,7 @@ os.execve(sys.executable, {ASKING}, {ADDRESS})
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (MAKES_ENVIRONMENTS, "4 calls, 4 units, 0 refused\n"),
+        (MAKES_ENVIRONMENTS, "4 calls, 4 units, 0 refused"),
         (f"import os, sys; os.environ['PYTHONPATH'] = 'src'; os.execv(sys.executable, {ASKING})", ONE_CALL),
         (f"import os, sys; a = {ADDRESS}; os.environ.clear(); os.environ.update(a); os.chdir('/'); {ASKS}", ONE_CALL),
         (f"import atexit; atexit.register(lambda: exec({ASKS!r}))", ONE_CALL),
@@ -161,8 +174,8 @@ def test_a_program_with_an_odd_environment_is_charged(
     quota: Quota, server: PlainServer, program: str, said: str
 ) -> None:
     """It makes the environment of its children, empties its own, asks at its very end, or instruments itself."""
-    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", program)
-    assert (done.returncode, last_line(done), len(server.arrived)) == (0, said, int(said[0]))
+    assert summed_up(quota, sys.executable, "-c", program) == (0, said)
+    assert len(server.arrived) == int(said[0])
 
 
 AT_ONCE = """\
@@ -200,8 +213,8 @@ for step in (threading.Thread.start, threading.Thread.join):
 
 def test_threads_that_import_their_libraries_at_once_are_all_charged(quota: Quota, server: PlainServer) -> None:
     """None sends before all is ready, whichever imports the first library."""
-    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", AT_ONCE)
-    assert (done.returncode, last_line(done), len(server.arrived)) == (0, "5 calls, 5 units, 0 refused\n", 5)
+    assert summed_up(quota, sys.executable, "-c", AT_ONCE) == (0, "5 calls, 5 units, 0 refused")
+    assert len(server.arrived) == 5
 
 
 def test_a_library_that_is_imported_before_ours_is_charged(quota: Quota, server: PlainServer) -> None:
@@ -210,8 +223,8 @@ def test_a_library_that_is_imported_before_ours_is_charged(quota: Quota, server:
     (packages,) = (quota.folder / "theirs").glob("lib/python*/site-packages")
     (packages / "a.pth").write_text(str(Path(urllib3.__file__).parents[1]))
     (packages / "b.pth").write_text("import urllib3")
-    done = quota("exec", "--auto", "--summary", "--", "theirs/bin/python", "-c", ASKS)
-    assert (done.returncode, last_line(done), len(server.arrived)) == (0, ONE_CALL, 1)
+    assert summed_up(quota, "theirs/bin/python", "-c", ASKS) == (0, ONE_CALL)
+    assert len(server.arrived) == 1
 
 
 def test_our_own_proxy_charges_once_under_it(quota: Quota, server: PlainServer) -> None:
@@ -236,29 +249,25 @@ def test_a_refusal_that_ends_the_program_ends_it_with_75(quota: Quota, server: P
 
 
 def test_a_program_that_meets_a_refusal_ends_as_it_likes(quota: Quota) -> None:
-    done = quota("exec", "--auto", "--summary", "--", "sh", "-c", f"{sys.executable} until_refused.py caught")
-    assert (done.returncode, last_line(done)) == (3, "5 calls, 5 units, 1 refused\n")
+    caught = f"{sys.executable} until_refused.py caught"
+    assert summed_up(quota, "sh", "-c", caught) == (3, "5 calls, 5 units, 1 refused")
 
 
 def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None:
-    command = ["env", "QUOTA_CONFIG=nowhere.toml", sys.executable, "-c", "import urllib3; print(1)"]
-    done = quota("exec", "--auto", "--", *command)
-    said = f"quota: {sys.executable} cannot be instrumented, so it does not run: nowhere.toml: "
-    assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
-    assert done.stderr.count("\n") == 1
     (quota.folder / "theirs").mkdir()  # the program has a module of our name, and its own come first
     (quota.folder / "theirs" / "quota.py").touch()
-    program = f"PYTHONPATH=$PYTHONPATH:theirs {sys.executable} -c 'import urllib3; print(1)'"
-    done = quota("exec", "--auto", "--", "sh", "-c", program)
-    said = f"quota: {sys.executable} cannot be instrumented, so it does not run: No module named 'quota.auto'"
-    assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
-    assert done.stderr.count("\n") == 1
+    for variable, why in (
+        ("QUOTA_CONFIG=nowhere.toml", "nowhere.toml: "),
+        ("PYTHONPATH=$PYTHONPATH:theirs", "No module named 'quota.auto'"),
+    ):
+        done = quota("exec", "--auto", "--", "sh", "-c", f"{variable} {sys.executable} -c 'import urllib3; print(1)'")
+        said = f"{sys.executable} cannot be instrumented, so it does not run: {why}"
+        assert (one_line(done, 78)[: len(said)], done.stdout) == (said, "")
 
 
 def test_a_killed_program_has_reported_what_it_spent(quota: Quota, server: PlainServer) -> None:
     killed = "import os, program; program.get('/a'); program.get('/b'); os.kill(os.getpid(), 9)"
-    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", killed)
-    assert (done.returncode, last_line(done)) == (137, "2 calls, 2 units, 0 refused\n")
+    assert summed_up(quota, sys.executable, "-c", killed) == (137, "2 calls, 2 units, 0 refused")
     assert len(server.arrived) == 2
 
 
@@ -311,8 +320,8 @@ def test_a_program_without_charged_requests_gets_a_hint(quota: Quota, server: Pl
 def test_a_program_whose_calls_never_left_gets_no_hint(quota: Quota) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     quota.env |= {"ADDRESS": nowhere, "QUOTA__CREDENTIALS__MAIN__ENDPOINT": nowhere}
-    done = quota("exec", "--auto", "--summary", "--", sys.executable, "until_refused.py", "caught")
-    assert last_line(done) == "0 calls, 0 units, 0 refused\n"
+    _, said = summed_up(quota, sys.executable, "until_refused.py", "caught")
+    assert said == "0 calls, 0 units, 0 refused"
 
 
 def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Quota, server: PlainServer) -> None:
@@ -322,8 +331,8 @@ def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Qu
     del quota.env_of_programs["PYTHONPATH"]
     quota.env["PYTHONSAFEPATH"] = "1"  # for our own command, as `python -m` looks into the folder
     program = ["env", "-u", "PYTHONSAFEPATH", sys.executable, "until_refused.py", "caught"]
-    done = quota("exec", "--auto", "--summary", "--", *program)
-    assert (done.returncode, last_line(done), len(server.arrived)) == (3, "5 calls, 5 units, 1 refused\n", 5)
+    assert summed_up(quota, *program) == (3, "5 calls, 5 units, 1 refused")
+    assert len(server.arrived) == 5
 
 
 def test_wrong_usage_is_one_line(quota: Quota) -> None:
@@ -337,6 +346,4 @@ def test_wrong_usage_is_one_line(quota: Quota) -> None:
         (["--auto", "--", "./nowhere"], 127, "./nowhere: No such file or directory"),
         (["--auto", "--summary", "--", "./nowhere"], 127, "./nowhere: No such file or directory"),
     ):
-        done = quota("exec", *args)
-        assert (done.returncode, done.stderr[: len(said) + 7]) == (status, f"quota: {said}")
-        assert done.stderr.count("\n") == 1
+        assert one_line(quota("exec", *args), status).startswith(said)

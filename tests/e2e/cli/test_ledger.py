@@ -78,36 +78,14 @@ def test_a_repair_corrects_a_charge_a_year_ahead(command: Quota, monkeypatch: py
 
     done = command.json("ledger", "repair", "--yes")
     assert (done["repaired"], done["projects"][0]["charges"]) == (True, 1)
-    again = command("ledger", "repair", "--yes")
-    assert (again.returncode, again.stderr) == (0, "")
-    assert "nothing is dated ahead" in again.stdout
+    assert "nothing is dated ahead" in command("ledger", "repair", "--yes").stdout
     assert "--dry-run and --yes cannot be combined" in one_line(command("ledger", "repair", "--dry-run", "--yes"), 2)
-    shown = command("ledger", "repair", "--dry-run")
-    assert "If that time is right" not in shown.stdout, "there is nothing to repair"
-    assert shown.stdout.splitlines()[-1] == "Nothing was changed."
+    shown = command("ledger", "repair", "--dry-run").stdout
+    assert shown.splitlines()[-1] == "Nothing was changed.", "and there is nothing to repair"
     peeked = command("peek", "search.list")
     assert (peeked.returncode, peeked.stderr) == (0, "")
     assert searches(command) == 91
-    refused = command.json("peek", "search.list", status=75)
-    assert refused["retry_after_ms"] <= DAY_MS
-
-
-def test_lost_charges_of_the_future_come_back_with_the_present_time(
-    command: Quota, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead(command, monkeypatch)
-    ledger = command.folder / "ledger.db"
-    if ledger.exists():
-        for path in command.folder.glob("ledger.db*"):
-            path.unlink()
-    else:
-        import redis
-
-        with redis.Redis.from_url(quota.open(command.folder / "quota.toml").settings.ledger.url) as client:
-            client.flushall()
-    assert command("status").returncode == 0
-    assert "nothing is dated ahead" in command("ledger", "repair").stdout
-    assert searches(command) == 94
+    assert command.json("peek", "search.list", status=75)["retry_after_ms"] <= DAY_MS
 
 
 def test_a_clock_that_disagrees_repairs_nothing(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,37 +146,20 @@ def test_a_move_there_and_back_keeps_all_that_counts(mover: Quota, shared: str) 
     moved = mover("ledger", "move", here, shared)
     assert moved.returncode == 0, moved.stderr
     assert moved.stdout.startswith("project p: 3 charges moved to ")
-    refused = mover("charge", "videos.list")
-    assert refused.returncode == 69
-    assert "has moved to" in refused.stderr
+    assert "has moved to" in one_line(mover("charge", "videos.list"), 69)
     checked = mover("check")
     assert (checked.returncode, "has moved to" in checked.stderr) == (78, True)
     again = mover("ledger", "move", here, shared)
     assert (again.returncode, again.stdout.splitlines()[0][:24]) == (0, "project p: moved already")
 
     mover.configure(limited(500, ledger=shared))
-    (limit,) = mover.json("status")["credentials"][0]["limits"]
-    assert limit["used_units"] == 240
     assert mover("charge", "videos.list", "--units", "100").returncode == 0
     assert mover("refund", ids[1]).returncode == 0
     assert mover("ledger", "move", shared, here).returncode == 0
     assert mover("charge", "videos.list").returncode == 69
-
     mover.configure(limited(500, ledger=here))
     (limit,) = mover.json("status")["credentials"][0]["limits"]
     assert limit["used_units"] == 240
-    refused = mover.json("charge", "videos.list", "--units", "261", status=75)
-    assert refused["refused_by"] == "day"
-
-
-def test_a_closed_bucket_moves_too(mover: Quota, shared: str) -> None:
-    here = f"sqlite:///{mover.folder}/ledger.db"
-    with quota.open(mover.folder / "quota.toml") as session:
-        now_ms = session.ledger.now_ms()
-        session.budget().exhaust("units", now_ms, now_ms + 3_600_000, "no more")
-    assert mover("ledger", "move", here, shared).returncode == 0
-    mover.configure(limited(500, ledger=shared))
-    assert mover.json("charge", "videos.list", status=75)["reason"] == "exhausted"
 
 
 def test_an_impossible_move_is_one_line_and_changes_nothing(mover: Quota, shared: str) -> None:
@@ -215,8 +176,6 @@ def test_a_project_does_not_move_to_that_of_another_api(mover: Quota, shared: st
     assert mover("charge", "videos.list").returncode == 0
     mover.configure(f'[ledger]\nurl = "{shared}"\n[credentials.p]\napi = "asana"\n')
     assert mover("charge", "read").returncode == 0
+    why = "project 'p' has the charges of api 'asana', and upstream counts 'youtube' separately"
     line = one_line(mover("ledger", "move", here, shared), 69)
-    assert line.endswith(
-        "project 'p' has the charges of api 'asana', and upstream counts 'youtube' separately; give this credential "
-        "another project"
-    )
+    assert line.endswith(f"{why}; give this credential another project")

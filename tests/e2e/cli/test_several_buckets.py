@@ -46,8 +46,7 @@ def used(quota: Quota) -> dict[str, int]:
 
 
 def test_the_book_is_shown_with_all_buckets(quota: Quota) -> None:
-    shown = [line.split() for line in quota("costs").stdout.splitlines()[:4]]
-    assert [" ".join(words) for words in shown] == [
+    assert [" ".join(line.split()) for line in quota("costs").stdout.splitlines()[:4]] == [
         "later free; 1 core and 9 points from 2099-12-01",
         "read 1 core, 1 points",
         "status free",

@@ -93,13 +93,15 @@ COMMANDS = {
 def test_no_command_reads_a_configuration_that_others_could_have_written(folder: Path) -> None:
     assert {("check",), ("serve",), ("dashboard",), ("schedule",), ("inbound", "status")} <= COMMANDS
     assert len(COMMANDS) > 20
-    for command in sorted(COMMANDS):
+    for command in sorted(COMMANDS - {("check",)}):  # which lists all mistakes itself
         with pytest.raises(quota.ConfigError) as caught:
             cli.main([*command], prog_name="quota", standalone_mode=False)
         assert str(caught.value) == (
             f"quota.toml: not read, because {folder} belongs to nobody, and this is root; nobody named it, so if you "
             "trust it, use --config quota.toml, or QUOTA_CONFIG"
         ), command
+    for words in (["charge", "videos.list"], ["check"]):
+        assert "so if you trust it, use --config quota.toml" in one_line(Quota(folder)(*words), 78)
     assert not (folder / "ran").exists()
 
 
@@ -112,11 +114,6 @@ async def _opened() -> None:
 def test_no_program_reads_a_configuration_that_others_could_have_written(folder: Path, read: Callable[[], Any]) -> None:
     with pytest.raises(quota.ConfigError, match=r"quota\.toml: not read, because .* belongs to nobody"):
         read()
-
-
-def test_the_error_is_one_line(folder: Path) -> None:
-    line = one_line(Quota(folder)("charge", "videos.list"), 78)
-    assert line.endswith("if you trust it, use --config quota.toml, or QUOTA_CONFIG")
 
 
 def test_a_file_that_is_named_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +201,6 @@ def test_a_server_of_ours_imports_nothing_of_the_current_folder(folder: Path) ->
         raise NotImplementedError(scope["type"])
 
     (folder / "uvicorn.py").write_text(THEIR_CODE)
-    with served(application) as address:
-        socket.create_connection(address, 10).close()
+    with served(application) as port:
+        socket.create_connection(("127.0.0.1", port), 10).close()
     assert not (folder / "ran").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import signal
 import socket
@@ -15,17 +14,14 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from click.testing import CliRunner
 
 import quota
-from quota.cli.program import cli
 from quota.dashboard.app import Dashboard
 from quota.reports.metrics import FAMILIES
 from quota.web.documents import Check
 from support.commands import Quota, one_line
-from support.installation import until
 from support.page import CHARTS, HOUSE, SCRIPT, overview, serve
-from support.servers import RedisServer
+from support.servers import RedisServer, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,9 +197,8 @@ def test_a_ledger_that_never_answered_is_shown(tmp_path: Path) -> None:
         house = Quota(tmp_path)
         house.env["KEY"] = "a-key"
         port = silent.getsockname()[1]
-        house.configure(
-            HOUSE.replace("sqlite:///ledger.db", f"redis://127.0.0.1:{port}").replace("ENDPOINT", "https://x")
-        )
+        config = HOUSE.replace("sqlite:///ledger.db", f"redis://127.0.0.1:{port}")
+        house.configure(config.replace("ENDPOINT", "https://x"))
         with serve(house) as served:
             text = get(served).text
             assert "Not known" in text
@@ -214,14 +209,13 @@ def test_a_ledger_that_never_answered_is_shown(tmp_path: Path) -> None:
 def test_the_dashboard_shows_that_there_are_no_charges_no_jobs_and_no_file(state_dir: Path) -> None:
     with quota.open() as session:
         text = overview(Dashboard(session))
-    for said in (
-        "no quota.toml was found",
+    empty = (
         "Nothing was charged yet.",
         "No job is configured.",
         "No call was refused.",
         "No job has run on this machine.",
-        "95</strong> searches left",
-    ):
+    )
+    for said in ("no quota.toml was found", "95</strong> searches left", *empty):
         assert said in text, said
 
 
@@ -238,17 +232,11 @@ def test_a_store_that_cannot_be_read_is_one_notice(tmp_path: Path, state_dir: Pa
 
 def test_the_reason_for_a_failed_dashboard_start_is_one_line(tmp_path: Path) -> None:
     house = Quota(tmp_path)
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = str(taken.getsockname()[1])
-        assert f"127.0.0.1:{port}" in one_line(house("dashboard", "--listen", f"127.0.0.1:{port}"), 1)
     for host in ("0.0.0.0", "192.0.2.7", "example.org", "::"):  # noqa: S104  # refused
-        refused = CliRunner().invoke(cli, ["dashboard", "--listen", f"{host}:0"])
-        assert (refused.exit_code, "this machine only" in refused.output) == (2, True), host
+        assert "this machine only" in one_line(house("dashboard", "--listen", f"{host}:0"), 2), host
     (tmp_path / "jinja2.py").write_text("raise ImportError(name='jinja2')")
-    said = one_line(house("dashboard", "--listen", "127.0.0.1:0", PYTHONPATH=os.pathsep.join([str(tmp_path)])), 2)
-    assert (
-        said == "jinja2 is not installed: pip install 'quota-ledger[web]', or pipx install --force 'quota-ledger[web]'"
-    )
+    missing = one_line(house("dashboard", "--listen", "127.0.0.1:0", PYTHONPATH=str(tmp_path)), 2)
+    assert missing.startswith("jinja2 is not installed: pip install 'quota-ledger[web]'")
     (tmp_path / "jinja2.py").unlink()
     house.configure("[credentials.main]\napi = 7\n")
     assert "quota.toml" in one_line(house("dashboard", "--listen", "127.0.0.1:0"), 78)

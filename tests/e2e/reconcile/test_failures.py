@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -29,23 +31,20 @@ USAGE = "serviceruntime.googleapis.com/quota/rate/net_usage"
 
 
 @pytest.fixture
-def site(tmp_path: Path, state_dir: Path) -> Iterator[Site]:
-    made = Site(tmp_path, f"sqlite:///{tmp_path / 'ledger.db'}")
-    made.more = 'auth = "authorized-user:user.json"\n'
-    (tmp_path / "user.json").write_text(
-        json.dumps(
-            {
-                "type": "authorized_user",
-                "client_id": "id",
-                "client_secret": "a-client-secret",
-                "refresh_token": "a-refresh-token",
-                "token": TOKEN,
-                "expiry": "2999-01-01T00:00:00Z",
-            }
-        )
-    )
-    yield made
-    made.close()
+def site(site: Site) -> Site:
+    site.more = 'auth = "authorized-user:user.json"\n'
+    secrets = {"client_secret": "a-client-secret", "refresh_token": "a-refresh-token", "token": TOKEN}
+    user = {"type": "authorized_user", "client_id": "id", **secrets, "expiry": "2999-01-01T00:00:00Z"}
+    (site.folder / "user.json").write_text(json.dumps(user))
+    return site
+
+
+@contextmanager
+def provider(site: Site, answer: Callable[[Arrived], Answer]) -> Iterator[PlainServer]:
+    """A server that gives these answers in the place of Cloud Monitoring."""
+    with PlainServer(answer) as server:
+        site.configure(server.address)
+        yield server
 
 
 def granted(result: Reconciled) -> dict[str, int]:
@@ -61,13 +60,7 @@ def series(*points: tuple[int, str], metric: str = USAGE, kind: str = "DELTA", *
         "metricKind": kind,
         "valueType": "INT64",
         "points": [
-            {
-                "interval": {
-                    "startTime": rfc3339(NOON - (ago + 1) * MINUTE_MS),
-                    "endTime": rfc3339(NOON - ago * MINUTE_MS),
-                },
-                "value": {"int64Value": units},
-            }
+            {"interval": {"endTime": rfc3339(NOON - ago * MINUTE_MS)}, "value": {"int64Value": units}}
             for ago, units in points
         ],
     }
@@ -120,8 +113,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "said"), ANSWERS, ids=[str(n) for n in range(len(ANSWERS))])
 def test_an_answer_that_is_not_the_whole_truth_changes_nothing(site: Site, answer: Answer, said: str) -> None:
-    with PlainServer(lambda _: answer) as server:
-        site.configure(server.address)
+    with provider(site, lambda _: answer) as server:
         assert said in failure(site)
         assert {request.headers["authorization"] for request in server.arrived} == {f"Bearer {TOKEN}"}
 
@@ -133,29 +125,22 @@ def test_a_later_page_that_fails_changes_nothing(site: Site) -> None:
         paged = "pageToken" in request.target
         return Answer(503) if paged else Answer(200, page(series((60, "500")), nextPageToken="2"))
 
-    with PlainServer(answer) as server:
-        site.configure(server.address)
+    with provider(site, answer) as server:
         assert "answered with 503" in failure(site)
         assert len(server.arrived) == 2
 
 
 def test_a_limit_that_cannot_be_read_changes_nothing_either(site: Site) -> None:
-    with PlainServer(lambda request: Answer(200, GOOD) if "net_usage" in request.target else Answer(403)) as server:
-        site.configure(server.address)
+    with provider(site, lambda request: Answer(200, GOOD) if "net_usage" in request.target else Answer(403)):
         assert "with 403" in failure(site)
 
 
 def test_all_points_of_all_series_and_pages_are_one_sum(site: Site) -> None:
     """Newest first, as upstream sends them. A filter names resource, service and metric."""
+    videos, search = (f"youtube.api.v3.V3Data{service}Service.List" for service in ("Video", "Search"))
     pages = {
-        None: page(
-            series((10, "4"), (11, "28"), method="youtube.api.v3.V3DataVideoService.List"),
-            series((10, "100"), method="youtube.api.v3.V3DataSearchService.List"),
-            nextPageToken="2",
-        ),
-        "2": page(
-            series((300, "7"), (20 * 60, "9"), method="youtube.api.v3.V3DataVideoService.List"), nextPageToken="3"
-        ),
+        None: page(series((10, "4"), (11, "28"), method=videos), series((10, "100"), method=search), nextPageToken="2"),
+        "2": page(series((300, "7"), (20 * 60, "9"), method=videos), nextPageToken="3"),
         "3": page(series((400, "2"), method="a.method.Nobody.Knows")),
     }
 
@@ -168,22 +153,17 @@ def test_all_points_of_all_series_and_pages_are_one_sum(site: Site) -> None:
         body = gzip.compress(pages[asked.get("pageToken")])
         return Answer(200, body, {"Content-Encoding": "gzip"})
 
-    with PlainServer(answer) as server:
-        site.configure(server.address)
+    with provider(site, answer):
         result = site.reconcile()
     today, yesterday = result.buckets
     assert (today.upstream_units, yesterday.upstream_units) == (141, 9)
-    assert {row.method: row.upstream_units for row in today.methods} == {
-        "search.list": 100,
-        "videos.list": 39,
-        "a.method.Nobody.Knows": 2,
-    }
+    by_method = {row.method: row.upstream_units for row in today.methods}
+    assert by_method == {"search.list": 100, "videos.list": 39, "a.method.Nobody.Knows": 2}
     assert site.used() == {"day": 141, "pacific-day": 141}
 
 
 def test_no_series_is_a_usage_of_nothing(site: Site) -> None:
-    with PlainServer(lambda _: Answer(200, b"{}")) as server:
-        site.configure(server.address)
+    with provider(site, lambda _: Answer(200, b"{}")):
         result = site.reconcile()
     assert (result.newest_ms, result.buckets[0].upstream_units, result.differs) == (None, 0, False)
 
@@ -191,19 +171,14 @@ def test_no_series_is_a_usage_of_nothing(site: Site) -> None:
 @pytest.mark.parametrize("limit", ["-1", str(2**63 - 1)])
 def test_a_quota_without_an_end_lowers_nothing(site: Site, limit: str) -> None:
     body = page(of_limit("global", (60, limit)))
-    with PlainServer(lambda r: Answer(200, b"{}" if "net_usage" in r.target else body)) as server:
-        site.configure(server.address)
+    with provider(site, lambda r: Answer(200, b"{}" if "net_usage" in r.target else body)):
         assert site.reconcile().lowered == ()
 
 
 def test_the_newest_number_of_a_limit_counts_and_of_several_the_smallest(site: Site) -> None:
-    body = page(
-        of_limit("global", (60, "9000"), (1_500, "100")), of_limit("here", (61, "8000")), of_limit("there", (60, "-1"))
-    )
-    with PlainServer(
-        lambda r: Answer(200, b"{}" if "search_list" in r.target or "net_usage" in r.target else body)
-    ) as up:
-        site.configure(up.address)
+    everywhere = of_limit("global", (60, "9000"), (1_500, "100"))
+    body = page(everywhere, of_limit("here", (61, "8000")), of_limit("there", (60, "-1")))
+    with provider(site, lambda r: Answer(200, b"{}" if re.search("search_list|net_usage", r.target) else body)):
         result = site.reconcile()
     assert granted(result) == {"units": 8_000}
 
@@ -212,20 +187,13 @@ SILENT: dict[str, Callable[[RawServer], Iterable[bytes]]] = {
     "before its head": lambda server: _pause(server),
     "in its head": lambda server: [b"HTTP/1.1 200 OK\r\n", *_pause(server)],
     "in its body": lambda server: [head("Content-Length: 99"), b"\r\n{", *_pause(server)],
-    "a byte now and then": lambda server: _dripping(server),
+    "a byte now and then": lambda server: server.drip(head("Content-Length: 9999") + b"\r\n{"),
 }
 
 
 def _pause(server: RawServer) -> Iterator[bytes]:
     server.pause(30)
     yield b""
-
-
-def _dripping(server: RawServer) -> Iterator[bytes]:
-    yield head("Content-Length: 9999") + b"\r\n{"
-    for _ in range(300):
-        server.pause(0.1)
-        yield b" "
 
 
 @pytest.mark.parametrize("how", SILENT)
@@ -318,8 +286,7 @@ def test_a_literal_token_is_sent_and_a_missing_token_is_named(site: Site, monkey
 
     site.more = 'auth = "bearer:env:A_TOKEN"\n'
     monkeypatch.setenv("A_TOKEN", TOKEN)
-    with PlainServer(answer) as server:
-        site.configure(server.address)
+    with provider(site, answer):
         assert not site.reconcile().differs
         monkeypatch.delenv("A_TOKEN")
         with pytest.raises(ConfigError, match="environment variable A_TOKEN is not set"):

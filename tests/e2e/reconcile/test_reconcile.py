@@ -28,11 +28,9 @@ PACIFIC = Calendar("day", "America/Los_Angeles")
 
 @each_ledger
 def test_charges_here_agree_with_upstreams_count(site: Site) -> None:
-    site.configure()
     site.call("search.list", 3)
     site.call("videos.list", 20)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     assert (result.differs, result.changed) == (False, False)
     (count,) = result.buckets
     assert (count.upstream_units, count.our_units, count.unknown_units, count.drift_units) == (320, 320, 0, 0)
@@ -40,30 +38,24 @@ def test_charges_here_agree_with_upstreams_count(site: Site) -> None:
 
 
 def test_a_repeated_reconcile_adds_only_new_units(site: Site) -> None:
-    site.configure()
     site.call("search.list", 2, charged=False)
-    site.now_ms += HOUR_MS
-    assert site.reconcile().changed
+    assert site.reconcile(after_ms=HOUR_MS).changed
     stored = site.stored()
     for later_ms in (0, MINUTE_MS, HOUR_MS):
-        site.now_ms += later_ms
-        assert not site.reconcile().changed
+        assert not site.reconcile(after_ms=later_ms).changed
     assert site.stored()[1:] == stored[1:]
     assert site.used()["day"] == 200
     site.call("search.list", 1, charged=False)
-    site.now_ms += HOUR_MS
-    assert site.reconcile().changed
+    assert site.reconcile(after_ms=HOUR_MS).changed
     assert site.used()["day"] == 300
 
 
 @each_ledger
 def test_units_of_others_count_until_upstreams_period_ends(site: Site) -> None:
     """Also in a limit over 24 hours: nobody knows when they spent it."""
-    site.configure()
     site.call("videos.list", 20)
     site.call("search.list", 12, charged=False, key="another-key")
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     midnight_ms = PACIFIC.edges(site.now_ms)[1]
     assert [(row.limit, row.units, row.until_ms) for row in result.others] == [
         ("day", 1_200, midnight_ms),
@@ -77,13 +69,11 @@ def test_units_of_others_count_until_upstreams_period_ends(site: Site) -> None:
 
 
 def test_units_of_others_from_the_last_period_are_shown_only(site: Site) -> None:
-    site.configure()
     site.call("search.list", 3, charged=False)
     site.now_ms = PACIFIC.edges(site.now_ms)[1] + 5 * MINUTE_MS
     site.call("videos.list", 1)
     site.call("videos.list", 7, charged=False)
-    site.now_ms += 30 * MINUTE_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=30 * MINUTE_MS)
     assert [count.unknown_units for count in result.buckets] == [7, 300]
     assert site.used() == {"day": 8, "pacific-day": 8}
     assert not site.reconcile().changed
@@ -91,8 +81,6 @@ def test_units_of_others_from_the_last_period_are_shown_only(site: Site) -> None
 
 @each_ledger
 def test_a_dry_run_changes_nothing(site: Site) -> None:
-    site.configure()
-    assert site.upstream is not None
     site.call("search.list", 2, charged=False)
     site.now_ms += HOUR_MS
     stored = site.stored()
@@ -104,19 +92,15 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
 def test_a_lag_hides_nothing_and_is_no_drift(site: Site) -> None:
     """Upstream learns of calls seven minutes late. What it does not know yet is compared later."""
     site.emulate(lag_ms=7 * MINUTE_MS)
-    site.configure()
     site.call("search.list", 4)
-    site.now_ms += 3 * MINUTE_MS
-    assert not site.reconcile().differs
+    assert not site.reconcile(after_ms=3 * MINUTE_MS).differs
     site.call("search.list", 4)
     site.call("videos.list", 5, charged=False)
-    site.now_ms += 8 * MINUTE_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=8 * MINUTE_MS)
     assert result.newest_ms is not None
     assert result.at_ms - result.newest_ms >= 7 * MINUTE_MS
     assert result.buckets[0].drift_units == 0
-    site.now_ms += HOUR_MS
-    assert site.reconcile().buckets[0].unknown_units == 5
+    assert site.reconcile(after_ms=HOUR_MS).buckets[0].unknown_units == 5
     assert site.used()["day"] == 805
 
 
@@ -125,8 +109,7 @@ def test_a_price_that_is_too_high_is_named_and_nothing_is_freed(site: Site) -> N
     (site.folder / "book.toml").write_text(book)
     site.configure(api="book.toml")
     site.call("search.list", 4)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     (count,) = result.buckets
     assert (count.drift_units, count.unknown_units, result.changed) == (200, 0, False)
     assert (count.methods[0].method, count.methods[0].upstream_price_units) == ("search.list", 100)
@@ -139,8 +122,7 @@ def test_the_buckets_of_the_newer_allocation_are_compared_one_by_one(site: Site)
     site.call("search.list", 3)
     site.call("search.list", 2, charged=False)
     site.call("videos.list", 4, charged=False)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     found = {count.bucket: (count.upstream_units, count.our_units, count.unknown_units) for count in result.buckets}
     assert found["search"] == (5, 3, 2)
     assert found["units"] == (4, 0, 4)
@@ -151,10 +133,8 @@ def test_the_buckets_of_the_newer_allocation_are_compared_one_by_one(site: Site)
 def test_a_book_with_one_pool_names_buckets_that_upstream_counts_apart(site: Site) -> None:
     """Upstream has given searches a pool of their own. Our book charges them 100 units each, which is too much."""
     site.emulate(allocation="buckets")
-    site.configure()
     site.call("search.list", 3)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     assert [(count.bucket, count.upstream_units, count.our_units) for count in result.apart] == [("search", 3, 3)]
     assert [count.drift_units for count in result.buckets if count.bucket == "units"] == [300]
     assert not result.changed
@@ -162,10 +142,8 @@ def test_a_book_with_one_pool_names_buckets_that_upstream_counts_apart(site: Sit
 
 def test_a_smaller_quota_lowers_the_limits_until_it_is_raised_again(site: Site) -> None:
     site.emulate(quota=800)
-    site.configure()
     site.call("search.list", 2)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     assert [(row.limit, row.limit_units, row.granted_units) for row in result.lowered] == [
         ("day", 300, 800),
         ("pacific-day", 300, 800),
@@ -175,11 +153,9 @@ def test_a_smaller_quota_lowers_the_limits_until_it_is_raised_again(site: Site) 
         refused = session.budget().charge("search.list")
         assert (refused.reason, refused.limits[0].limit_units) == ("limit", 300)
     believed_until_ms = result.lowered[0].until_ms
-    site.now_ms += HOUR_MS
-    again = site.reconcile()
+    again = site.reconcile(after_ms=HOUR_MS)
     assert (again.changed, again.lowered[0].until_ms) == (False, believed_until_ms)
-    site.now_ms += DAY_MS
-    again = site.reconcile()
+    again = site.reconcile(after_ms=DAY_MS)
     assert (again.changed, again.lowered[0].until_ms) == (True, believed_until_ms + DAY_MS + HOUR_MS)
     assert (result.tightened, again.tightened, again.lifted) == (True, False, ())
     site.upstream = None
@@ -198,7 +174,6 @@ def test_a_smaller_quota_lowers_the_limits_until_it_is_raised_again(site: Site) 
 
 def test_a_grant_of_nothing_closes_every_call_until_it_is_raised(site: Site) -> None:
     site.emulate(quota=0)
-    site.configure()
     site.reconcile()
     with site.session() as session:
         refused = session.budget().charge("videos.list")
@@ -210,7 +185,6 @@ def test_a_grant_of_nothing_closes_every_call_until_it_is_raised(site: Site) -> 
 def test_a_limit_of_the_configuration_that_is_smaller_stays(site: Site) -> None:
     site.more = '[[credentials.main.limits]]\nname = "own"\nunits = 500\nwindow = "24h"\n'
     site.emulate(quota=800)
-    site.configure()
     assert site.reconcile().lowered == ()
     assert site.session().budget().usage()[0].limit_units == 500
 
@@ -218,13 +192,11 @@ def test_a_limit_of_the_configuration_that_is_smaller_stays(site: Site) -> None:
 @each_ledger
 def test_a_loss_of_the_ledger_is_not_counted_a_second_time(site: Site) -> None:
     """What the emptied ledger lacks is counted already, as its loss. Upstream's figures add only what is new."""
-    site.configure()
     site.call("search.list", 3)
     site.now_ms += HOUR_MS
     site.empty_ledger()
     site.call("videos.list", 10, charged=False)
-    site.now_ms += HOUR_MS
-    site.reconcile()
+    site.reconcile(after_ms=HOUR_MS)
     assert site.used() == {"day": 310, "pacific-day": 310}
     assert not site.reconcile().changed
 
@@ -232,13 +204,11 @@ def test_a_loss_of_the_ledger_is_not_counted_a_second_time(site: Site) -> None:
 @each_ledger
 def test_charges_that_everybody_lost_count_as_units_of_others(site: Site, state_dir: Path) -> None:
     """Upstream alone still knows of it."""
-    site.configure()
     site.call("search.list", 5)
     site.empty_ledger()
     shutil.rmtree(state_dir)
     site.call("videos.list", 1)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     assert [(count.our_units, count.unknown_units, result.changed) for count in result.buckets] == [(1, 500, True)]
     assert site.used() == {"day": 501, "pacific-day": 501}
     assert not site.reconcile().changed
@@ -246,11 +216,9 @@ def test_charges_that_everybody_lost_count_as_units_of_others(site: Site, state_
 
 @each_ledger
 def test_upstreams_count_survives_a_loss_of_the_ledger(site: Site) -> None:
-    site.configure()
     site.call("search.list", 1)
     site.call("search.list", 3, charged=False)
-    site.now_ms += HOUR_MS
-    site.reconcile()
+    site.reconcile(after_ms=HOUR_MS)
     assert site.used()["day"] == 400
     site.empty_ledger()
     assert site.used() == {"day": 400, "pacific-day": 400}
@@ -259,7 +227,6 @@ def test_upstreams_count_survives_a_loss_of_the_ledger(site: Site) -> None:
 
 def test_an_unexplained_exhaustion_is_reported(site: Site) -> None:
     site.emulate(quota=10_000)
-    site.configure()
     site.call("videos.list", 11)
     with site.session() as session:
         said = Exhaustion("units", site.now_ms, PACIFIC.edges(site.now_ms)[1], "quotaExceeded", "here")
@@ -268,8 +235,7 @@ def test_an_unexplained_exhaustion_is_reported(site: Site) -> None:
         assert [(early.bucket, early.used_units, early.quota_units) for early in row.early] == [("units", 11, 10_000)]
         assert read_status(session).as_json()["credentials"][0]["exhausted"][0]["early"] is True  # type: ignore[index]
     site.call("search.list", 97, charged=False)
-    site.now_ms += HOUR_MS
-    site.reconcile()
+    site.reconcile(after_ms=HOUR_MS)
     with site.session() as session:
         (row,) = read_status(session).credentials
         assert row.early == ()
@@ -277,15 +243,13 @@ def test_an_unexplained_exhaustion_is_reported(site: Site) -> None:
 
 def test_a_quota_stays_if_upstream_names_none_later(site: Site) -> None:
     """Its newest sample may be missing for a while. A grant that is too old is not believed any more."""
-    site.configure()
     with site.session() as session:
         session.project().state.grant([Grant("units", 700, site.now_ms, site.now_ms + DAY_MS)])
     with PlainServer(lambda _: Answer(200, b"{}")) as silent:
         site.configure(silent.address)
         result = site.reconcile()
         assert ([row.granted_units for row in result.lowered], result.changed) == ([700, 700], False)
-        site.now_ms += DAY_MS
-        assert site.reconcile().lowered == ()
+        assert site.reconcile(after_ms=DAY_MS).lowered == ()
 
 
 @each_ledger
@@ -294,7 +258,6 @@ def test_random_days_never_count_less_than_upstream_has_counted(site: Site, seed
     """Charges, calls of somebody else, losses and reconciliations in any order. An hour after the last reconciliation
     no view counts less than what upstream counted by then, and none more than twice what was lost besides."""
     pick = random.Random(seed)
-    site.configure()
     foreign = lost = 0
     for _ in range(12):
         step = pick.choice(["ours", "theirs", "reconcile", "empty"])
@@ -323,7 +286,6 @@ def test_random_days_never_count_less_than_upstream_has_counted(site: Site, seed
 
 @each_ledger
 def test_the_last_comparison_of_each_bucket_is_kept_with_its_time(site: Site) -> None:
-    site.configure()
     with site.session() as session:
         for _ in range(3):
             assert session.budget().charge("search.list").admitted, "and nothing is sent"
@@ -350,10 +312,8 @@ def test_the_last_comparison_of_each_bucket_is_kept_with_its_time(site: Site) ->
 
 
 def test_a_difference_of_a_few_calls_sends_no_alert(site: Site) -> None:
-    site.configure()
     with site.session() as session:
         assert all(session.budget().charge("videos.list").admitted for _ in range(5))
     site.call("videos.list", 100)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
+    result = site.reconcile(after_ms=HOUR_MS)
     assert (result.buckets[0].drift_units, list(notices_of(result))) == (5, [])

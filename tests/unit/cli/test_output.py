@@ -23,29 +23,12 @@ from quota.settings.load import load_settings
 from quota.wording import Table, Tone, status_parts
 from support.setup import budget_of
 
-WORDS = (
-    "",
-    "day",
-    "pacific-day",
-    "9,500",
-    "search.list",
-    "in 15h 31m",
-    "名前",
-    "é",
-    "two words",
-    "a/b_c-d@e",
-    "x" * 30,
-)
+WORDS = ("", "day", "pacific-day", "9,500", "search.list", "in 15h 31m", "名前", "é", "two words", "a/b_c-d@e", "x" * 9)
 
 
 def shown(what: Any, width: int, *, colours: bool = False) -> str:
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        highlight=False,
-        force_terminal=colours,
-        color_system="standard" if colours else None,
-    )
+    system: Any = "standard" if colours else None
+    console = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=colours, color_system=system)
     console.print(what)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
@@ -71,11 +54,8 @@ def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
 def test_lines_and_tables_stand_below_each_other_also_when_they_are_drawn_again() -> None:
     parts: list[Any] = []
     for seed in range(8):
-        parts += [
-            line("of a project"),
-            FirstThatFits(iter(random_layouts(random.Random(seed)))),
-            stacked([line("its notes")]),
-        ]
+        table = FirstThatFits(iter(random_layouts(random.Random(seed))))
+        parts += [line("of a project"), table, stacked([line("its notes")])]
     together = stacked(parts)
     for width in (200, 20, 200):
         assert shown(together, width) == "".join(shown(part, width) for part in parts)

@@ -5,27 +5,15 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from quota.dashboard.charts import (
-    COLOURS,
-    HEIGHT,
-    OTHERS,
-    SAMPLES,
-    WIDTH,
-    Curve,
-    Event,
-    chart,
-    colours_of,
-    curve,
-    cutoff,
-    span,
-)
+from quota.dashboard.charts import COLOURS, HEIGHT, OTHERS, SAMPLES, WIDTH, Curve, Event, chart, colours_of, curve, span
 from quota.dashboard.pages import _hours
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding, Window
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding, Window, cutoff
 
 NOW_MS = 1_795_300_000_123
 WINDOWS: list[Window] = [
@@ -96,53 +84,45 @@ def test_the_forecast_ends_where_the_plan_ends() -> None:
     assert curve(month, NOW_MS, None, [], expected, known_ms=NOW_MS - DAY_MS).ahead == ((NOW_MS, 0),)
 
 
-@pytest.mark.parametrize(
-    ("zone", "changed"),
-    [("America/Los_Angeles", "2026-11-01"), ("Europe/Berlin", "2026-03-29"), ("Australia/Lord_Howe", "2026-10-04")],
-)
+@pytest.fixture
+def night(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[datetime]:
+    """The midnight before clocks change, and this process in that zone: `ZONE DATE`."""
+    zone, changed = request.param.split()
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    yield datetime.fromisoformat(changed).replace(tzinfo=ZoneInfo(zone))
+    monkeypatch.undo()
+    time.tzset()
+
+
+CHANGES = ("America/Los_Angeles 2026-11-01", "Europe/Berlin 2026-03-29", "Australia/Lord_Howe 2026-10-04")
+OTHER_CHANGES = ("America/New_York 2026-03-08", "Europe/Berlin 2026-10-25", "Australia/Lord_Howe 2026-04-05")
+
+
+@pytest.mark.parametrize("night", CHANGES, indirect=True)
 @pytest.mark.parametrize("period", ["day", "month"])
-def test_the_labels_of_time_stand_at_what_they_say_when_clocks_change(
-    monkeypatch: pytest.MonkeyPatch, zone: str, changed: str, period: str
-) -> None:
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    try:
-        now = datetime.fromisoformat(changed).replace(hour=21, tzinfo=ZoneInfo(zone))
-        made = curve(Calendar(period, zone), int(now.timestamp() * 1000), None, [])  # type: ignore[arg-type]
-        times = chart(made, 5, {}, None).times
-        assert len(times) >= 4
-        for tick in times:
-            at_s = (made.start_ms + tick.at * (made.end_ms - made.start_ms) / 100) / 1000
-            at = datetime.fromtimestamp(at_s + 600, ZoneInfo(zone))
-            assert tick.label == (f"{at:%H}:00" if period == "day" else f"{at.day} {at:%b}"), tick
-            assert at.hour % 3 == 0 if period == "day" else at.hour == 0, tick
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+def test_the_labels_of_time_stand_at_what_they_say_when_clocks_change(night: datetime, period: str) -> None:
+    now_ms = int(night.replace(hour=21).timestamp() * 1000)
+    made = curve(Calendar(period, str(night.tzinfo)), now_ms, None, [])  # type: ignore[arg-type]
+    times = chart(made, 5, {}, None).times
+    assert len(times) >= 4
+    for tick in times:
+        at_s = (made.start_ms + tick.at * (made.end_ms - made.start_ms) / 100) / 1000
+        at = datetime.fromtimestamp(at_s + 600, night.tzinfo)
+        assert tick.label == (f"{at:%H}:00" if period == "day" else f"{at.day} {at:%b}"), tick
+        assert at.hour % 3 == 0 if period == "day" else at.hour == 0, tick
 
 
-@pytest.mark.parametrize(
-    ("zone", "changed"),
-    [("Europe/Berlin", "2026-10-25"), ("America/New_York", "2026-03-08"), ("Australia/Lord_Howe", "2026-04-05")],
-)
-def test_every_round_time_has_one_label_while_clocks_change(
-    monkeypatch: pytest.MonkeyPatch, zone: str, changed: str
-) -> None:
+@pytest.mark.parametrize("night", OTHER_CHANGES, indirect=True)
+def test_every_round_time_has_one_label_while_clocks_change(night: datetime) -> None:
     """The chart may begin or end between the two times that the clock shows two."""
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    try:
-        night_ms = int(datetime.fromisoformat(changed).replace(tzinfo=ZoneInfo(zone)).timestamp() * 1000)
-        for begin in range(-4 * 60, 8 * 60, 10):
-            start_ms, span_ms = night_ms + begin * MINUTE_MS, 8 * HOUR_MS
-            made = Curve(start_ms, start_ms + span_ms, start_ms + span_ms, (start_ms, start_ms + span_ms), {}, ())
-            inside = range(start_ms + span_ms * 3 // 100, start_ms + span_ms * 97 // 100, MINUTE_MS)
-            clock = [datetime.fromtimestamp(-(-at_ms // MINUTE_MS) * 60, ZoneInfo(zone)) for at_ms in inside]
-            round_times = dict.fromkeys(f"{at:%H:%M}" for at in clock if at.minute == 0)
-            assert [tick.label for tick in chart(made, 5, {}, None).times] == [*round_times], begin
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+    for begin in range(-4 * 60, 8 * 60, 10):
+        start_ms, span_ms = int(night.timestamp() * 1000) + begin * MINUTE_MS, 8 * HOUR_MS
+        made = Curve(start_ms, start_ms + span_ms, start_ms + span_ms, (start_ms, start_ms + span_ms), {}, ())
+        inside = range(start_ms + span_ms * 3 // 100, start_ms + span_ms * 97 // 100, MINUTE_MS)
+        clock = [datetime.fromtimestamp(-(-at_ms // MINUTE_MS) * 60, night.tzinfo) for at_ms in inside]
+        round_times = dict.fromkeys(f"{at:%H:%M}" for at in clock if at.minute == 0)
+        assert [tick.label for tick in chart(made, 5, {}, None).times] == [*round_times], begin
 
 
 @pytest.mark.parametrize(

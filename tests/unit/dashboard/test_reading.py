@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING
+
+import pytest
 
 from quota.dashboard import reading as module
 from quota.dashboard.reading import Kept
 from quota.errors import LedgerError
 from support.processes import in_threads
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Source:
@@ -32,6 +30,13 @@ class Source:
         return self.reads
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value is due again as soon as it was read."""
+    for pause in ("FRESH_S", "TIMES", "AGAIN_S"):
+        monkeypatch.setattr(module, pause, 0)
+
+
 def test_a_value_is_read_once_for_all_who_ask_at_the_same_time() -> None:
     source = Source()
     kept = Kept(source)
@@ -39,10 +44,8 @@ def test_a_value_is_read_once_for_all_who_ask_at_the_same_time() -> None:
     assert (source.reads, kept.last.value) == (1, 1)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_the_last_value_stays_with_what_is_wrong_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
-    monkeypatch.setattr(module, "TIMES", 0)
-    monkeypatch.setattr(module, "AGAIN_S", 0.0)
     source = Source()
     monkeypatch.setattr(module, "host_clock", itertools.count(5).__next__)
     kept = Kept(source)
@@ -58,9 +61,8 @@ def test_the_last_value_stays_with_what_is_wrong_and_since_when(monkeypatch: pyt
     assert (mended.value, mended.error, mended.failing_ms) == (source.reads, None, None)
 
 
-def test_nobody_waits_for_a_slow_reading_while_there_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
-    monkeypatch.setattr(module, "TIMES", 0)
+@pytest.mark.usefixtures("at_once")
+def test_nobody_waits_for_a_slow_reading_while_there_is_a_value() -> None:
     source = Source()
     kept = Kept(source)
     assert kept.get(30).value == 1
@@ -70,11 +72,9 @@ def test_nobody_waits_for_a_slow_reading_while_there_is_a_value(monkeypatch: pyt
     assert kept.get(30).value == 2
 
 
-def test_a_reading_for_which_there_is_no_thread_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("at_once")
+def test_a_reading_for_which_there_is_no_thread_is_made_later() -> None:
     """The last state must not stay for ever, as if it were new."""
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
-    monkeypatch.setattr(module, "TIMES", 0)
-    monkeypatch.setattr(module, "AGAIN_S", 0.0)
     kept = Kept(Source())
     assert kept.get(30).value == 1
     threading.stack_size(1 << 46)

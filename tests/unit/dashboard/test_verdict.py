@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.clock import rfc3339
+from quota.common.clock import host_clock, rfc3339
 from quota.dashboard.app import Dashboard
 from quota.dashboard.pages import verdict
 from quota.dashboard.reading import read_now
@@ -48,8 +48,8 @@ class Room:
         self.path = folder / "quota.toml"
         self.configure("400")
 
-    def configure(self, units: str) -> None:
-        self.path.write_text(CONFIG.replace("UNITS", units), encoding="utf-8")
+    def configure(self, units: str, more: str = "") -> None:
+        self.path.write_text(CONFIG.replace("UNITS", units) + more, encoding="utf-8")
         self.session = Session(load_settings(self.path), clock=lambda: self.now_ms)
 
     def verdict(self) -> Verdict:
@@ -125,8 +125,7 @@ schedule = "*/30 * * * *"
 
 
 def test_the_verdict_is_full_if_no_job_could_go_on(room: Room) -> None:
-    room.path.write_text(CONFIG.replace("UNITS", "400") + JOB, encoding="utf-8")
-    room.session = Session(load_settings(room.path), clock=lambda: room.now_ms)
+    room.configure("400", JOB)
     room.session.budget("main").charge("videos.list", units=9_432)
     shown = room.verdict()
     assert (shown.state, shown.headline) == ("full", "Full for its jobs until")
@@ -147,8 +146,8 @@ def test_the_verdict_is_closed_if_upstream_stops_every_job(room: Room) -> None:
 
 def test_two_limits_of_one_state_tell_one_forecast(room: Room) -> None:
     """The forecast counts each run that is stopped for the limit that stops it longest."""
-    room.path.write_text(CONFIG.replace("UNITS", "400") + JOB, encoding="utf-8")
-    room.session = Session(load_settings(room.path))
+    room.now_ms = host_clock()
+    room.configure("400", JOB)
     room.session.budget("main").charge("videos.list", units=9_432)
     page = overview(Dashboard(room.session))
     assert "runs will be stopped by it" in page
