@@ -49,7 +49,6 @@ soak: .venv/installed-test
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
 	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py tests/e2e/jobs/test_fetches.py
-	@QUOTA_TEST_KILLS=5 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
 	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/unit/jobs/test_simulation.py $(addprefix tests/unit/settings/test_,schema.py environment.py)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import sqlite3
 import tempfile
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
-import redis
-
-from bench import cold, growth, many, moments, on_loops, on_redis, on_sqlite, together
+from bench import cold, loads, moments, on_ledgers, on_loops
 from bench.before import Before
-from bench.on_redis import DAY_UNITS
-from bench.report import Report
-from support.servers import RedisServer
+from bench.on_ledgers import DAY_UNITS
+from bench.report import measuring
 
 
 @dataclass(frozen=True)
@@ -49,43 +45,25 @@ def main() -> None:
     rounds, growth_rounds, cold_rounds = effort.rounds, effort.growth_rounds, effort.cold_rounds
     if options.rounds:
         rounds = growth_rounds = cold_rounds = options.rounds
-    report = Report()
-    pinned = _pin()  # before the server starts: a child inherits it
-    with tempfile.TemporaryDirectory(prefix="quota-bench-") as name:
-        folder = Path(name)
-        before = Before(options.before, folder / "before") if options.before else None
-        server = RedisServer()
-        try:
-            report.about = _where(server, pinned)
-            print(", ".join(f"{name} {value}" for name, value in report.about.items()))
-            on_redis.measure(report, server, folder, rounds, effort.calls, before, effort.full)
-            on_redis.measure_memory(report, server, effort.share)
-            growth.measure(
-                report, "Redis", lambda _: server.url, effort.sizes, effort.full, growth_rounds, effort.calls
-            )
-            on_sqlite.measure(report, folder, rounds, effort.calls, before, effort.full)
-            on_sqlite.measure_size(report, folder, effort.share)
-            growth.measure(
-                report,
-                "SQLite",
-                lambda file: f"sqlite:///{folder / file}.db",
-                effort.sizes,
-                effort.full,
-                growth_rounds,
-                effort.calls,
-            )
-            together.measure(report, server.url, folder, growth_rounds)
-            on_loops.measure(report, server, folder, cold_rounds, effort.decisions)
-            moments.measure(report, server, folder, effort.full, effort.shorter)
-            many.measure(report, folder, server.url, effort.projects)
-            cold.measure(report, folder, server.url, cold_rounds)
-        finally:
-            if before:
-                before.close()
-            server.close()
-    report.show_bars()
-    if options.json:
-        Path(options.json).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    with ExitStack() as stack:
+        before = None
+        if options.before:
+            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="quota-bench-"))
+            before = stack.enter_context(closing(Before(options.before, Path(place, "before"))))
+        report, server, folder = stack.enter_context(measuring(options))
+        stack.enter_context(patch.dict(os.environ, {"QUOTA_STATE_DIR": str(folder / "state")}))
+        on_ledgers.measure_on_redis(report, server, folder, rounds, effort.calls, before, effort.full)
+        on_ledgers.measure_memory(report, server, effort.share)
+        grown = effort.sizes, effort.full, growth_rounds, effort.calls
+        loads.measure_growth(report, "Redis", lambda _: server.url, *grown)
+        on_ledgers.measure_on_sqlite(report, folder, rounds, effort.calls, before, effort.full)
+        on_ledgers.measure_size(report, folder, effort.share)
+        loads.measure_growth(report, "SQLite", lambda file: f"sqlite:///{folder / file}.db", *grown)
+        loads.measure_together(report, server.url, folder, growth_rounds)
+        on_loops.measure(report, server, folder, cold_rounds, effort.decisions)
+        moments.measure(report, server, folder, effort.full, effort.shorter)
+        loads.measure_many(report, folder, server.url, effort.projects)
+        cold.measure(report, folder, server.url, cold_rounds)
 
 
 def _options() -> argparse.Namespace:
@@ -95,26 +73,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--before", metavar="REVISION", help="also measure decisions as REVISION made them")
     parser.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     return parser.parse_args()
-
-
-def _pin() -> bool:
-    """Keep this process and its children on one CPU, so that a round trip is the work and not the waking of another."""
-    if not hasattr(os, "sched_setaffinity"):
-        return False
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    return True
-
-
-def _where(server: RedisServer, pinned: bool) -> dict[str, str]:
-    with redis.Redis(port=server.port) as client:
-        version = client.info("server")["redis_version"]
-    return {
-        "Python": platform.python_version(),
-        "SQLite": sqlite3.sqlite_version,
-        "Redis": version,
-        "redis-py": redis.__version__,
-        "CPUs": "1" if pinned else "not pinned",
-    }
 
 
 if __name__ == "__main__":

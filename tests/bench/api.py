@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
 import sys
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.middleware import spent_ns
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 from support.commands import QUOTA, Quota
@@ -160,12 +160,6 @@ async def load(port: int, question: Callable[[random.Random], str], seconds: flo
     return sorted(taken_s)
 
 
-def cpu_s(pid: int) -> float:
-    """The CPU time of the process until now."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
 def memory_mb(pid: int) -> float:
     """The most that the process ever held."""
     line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM"))
@@ -185,10 +179,10 @@ def main() -> None:
         rows = []
         with served_by([*QUOTA, "serve", "--listen", "127.0.0.1:0"], cwd=quota.folder, env=quota.env) as served:
             for what, question in questions().items():
-                before_s = cpu_s(served.process.pid)
+                before_ns = spent_ns(served.process.pid)
                 taken_s = asyncio.run(load(served.port, question, options.seconds))
                 p50, p99, worst = (round(taken_s[int(len(taken_s) * part)] * 1000, 1) for part in (0.5, 0.99, 0.9999))
-                cpu_ms = round((cpu_s(served.process.pid) - before_s) / len(taken_s) * 1000, 2)
+                cpu_ms = round((spent_ns(served.process.pid) - before_ns) / len(taken_s) / 1e6, 2)
                 rows.append(Row(what, len(taken_s), int(len(taken_s) / options.seconds), p50, p99, worst, cpu_ms))
             held_mb = memory_mb(served.process.pid)
             served.end(signal.SIGTERM)

@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import os
 import sys
 import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import redis
 
-from bench.budgets import charging, guarded, one
+from bench.budgets import charging
 from bench.inbound import POLICIES, asking
 from bench.kinds import CHEAP
 from bench.race import time_calls
+from bench.sessions import budget_at
 from quota.inbound.rules import open_storage
-from quota.ledger.factory import open_ledger
 from support.patience import be_patient
 from support.servers import RedisServer
+from support.web import begin, ready_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,17 +45,17 @@ BATCH = 10
 
 
 def worker(kind: str, url: str, seconds: float) -> None:
-    """Decide until the time is over, once somebody says when to begin; print the ns of each decision, and CPU ns."""
+    """Decide until the time is over, once stdin ends; print the ns of each decision, and CPU ns."""
     be_patient()  # on a busy machine a slow answer is a figure too
-    with tempfile.TemporaryDirectory() as folder, closing(_opened(kind, url)) as opened:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"QUOTA_STATE_DIR": folder}):
         call: Callable[[], object]
         if kind == "charge":
-            call = charging(guarded(opened, "crowd", one(), Path(folder)), CHEAP, 1)
+            call = charging(budget_at(url, Path(folder), "crowd", limits=1), CHEAP, 1)
         else:
-            call = asking(opened, POLICIES[kind])
+            call = asking(open_storage(url), POLICIES[kind])
         call()
         print("ready", flush=True)
-        sys.stdin.readline()
+        sys.stdin.read()
         taken_ns: list[int] = []
         began_ns, until_s = time.process_time_ns(), time.monotonic() + seconds
         while time.monotonic() < until_s:
@@ -61,25 +63,13 @@ def worker(kind: str, url: str, seconds: float) -> None:
         print(json.dumps({"taken_ns": taken_ns, "cpu_ns": time.process_time_ns() - began_ns}), flush=True)
 
 
-def _opened(kind: str, url: str) -> Any:
-    return open_ledger(url) if kind == "charge" else open_storage(url)
-
-
 def crowd(kind: str, url: str, processes: int, seconds: float) -> tuple[list[int], float, float]:
     """The ns of each decision, sorted; the CPU time in us that one took in the server, and in its process."""
     command = [sys.executable, "-m", "bench.crowd", "--worker", kind, url, "--seconds", str(seconds)]
-    running = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
-    ]
-    for each in running:
-        assert each.stdout is not None
-        assert each.stdout.readline() == "ready\n"
+    running = ready_processes(command, processes)
     with closing(redis.Redis.from_url(url)) as server:
         before_s = _cpu_s(server)
-        for each in running:
-            assert each.stdin is not None
-            each.stdin.write("begin\n")
-            each.stdin.flush()
+        begin(running)
         found = [json.loads(each.communicate()[0]) for each in running]
         server_s = _cpu_s(server) - before_s
     taken_ns = sorted(ns for one in found for ns in one["taken_ns"])

@@ -7,31 +7,28 @@ is from the exact log.
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import tempfile
 from bisect import bisect_right
 from importlib.util import find_spec
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import redis
 
-from bench.__main__ import _pin, _where
 from bench.budgets import NOTHING
 from bench.peers import PLENTY
 from bench.race import Contestant, race
-from bench.report import Bar, Report
+from bench.report import Bar, Report, measuring
 from quota.errors import StorageAway
 from quota.inbound.contract import Decision, Limit, Policy, States, decide
 from quota.inbound.rules import open_storage
-from support.servers import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from quota.inbound.contract import Algorithm, Storage
+    from support.servers import RedisServer
 
 MINUTE_MS = 60_000
 IDENTITIES = 1_000
@@ -267,21 +264,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small part of the work: the order of magnitude")
     parser.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     options = parser.parse_args()
-    report = Report()
-    pinned = _pin()
-    server = RedisServer()
-    try:
-        with tempfile.TemporaryDirectory(prefix="quota-bench-") as folder:
-            report.about = _where(server, pinned)
-            print(", ".join(f"{name} {value}" for name, value in report.about.items()))
-            measure_time(report, server, Path(folder), *((2, 5) if options.quick else (200, 20)))
+    with measuring(options) as (report, server, folder):
+        measure_time(report, server, folder, *((2, 5) if options.quick else (200, 20)))
         measure_memory(report, server, 500 if options.quick else MILLION)
         measure_error(report, 0.1 if options.quick else HOURS)
-    finally:
-        server.close()
-    report.show_bars()
-    if options.json:
-        Path(options.json).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

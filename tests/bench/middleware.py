@@ -12,23 +12,18 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.race import Contestant, race
+from bench.race import Contestant, pinned, race
 from bench.report import Bar, Report
 from quota.inbound.sqlite_storage import PAGE_BYTES
-from support.web import Served, helped_by, served_by, shared_socket
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from support.web import Served, begin, helped_by, ready_processes, served_by, shared_socket
 
 TESTS = Path(__file__).resolve().parents[1]
 PATHS = ("/bare/", "/limited/")
@@ -83,20 +78,6 @@ class Inserting:
         if scope["type"] == "http":
             self._db.execute("INSERT INTO counts VALUES (1, 1) ON CONFLICT DO UPDATE SET count = count + 1")
         await self._app(scope, receive, send)
-
-
-@contextmanager
-def pinned() -> Iterator[None]:
-    """Keep this process and its children on one CPU, so that a request is the work and not the waking of another."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 class Client:
@@ -172,22 +153,13 @@ def together(report: Report, folder: str) -> None:
 def crowd(port: int, path: str) -> float:
     """The seconds that CLIENTS processes take for CROWD_REQUESTS requests each, from their common start."""
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
-    command = [sys.executable, "-m", "bench.middleware", "ask", str(port), path]
-    clients = [
-        subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(CLIENTS)
-    ]
-    for one in clients:
-        assert one.stdout is not None
-        one.stdout.readline()  # it is ready
+    clients = ready_processes([sys.executable, "-m", "bench.middleware", "ask", str(port), path], CLIENTS, env=env)
     started_s = time.perf_counter()
-    for one in clients:
-        assert one.stdin is not None
-        one.stdin.close()
+    begin(clients)
     statuses = [one.wait() for one in clients]
     took_s = time.perf_counter() - started_s
     for one in clients:
-        assert one.stdout is not None
-        one.stdout.close()
+        one.communicate()
     assert statuses == [0] * CLIENTS
     return took_s
 

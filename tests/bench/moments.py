@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing
 from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ import redis
 
 from bench.budgets import (
     PLENTY,
-    SteppingClock,
     budget,
     fill,
     fill_up,
@@ -23,13 +22,13 @@ from bench.budgets import (
 from bench.kinds import CHEAP, DEAR, DEAR_UNITS, LABELS
 from bench.plan import measure as measure_plan
 from bench.report import Figure, Report
+from bench.sessions import budget_at
 from quota.deciding.project import Project
 from quota.jobs.store.store import Store
 from quota.ledger.factory import open_ledger
 from quota.reports.spending import read_spending
-from quota.session import Session
-from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
+from support.inbound import Clock
 from support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -92,40 +91,25 @@ def _far(server: RedisServer, full: int) -> Iterator[Figure]:
         ledger.close()
 
 
-@contextmanager
-def _session(server: RedisServer, folder: Path, project: str) -> Iterator[Session]:
-    """As a user opens it, with the default limits and a state folder of its own."""
-    folder.mkdir()
-    path = folder / "quota.toml"
-    limits = "".join(
-        f'[[credentials.main.limits]]\nname = "{name}"\nunits = 1_000_000_000\nwindow = {window}\n'
-        for name, window in (("day", '"24h"'), ("pacific", '{ calendar = "day", zone = "America/Los_Angeles" }'))
-    )
-    ledger = f'[ledger]\nurl = "{server.url}"\n'
-    path.write_text(f'{ledger}[credentials.main]\napi = "youtube-v3"\nproject = "{project}"\n{limits}')
-    with patch.dict(os.environ, {"QUOTA_STATE_DIR": str(folder / "state")}):
-        session = Session(load_settings(path))
-        session.ledger.now_ms()
-        yield session
-        session.close()
-
-
 def _fresh(server: RedisServer, folder: Path, sizes: tuple[int, int]) -> Iterator[Figure]:
     """The first decision of a machine that has seen nothing of this log."""
     for charges in sizes:
         project = f"fresh-{charges}"
-        with _session(server, folder / f"{project}-before", project) as session:
-            fill(session.ledger, project, charges)
-            while session.budget().charge(CHEAP).reason == "counting":  # until the totals are known
-                pass
-        with _session(server, folder / project, project) as session:
-            took_ms = _timed(lambda session=session: session.budget().charge(CHEAP))
+        fresh = patch.dict(os.environ, {"QUOTA_STATE_DIR": str(folder / project)})
+        before = budget_at(server.url, folder, project, limits=2)
+        fill(before.ledger, project, charges)
+        while before.charge(CHEAP).reason == "counting":  # until the totals are known
+            pass
+        with fresh:
+            budget = budget_at(server.url, folder, project, limits=2)
+            budget.ledger.now_ms()
+            took_ms = _timed(lambda budget=budget: budget.charge(CHEAP))
         yield Figure(f"Redis, fresh state folder, {charges:,} charges", took_ms, "ms")
 
 
 def _long_log(server: RedisServer, charges: int) -> Iterator[Figure]:
     """A limit that is new, and who spent it all."""
-    clock = SteppingClock()
+    clock = Clock()
     ledger = open_ledger(server.url, clock=clock)
     an_hour = charges // 20
     for hour in range(20):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -13,11 +12,11 @@ import redis.asyncio
 import quota
 from bench.budgets import NOTHING
 from bench.kinds import CHEAP, LABELS
-from bench.race import Contestant, race
+from bench.race import Contestant, pinned, race
 from bench.report import Bar, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from support.servers import RedisServer
@@ -46,7 +45,7 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, deci
     path.write_text(CONFIGURATION.format(url=server.url))
     client = redis.asyncio.Redis.from_url(server.url)
     state = patch.dict(os.environ, {"QUOTA_STATE_DIR": str(folder / "loops-state")})
-    with state, asyncio.Runner() as runner, _beside_the_server():
+    with state, asyncio.Runner() as runner, pinned(_others):
         session = quota.open_async(path)
         budget = session.budget()
         sha = runner.run(client.script_load(NOTHING))
@@ -86,16 +85,6 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, deci
     report.bars.append(Bar(f"asyncio, {ours} beside {BARE * decisions:,} calls", rows[1].ratio, 1))
 
 
-@contextmanager
-def _beside_the_server() -> Iterator[None]:
+def _others(shared: set[int]) -> set[int]:
     """Elsewhere this process and the server share a CPU. Here the one works while the other does."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    shared = os.sched_getaffinity(0)
-    others = {*range(os.cpu_count() or 1)} - shared
-    os.sched_setaffinity(0, others or shared)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, shared)
+    return {*range(os.cpu_count() or 1)} - shared or shared

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quota.terms.limits import DAY_MS
 
@@ -52,12 +52,17 @@ def _set_recipe(client: redis.Redis, url: str, key: str) -> Hit:
     return lambda units: client.evalsha(sha, 1, key, DAY_MS, PLENTY, units, f"{key}:{next(members)}")
 
 
-def _limits(client: redis.Redis, url: str, key: str) -> Hit:
-    from limits import RateLimitItemPerDay
+def moving_window(url: str) -> Any:
     from limits.storage import RedisStorage
     from limits.strategies import MovingWindowRateLimiter
 
-    limiter, item = MovingWindowRateLimiter(RedisStorage(url)), RateLimitItemPerDay(PLENTY)
+    return MovingWindowRateLimiter(RedisStorage(url))
+
+
+def _limits(client: redis.Redis, url: str, key: str) -> Hit:
+    from limits import RateLimitItemPerDay
+
+    limiter, item = moving_window(url), RateLimitItemPerDay(PLENTY)
     return lambda units: limiter.hit(item, key, cost=units)
 
 
@@ -67,10 +72,8 @@ def limits_decisions(url: str, full: int) -> dict[str, Callable[[], object]]:
     if find_spec("limits") is None:
         return {}
     from limits import RateLimitItemPerDay
-    from limits.storage import RedisStorage
-    from limits.strategies import MovingWindowRateLimiter
 
-    limiter = MovingWindowRateLimiter(RedisStorage(url))
+    limiter = moving_window(url)
     item, small = RateLimitItemPerDay(PLENTY), RateLimitItemPerDay(full)
     limiter.hit(small, "full", cost=full)
 

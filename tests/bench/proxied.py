@@ -18,10 +18,11 @@ from typing import Any
 
 import aiohttp
 
-from bench.middleware import Client, cpu_ns, pinned
-from bench.race import Contestant, race
+from bench.middleware import Client, cpu_ns
+from bench.race import Contestant, pinned, race
 from bench.report import Bar, Report
-from support.proxying import House, Upstream, answer
+from support.plain_http import Upstream, answer
+from support.proxying import House
 from support.web import served_by
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -9,6 +9,7 @@ of the same round.
 from __future__ import annotations
 
 import gc
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
@@ -61,6 +62,21 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def pinned(choose: Callable[[set[int]], set[int]] = lambda cpus: {max(cpus)}) -> Iterator[bool]:
+    """Keep this process and its children on one CPU, so that a call is the work and not the waking of another; or on
+    those that `choose` takes. Whether the system can do that."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield False
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, choose(before))
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: Progress) -> list[Row]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import platform
+import sqlite3
 import sys
+import tempfile
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import redis
+
+from bench.race import pinned
+from support.servers import RedisServer
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from argparse import Namespace
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bench.race import Row
 
@@ -122,3 +134,28 @@ class Report:
     def _begin(self, title: str, note: str) -> None:
         self.progress.clear()
         print(f"\n{title}" + (f"\n{note}" if note else ""))
+
+
+@contextmanager
+def measuring(options: Namespace) -> Iterator[tuple[Report, RedisServer, Path]]:
+    """A report, a server on the CPU of this process, and a folder; then the bars, and the file of `--json`."""
+    report = Report()
+    with (
+        pinned() as is_pinned,  # before the server starts: a child inherits it
+        tempfile.TemporaryDirectory(prefix="quota-bench-") as folder,
+        RedisServer() as server,
+    ):
+        with redis.Redis(port=server.port) as client:
+            version = client.info("server")["redis_version"]
+        report.about = {
+            "Python": platform.python_version(),
+            "SQLite": sqlite3.sqlite_version,
+            "Redis": version,
+            "redis-py": redis.__version__,
+            "CPUs": "1" if is_pinned else "not pinned",
+        }
+        print(", ".join(f"{name} {value}" for name, value in report.about.items()))
+        yield report, server, Path(folder)
+    report.show_bars()
+    if options.json:
+        Path(options.json).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")

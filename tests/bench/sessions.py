@@ -1,4 +1,5 @@
 """Decisions as a user's program makes them, by a configuration and what `quota` itself offers: so every revision can.
+With a journal of what the machine saw of the log, and with what answers while the ledger cannot.
 
     python -m bench.sessions URL FOLDER FULL
 
@@ -33,20 +34,24 @@ LIMITS = (
 )
 
 
-def decision(url: str, folder: Path, project: str, kind: Kind, full: int) -> Callable[[], object]:
-    units = full if kind.refused else PLENTY
-    limits = "".join(
+def budget_at(url: str, folder: Path, project: str, limits: int, units: int = PLENTY) -> quota.Budget:
+    """With the first of these limits, each of so many units."""
+    configured = "".join(
         f'[[credentials.main.limits]]\nname = "{name}"\n{window}\n'
         f"quota = {units + ALLOWANCE_UNITS}\nheadroom = {ALLOWANCE_UNITS}\n"
-        for name, window in LIMITS[: kind.limits]
+        for name, window in LIMITS[:limits]
     )
     path = folder / f"{project}.toml"
     path.write_text(
         f'[ledger]\nurl = "{url}"\n'
         f"unavailable = {{ max_cost = 1, allowance = {ALLOWANCE_UNITS}, machines = 1 }}\n"
-        f'[credentials.main]\napi = "youtube-v3"\nproject = "{project}"\n{limits}'
+        f'[credentials.main]\napi = "youtube-v3"\nproject = "{project}"\n{configured}'
     )
-    budget = quota.open(path).budget()
+    return quota.open(path).budget()
+
+
+def decision(url: str, folder: Path, project: str, kind: Kind, full: int) -> Callable[[], object]:
+    budget = budget_at(url, folder, project, kind.limits, full if kind.refused else PLENTY)
     for before in range(0, full if kind.refused else 0, AT_ONCE):
         assert budget.charge_many([(DEAR, 1)] * min(AT_ONCE, full - before), **LABELS)[0].admitted
 
@@ -56,12 +61,18 @@ def decision(url: str, folder: Path, project: str, kind: Kind, full: int) -> Cal
     return call
 
 
-def serve(url: str, folder: Path, full: int) -> None:
-    print(quota.__file__, *import_module("quota.lua").__path__, sep=os.pathsep, flush=True)
-    calls = {
+def decisions(url: str, folder: Path, full: int) -> dict[str, Callable[[], object]]:
+    """Each of a project of its own. Those that are refused meet `full` charges of 1."""
+    folder.mkdir(exist_ok=True)
+    return {
         name: decision(url, folder, f"{folder.name}-{number}", kind, full)
         for number, (name, kind) in enumerate(DECISIONS.items())
     }
+
+
+def serve(url: str, folder: Path, full: int) -> None:
+    print(quota.__file__, *import_module("quota.lua").__path__, sep=os.pathsep, flush=True)
+    calls = decisions(url, folder, full)
     gc.disable()  # as in the race
     for line in sys.stdin:
         times, _, name = line.rstrip("\n").partition(" ")

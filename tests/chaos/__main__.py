@@ -120,11 +120,15 @@ def _repaid(debts: dict[str, int]) -> str:
 def table(scene: Scene, verdict: Verdict) -> str:
     """Seed, faults by kind, and one line a figure; the limits as a table of their own."""
     lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
-    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
+    return "\n".join([*lines, *told(verdict)])
+
+
+def told(verdict: Verdict) -> list[str]:
+    """One line a figure, and what is wrong."""
+    lines = [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
     for table_name in TABLES:
         lines += _columns(verdict.figures[table_name])
-    lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
-    return "\n".join(lines)
+    return lines + ([f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"])
 
 
 def _columns(rows: dict[str, dict[str, Any]]) -> list[str]:

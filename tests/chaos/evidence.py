@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from chaos.scene import MACHINES
 from quota.journal.draws import Draws
 from quota.ledger.factory import Identity
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from chaos.scene import Scene
@@ -129,9 +129,9 @@ class Evidence:
 
 def gather(scene: Scene, course: Course) -> Evidence:
     wire = [Arrival(**json.loads(line)) for line in scene.wire.read_text().splitlines()] if scene.wire.exists() else []
-    lives = [_life(path, course.killed) for path in sorted(scene.journals.iterdir())]
-    draws = [draw for machine in MACHINES for draw in drawn(machine, scene.machine(machine) / "state")]
-    stores = {machine: _stored(scene.machine(machine) / "videos.db") for machine in MACHINES}
+    lives = lives_of(scene, course.killed)
+    draws = [draw for machine in scene.machines for draw in _drawn(machine, scene.machine(machine) / "state")]
+    stores = {machine: _stored(scene.machine(machine) / "videos.db") for machine in scene.machines}
     return _put_together(scene, course, wire, lives, draws, stores)
 
 
@@ -147,10 +147,15 @@ def _put_together(
     return Evidence(scene, course, wire, lives, _attempts(lives, entries, draws, wire), entries, draws, stores)
 
 
-def _life(path: Path, killed: set[str]) -> Life:
-    events = [json.loads(line) for line in path.read_text().splitlines()]
+def lives_of(scene: Scene, killed: Collection[str] = ()) -> list[Life]:
+    return [_life(path, path.stem in killed) for path in sorted(scene.journals.iterdir())]
+
+
+def _life(path: Path, killed: bool) -> Life:
+    whole, _, _ = path.read_text().rpartition("\n")  # its last line may be on its way
+    events = [json.loads(line) for line in whole.splitlines()]
     start: Event = events[0] if events else {"machine": "", "kind": "", "ahead_ms": 0}
-    return Life(path.stem, start["machine"], start["kind"], path.stem in killed, events, start["ahead_ms"])
+    return Life(path.stem, start["machine"], start["kind"], killed, events, start["ahead_ms"])
 
 
 def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], wire: list[Arrival]) -> Any:
@@ -194,7 +199,7 @@ def token_of(decision: Event) -> str:
     return str(decision["id"] or "").partition("-")[2]
 
 
-def drawn(machine: str, state: Path) -> list[Draw]:
+def _drawn(machine: str, state: Path) -> list[Draw]:
     """What a machine drew on its allowance, by its state folder."""
     draws = []
     for path in state.rglob("draws"):

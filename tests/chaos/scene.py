@@ -6,7 +6,10 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROJECT = "chaos"
 KEY = "a-key-for-chaos"
@@ -58,6 +61,8 @@ class Limit:
 class Scene:
     """One run: its seed, how long faults strike, and its folder."""
 
+    machines: ClassVar[tuple[str, ...]] = MACHINES
+    workers: ClassVar[tuple[tuple[str, str], ...]] = WORKERS
     seed: int
     seconds: float
     folder: Path
@@ -75,7 +80,7 @@ class Scene:
 
     @property
     def headroom_units(self) -> int:
-        return len(MACHINES) * self.allowance_units
+        return len(self.machines) * self.allowance_units
 
     @property
     def quota_units(self) -> int:
@@ -115,14 +120,17 @@ class Scene:
 
     def name_ledger(self, url: str) -> None:
         """Edit the url of the ledger in each machine's configuration."""
-        for machine in MACHINES:
+        for machine in self.machines:
             path = self.machine(machine) / "quota.toml"
             path.write_text(re.sub(r'(\[ledger\]\nurl = )"[^"]*"', rf'\g<1>"{url}"', path.read_text()))
 
-    def configure(self, ledger_url: str, endpoint: str) -> None:
+    def configure(self, ledger_url: str, endpoint: str = "http://127.0.0.1:9") -> None:
         """A folder for each machine: configuration, key, state folder and store."""
         self.journals.mkdir()
-        for machine in MACHINES:
+        allowance = (
+            f"{{ max_cost = {CHEAP_UNITS}, allowance = {self.allowance_units}, machines = {len(self.machines)} }}"
+        )
+        for machine in self.machines:
             folder = self.machine(machine)
             folder.mkdir()
             (folder / "key").write_text(KEY)
@@ -136,7 +144,7 @@ class Scene:
                 f"""
 [ledger]
 url = "{ledger_url}"
-unavailable = {{ max_cost = {CHEAP_UNITS}, allowance = {self.allowance_units}, machines = {len(MACHINES)} }}
+{f"unavailable = {allowance}" if self.allowance_units else ""}
 [credentials.main]
 api = "youtube-v3"
 project = "{PROJECT}"

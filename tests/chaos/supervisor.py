@@ -12,23 +12,26 @@ import time
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chaos.evidence import store_id
 from chaos.journal import now_ms
 from chaos.plan import CLOCK_WRONG, MOVES, make_plan
-from chaos.scene import AHEAD_MS, FETCH, HEAL_S, MACHINES, SHARED, WORKERS, Scene
+from chaos.scene import AHEAD_MS, FETCH, HEAL_S, MACHINES, SHARED, Scene
 from chaos.server import ChaosServer, Entry
-from support.clocks import FAKETIME, wrong_clock
 from support.commands import Quota, program
 from support.proxy import Proxy
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from chaos.plan import Step
     from support.forked import Forked
+
+FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+"""The library of Debian's package faketime, by which a process has a wrong clock; None where it is not installed."""
 
 START_S = 60
 MOVE_S = 60
@@ -101,15 +104,15 @@ class Course:
     log: list[Entry] = field(default_factory=list)
     healed_ms: int = 0
     ended_ms: int = 0
-    took_s: dict[str, float] = field(default_factory=dict)
 
 
 class Worker:
     """One worker over its lives."""
 
-    def __init__(self, scene: Scene, number: int) -> None:
-        self.scene, self.number = scene, number
-        self.machine, self.kind = WORKERS[number]
+    def __init__(self, scene: Scene, number: int, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: a command that runs it elsewhere."""
+        self.scene, self.number, self.prefix = scene, number, prefix
+        self.machine, self.kind = scene.workers[number]
         self.lives = 0
         self.lost = False
         """Its machine is gone: nothing starts there."""
@@ -128,9 +131,12 @@ class Worker:
         if self.lost or (self.process is not None and self.process.poll() is None):
             return
         self.lives += 1
-        environment = {**wrong_clock(ahead_ms // 1_000), AHEAD_MS: str(ahead_ms)} if ahead_ms else {}
+        environment = {}
+        if ahead_ms:
+            environment = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{ahead_ms // 1_000:+d}s"}
+            environment |= {"FAKETIME_DISABLE_SHM": "1", AHEAD_MS: str(ahead_ms)}
         with (self.scene.folder / f"{self.life}.err").open("wb") as errors:
-            self.process = Quota(self.scene.machine(self.machine)).start(
+            self.process = Quota(self.scene.machine(self.machine), self.prefix).start(
                 *(str(self.scene.folder), self.machine, self.kind, self.life, str(seed)),
                 script=program("chaos.worker"),
                 env=environment,
@@ -161,16 +167,38 @@ class Worker:
         return f"{self.life} ({self.machine}, {self.kind}) ended with {self.process.returncode}: {errors[-2_000:]}"
 
 
+def until_decided(workers: Iterable[Worker]) -> None:
+    """Each of these, which were started just now, is past its imports."""
+    deadline = time.monotonic() + START_S
+    for worker in workers:
+        path = worker.scene.journals / f"{worker.life}.jsonl"
+        while not (path.exists() and b'"decision"' in path.read_bytes()):
+            if (trouble := worker.trouble()) or time.monotonic() > deadline:
+                raise RuntimeError(trouble or f"{worker.life} did not start in {START_S} s")
+            time.sleep(POLL_S)
+
+
+def until_ended(course: Course, workers: Iterable[Worker]) -> None:
+    deadline = time.monotonic() + HEAL_S
+    for worker in workers:
+        assert worker.process is not None
+        while worker.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if worker.process.poll() is None:
+            course.failed.append(f"{worker.life} did not end within {HEAL_S} s after everything was healed")
+        elif (trouble := worker.trouble()) is not None and trouble not in course.failed:
+            course.failed.append(trouble)
+
+
 class Supervisor:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.course = Course()
         self.copied: frozenset[str] = frozenset()
-        self.workers = [Worker(scene, number) for number in range(len(WORKERS))]
+        self.workers = [Worker(scene, number) for number in range(len(scene.workers))]
 
     def run(self) -> Course:
         _allow_many_files()
-        started = time.monotonic()
         with (
             contextlib.closing(ChaosServer(self.scene.folder / "copies")) as self.server,
             Proxy(self.server.port) as self.proxy,
@@ -180,9 +208,8 @@ class Supervisor:
             try:
                 for worker in self.workers:
                     worker.start(self.scene.seed * 100 + worker.number)
-                self._until_decided(self.workers)
+                until_decided(self.workers)
                 began = time.monotonic()
-                self.course.took_s["start"] = began - started
                 for step in make_plan(self.scene.seed, self.scene.seconds, losses=self.scene.losses):
                     while (left_s := began + step.at_s - time.monotonic()) > 0:
                         time.sleep(min(left_s, POLL_S))
@@ -193,11 +220,8 @@ class Supervisor:
                     getattr(self, "_" + step.do.replace("-", "_"))(step)
                     if step.fault in (*MOVES, CLOCK_WRONG):
                         began += time.monotonic() - struck
-                healed = time.monotonic()
-                self.course.took_s["faults"] = healed - began
                 self._finish()
-                self._until_all_ended()
-                self.course.took_s["last ticks"] = time.monotonic() - healed
+                until_ended(self.course, self.workers)
             finally:
                 for worker in self.workers:
                     if worker.process is not None:
@@ -218,16 +242,6 @@ class Supervisor:
             finally:
                 process.kill()
 
-    def _until_decided(self, workers: Iterable[Worker]) -> None:
-        """Each of these, which were started just now, is past its imports."""
-        deadline = time.monotonic() + START_S
-        for worker in workers:
-            path = self.scene.journals / f"{worker.life}.jsonl"
-            while not (path.exists() and b'"decision"' in path.read_bytes()):
-                if (trouble := worker.trouble()) or time.monotonic() > deadline:
-                    raise RuntimeError(trouble or f"{worker.life} did not start in {START_S} s")
-                time.sleep(POLL_S)
-
     def _finish(self) -> None:
         self._heal()
         self.proxy.resume()
@@ -237,17 +251,6 @@ class Supervisor:
                 self.course.failed.append(str(worker.trouble()))
         self.course.healed_ms = now_ms()
         self.scene.stop.touch()
-
-    def _until_all_ended(self) -> None:
-        deadline = time.monotonic() + HEAL_S
-        for worker in self.workers:
-            assert worker.process is not None
-            while worker.process.poll() is None and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-            if worker.process.poll() is None:
-                self.course.failed.append(f"{worker.life} did not end within {HEAL_S} s after everything was healed")
-            elif (trouble := worker.trouble()) is not None and trouble not in self.course.failed:
-                self.course.failed.append(trouble)
 
     # -- what the plan may ask for -----------------------------------------------------------------------------------
 
@@ -377,7 +380,7 @@ class Supervisor:
         self._restart_all(step)
 
     def _mover(self, old: str, new: str) -> subprocess.Popen[str] | Forked:
-        return Quota(self.scene.machine(WORKERS[0][0])).start("ledger", "move", old, new)
+        return Quota(self.scene.machine(self.workers[0].machine)).start("ledger", "move", old, new)
 
     def _kill_all(self) -> None:
         for worker in self.workers:
@@ -401,7 +404,7 @@ class Supervisor:
                 self.course.faults["worker-killed"] += 1
                 self._kill(worker)
                 worker.start(dice.randrange(1 << 30), clock_ms)
-            self._until_decided(there)
+            until_decided(there)
             time.sleep(dice.uniform(0.5, 1.5))
 
     # -- a machine is lost ---------------------------------------------------------------------------------------------
@@ -433,7 +436,7 @@ class Supervisor:
         self.scene.name_ledger(self._ledger_url(self.server.database))
         for worker in self.workers:
             worker.start(step.how["dice"] + worker.number)
-        self._until_decided(worker for worker in self.workers if not worker.lost)
+        until_decided(worker for worker in self.workers if not worker.lost)
 
     def _flush(self, step: Step) -> None:
         log, at_ms = self.server.flush()

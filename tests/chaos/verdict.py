@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.evidence import token_of
 from chaos.plan import MOVES
-from chaos.scene import FETCH, MACHINES, PAGE_ITEMS, PAGES, REGIONS, SHARED, SHARED_REGIONS
+from chaos.scene import FETCH, PAGE_ITEMS, PAGES, REGIONS, SHARED, SHARED_REGIONS
 from quota.common.clock import NEVER
 
 if TYPE_CHECKING:
@@ -55,22 +55,26 @@ class Verdict:
             self.wrong.append(what)
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: Evidence, *, sends: bool = True) -> Verdict:
+    """`sends`: the workers also sent what they charged, and stored pages."""
     verdict = Verdict()
     kinds = _kinds(evidence, verdict)
     _course(evidence, verdict)
     _put_back(evidence, verdict)
-    _charged_before(evidence, verdict)
+    if sends:
+        _charged_before(evidence, verdict)
     unknown_of = {name: _unknown(evidence, name) for name in evidence.scene.limits}
     _clocks(evidence, verdict)
     _overspend(evidence, verdict, unknown_of)
     _replay(evidence, verdict, kinds)
     _refusals(evidence, verdict, unknown_of)
-    _pages(evidence, verdict)
-    _owners(evidence, verdict)
-    _debts(evidence, verdict, kinds)
-    _recovery(evidence, verdict)
-    _waste(evidence, verdict)
+    if sends:
+        _pages(evidence, verdict)
+        _owners(evidence, verdict)
+    _debts(evidence, verdict)
+    if sends:
+        _recovery(evidence, verdict)
+        _waste(evidence, verdict)
     return verdict
 
 
@@ -134,7 +138,6 @@ def _course(evidence: Evidence, verdict: Verdict) -> None:
     figures["decisions by answer"] = dict(sorted(reasons.items()))
     figures["ticks"] = dict(sorted(Counter(e["outcome"] for _, e in evidence.events("tick")).items()))
     figures["faults"] = dict(sorted(course.faults.items()))
-    figures["took s"] = {name: round(value, 1) for name, value in course.took_s.items()}
     warnings = Counter(str(e["text"]).split(" ", 1)[0] for _, e in evidence.events("warning"))
     figures["warnings"] = dict(sorted(warnings.items()))
     figures["lost by fsync everysec"] = len(_unsynced(evidence))
@@ -207,7 +210,7 @@ def _charged_ms(attempt: Attempt) -> int:
 
 @dataclass(frozen=True)
 class Ignorance:
-    """A loss, what was admitted until a machine that had seen all of it had asked, and when one first said so."""
+    """A loss, and what was admitted until a machine that had seen all of it had asked."""
 
     at_ms: int
     until_ms: int
@@ -215,7 +218,8 @@ class Ignorance:
     remembered: bool
     """Whether anybody was told of anything that was lost."""
 
-    noticed_ms: int | None
+    noticed: bool
+    """Whether a machine has warned of it."""
 
 
 def _ignorance(evidence: Evidence, decisions: list[tuple[Life, Event]], loss: Loss, name: str) -> Ignorance | None:
@@ -251,9 +255,8 @@ def _ignorance(evidence: Evidence, decisions: list[tuple[Life, Event]], loss: Lo
         and loss.at_ms <= _charged_ms(attempt) <= until_ms
     )
     remembered = any(entry.ms <= seen_ms[knows] for entry in lost)
-    said = (event["ms"] for _, event in evidence.events("warning") if event["text"].startswith(BEHIND))
-    noticed_ms = next((ms for ms in said if ms >= loss.at_ms), None)
-    return Ignorance(loss.at_ms, until_ms, units, remembered, noticed_ms)
+    warned_ms = [event["ms"] for _, event in evidence.events("warning") if event["text"].startswith(BEHIND)]
+    return Ignorance(loss.at_ms, until_ms, units, remembered, max(warned_ms, default=0) >= loss.at_ms)
 
 
 def _unknown(evidence: Evidence, name: str) -> list[Ignorance]:
@@ -267,14 +270,13 @@ def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[
     scene, losses = evidence.scene, evidence.course.losses
     unsynced = _unsynced(evidence)
     sent = [(attempt, attempt.arrival) for attempt in evidence.attempts.values() if attempt.arrival is not None]
-    allowed_units = len(MACHINES) * scene.allowance_units
+    allowed_units = len(scene.machines) * scene.allowance_units
     rows = {}
     for name, limit in scene.limits.items():
         units, window_ms = limit.units, limit.window_ms
         counted = [(attempt, one) for attempt, one in sent if limit.method in (None, one.method)]
         by_ledger = sorted((_charged_ms(attempt), one.units) for attempt, one in counted if attempt.draw is None)
         by_all = sorted((_charged_ms(attempt), one.units) for attempt, one in counted)
-        by_wire = sorted((one.ms, one.units) for one in evidence.wire if limit.method in (None, one.method))
         unknown = unknown_of[name]
         over, grace_at_worst, worst = 0, 0, None
         for at_ms, used in _windows(by_ledger, window_ms):
@@ -293,7 +295,6 @@ def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[
             "limit": units,
             "most in a window": most_all,
             "of it by the ledger": max((used for _, used in _windows(by_ledger, window_ms)), default=0),
-            "most by time of arrival": max((used for _, used in _windows(by_wire, window_ms)), default=0),
             "bound": bound,
             "overspent by the ledger": over,
             "excused there": grace_at_worst,
@@ -309,9 +310,7 @@ def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[
         "killed on their way": course.movers_killed,
     }
     figures["spent before a loss was known"] = [x.units for x in unknown]
-    figures["a loss could be known after ms"] = [x.until_ms - x.at_ms for x in unknown]
-    figures["a loss was noticed after ms"] = [x.noticed_ms and x.noticed_ms - x.at_ms for x in unknown]
-    unnoticed = sum(x.remembered and x.noticed_ms is None for x in unknown)
+    unnoticed = sum(x.remembered and not x.noticed for x in unknown)
     verdict.hold(not unnoticed, f"{unnoticed} of {len(unknown)} losses were noticed by no machine")
     by_machine: Counter[str] = Counter()
     for draw in evidence.draws:
@@ -361,7 +360,6 @@ def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[I
     decisions = _from_ledger(evidence)
     unsynced = _unsynced(evidence)
     first_loss_ms = min((loss.at_ms for loss in evidence.course.losses), default=evidence.course.ended_ms)
-    doubled = 0
     inexact, short = [], []
     rows = {}
     for name, limit in evidence.scene.limits.items():
@@ -392,8 +390,6 @@ def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[I
                     excused += sum(u for lost_ms, u in unsynced if at_ms - limit.window_ms < lost_ms <= at_ms)
                     least = max(least, true - used)
                     short += [told] if true - used > excused else []
-            longest = bisect_right(ids, (asked_ms - CLOCK_MS - 2 * limit.window_ms, NEVER))
-            doubled += used > sums[until] - sums[longest]
             asked += 1
             most = max(most, used - true)
             total += max(0, used - true)
@@ -411,7 +407,6 @@ def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[I
     verdict.hold(
         not short, f"{len(short)} decisions counted less than was spent, and known to have been spent: {short[:3]}"
     )
-    verdict.figures["decisions that counted twice"] = doubled
     if not evidence.course.losses:
         needless = sum(int(row["refused in spite of room"]) for row in rows.values())
         verdict.hold(not needless, f"{needless} calls were refused in spite of room")
@@ -578,7 +573,7 @@ def _owners(evidence: Evidence, verdict: Verdict) -> None:
 # -- 4. debts ----------------------------------------------------------------------------------------------------------
 
 
-def _debts(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None:
+def _debts(evidence: Evidence, verdict: Verdict) -> None:
     unpaid = [draw for draw in evidence.draws if not draw.repaid]
     final = {entry.token for entry in evidence.course.log}
     missing = [draw for draw in evidence.draws if draw.token not in final]
@@ -587,7 +582,6 @@ def _debts(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None:
         "draws": len(evidence.draws),
         "unpaid": len(unpaid),
         "missing": len(missing),
-        "late originals": sum(kinds.get(draw.token) == "charge" for draw in evidence.draws),
     }
     verdict.hold(not unpaid, f"{len(unpaid)} draws were not repaid")
     verdict.hold(not missing, f"{len(missing)} draws are not in the log at the end: {missing[:3]}")

@@ -3,6 +3,7 @@
     ticks     one tick of the real runner after the other, each in a session of its own as cron would start it
     calls     the Google client in a loop
     charges   `budget.charge`, then a plain HTTP request: now and then a dear one
+    spends    the same without the request; `spends_cheaply` makes no dear charge either
 
 It goes on until the file `finish` appears; then it does its last tick, or sees to it that nothing is owed, and ends.
 """
@@ -101,19 +102,25 @@ class Worker:
                 self.poll(0.02)
             self.settle_debts(session)
 
-    def charges(self) -> None:
+    def spends(self) -> None:
+        self.charges(sends=False)
+
+    def spends_cheaply(self) -> None:
+        self.charges(sends=False, dear_share=0, pause_s=0.005)
+
+    def charges(self, *, sends: bool = True, dear_share: float = DEAR_SHARE, pause_s: float = 0.02) -> None:
         with NotedSession(self.settings, self.journal) as session:
             budget = session.budget()
             host = urlsplit(session.credential().endpoint or "").netloc
             while not self.finish.exists():
-                dear = self.random.random() < DEAR_SHARE
+                dear = self.random.random() < dear_share
                 name = self.journal.next_call()
                 decision = budget.charge(DEAR if dear else CHEAP)
-                if decision.admitted:
+                if decision.admitted and sends:
                     self.send(host, "captions" if dear else "videos", name)
                 else:
                     self.poll()
-                self.poll(0.02)
+                self.poll(pause_s)
             self.settle_debts(session)
 
     def send(self, host: str, resource: str, name: str) -> None:

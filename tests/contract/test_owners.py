@@ -8,9 +8,9 @@ import os
 import stat
 import struct
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,14 +20,10 @@ from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.reports.notify import Notice, notify
 from quota.rules.entry import START, Entry
-from quota.settings.model import make_state_folder
 from quota.terms.limits import DAY_MS
 from support.commands import Quota
 from support.setup import claim_of, state_at
 from support.users import NOBODY, as_user, needs_root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ME, MINE, VOLUMES, FOREIGN = 10001, 10001, 20001, 30001
 """A user, its primary group, the group of its volumes (a supplementary one), and a group that it is not in."""
@@ -207,10 +203,7 @@ def test_in_a_user_namespace_folders_of_an_unknown_owner_may_be_on_the_way(base:
     assert "belongs to nobody, and this is root" in of_root
 
 
-# -- folders -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=[0o000, 0o022, 0o077], autouse=True)
+@pytest.fixture(params=[0o000, 0o022, 0o077])
 def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
     before = os.umask(request.param)
     yield
@@ -227,22 +220,10 @@ def of_a_ledger(folder: Path) -> None:
         state_at(ledger).claim(claim_of("a"))
 
 
-def of_a_journal(folder: Path) -> None:
-    journal = Journal(folder, Identity("", "p"), keep_ms=DAY_MS)
-    journal.write("e", [Entry((5, 5), 1, "units", "videos.list", "", "", "key")])
-    journal.note_whole("e", START, (5, 5))
-    journal.close()
-
-
 def of_a_draw(folder: Path) -> None:
     draws = Journal(folder, Identity("", "p"), keep_ms=DAY_MS).draws
     call = Entry(START, 1, "units", "videos.list", "", "", "key")
     assert draws.draw([call], "", START, now_ms=5, window_ms=DAY_MS, allowance_units=50)
-
-
-def of_the_state(folder: Path) -> None:
-    os.environ["QUOTA_STATE_DIR"] = str(folder)
-    assert make_state_folder() == folder
 
 
 def of_a_session(folder: Path) -> None:
@@ -259,11 +240,6 @@ def of_a_notice(folder: Path) -> None:
         notify(session, [Notice("refused", "p", "day", "it is full", DAY_MS, here=True)])
 
 
-def of_a_command(folder: Path) -> None:
-    done = Quota(folder.parents[1])("charge", "videos.list", QUOTA_STATE_DIR=str(folder))
-    assert done.returncode == 0, done.stderr
-
-
 def of_the_demo(folder: Path) -> None:
     """No file of it can be written by others, and only the store be read: it holds what upstream shows to everybody.
     What others wrote there would be fetched by."""
@@ -278,13 +254,8 @@ def of_the_demo(folder: Path) -> None:
     assert set(files.values()) == {0o600}, files
 
 
-MADE_BY = (
-    *(make_folder, of_a_ledger, of_a_journal, of_a_draw, of_the_state, of_a_session, of_a_notice),
-    *(of_a_command, of_the_demo),
-)
-
-
-@pytest.mark.parametrize("make", MADE_BY)
+@pytest.mark.usefixtures("_umask")
+@pytest.mark.parametrize("make", [make_folder, of_a_ledger, of_a_draw, of_a_session, of_a_notice, of_the_demo])
 def test_every_folder_is_private_and_one_that_is_there_is_left_alone(
     state_dir: Path, tmp_path: Path, make: object
 ) -> None:
@@ -314,6 +285,7 @@ def test_a_path_may_be_relative_and_end_with_a_slash(tmp_path: Path, monkeypatch
     assert set(modes(tmp_path)) == {"a", "a/b", "a/c", "a/d"}
 
 
+@pytest.mark.usefixtures("_umask")
 def test_a_configuration_can_be_written_by_its_owner_alone(tmp_path: Path) -> None:
     assert Quota(tmp_path)("init").returncode == 0
     assert stat.S_IMODE((tmp_path / "quota.toml").stat().st_mode) & 0o022 == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,10 +30,6 @@ from quota.rules.entry import START, Entry
 from quota.terms.limits import DAY_MS
 from support.setup import claim_of, state_at
 from support.users import NOBODY, as_user, needs_root, not_root
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 IDENTITY = Identity("ledger", "p")
 NOW_MS = 1_795_867_200_000
@@ -231,17 +229,20 @@ def test_a_volume_of_root_with_the_groups_rights_is_used(place: Place) -> None:
     ],
 )
 def test_a_state_folder_of_others_stops_every_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], owner: int, mode: int, why: str
 ) -> None:
     state = tmp_path / "state"
     state.mkdir()
     os.chown(state, owner, owner)
     state.chmod(mode)
     monkeypatch.setenv("QUOTA_STATE_DIR", str(state))
-    for command in (["charge", "videos.list"], ["status"], ["check"], ["doctor"]):
+    says = f"state folder {state} {why} set QUOTA_STATE_DIR to a folder of your own"
+    for command in (["charge", "videos.list"], ["status"], ["doctor"]):
         with pytest.raises(quota.ConfigError) as caught:
             cli.main(command, standalone_mode=False)
-        assert str(caught.value) == f"state folder {state} {why} set QUOTA_STATE_DIR to a folder of your own"
+        assert str(caught.value) == says
+    assert cli.main(["check"], standalone_mode=False) == quota.ConfigError.exit_status
+    assert capsys.readouterr().err == f"quota: {says}\n"
     (tmp_path / "link").symlink_to(tmp_path)
     os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
     monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "link"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import redis
 
+from quota.budget import Budget
 from quota.deciding import recorder as recorder_module
 from quota.deciding.recorder import ATTEND_EVERY_S, MAX_KINDS, Recorder
 from quota.rules.refusals import MAX_COUNTS, MAX_REFUSALS
@@ -16,23 +18,14 @@ from quota.session import Session
 from quota.settings.load import load_settings
 from support.processes import in_child
 from support.proxy import Proxy
+from support.servers import RedisServer
 from support.setup import Setup, limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.budget import Budget
-    from support.servers import RedisServer
 
 CREDENTIAL = """
 [credentials.{name}]
 api = "youtube-v3"
 project = "{name}"
-[[credentials.{name}.limits]]
-name = "day"
-units = 100
-window = "24h"
+limits = [{{ name = "day", units = 100, window = "24h" }}]
 """
 
 
@@ -154,9 +147,7 @@ def test_refusals_count_once_if_the_answer_is_lost(behind_proxy: tuple[Setup, Pr
     assert len(setup.state.refusals().newest) == 3
 
 
-def test_a_ledger_that_has_just_not_answered_is_not_asked_and_gets_it_all_later(
-    behind_proxy: tuple[Setup, Proxy],
-) -> None:
+def test_a_ledger_that_just_did_not_answer_is_not_asked_and_gets_all_later(behind_proxy: tuple[Setup, Proxy]) -> None:
     setup, proxy = behind_proxy
     budget, recorder = recorded(setup, limit(1))
     budget.charge("videos.list")
@@ -187,9 +178,7 @@ def test_a_session_reports_its_refusals_when_it_closes(ledger_url: str, state_di
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_a_silent_ledger_holds_up_the_end_of_many_projects_no_longer_than_of_a_few(
-    server: RedisServer, state_dir: Path, tmp_path: Path
-) -> None:
+def test_a_silent_ledger_delays_many_projects_as_a_few(server: RedisServer, state_dir: Path, tmp_path: Path) -> None:
     names = [f"p{n}" for n in range(10)]
     with Proxy(server.port) as proxy:
         session = session_of(tmp_path, proxy.url, *names)

@@ -5,34 +5,26 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quota.async_budget import AsyncBudget, Awaiter
-from quota.budget import MAX_CHARGES
+from quota.budget import MAX_CHARGES, Budget
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.deciding.allowance import Allowance
 from quota.deciding.project import Project
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.ledger.factory import open_ledger
+from quota.ledger.log import Log
 from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.rules.entry import END
 from quota.rules.facts import Exhaustion
 from quota.terms.limits import HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
 from support.books import parse_book
+from support.setup import Setup, limit
 from support.setup import budget_of as any_budget_of
-from support.setup import ids_of, limit
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quota.budget import Budget
-    from quota.ledger.log import Log
-    from quota.rules.spent import Spent as Entry
-    from support.processes import Run
-    from support.setup import Setup
 
 FORGE = parse_book(
     """
@@ -67,7 +59,6 @@ FORGE = parse_book(
 CHANGE_MS = round(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000)
 CORE = limit(60, HOUR_MS, name="core", buckets=("core",))
 POINTS = limit(20, MINUTE_MS, name="points", buckets=("points",))
-CALLS = Limit("calls", 9, View(Selector(buckets=("core",), count="calls"), Sliding(MINUTE_MS)), 9, 0)
 EVERYTHING = Limit("all", 99, View(Selector(count="calls"), Sliding(MINUTE_MS)), 99, 0)
 
 
@@ -75,15 +66,8 @@ def budget_of(setup: Setup, *limits: Limit, **more: Any) -> Budget:
     return setup.budget(*(limits or (CORE, POINTS)), book=FORGE, **more)
 
 
-def log(setup: Setup) -> list[Entry]:
-    return setup.entries()
-
-
 def used(budget: Budget) -> dict[str, int]:
     return {state.name: state.used_units for state in budget.usage()}
-
-
-# -- one decision ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.topology
@@ -96,7 +80,7 @@ def test_a_call_of_two_buckets_is_one_decision_and_two_charges(setup: Setup) -> 
         ("points", 5, 5),
     ]
     assert decision.remaining_units == 15, "of the limit with the fewest further calls"
-    first, second = log(setup)
+    first, second = setup.entries()
     assert decision.id == f"{first.id[0]}-{first.key}+1"
     assert [(one.bucket, one.units, one.method, one.job, one.region) for one in (first, second)] == [
         ("core", 1, "write", "nightly", "DE"),
@@ -121,28 +105,6 @@ def test_either_bucket_may_refuse_a_call_and_then_neither_is_charged(setup: Setu
     assert only_core.charge("read").refused_by == "core"
 
 
-def test_a_peek_sees_all_buckets_and_changes_nothing(setup: Setup) -> None:
-    budget = budget_of(setup)
-    seen = budget.peek("write")
-    assert (seen.admitted, seen.id, [one.cost_units for one in seen.limits]) == (True, None, [1, 5])
-    assert log(setup) == []
-
-
-@pytest.mark.parametrize("bucket", ["core", "points"])
-def test_a_closed_bucket_closes_a_call_of_two_buckets(setup: Setup, bucket: str) -> None:
-    budget = budget_of(setup)
-    closed = Exhaustion(bucket, setup.now_ms, setup.now_ms + 1_000, "said so", "the test")
-    setup.state.exhaust(closed)
-    decision = budget.charge("read")
-    assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("exhausted", bucket, closed.until_ms)
-
-
-def test_a_limit_of_calls_counts_a_call_once_per_counted_bucket(setup: Setup) -> None:
-    budget = budget_of(setup, CALLS, EVERYTHING)
-    assert [(one.name, one.cost_units) for one in budget.charge("write").limits] == [("calls", 1), ("all", 2)]
-    assert used(budget) == {"calls": 1, "all": 2}
-
-
 def test_a_call_never_fits_if_one_part_never_fits(setup: Setup) -> None:
     with pytest.raises(CostExceedsLimit, match=r"write costs 5 units and limit 'points' .* holds 4"):
         budget_of(setup, CORE, limit(4, MINUTE_MS, name="points", buckets=("points",))).charge("write")
@@ -151,22 +113,19 @@ def test_a_call_never_fits_if_one_part_never_fits(setup: Setup) -> None:
 def test_units_of_the_caller_are_for_the_first_bucket(setup: Setup) -> None:
     budget = budget_of(setup)
     assert [one.cost_units for one in budget.charge("write", units=8).limits] == [8, 5]
-    assert [(one.bucket, one.units) for one in log(setup)] == [("core", 8), ("points", 5)]
+    assert [(one.bucket, one.units) for one in setup.entries()] == [("core", 8), ("points", 5)]
 
 
 def test_an_unknown_method_costs_the_default_of_its_verb_in_all_buckets(setup: Setup) -> None:
     budget = budget_of(setup)
     Meter(budget).attempt("conjure", "POST")
-    assert [(one.bucket, one.units) for one in log(setup)] == [("core", 2), ("points", 7)]
-
-
-# -- together with others ----------------------------------------------------------------------------------------------
+    assert [(one.bucket, one.units) for one in setup.entries()] == [("core", 2), ("points", 7)]
 
 
 def test_each_call_of_a_batch_has_an_id(setup: Setup) -> None:
     budget = budget_of(setup, CORE, POINTS, EVERYTHING)
     decisions = budget.charge_many(["read", "status", ("search", 3), "write"])
-    entries = [f"{one.id[0]}-{one.key}" for one in log(setup)]
+    entries = [f"{one.id[0]}-{one.key}" for one in setup.entries()]
     assert [one.id for one in decisions] == [f"{entries[0]}+1", None, entries[2], f"{entries[3]}+1"]
     assert [one.cost_units for one in decisions] == [1, 0, 3, 1]
     assert [one.method for one in decisions] == ["read", "status", "search", "write"]
@@ -186,12 +145,9 @@ def test_too_many_charges_for_a_step_are_one_line(setup: Setup) -> None:
         "these 51 calls are 102 charges, one for each bucket, and at most 100 are made together; "
         "make fewer calls at once"
     )
-    assert len(log(setup)) == MAX_CHARGES
+    assert len(setup.entries()) == MAX_CHARGES
     assert len(Meter(budget).attempts([("read", "GET")] * 51)) == 51
-    assert len(log(setup)) == MAX_CHARGES + 102
-
-
-# -- given back --------------------------------------------------------------------------------------------------------
+    assert len(setup.entries()) == MAX_CHARGES + 102
 
 
 def test_a_refund_returns_all_parts_and_may_be_repeated(setup: Setup) -> None:
@@ -229,12 +185,6 @@ def test_settle_sets_the_first_bucket_and_leaves_the_others(setup: Setup) -> Non
     assert used(budget) == {"core": 0, "points": 5}
 
 
-def test_an_attempt_that_never_left_is_refunded_in_all_buckets(setup: Setup) -> None:
-    budget = budget_of(setup)
-    Meter(budget).attempt("write", "POST").never_left()
-    assert used(budget) == {"core": 0, "points": 0}
-
-
 @pytest.mark.parametrize("wrong", ["{}+", "+{}", "{}+x", "{}++{}", "+".join(["{}"] * 102), "{}+1-999", "+", "{} {}"])
 def test_an_invalid_id_changes_nothing(setup: Setup, wrong: str) -> None:
     budget = budget_of(setup)
@@ -246,9 +196,6 @@ def test_an_invalid_id_changes_nothing(setup: Setup, wrong: str) -> None:
     assert used(budget)["core"] == 1
 
 
-# -- free --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_free_call_is_admitted_without_a_charge(setup: Setup) -> None:
     budget = budget_of(setup, limit(1, HOUR_MS, name="core", buckets=("core",)))
     budget.charge("read")
@@ -257,12 +204,12 @@ def test_a_free_call_is_admitted_without_a_charge(setup: Setup) -> None:
         assert (decision.admitted, decision.id, decision.source, decision.reason) == (True, None, None, "ok")
         assert (decision.method, decision.cost_units, decision.limits) == ("status", 0, ())
     assert budget.charge("status").sentence() == "admitted status on main: it is free, and nothing is charged"
-    assert len(log(setup)) == 2
+    assert len(setup.entries()) == 2
     with budget.spend("status") as decision:
         assert decision.id is None
     attempt = Meter(budget).attempt("status", "GET")
     attempt.never_left()
-    assert len(log(setup)) == 2
+    assert len(setup.entries()) == 2
     assert budget.charge("status", units=1).refused_by == "core", "the caller says that it costs one"
 
 
@@ -273,9 +220,6 @@ def test_a_free_call_needs_no_ledger(setup: Setup) -> None:
         setup.ledger = reached
         assert budget.charge("status").admitted
         assert budget.charge("read").reason == "ledger-unavailable"
-
-
-# -- while the ledger does not answer ----------------------------------------------------------------------------------
 
 
 def test_a_call_of_two_buckets_is_drawn_handed_over_and_refunded_whole(setup: Setup, tmp_path: Path) -> None:
@@ -307,7 +251,7 @@ def test_a_call_of_two_buckets_is_drawn_handed_over_and_refunded_whole(setup: Se
         budget.refund(f"{(first.id or '').partition('+')[0]}+2")
     assert budget.charge("read").admitted
     assert used(budget) == {"core": 3, "points": 11}
-    assert [(charge.bucket, charge.units) for charge in log(setup)] == [
+    assert [(charge.bucket, charge.units) for charge in setup.entries()] == [
         *[("core", 1), ("points", 5)],
         *[("core", 0), ("points", 0)],
         *[("core", 1), ("points", 5)],
@@ -315,9 +259,6 @@ def test_a_call_of_two_buckets_is_drawn_handed_over_and_refunded_whole(setup: Se
     ]
     budget.refund(third.id or "")
     assert used(budget_over(setup.ledger)) == {"core": 2, "points": 6}, "as the next process sees it"
-
-
-# -- on a day ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_may_become_dear_or_free_on_a_day(setup: Setup) -> None:
@@ -330,31 +271,12 @@ def test_a_call_may_become_dear_or_free_on_a_day(setup: Setup) -> None:
     assert len(budget.charge_many(["later", "sooner"])) == 2
     setup.now_ms = CHANGE_MS
     assert [one.id is None for one in budget.charge_many(["later", "sooner"])] == [False, True]
-    assert [(one.method, one.bucket, one.units) for one in log(setup)] == [
+    assert [(one.method, one.bucket, one.units) for one in setup.entries()] == [
         ("sooner", "core", 1),
         ("sooner", "points", 9),
         ("later", "core", 1),
         ("later", "points", 9),
     ]
-
-
-# -- elsewhere ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_event_loop_gets_the_same_answers(setup: Setup, run: Run) -> None:
-    budget = budget_of(setup)
-    awaiter = Awaiter(setup.ledger)
-
-    async def calls() -> None:
-        awaited = AsyncBudget(budget, awaiter)
-        decision = await awaited.charge("write")
-        assert decision.id == f"{ids_of(log(setup))[0]}+1"
-        assert (await awaited.charge("status")).id is None
-        await awaited.refund(decision.id or "")
-
-    run(calls())
-    awaiter.close()
-    assert used(budget) == {"core": 0, "points": 0}
 
 
 # -- what people are told ----------------------------------------------------------------------------------------------
@@ -373,7 +295,6 @@ def test_each_charge_of_a_call_is_listed_with_the_id_of_the_call(setup: Setup) -
 
 
 def test_a_spending_counts_one_call_and_units_by_bucket(setup: Setup) -> None:
-    """From the log as from the past."""
     budget = budget_of(setup, limit(10**6, buckets=()))
     budget.charge_many(["write", "write", "read", "search", "status"], job="nightly", region="DE")
     budget.refund(budget.charge("write", job="nightly", region="DE").id or "")

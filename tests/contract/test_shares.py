@@ -1,21 +1,24 @@
-"""A limit that each job has for itself: `per = "job"`."""
+"""A limit that each job has for itself (`per = "job"`), and a limit that counts and never refuses (`shadow = true`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import quota
 from quota.errors import CostExceedsLimit, UsageError
+from quota.reports.metrics import exposition, of_sums
+from quota.reports.spending import read_spending, read_sums
 from quota.reports.status import read_status
-from quota.terms.limits import HOUR_MS, Calendar, Limit, Selector, Sliding, View
-from support.setup import limit
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.setup import Setup
+from quota.session import Session
+from quota.settings.load import given_settings
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from support.setup import Setup, limit, state_at
 
 SHARE = Limit("share", 3, View(Selector(buckets=("units",)), Sliding(HOUR_MS)), 3, 0, per_job=True)
 TWO_KEYS = """
@@ -27,15 +30,10 @@ project = "p"
 [credentials.a]
 api = "youtube-v3"
 project = "p"
-[[credentials.a.limits]]
-name = "day"
-units = 4
-window = "24h"
-[[credentials.a.limits]]
-name = "share"
-units = 3
-window = "1h"
-per = "job"
+limits = [
+    { name = "day", units = 4, window = "24h" },
+    { name = "share", units = 3, window = "1h", per = "job" },
+]
 [jobs]
 trending = { fetch = "trending", credential = "a", regions = ["US"], leave = { day = 2 } }
 search = { fetch = "trending", credential = "b", regions = ["FR"] }
@@ -108,3 +106,88 @@ def test_no_limit_has_the_name_of_another_one_or_of_a_jobs_share_of_it(setup: Se
     twice = next(name for name in reversed(names) if name != "share")
     with pytest.raises(UsageError, match=f"limits: '{twice}' is the name of two; give each a name of its own"):
         setup.budget(*limits)
+
+
+def shadow(units: int, window_ms: int = DAY_MS, **fields: Any) -> Limit:
+    return replace(limit(units, window_ms, **{"name": "trial", **fields}), shadow=True)
+
+
+def test_a_shadow_limit_counts_beyond_its_number_and_refuses_nothing(setup: Setup) -> None:
+    budget = setup.budget(limit(5), shadow(3, HOUR_MS))
+    decisions = [budget.charge("videos.list") for _ in range(6)]
+    assert [one.admitted for one in decisions] == [True] * 5 + [False]
+    assert [one.would_refuse for one in decisions[:5]] == [(), (), (), ("trial",), ("trial",)]
+    assert [state.limit_units for state in decisions[4].limits] == [5, 3]
+    assert [state.used_units for state in decisions[4].limits] == [5, 5]
+    assert decisions[4].remaining_units == 0, "of the limit that refuses"
+    assert decisions[5].refused_by == "day"
+    assert decisions[5].retry_at_ms == setup.now_ms + DAY_MS, "no shadow delays a call"
+
+
+def test_a_peek_shows_what_a_shadow_limit_would_refuse(setup: Setup) -> None:
+    budget = setup.budget(limit(500), shadow(2))
+    assert budget.peek("videos.list").would_refuse == ()
+    budget.charge("videos.list", units=2)
+    peeked = budget.peek("videos.list")
+    assert (peeked.admitted, peeked.would_refuse, peeked.remaining_units) == (True, ("trial",), 498)
+    assert "limit 'trial' would refuse it" in peeked.sentence()
+    assert peeked.as_json()["limits"][1]["would_refuse"] is True  # type: ignore[index]
+
+
+def test_a_paced_shadow_delays_no_refused_call(setup: Setup) -> None:
+    day = View(Selector(("units",)), Calendar("day", "UTC"))
+    setup.now_ms = day.window.edges(setup.now_ms)[0]  # type: ignore[union-attr]
+    budget = setup.budget(limit(12, HOUR_MS), Limit("trial", 80, day, 80, 0, paced=True, shadow=True))
+    decisions = [budget.charge("videos.list") for _ in range(13)]
+    assert [bool(one.would_refuse) for one in decisions[:12]] == [False] * 10 + [True] * 2
+    assert decisions[12].retry_at_ms == setup.now_ms + HOUR_MS
+
+
+def test_each_job_may_have_a_shadow_and_leave_something_in_it(setup: Setup) -> None:
+    share = replace(shadow(3), per_job=True)
+    budget = setup.budget(limit(500), share, leave={"a": {}})
+    assert [budget.charge("videos.list", job="a").would_refuse for _ in range(4)][3] == ("trial:a",)
+    assert budget.charge("videos.list", job="b").would_refuse == ()
+
+
+@pytest.fixture
+def session(ledger_url: str, state_dir: Path, setup: Setup) -> Session:
+    limits = [
+        {"name": "day", "units": 5, "window": "24h"},
+        {"name": "trial", "units": 3, "window": "24h", "jobs": ["nightly"], "shadow": True},
+    ]
+    tables = {"ledger": {"url": ledger_url}, "credentials": {"main": {"api": "youtube-v3", "limits": limits}}}
+    return Session(given_settings(tables), clock=lambda: setup.now_ms)
+
+
+def test_status_spend_metrics_and_log_show_a_shadow_refusal(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    from quota.reports.status import read_status
+
+    caplog.set_level(logging.INFO, "quota")
+    with session:
+        budget = session.budget()
+        for _ in range(7):
+            budget.charge("videos.list", job="nightly")
+        row = read_status(session).as_json()["credentials"][0]["limits"][1]  # type: ignore[index]
+        assert (row["shadow"], row["would_refuse"], row["used_units"]) == (True, True, 5)
+        lines = [record.getMessage() for record in caplog.records if "would_refuse" in record.getMessage()]
+        assert lines == ["would_refuse project=main limit=trial method=videos.list job=nightly"] * 2
+        ledger = session.ledger
+        for recorder in session._recorders.values():
+            recorder.close()
+        spending = read_spending([session.project()], "job", 0)
+        assert [(one.limit, one.job, one.calls) for one in spending.would_refuse] == [("trial", "nightly", 2)]
+        assert [(one.limit, one.calls) for one in spending.refused] == [("day", 2)]
+        assert json.loads(json.dumps(spending.as_json()))["would_refuse"][0]["calls"] == 2
+        text = exposition(of_sums("main", *read_sums(session.project())))
+        assert 'quota_would_refuse_total{limit="trial",project="main",quota_job="nightly"} 2' in text
+        assert 'reason="shadow"' not in text
+        assert len(state_at(ledger, "main").refusals().newest) == 2, "a call that left is not kept as refused"
+
+
+def test_a_shadow_alone_protects_nothing(state_dir: Path) -> None:
+    from quota.settings.lint import lint
+
+    limits = [{"name": "trial", "units": 3, "window": "24h", "shadow": True}]
+    found = lint(given_settings({"credentials": {"main": {"api": "youtube-v3", "limits": limits}}}))
+    assert any(one.level != "ok" and "no limit counts" in one.message for one in found)

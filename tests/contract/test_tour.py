@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from quota.errors import CostExceedsLimit
 from quota.terms.limits import DAY_MS, HOUR_MS
-from support.setup import limit
-
-if TYPE_CHECKING:
-    from support.setup import Setup
+from support.setup import Setup, limit
 
 pytestmark = pytest.mark.topology
 

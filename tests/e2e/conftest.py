@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 from support.commands import Quota
 from support.emulator import Emulator
-from support.servers import immortal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from support.servers import RedisServer
+from support.servers import RedisServer, immortal
 
 
 @pytest.fixture

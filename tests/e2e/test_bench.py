@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,33 +19,30 @@ from bench.kinds import DECISIONS
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.timeout(300)
-def test_the_benchmark_prints_narrow_tables_and_holds_every_bar_against_a_figure(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "bench", "--quick", "--rounds", "1", "--json", str(figures)]
+def bench(module: str, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *args]
+    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300, check=False, **options)
 
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=240, check=False)
 
+def measured(module: str, folder: Path, *args: str) -> Any:
+    """The figures of a benchmark: all of its bars were measured, and its tables are narrow."""
+    done = bench(module, "--quick", *args, "--json", str(folder / "figures.json"))
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    found = json.loads(figures.read_text())
-    assert set(found["tables"]) == {
-        "redis",
-        "redis-memory",
-        "redis-growth",
-        "sqlite",
-        "sqlite-size",
-        "sqlite-growth",
-        "redis-together",
-        "sqlite-together",
-        "loops",
-        "moments",
-        "many",
-        "cold",
+    figures = json.loads((folder / "figures.json").read_text())
+    assert [bar["name"] for bar in figures["bars"] if bar["measured"] <= 0] == []
+    return figures
+
+
+@pytest.mark.timeout(300)
+def test_the_benchmark_prints_narrow_tables_and_holds_every_bar_against_a_figure(tmp_path: Path) -> None:
+    figures = measured("bench", tmp_path, "--rounds", "1")
+    assert set(figures["tables"]) == {
+        *("redis", "redis-memory", "redis-growth", "sqlite", "sqlite-size", "sqlite-growth"),
+        *("redis-together", "sqlite-together", "loops", "moments", "many", "cold"),
         *(["beside-limits"] if find_spec("limits") else ()),
     }
-    assert [bar["name"] for bar in found["bars"] if bar["measured"] <= 0] == []
-    assert len(found["bars"]) == 11 + (6 if find_spec("limits") else 0), "six are beside the library `limits`"
+    assert len(figures["bars"]) == 11 + (6 if find_spec("limits") else 0), "six are beside the library `limits`"
 
 
 def test_the_copy_that_is_measured_as_installed_has_every_package_of_a_wheel(tmp_path: Path) -> None:
@@ -59,20 +57,14 @@ def test_the_copy_that_is_measured_as_installed_has_every_package_of_a_wheel(tmp
 
 
 def test_an_unknown_revision_to_measure_beside_is_one_line() -> None:
-    command = [sys.executable, "-m", "bench", "--before", "no-such-revision"]
-
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300, check=False)
-
+    done = bench("bench", "--before", "no-such-revision")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("bench: git knows no commit no-such-revision here")
     assert done.stderr.count("\n") == 1
 
 
 def test_the_load_on_the_api_is_a_narrow_table() -> None:
-    command = [sys.executable, "-m", "bench.api", "--videos", "1600", "--seconds", "0.1"]
-
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=240, check=False)
-
+    done = bench("bench.api", "--videos", "1600", "--seconds", "0.1")
     lines = done.stdout.splitlines()
     assert (len(lines), max(map(len, lines))) <= (10, 80), done.stderr
     assert re.fullmatch(r"p99 [\d.]+ ms \(at most 150\); memory \d+ MB \(at most 200\): (held|above)", lines[-1])
@@ -80,10 +72,7 @@ def test_the_load_on_the_api_is_a_narrow_table() -> None:
 
 
 def test_a_crowd_on_one_redis_is_a_narrow_table() -> None:
-    command = [sys.executable, "-m", "bench.crowd", "--processes", "1", "--seconds", "0.05"]
-
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=240, check=False)
-
+    done = bench("bench.crowd", "--processes", "1", "--seconds", "0.05")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     measured, computed = done.stdout.split("\ncomputed:")
@@ -95,37 +84,20 @@ def test_a_crowd_on_one_redis_is_a_narrow_table() -> None:
 def test_the_benchmark_of_inbound_limits_prints_narrow_tables_and_holds_every_bar_against_a_figure(
     tmp_path: Path,
 ) -> None:
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "bench.inbound", "--quick", "--json", str(figures)]
-
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=240, check=False)
-
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    found = json.loads(figures.read_text())
-    assert set(found["tables"]) == {"inbound", "inbound-memory", "inbound-error"}
-    assert [bar["name"] for bar in found["bars"] if bar["measured"] <= 0] == []
-    assert len(found["bars"]) >= 3, "and one for each library that is installed"
-    logs = [row for row in found["tables"]["inbound-error"] if row["algorithm"] == "log"]
+    figures = measured("bench.inbound", tmp_path)
+    assert set(figures["tables"]) == {"inbound", "inbound-memory", "inbound-error"}
+    assert len(figures["bars"]) >= 3, "and one for each library that is installed"
+    logs = [row for row in figures["tables"]["inbound-error"] if row["algorithm"] == "log"]
     assert max(row["most_in_a_window"] for row in logs) == 100, "the exact log is exact"
 
 
 def test_a_process_of_its_own_makes_each_kind_of_decision_that_is_held_against_an_earlier_revision(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-m", "bench.sessions", f"sqlite:///{tmp_path}/ledger.db", str(tmp_path), "200"]
     lines = "".join(f"2 {name}\n" for name in DECISIONS)
-
-    done = subprocess.run(
-        command,
-        cwd=TESTS,
-        env={**os.environ, "QUOTA_STATE_DIR": str(tmp_path / "state")},
-        input=lines,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
+    env = {**os.environ, "QUOTA_STATE_DIR": str(tmp_path / "state")}
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    done = bench("bench.sessions", url, str(tmp_path), "200", env=env, input=lines)
     assert done.stderr == ""
     place, *times = done.stdout.splitlines()
     assert Path(place.split(os.pathsep)[0]).name == "__init__.py"

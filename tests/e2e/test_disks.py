@@ -10,9 +10,10 @@ import json
 import sqlite3
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,15 +26,10 @@ from quota.ledger.sqlite_log import SqliteLog
 from support.commands import Quota, one_line
 from support.configurations import limited
 from support.disks import fill, small_disk
+from support.forked import Forked
 from support.installation import Installation
 from support.processes import in_child
 from support.users import not_root
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from support.forked import Forked
 
 CONFIG = """
 [ledger]
@@ -122,9 +118,6 @@ def lines_of(decision: Any, event: str) -> int:
     return sum(event in line for line in decision["lines"])
 
 
-# -- full --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> None:
     with small_disk(machine.folder / "ledger", 400):
         assert machine.charge()["source"] == "ledger"
@@ -158,7 +151,6 @@ def test_a_full_disk_under_the_state_stops_no_call_and_draws_none(machine: Machi
 
 
 def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
-    """A page that cannot be stored is not fetched: tick after tick would pay for it again."""
     with small_disk(machine.folder / "store", 12_000):
         assert machine.quota("run", "t", "--region", "US").returncode == 0
         ballast = fill(machine.folder / "store")
@@ -176,7 +168,6 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
 
 
 def test_a_full_disk_under_everything_lets_nothing_leave(machine: Machine) -> None:
-    """What can be noted nowhere is not sent."""
     with small_disk(machine.folder / "ledger", 400):
         machine.use_one_folder("ledger")
         assert machine.charge()["source"] == "ledger"
@@ -186,15 +177,11 @@ def test_a_full_disk_under_everything_lets_nothing_leave(machine: Machine) -> No
         assert machine.requests == 0
 
 
-# -- not writable ------------------------------------------------------------------------------------------------------
-
-
 # Python warns of forking with threads; the child here only becomes somebody else.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_state_folder_that_may_not_be_written_stops_no_call_and_draws_none(
     reachable: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is a debt, which this user may read but not mark, and the ledger counts it once."""
     machine = reachable
 
     def work() -> list[object]:
@@ -287,8 +274,6 @@ def test_a_run_without_a_place_for_its_lock_does_not_start(machine: Machine) -> 
     assert "set QUOTA_STATE_DIR to another folder" in one_line(machine.quota("run", "t"), 78)
     assert machine.requests == 0
 
-
-# -- files beside the ledger's, deleted while processes have them open -------------------------------------------------
 
 LIMIT = 60
 CHARGER = """

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +20,7 @@ from quota.reports.refusal import Filled, Setting
 from quota.rules.refusals import RefusedSum
 from support.commands import Quota
 from support.pages import WARNINGS_ARE_ERRORS, differs, try_page
-from support.servers import free_port
-
-if TYPE_CHECKING:
-    from support.servers import RedisServer
+from support.servers import RedisServer, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -80,13 +76,11 @@ def headings_of(page: Path) -> list[str]:
 
 
 def test_the_index_leads_to_every_page_and_to_each_once() -> None:
-    """A page that stands in two sections is two pages."""
     linked = re.findall(r"\]\(([\w-]+)\.md\)", (DOCS / "index.md").read_text(encoding="utf-8"))
     assert sorted(linked) == [page for page in PAGES if page != "index"]
 
 
 def test_no_page_has_more_than_200_lines() -> None:
-    """The rules are looked up by their numbers."""
     pages = {
         page: (DOCS / f"{page}.md").read_text(encoding="utf-8").count("\n") for page in PAGES if page != "ledger-rules"
     }
@@ -110,31 +104,36 @@ def fields_in(*nodes: ast.AST) -> set[str]:
     return found
 
 
-def test_every_field_of_a_status_is_described() -> None:
-    tree = ast.parse((ROOT / "quota/reports/status.py").read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.endswith("_json")]
-    fields = fields_in(*functions)
-    page = (DOCS / "deploy.md").read_text(encoding="utf-8")
-    plain = {"at", "ledger", "credentials", "name", "project", "api"}
-    assert len(fields) > 25
-    assert sorted(field for field in fields - plain if f"`{field}`" not in page) == []
+DESCRIBED = {
+    "status": (
+        ("status",),
+        set(),
+        {"at", "ledger", "credentials", "name", "project", "api"},
+        ("deploy",),
+    ),
+    "spending": (("spending",), {*RefusedSum._fields}, set(), ("who-spent-it",)),
+    "explanation": (
+        ("refusal", "charge"),
+        {*Filled._fields, *Setting._fields},
+        {"cost_units", "credential", "job", "machine", "method", "project", "reason", "refused_by", "region"},
+        ("explain", "who-spent-it"),
+    ),
+}
+"""Of each answer: the modules of `quota.reports` that write it, more fields, fields that say themselves, the pages."""
 
 
-def test_every_field_of_a_spending_is_described() -> None:
-    tree = ast.parse((ROOT / "quota/reports/spending.py").read_text(encoding="utf-8"))
-    fields = fields_in(tree) | {*RefusedSum._fields}
-    page = (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("modules", "more", "plain", "pages"), DESCRIBED.values(), ids=DESCRIBED)
+def test_every_field_of_an_answer_is_described(
+    modules: tuple[str, ...], more: set[str], plain: set[str], pages: tuple[str, ...]
+) -> None:
+    trees = [ast.parse((ROOT / f"quota/reports/{name}.py").read_text(encoding="utf-8")) for name in modules]
+    if modules == ("status",):
+        functions = [node for node in ast.walk(trees[0]) if isinstance(node, ast.FunctionDef)]
+        trees = [node for node in functions if node.name.endswith("_json")]
+    fields = fields_in(*trees) | more
+    text = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in pages)
     assert len(fields) > 12
-    assert sorted(field for field in fields if not re.search(rf"`{field}`|\b{field}, |, {field}\b", page)) == []
-
-
-def test_every_field_of_an_explanation_is_described() -> None:
-    trees = [ast.parse((ROOT / f"quota/reports/{x}.py").read_text(encoding="utf-8")) for x in ("refusal", "charge")]
-    fields = fields_in(*trees) | {*Filled._fields, *Setting._fields}
-    page = (DOCS / "explain.md").read_text(encoding="utf-8") + (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
-    refusal = {"cost_units", "credential", "job", "machine", "method", "project", "reason", "refused_by", "region"}
-    assert len(fields) > 40
-    assert sorted(field for field in fields - refusal if f"`{field}`" not in page) == []
+    assert sorted(one for one in fields - plain if not re.search(rf"`{one}`|\b{one}, |, {one}\b", text)) == []
 
 
 def test_the_make_targets_exist() -> None:
@@ -145,8 +144,6 @@ def test_the_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
-# -- the README --------------------------------------------------------------------------------------------------------
-
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -156,7 +153,6 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def configured(quota: Quota, upstream: Emulator) -> Quota:
-    """A folder with a configuration whose upstream is the emulator."""
     quota.configure(
         f'[credentials.main]\napi = "youtube-v3"\nkey = "env:YOUTUBE_API_KEY"\nendpoint = "{upstream.address}"\n'
         '[jobs.mine]\nfetch = "my_module:fetch"\nregions = ["DE"]\npages = 1\n'
@@ -198,7 +194,6 @@ def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
 
 
 def test_the_commands_for_your_own_key_run_in_order(tmp_path: Path) -> None:
-    """`quota init` writes the configuration; only the upstream's address is changed, to the emulator's."""
     (console,) = (block for block in blocks("console") if "quota init" in block)
     quota = Quota(tmp_path)
     with Emulator() as emulator:
@@ -235,9 +230,6 @@ def test_the_python_example_runs(configured: Quota) -> None:
     done = configured(script=WARNINGS_ARE_ERRORS + example)
     assert (done.returncode, done.stderr) == (0, "")
     assert configured.json("spend")["total_units"] == 2
-
-
-# -- the site: its sources, as `make docs` lays them out; Sphinx itself is too heavy here ------------------------------
 
 
 @pytest.fixture(scope="module")

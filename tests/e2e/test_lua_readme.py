@@ -8,8 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -22,12 +23,8 @@ from quota.rules.facts import Exhaustion
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.commands import Quota
 from support.proxy import Proxy
+from support.servers import RedisServer
 from support.setup import budget_of, state_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from support.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "lua" / "README.md").read_text(encoding="utf-8")
@@ -59,7 +56,6 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def budget(server: RedisServer, tmp_path: Path) -> Iterator[Budget]:
-    """The README's project and limit, in Python."""
     ledger = open_ledger(server.url)
     yield budget_of(ledger, DAY, project="demo", folder=tmp_path)
     ledger.close()
@@ -78,9 +74,6 @@ def charge(
     call = (100, "units", "search.list", "nightly", "DE", "units|*|*", cap_units, 100, window_ms)
     reply: Any = client.eval(script("charge")[0], 3, *KEYS[:3], now_ms, 0, epoch, key, *call)
     return [*reply]
-
-
-# -- redis-cli ---------------------------------------------------------------------------------------------------------
 
 
 def shell(server: RedisServer, folder: Path, *, with_cli: bool) -> dict[str, str]:
@@ -130,8 +123,6 @@ def test_the_commands_print_what_the_readme_shows(
     assert budget.charge("videos.list", units=9_300).admitted
     assert not budget.peek("videos.list").admitted
 
-
-# -- PHP, Go, Node -----------------------------------------------------------------------------------------------------
 
 GO_PACKAGES = Path("/usr/share/gocode")
 """Where Debian has the packages that Go programs import."""
@@ -230,7 +221,6 @@ def run_at(
 
 
 def run(program: list[str], port: int, folder: Path, *words: str) -> dict[str, Any]:
-    """What it prints."""
     done = run_at(program, port, folder, *words)
     assert (done.stderr, done.returncode) == ("", 0), done.stdout
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -306,8 +296,6 @@ def test_an_error_of_the_server_is_named_and_not_retried(
     assert "WRONGTYPE" in done.stdout + done.stderr
 
 
-# -- Python ------------------------------------------------------------------------------------------------------------
-
 SETTINGS = """
 [ledger]
 url = "redis://127.0.0.1:6379/0"
@@ -339,9 +327,6 @@ def test_python_needs_no_script_but_the_same_limit(server: RedisServer, client: 
     assert charge(client, "tick0900-2")[4] == 300
 
 
-# -- what it says of the ledger ----------------------------------------------------------------------------------------
-
-
 def test_charges_of_other_programs_come_back_after_a_flush(client: redis.Redis, budget: Budget) -> None:
     epoch = charge(client, "tick0900-1")[3]
     assert budget.usage()[0].used_units == 100
@@ -355,7 +340,6 @@ def test_charges_of_other_programs_come_back_after_a_flush(client: redis.Redis, 
 def test_a_charge_counts_as_long_as_another_programs_window_whatever_limits_python_has(
     client: redis.Redis, budget: Budget
 ) -> None:
-    """Whoever charges with a window notes how long it is, and nobody moves charges from the log before."""
     three_days_ago_ms = budget.ledger.now_ms() - 3 * DAY_MS
     assert charge(client, "tick0900-1", now_ms=three_days_ago_ms, cap_units=350, window_ms=7 * DAY_MS)[4] == 100
     for _ in range(110):

@@ -10,15 +10,12 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from quota.jobs.emulator import Emulator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
@@ -95,7 +92,6 @@ def test_the_sdist_holds_what_builds_tests_and_explains_it(built: Path) -> None:
 
 
 def test_the_readme_has_no_link_that_an_index_page_cannot_follow() -> None:
-    """It is the description of the package there; the page has none of the repository's files."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)]*)\)", readme)
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []

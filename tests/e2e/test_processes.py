@@ -17,26 +17,22 @@ import random
 import signal
 import sqlite3
 import subprocess
-import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tenacity import wait_none
 
 import quota
+from quota.jobs.job import RunReport
 from quota.reports.status import read_status
 from support.configurations import both_windows
 from support.emulator import Emulator
 from support.installation import Installation
 from support.processes import KILLED, killed_anywhere
-
-if TYPE_CHECKING:
-    from quota.jobs.job import RunReport
 
 KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "8"))
 REGIONS = ["US", "DE"]
@@ -170,22 +166,23 @@ STEPS = [
     Step("before the report is printed", "call", "quota.jobs.tick:print_report", 1, 4, 4),
     Step("after the report", "return", "quota.jobs.tick:print_report", 1, 4, 4),
 ]
-IN_SQLITE = [
-    Step("with a new ledger half made", "return", "quota.common.sqlite_file:statements", 2, 0, 0),
-    Step("in the ledger's transaction", "return", "quota.ledger.sqlite_log:_add", 3, 2, 2),
-]
-# The decisions are one peek and then the charges. The server does not know the script: the first is asked twice.
-IN_REDIS = [
-    Step(
-        "with the charge sent, its answer unread",
-        *("call", "quota.ledger.redis_log:RedisLog.append", 4, 3, 2),
-        then="redis.connection:AbstractConnection.read_response",
+
+
+# In one kind of ledger, and how many attempts the kill may cost.
+IN_LEDGERS = [
+    ("sqlite", Step("with a new ledger half made", "return", "quota.common.sqlite_file:statements", 2, 0, 0), 0),
+    ("sqlite", Step("in the ledger's transaction", "return", "quota.ledger.sqlite_log:_add", 3, 2, 2), 0),
+    # The decisions are one peek and then the charges. The server does not know the script: the first is asked twice.
+    (
+        "redis",
+        Step(
+            "with the charge sent, its answer unread",
+            *("call", "quota.ledger.redis_log:RedisLog.append", 4, 3, 2),
+            then="redis.connection:AbstractConnection.read_response",
+        ),
+        1,
     ),
 ]
-
-
-def steps(*more: Step) -> Any:
-    return pytest.mark.parametrize("step", more, ids=[step.when.replace(" ", "-") for step in more])
 
 
 def killed_at(machine: Machine, step: Step) -> None:
@@ -194,7 +191,7 @@ def killed_at(machine: Machine, step: Step) -> None:
     assert process.returncode == -signal.SIGKILL, (process.returncode, out, err)
 
 
-@steps(*STEPS)
+@pytest.mark.parametrize("step", STEPS, ids=[step.when.replace(" ", "-") for step in STEPS])
 def test_a_tick_killed_at_any_step_loses_nothing_and_the_next_one_goes_on(machine: Machine, step: Step) -> None:
     killed_at(machine, step)
     assert (machine.units(), machine.pages_stored()) == (step.units, step.pages)
@@ -208,23 +205,12 @@ def test_a_tick_killed_at_any_step_loses_nothing_and_the_next_one_goes_on(machin
     machine.check_nothing_is_lost_or_doubled(kills=1)
 
 
-@pytest.mark.parametrize("ledger_url", ["sqlite"], indirect=True)
-@steps(*IN_SQLITE)
-def test_a_tick_killed_inside_the_embedded_ledger_goes_on(machine: Machine, step: Step) -> None:
-    """What was not committed was not charged, and its request has not left."""
+@pytest.mark.parametrize(("ledger_url", "step", "kills"), IN_LEDGERS, indirect=["ledger_url"])
+def test_a_tick_killed_inside_its_ledger_goes_on(machine: Machine, step: Step, kills: int) -> None:
     killed_at(machine, step)
     assert (machine.units(), machine.pages_stored()) == (step.units, step.pages)
     assert machine.tick().outcome == "done"
-    machine.check_nothing_is_lost_or_doubled(kills=0)
-
-
-@pytest.mark.parametrize("ledger_url", ["redis"], indirect=True)
-@steps(*IN_REDIS)
-def test_a_tick_killed_while_the_shared_ledger_answers_goes_on(machine: Machine, step: Step) -> None:
-    killed_at(machine, step)
-    assert (machine.units(), machine.pages_stored()) == (step.units, step.pages)
-    assert machine.tick().outcome == "done"
-    machine.check_nothing_is_lost_or_doubled(kills=1)
+    machine.check_nothing_is_lost_or_doubled(kills)
 
 
 def test_a_tick_killed_while_upstream_works_counts_what_upstream_counts(machine: Machine) -> None:
@@ -253,7 +239,6 @@ def test_ticks_killed_one_after_another_anywhere_add_up_to_whole_rounds(machine:
 
 
 def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) -> None:
-    """The ledger has the debt, the journal does not know it: the next process sends it again."""
     machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
     ledger, machine.ledger = machine.ledger, "redis://127.0.0.1:9/0"
     machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
@@ -289,14 +274,6 @@ quota.ledger.sqlite_log.SqliteLog._deadline_s = quota.ledger.redis_log.RedisLog.
 quota.ledger.redis_log.RETRY_WITHIN_S = 60.0
 """
 BY_COMMAND = WAITING + PATIENT + "quota.cli.program.main()"
-IN_PYTHON = """
-import json
-times = int(sys.argv[1])
-with quota.open() as session:
-    budget = session.budget()
-    decisions = [budget.charge("videos.list") for _ in range(times)]
-print(json.dumps([(d.admitted, d.source, d.reason, d.detail) for d in decisions]))
-"""
 CROWD = int(os.environ.get("QUOTA_TEST_CROWD", "6"))
 """Sixteen in `make soak`."""
 
@@ -319,7 +296,6 @@ def all_at_once(machine: Machine, script: str, *args: str) -> list[tuple[int, st
 
 
 def test_many_commands_at_once_on_nothing_admit_exactly_the_limit(machine: Machine) -> None:
-    """No state folder, no ledger file, no script loaded: each gets an answer, and the right one."""
     machine.configure(units=SOME)
     ended = all_at_once(machine, BY_COMMAND, "charge", "videos.list", "--json")
     assert sorted(status for status, _, _ in ended) == [0] * SOME + [75] * (CROWD - SOME), ended
@@ -328,80 +304,6 @@ def test_many_commands_at_once_on_nothing_admit_exactly_the_limit(machine: Machi
     used = sorted(decision["limits"][0]["used_units"] for decision in decisions if decision["admitted"])
     assert used == list(range(1, SOME + 1)), "each saw those before it"
     assert len(machine.entries()) == SOME
-
-
-def test_many_commands_at_once_without_a_configuration_share_the_default_ledger(tmp_path: Path) -> None:
-    with Emulator() as upstream:
-        machine = Machine(tmp_path, "", upstream)
-        ended = all_at_once(machine, BY_COMMAND, "charge", "videos.list", "--json")
-    used = sorted(json.loads(out)["limits"][0]["used_units"] for _, out, _ in ended)
-    assert used == list(range(1, CROWD + 1)), ended
-
-
-def test_many_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(machine: Machine) -> None:
-    """None of them has a journal or a ledger yet. The shared ledger is not there; the embedded one is held."""
-    allowance, ledger = f"{{ max_cost = 1, allowance = {SOME} }}", machine.ledger
-    with ExitStack() as stack:
-        if ledger.startswith("sqlite"):
-            holder = stack.enter_context(closing(sqlite3.connect(machine.folder / "ledger.db", isolation_level=None)))
-            holder.execute("BEGIN EXCLUSIVE")
-        else:
-            machine.ledger = "redis://127.0.0.1:9/0"
-        machine.configure(unavailable=allowance)
-        ended = all_at_once(machine, WAITING + IN_PYTHON, "2")
-    decisions = [decision for _, out, _ in ended for decision in json.loads(out)]
-    drawn = [source for admitted, source, _, _ in decisions if admitted]
-    assert drawn == ["allowance"] * SOME, ended
-    assert {reason for admitted, _, reason, _ in decisions if not admitted} == {"ledger-unavailable"}
-    refused = [detail for admitted, _, _, detail in decisions if not admitted]
-    assert all(f"{SOME} of {SOME} units drawn, 0 left until" in detail for detail in refused), refused
-    machine.ledger = ledger
-    machine.configure(unavailable=allowance)
-    ended = all_at_once(machine, WAITING + PATIENT + IN_PYTHON, "1")
-    assert [json.loads(out)[0][1] for _, out, _ in ended] == ["ledger"] * CROWD, ended
-    assert len(machine.entries()) == SOME + CROWD
-    with quota.open(machine.config) as session:
-        assert session.budget().owed_units() == 0
-
-
-STORING = """
-from quota.jobs.store.store import Store
-with Store("videos.db", retention_ms=10**12) as store:
-    for _ in range(3):
-        assert [checkpoint.region for checkpoint in store.start_round(sys.argv[1], ["DE"])] == ["DE"]
-"""
-
-
-def test_many_processes_at_once_make_one_store(tmp_path: Path) -> None:
-    with Emulator() as upstream:
-        machine = Machine(tmp_path, "", upstream)
-        ended = all_at_once(
-            machine, WAITING.replace("import quota,", "import quota.jobs.store.store, quota,") + STORING, "t"
-        )
-    assert [(status, err) for status, _, err in ended] == [(0, "")] * CROWD
-    assert machine.rows("SELECT job, region, pending FROM checkpoints") == [("t", "DE", 1)]
-
-
-def test_eight_threads_of_one_session_share_ledger_and_journal(machine: Machine) -> None:
-    """The session's ledger, budgets and journal are made by whoever comes first."""
-    machine.configure(units=100, unavailable="{ max_cost = 1, allowance = 5 }")
-    start = threading.Barrier(8)
-    with quota.open(machine.config) as session:
-        session.budget()
-
-        def spend(_: int) -> list[str | None]:
-            start.wait()
-            admitted = []
-            while (decision := session.budget().charge("videos.list")).admitted:
-                assert decision.source == "ledger"
-                admitted.append(decision.id)
-            assert decision.reason == "limit"
-            return admitted
-
-        with ThreadPoolExecutor(8) as pool:
-            ids = [charge_id for mine in pool.map(spend, range(8)) for charge_id in mine]
-    assert len(ids) == len(set(ids)) == 100
-    assert machine.units() == 100
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
@@ -432,7 +334,6 @@ with quota.open() as session:
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_session_forked_in_use_serves_parent_and_children(machine: Machine) -> None:
     machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
     with machine.start(script=FORKED) as process:
@@ -473,7 +374,6 @@ assert os.wait()[1] == 9
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_child_that_outlives_its_parents_session_loses_no_charge(machine: Machine) -> None:
     with machine.start(script=OUTLIVED) as process:
         out, err = process.communicate(timeout=300)
@@ -513,7 +413,6 @@ with quota.open() as session:
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_fork_while_other_threads_charge_leaves_no_child_waiting(machine: Machine) -> None:
     machine.configure(units=1_000_000)
     with machine.start(script=FORKED_IN_THREADS) as process:

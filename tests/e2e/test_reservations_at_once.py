@@ -6,22 +6,16 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
-
-import pytest
-import redis
+from pathlib import Path
+from typing import Any
 
 from quota.session import Session
 from quota.settings.load import load_settings
+from support.http_clients import Httpx, Requests
 from support.model import Model
 from support.processes import Children
 from support.reserving import asked, awaiting, blocking
 from support.setup import charges_at
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.servers import RedisServer
 
 BOOK = """
 api = "model"
@@ -51,8 +45,8 @@ limits = [{{ name = "day", units = {units}, window = "24h" }}]
 
 SAYS = ("json", "gzip", "events", "no-done")
 ROWS: Any = [
-    *((blocking, "requests", n) for n in range(3)),
-    *((blocking, "httpx", n) for n in range(3, 6)),
+    *((blocking, Requests, n) for n in range(3)),
+    *((blocking, Httpx, n) for n in range(3, 6)),
     (awaiting, "httpx", 6),
     (awaiting, "aiohttp", 7),
 ]
@@ -65,19 +59,11 @@ def work(target: Any, *row: Any) -> Any:
     return target(*row)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_reserved_and_used_units_never_exceed_the_limit(
-    kind: str, state_dir: Path, tmp_path: Path, redis_server: RedisServer
-) -> None:
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    if kind == "redis":
-        with redis.Redis(port=redis_server.port) as client:
-            client.flushall()
-        url = redis_server.url
+def test_reserved_and_used_units_never_exceed_the_limit(state_dir: Path, tmp_path: Path, ledger_url: str) -> None:
     config = tmp_path / "quota.toml"
     with Model() as model:
         (tmp_path / "model.toml").write_text(BOOK.format(host=model.host))
-        config.write_text(CONFIG.format(url=url, units=UNITS))
+        config.write_text(CONFIG.format(url=ledger_url, units=UNITS))
         session = Session(load_settings(config))
         rows = [(target, config, model.url, client, seed, CALLS) for target, client, seed in ROWS]
         with Children(work, *rows, start="anew") as children:

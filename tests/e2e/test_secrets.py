@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-import redis
 
 from support.commands import Quota
 from support.emulator import Emulator
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import RedisServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONFIG = """
 [credentials.main]
@@ -135,7 +131,6 @@ def test_a_key_that_upstream_or_a_job_says_back_is_seen_nowhere(tmp_path: Path, 
 
 @pytest.mark.parametrize("where", ["env:LEDGER_PASSWORD", "file:the-key", "clear", "url"])
 def test_a_ledgers_password_is_seen_nowhere(tmp_path: Path, where: str) -> None:
-    """Right or wrong, also where a ledger is moved: then in no list of processes either."""
     secret = "the-ledgers/p@ss:word"  # noqa: S105  # what is looked for in every output
     (tmp_path / "the-key").write_text(f"{secret}\n")
     quota = Quota(tmp_path)
@@ -168,30 +163,3 @@ def test_a_ledgers_password_is_seen_nowhere(tmp_path: Path, where: str) -> None:
     everything = _everything(quota, *(run.stdout + run.stderr for run in [*runs, wrong]))
     assert "the-ledgers" not in everything
     assert len(everything) > 1_000
-
-
-def test_a_ledger_is_no_other_one_when_its_password_moves_or_changes(tmp_path: Path) -> None:
-    quota = Quota(tmp_path)
-    spellings = [
-        ("", "redis://", ""),
-        ("", "valkey://", ""),
-        ("first", "redis://:first@", ""),
-        ("first", "redis://", 'password = "first"'),
-        ("second", "redis://", 'password = "env:SECOND"'),
-        ("second", "valkey://", 'username = "default"\npassword = "env:SECOND"'),
-    ]
-    runs = []
-    with RedisServer() as server:
-        before = ""
-        for password, scheme, lines in spellings:
-            with redis.Redis(port=server.port, password=before or None) as client:
-                client.config_set("requirepass", password)
-            before = password
-            ledger = f'[ledger]\nurl = "{scheme}127.0.0.1:{server.port}/0"\n{lines}\n'
-            quota.configure(f'{ledger}[credentials.main]\napi = "youtube-v3"\n')
-            runs.append(quota("charge", "search.list", SECOND="second"))
-    assert [run.returncode for run in runs] == [0] * 6, runs
-    assert "8,900 units left" in runs[-1].stdout
-    said = "".join(run.stderr for run in runs)
-    assert "ledger_moved" not in said
-    assert "two_ledgers" not in said

@@ -9,7 +9,8 @@ import re
 import sqlite3
 import sys
 import threading
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,12 @@ from quota.rules.entry import Entry
 from quota.rules.facts import Compared, Grant
 from quota.rules.refusals import RefusalCount
 from quota.terms.limits import DAY_MS, HOUR_MS
+from support.plain_http import Answer, Arrived, PlainServer
 from support.setup import claim_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pytest
 
     from quota.session import Session
@@ -146,6 +150,34 @@ ANSWERS = (
     "/api/v1/channels/c1",
     "/api/v1/videos/v1",
 )
+
+
+@contextmanager
+def one_video() -> Iterator[PlainServer]:
+    """An upstream that always has one video or channel, and a next page."""
+    pages = count()
+
+    def serve(request: Arrived) -> Answer:
+        item = {
+            "id": {"videoId": "v1"} if "/search" in request.target else "v1",
+            "snippet": {"title": "live", "channelId": "c1", "totalReplyCount": 1},
+            "statistics": {"viewCount": "7", "commentCount": "1"},
+            "contentDetails": {
+                "relatedPlaylists": {"uploads": "u1"},
+                "videoId": "v1",
+                "videoPublishedAt": "2026-11-01T10:00:00Z",
+            },
+        }
+        return Answer(200, json.dumps({"items": [item], "nextPageToken": f"t{next(pages)}"}).encode())
+
+    with PlainServer(serve) as server:
+        yield server
+
+
+def unlink(name: str) -> None:
+    """An SQLite file, with what lies beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{name}{suffix}").unlink(missing_ok=True)
 
 
 class House:

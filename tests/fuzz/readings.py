@@ -20,6 +20,7 @@ from quota.reports.charge import explain_charge
 from quota.reports.spending import SPEND_FIELDS, read_charges, read_refusals, read_spending, read_sums
 from quota.reports.status import read_status
 from quota.rules.refusals import RefusalCount
+from quota.session import Session
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.setup import claim_of
 
@@ -27,9 +28,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fuzz.inputs import Input
-    from quota.session import Session
+    from quota.settings.model import Settings
 
+NOW_MS = 1_795_204_800_000
 LIMIT = 500
+CREDENTIAL = f"""
+[credentials.main]
+api = "youtube-v3"
+limits = [
+  {{ name = "day", units = {LIMIT}, window = "24h" }},
+  {{ name = "pacific-day", units = {LIMIT}, window = {{ calendar = "day", zone = "America/Los_Angeles" }} }},
+]
+"""
+
+
+def check_all(r: Input, settings: Settings, charge_id: str) -> None:
+    """Two sessions, one after the other."""
+    with opened(settings, NOW_MS + 10) as session:
+        check_decisions(session)
+        check_readings(r, session, charge_id)
+        check_changes(r, session, charge_id)
+    with opened(settings, NOW_MS + 20) as session:
+        check_decisions(session)
+
+
+def opened(settings: Settings, now_ms: int = NOW_MS) -> Session:
+    return Session(settings, clock=lambda: now_ms)
 
 
 def check_decisions(session: Session) -> None:

@@ -6,15 +6,15 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
-from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tenacity import wait_none
 
 import quota
 from fuzz.generate import damaged, mutated, text, value
+from fuzz.house import one_video, unlink
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.common.text import printable
 from quota.jobs.data import _video_line
@@ -22,7 +22,9 @@ from quota.jobs.runner import ATTEMPTS, run_job
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS
-from support.plain_http import Answer, Arrived, PlainServer
+
+if TYPE_CHECKING:
+    from support.plain_http import PlainServer
 
 CONFIG = """
 [ledger]
@@ -60,24 +62,7 @@ NUMBERS = ("pending", "pages", "items", "ranks", "started_at_ms", "completed_at_
 
 @pytest.fixture
 def _upstream(tmp_path: Path, state_dir: Path) -> Any:
-    """Always one video or channel, and a next page."""
-    pages = count()
-
-    def serve(request: Arrived) -> Answer:
-        found: Any = {"videoId": "v1"} if "/search" in request.target else "v1"
-        item = {
-            "id": found,
-            "snippet": {"title": "live", "channelId": "c1", "totalReplyCount": 1},
-            "statistics": {"viewCount": "7", "commentCount": "1"},
-            "contentDetails": {
-                "relatedPlaylists": {"uploads": "u1"},
-                "videoId": "v1",
-                "videoPublishedAt": "2026-11-01T10:00:00Z",
-            },
-        }
-        return Answer(200, json.dumps({"items": [item], "nextPageToken": f"t{next(pages)}"}).encode())
-
-    with PlainServer(serve) as server:
+    with one_video() as server:
         (tmp_path / "key").write_text("a-key")
         (tmp_path / "quota.toml").write_text(CONFIG.format(server.address))
         with quota.open("quota.toml") as session:
@@ -95,8 +80,8 @@ def test_a_region_recovers_from_any_checkpoint(part: int, _upstream: PlainServer
         if not isinstance(number, int) or not -(2**63) <= number < 2**63:
             number = str(number).encode("utf-8", "replace") if r.random() < 0.5 else str(number)[:50]
         r.data = job, cursor, column, number
+        unlink("videos.db")
         shutil.copy("good.db", "videos.db")
-        Path("videos.db-wal").unlink(missing_ok=True)
         with closing(sqlite3.connect("videos.db", isolation_level=None)) as db:
             db.execute(
                 "UPDATE checkpoints SET pending = 1, pages = 1, started_at_ms = 1795204800000 WHERE job = ?", (job,)
@@ -148,8 +133,7 @@ def test_a_damaged_store_answers_or_is_one_line(part: int) -> None:
             data[at] = byte
         if r.random() < 0.2:
             del data[r.randrange(len(data)) :]
-        for suffix in ("-wal", "-shm"):
-            Path(f"videos.db{suffix}").unlink(missing_ok=True)
+        unlink("videos.db")
         Path("videos.db").write_bytes(data)
         try:
             with Store("videos.db", retention_ms=DAY_MS, clock=lambda: 1795204800000) as store:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 from pathlib import Path
 
 import click
@@ -12,36 +10,21 @@ import pytest
 
 import quota
 from fuzz.generate import ODD_TEXT, text
+from fuzz.house import STATUSES, run_quota
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.cli.program import cli, run
+from quota.cli.program import cli
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS
 
-STATUSES = (0, 1, 2, 69, 75, 78)
-
-OPTIONS = {
-    "charge": ("--units", "--credential", "--job", "--region", "--json", "--config"),
-    "peek": ("--units", "--credential", "--job", "--region", "--json", "--config"),
-    "refund": ("--credential", "--config"),
-    "settle": ("--credential", "--config"),
-    "exec": ("--auto", "--summary", "--units", "--credential", "--job", "--region", "--config"),
-    "status": ("--check", "--json", "--config"),
-    "spend": ("--by", "--since", "--limit", "--job", "--format", "--credential", "--json", "--config"),
-    "reopen": ("--because", "--dry-run", "--credential", "--config"),
-    "costs": ("--format", "--credential", "--json", "--config"),
-    "init": ("--force",),
-    "check": ("--json", "--config"),
-    "prove": ("--json",),
-    "run": ("--region", "--fail-on-refusal", "--json", "--config"),
-    "plan": ("--days", "--from", "--may-be-refused", "--json", "--config"),
-    "search": ("--job", "--region", "--limit", "--json", "--config"),
-}
 ARGUMENTS = {
     "charge": ("videos.list",), "peek": ("search.list",), "refund": ("1795233255077-0",), "exec": ("videos.list",),
     "settle": ("1795233255077-0", "5"), "status": (), "spend": (), "reopen": ("units",), "costs": ("videos.list",),
     "init": (), "check": (), "prove": (), "run": ("trending",), "plan": (), "search": ("live",),
 }  # fmt: skip
+PARAMS = {name: cli.get_command(click.Context(cli), name).params for name in ARGUMENTS}  # type: ignore[union-attr]
+OPTIONS = {name: [o for param in params for o in param.opts if o[0] == "-"] for name, params in PARAMS.items()}
+FLAGS = {o for params in PARAMS.values() for param in params if getattr(param, "is_flag", False) for o in param.opts}
 VALUES = {
     "--config": ("quota.toml", "quota.toml", "missing.toml", "\udcff", "/"),
     "--units": ("1", "0", "-1", "1000000001", "9" * 30),
@@ -67,7 +50,6 @@ VALUES = {
     "--may-be-refused": ("trending", "other", "\udcff"),
     "--limit": ("1", "0", "1000", "1001", "9" * 30),
 }
-FLAGS = ("--auto", "--summary", "--json", "--check", "--dry-run", "--force", "--fail-on-refusal")
 WORDS = (
     "videos.list", "youtube.search.list", "search", "trending", "other", "main", "US", "DE", "units", "quota.toml",
     "1795233255077-0", "allowance-1", "day,job", "method", "hour", "7d", "2026-11-01", "9999-12-31", "0001-01-01",
@@ -117,10 +99,10 @@ def test_any_arguments_end_in_a_documented_status(
 
     def attempt(r: Input) -> None:
         args = r.data = _arguments(r)
-        status, out, err = _quota(monkeypatch, args)
+        status, out, err = run_quota(monkeypatch, args)
         assert status in STATUSES or (args[0] == "exec" and status in (126, 127)), (status, err)
         _check_streams(status, out, err)
-        _check_remedies(args, err.decode())
+        _check_remedies(args, err)
 
     every("command-line", part, attempt)
 
@@ -142,7 +124,7 @@ def test_any_arguments_end_in_a_documented_status(
 )
 @pytest.mark.usefixtures("_here")
 def test_an_endless_command_fails(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    status, out, err = _quota(monkeypatch, args)
+    status, out, err = run_quota(monkeypatch, args)
     assert status in (2, 78)
     _check_streams(status, out, err)
 
@@ -150,7 +132,7 @@ def test_an_endless_command_fails(args: list[str], monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("args", "status", "said"),
     [
-        (["search", "live", "--region", "\udcff"], 0, "nothing found\n"),
+        (["search", "live", "--region", "\udcff"], 0, "nothing found; known: DE, US\n"),
         (
             ["plan", "--from", "9999-12-31"],
             2,
@@ -176,7 +158,7 @@ def test_an_endless_command_fails(args: list[str], monkeypatch: pytest.MonkeyPat
 )
 @pytest.mark.usefixtures("_here")
 def test_former_failures_are_answered(args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _quota(monkeypatch, args)[0::2] == (status, said.encode())
+    assert run_quota(monkeypatch, args)[0::2] == (status, said)
     with quota.open("quota.toml") as session:
         assert {state.used_units for state in session.budget().usage()} == {1}, "nothing more was charged"
 
@@ -184,16 +166,15 @@ def test_former_failures_are_answered(args: list[str], status: int, said: str, m
 def test_an_argument_that_is_no_text_is_printed_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stream that takes text only, half of a surrogate pair would end the command after its work was done."""
     monkeypatch.chdir(tmp_path)
-    assert _quota(monkeypatch, ["init", "\udcff.toml"]) == (
+    assert run_quota(monkeypatch, ["init", "\udcff.toml"]) == (
         0,
-        b"wrote \\udcff.toml; set your key and project in it, then run: quota check --config '\\udcff.toml'\n",
-        b"",
+        "wrote \\udcff.toml; set your key and project in it, then run: quota check --config '\\udcff.toml'\n",
+        "",
     )
 
 
-def _check_streams(status: int, out: bytes, err: bytes) -> None:
-    assert b"Traceback" not in out + err
-    said = err.decode()
+def _check_streams(status: int, out: str, said: str) -> None:
+    assert "Traceback" not in out + said
     if status == 0 or (status == 78 and "error: " in said):  # findings of `check`, a line each
         lines = said.splitlines()
     else:
@@ -210,18 +191,6 @@ def _check_remedies(args: list[str], said: str) -> None:
     written = " ".join(args)
     for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", said):
         assert option in known | {"--help"} or option in written, (option, said)
-
-
-def _quota(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> tuple[int, bytes, bytes]:
-    """What `quota ARGS` exits with and prints, on streams as a process has them."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "argv", ["quota", *args])
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", err)
-        status = run()
-    return status, out.detach().getvalue(), err.detach().getvalue()  # type: ignore[attr-defined]
 
 
 def _arguments(r: Input) -> list[str]:

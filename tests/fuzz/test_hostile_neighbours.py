@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
-from fuzz.house import House, check_command, damage_file, damage_key, damage_rows, run_quota, texts_of, use
+from fuzz.house import House, check_command, damage_file, damage_key, damage_rows, one_video, run_quota, texts_of, use
 from fuzz.inputs import PARTS, Input, every
 from quota.common.clock import host_clock
 from quota.journal.journal import FOLDER
-from support.plain_http import Answer, Arrived, PlainServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,15 +26,8 @@ DATABASES = ("ledger.db", "videos.db", "inbound.db")
 
 @pytest.fixture
 def upstream(tmp_path: Path, state_dir: Path, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
-    """Always one video, and a page of a state folder."""
     caplog.set_level("CRITICAL", logger="quota")  # what is logged is no part of what is said
-    pages = count()
-
-    def serve(request: Arrived) -> Answer:
-        item = {"id": "v1", "snippet": {"title": "live", "channelId": "c1"}, "statistics": {"viewCount": "7"}}
-        return Answer(200, json.dumps({"items": [item], "nextPageToken": f"t{next(pages)}"}).encode())
-
-    with PlainServer(serve) as server:
+    with one_video() as server:
         yield server.address
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -11,28 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.house import damage_file, damage_rows, furnish
+from fuzz.house import damage_file, damage_rows, furnish, unlink
 from fuzz.inputs import PARTS, Input, every
-from fuzz.readings import check_changes, check_decisions, check_readings
+from fuzz.readings import CREDENTIAL, NOW_MS, check_all, check_decisions, opened
 from quota.deciding import losses
 from quota.journal.files import framed
 from quota.journal.journal import FOLDER
 from quota.ledger import state
-from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS
 
-NOW_MS = 1_795_204_800_000
-CONFIG = """
+CONFIG = f"""
 [ledger]
 url = "sqlite:///ledger.db"
-unavailable = { max_cost = 1, allowance = 50, machines = 1 }
-[credentials.main]
-api = "youtube-v3"
-limits = [
-  { name = "day", units = 500, window = "24h" },
-  { name = "pacific-day", units = 500, window = { calendar = "day", zone = "America/Los_Angeles" } },
-]
+unavailable = {{ max_cost = 1, allowance = 50, machines = 1 }}
+{CREDENTIAL}
 """
 NO_DATABASE = b"no database" * 100
 
@@ -44,40 +35,26 @@ class Files:
         Path("quota.toml").write_text(CONFIG)
         self.settings = load_settings("quota.toml")
         # While somebody has the file open, nothing is moved out of its -wal.
-        with self.open(NOW_MS) as session:
+        with opened(self.settings) as session:
             self.charge_id = furnish(session, NOW_MS)
             self.with_wal = read("ledger.db")
         self.clean = read("ledger.db")
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"ledger.db{suffix}").unlink(missing_ok=True)
+        unlink("ledger.db")
         Path("ledger.db").write_bytes(NO_DATABASE)
-        with self.open(NOW_MS) as session:
+        with opened(self.settings) as session:
             drawn = session.budget().charge("videos.list")
             assert drawn.source == "allowance"
             session.budget().charge("videos.list")
             session.budget().refund(str(drawn.id))
         Path("state").rename("kept")
 
-    def open(self, now_ms: int) -> Session:
-        return Session(self.settings, clock=lambda: now_ms)
-
     def put(self, files: dict[str, bytes], *, journal: bool) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"ledger.db{suffix}")
+        unlink("ledger.db")
         for name, data in files.items():
             Path(name).write_bytes(data)
         shutil.rmtree("state", ignore_errors=True)
         if journal:
             shutil.copytree("kept", "state")
-
-    def use(self, r: Input) -> None:
-        with self.open(NOW_MS + 10) as session:
-            check_decisions(session)
-            check_readings(r, session, self.charge_id)
-            check_changes(r, session, self.charge_id)
-        with self.open(NOW_MS + 20) as session:
-            check_decisions(session)
 
 
 def read(name: str) -> dict[str, bytes]:
@@ -100,7 +77,7 @@ def test_a_damaged_ledger_decides_or_is_one_line(part: int, files: Files) -> Non
             r.data = [damage_rows(r, "ledger.db") for _ in range(r.choice((1, 1, 2, 5)))]
         else:
             r.data = damage_bytes(r, good)
-        files.use(r)
+        check_all(r, files.settings, files.charge_id)
 
     every("ledger-file", part, attempt)
 
@@ -109,7 +86,7 @@ def test_a_note_of_a_correction_that_the_log_does_not_have_is_not_read_for_ever(
     files.put(files.clean, journal=False)
     with closing(sqlite3.connect("ledger.db")) as db, db:
         assert db.execute("UPDATE corrected SET ms = ?", (NOW_MS + DAY_MS,)).rowcount == 1
-    with files.open(NOW_MS + 10) as session:
+    with opened(files.settings, NOW_MS + 10) as session:
         budget = session.budget()
         assert budget.charge("videos.list").admitted
         assert session.project().frees_at_ms(budget.limits[0].view, 1) == NOW_MS + DAY_MS
@@ -119,7 +96,7 @@ def test_facts_of_a_journal_that_nobody_can_read_are_none(files: Files) -> None:
     files.put(files.clean, journal=True)
     for path in Path("state").rglob("facts"):
         path.write_bytes(framed(b"epoch\tnever\t{}"))
-    with files.open(NOW_MS + 10) as session:
+    with opened(files.settings, NOW_MS + 10) as session:
         assert session.project().journal.facts() == ""  # type: ignore[union-attr]
         check_decisions(session)
 
@@ -129,7 +106,7 @@ def test_ids_that_no_journal_knows_are_not_asked_for_without_end(files: Files) -
     files.put(files.clean, journal=True)
     with closing(sqlite3.connect("ledger.db")) as db, db:
         db.execute("UPDATE log SET ms = ms - 1000")
-    with files.open(NOW_MS + 10) as session:
+    with opened(files.settings, NOW_MS + 10) as session:
         check_decisions(session)
         assert session.budget("main").charge("videos.list").admitted
 
@@ -148,7 +125,7 @@ def test_a_damaged_journal_decides_or_is_one_line(part: int, files: Files) -> No
         elif kind < 0.6:
             with closing(sqlite3.connect("ledger.db")) as db, db:
                 db.execute(r.choice(("DELETE FROM log", "DELETE FROM state", "DELETE FROM log WHERE seq % 2")))
-        files.use(r)
+        check_all(r, files.settings, files.charge_id)
 
     every("journal", part, attempt)
 

@@ -12,36 +12,25 @@ import redis
 
 from fuzz.house import damage_key, furnish
 from fuzz.inputs import MAX_S, PARTS, Input, every
-from fuzz.readings import check_changes, check_decisions, check_readings
-from quota.session import Session
+from fuzz.readings import CREDENTIAL, NOW_MS, check_all, opened
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
+    from quota.settings.model import Settings
     from support.servers import RedisServer
 
-NOW_MS = 1_795_204_800_000
-CONFIG = """
-[ledger]
-url = "{}"
-[credentials.main]
-api = "youtube-v3"
-limits = [
-  {{ name = "day", units = 500, window = "24h" }},
-  {{ name = "pacific-day", units = 500, window = {{ calendar = "day", zone = "America/Los_Angeles" }} }},
-]
-"""
+
+def settings_of(server: RedisServer) -> Settings:
+    Path("quota.toml").write_text(f'[ledger]\nurl = "{server.url}"\n{CREDENTIAL}')
+    return load_settings("quota.toml")
 
 
-def test_a_charge_that_is_dated_3000_years_ahead_is_waited_for_at_once(
-    redis_server: RedisServer, tmp_path: Path, state_dir: Path
-) -> None:
+@pytest.mark.usefixtures("state_dir")
+def test_a_charge_that_is_dated_3000_years_ahead_is_waited_for_at_once(redis_server: RedisServer) -> None:
     """Not day by day: that takes a minute."""
-    (tmp_path / "quota.toml").write_text(CONFIG.format(redis_server.url))
-    with (
-        redis.Redis(port=redis_server.port) as client,
-        Session(load_settings("quota.toml"), clock=lambda: NOW_MS) as session,
-    ):
+    settings = settings_of(redis_server)
+    with redis.Redis(port=redis_server.port) as client, opened(settings) as session:
         client.flushall()
         assert session.budget().charge("videos.list").admitted
         for ms in (10**14 - 10 * DAY_MS, 2**53):
@@ -53,14 +42,11 @@ def test_a_charge_that_is_dated_3000_years_ahead_is_waited_for_at_once(
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_foreign_data_is_answered_or_named(
-    part: int, redis_server: RedisServer, tmp_path: Path, state_dir: Path
-) -> None:
-    (tmp_path / "quota.toml").write_text(CONFIG.format(redis_server.url))
+def test_foreign_data_is_answered_or_named(part: int, redis_server: RedisServer, state_dir: Path) -> None:
+    settings = settings_of(redis_server)
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
-        settings = load_settings("quota.toml")
-        with Session(settings, clock=lambda: NOW_MS) as session:
+        with opened(settings) as session:
             charge_id = furnish(session, NOW_MS)
         kept = {key: client.dump(key) for key in client.keys("*")}
         state_dir.rename("kept")
@@ -73,12 +59,7 @@ def test_foreign_data_is_answered_or_named(
             if r.random() < 0.5:  # else this machine has seen nothing of it yet
                 shutil.copytree("kept", state_dir)
             r.data = [damage_key(r, client, NOW_MS) for _ in range(r.choice((1, 1, 2, 4)))]
-            with Session(settings, clock=lambda: NOW_MS + 10) as session:
-                check_decisions(session)
-                check_readings(r, session, charge_id)
-                check_changes(r, session, charge_id)
-            with Session(settings, clock=lambda: NOW_MS + 20) as session:
-                check_decisions(session)
+            check_all(r, settings, charge_id)
             client.ping()  # no script goes on for ever
 
         every("redis", part, attempt)

@@ -50,7 +50,7 @@ _DECISIONS = (
     *("unit/rules", "unit/deciding"),
     *(f"unit/test_{name}.py" for name in ("limits", "reserve", "spending")),
     *(f"contract/test_{name}.py" for name in ("tour", "prices", "explain", "charge_many", "owners")),
-    *(f"contract/test_{name}.py" for name in ("shadow", "shares", "evidence", "several_buckets", "reservations")),
+    *(f"contract/test_{name}.py" for name in ("shares", "evidence", "several_buckets", "reservations")),
     "contract/rules",
 )
 _LEDGERS = ("contract/log", "contract/facts", "contract/journal", "contract/recovery")

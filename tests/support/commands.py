@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from support.forked import Forked, can_be_forked, for_a_shell, run_forked
+from support.forked import Forked, can_be_forked, for_a_shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,9 +31,10 @@ def program(module: str) -> str:
 class Quota:
     """Runs `quota` commands in one folder with one state folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.forked = True
+    def __init__(self, folder: Path, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: a command that runs what `start` starts, elsewhere."""
+        self.folder, self.prefix = folder, prefix
+        self.forked = not prefix
         """False where it matters what a process has imported, or how its interpreter starts."""
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))},
@@ -46,19 +47,13 @@ class Quota:
 
     def __call__(self, *args: str, script: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         """What a `quota` command leaves, or a Python program with these arguments."""
-        env = {**self.env, **env}
-        if self.forked and can_be_forked(args, env, script):
-            return run_forked(args, self.folder, env | self.env_of_programs, 300, script)
-        return subprocess.run(
-            [*_command(script), *args],
-            cwd=self.folder,
-            env=env | self.env_of_programs,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        with self.start(*args, script=script, env=env) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=300)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(process.args, process.wait(), stdout, stderr)
 
     def start(
         self, *args: str, script: str = "", env: Mapping[str, str] | None = None, **options: Any
@@ -69,7 +64,8 @@ class Quota:
             return Forked(args, self.folder, env | self.env_of_programs, script=script, **options)
         env |= self.env_of_programs
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen([*_command(script), *args], cwd=self.folder, env=env, text=True, **streams)
+        command = [*self.prefix, *_command(script), *args]
+        return subprocess.Popen(command, cwd=self.folder, env=env, text=True, **streams)
 
     def shell(self, script: str) -> subprocess.CompletedProcess[str]:
         """What a shell makes of `script`, in which `quota` is the command. One that gets limits or closed streams from

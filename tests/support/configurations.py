@@ -15,12 +15,19 @@ limits = [{{ name = "day", units = {units}, window = "24h" }}]
 
 
 def configuration(
-    address: str, jobs: str, *, units: int = 9_500, ledger: str = "sqlite:///ledger.db", store: str = ""
+    address: str,
+    jobs: str,
+    *,
+    units: int = 9_500,
+    ledger: str = "sqlite:///ledger.db",
+    unavailable: str = "",
+    store: str = "",
 ) -> str:
     """A configuration with one credential, a ledger and a store in the folder, and these tables of jobs."""
     return f"""
 [ledger]
 url = "{ledger}"
+{unavailable and f"unavailable = {unavailable}"}
 [credentials.main]
 api = "youtube-v3"
 key = "file:key"

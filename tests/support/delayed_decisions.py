@@ -21,8 +21,8 @@ from quota.ledger.memory_log import MemoryLog
 from quota.rules.entry import START
 from quota.rules.facts import FACTS, Facts, closing
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from support.log_operations import CLOCK_CHANGES, LORD_HOWE, LOS_ANGELES, PRICES, SANTIAGO, small_bounds
 from support.log_oracle import Asked, Charge, LogOracle, Terms
-from support.log_paces import CLOCK_CHANGES, LORD_HOWE, LOS_ANGELES, PRICES, SANTIAGO, small_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -54,9 +54,9 @@ CHUNK = "upload-chunk"
 MONITORING = "timeSeries.list"  # a call of Cloud Monitoring, another API
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Fault:
-    """One fault: it lets `after` matching requests pass, then hits the next `times`.
+    """One fault: it lets `after` matching requests pass, then hits the next `times`. Both count down.
 
     `method` (as in "videos.list"), `region` (the request's regionCode) and `bucket` select requests;
     None matches any. `status` is for "status" (default 503) and "redirect" (default 302), `reason`
@@ -83,45 +83,23 @@ class Fault:
         return self.method in (None, method) and self.region in (None, region) and self.bucket in (None, bucket)
 
 
-@dataclass
-class _Queued:
-    fault: Fault
-    passes_left: int
-    strikes_left: int
-
-
-class FaultQueue:
-    """The queued faults, oldest first. The caller holds the lock."""
-
-    def __init__(self) -> None:
-        self._queue: list[_Queued] = []
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, fault: Fault) -> None:
-        self._queue.append(_Queued(fault, fault.after, fault.times))
-
-    def clear(self) -> None:
-        self._queue.clear()
-
-    def strike(
-        self, method: str, region: str | None, bucket: str | None, *, kinds: frozenset[str] = KINDS
-    ) -> Fault | None:
-        """The fault that hits this request: the first one due. Matching faults that wait count it as passed."""
-        struck: Fault | None = None
-        for queued in list(self._queue):
-            fault = queued.fault
-            if fault.kind not in kinds or not fault.matches(method, region, bucket):
-                continue
-            if queued.passes_left:
-                queued.passes_left -= 1
-            elif struck is None:
-                struck = fault
-                queued.strikes_left -= 1
-                if not queued.strikes_left:
-                    self._queue.remove(queued)
-        return struck
+def strike(
+    faults: list[Fault], method: str, region: str | None, bucket: str | None, kinds: frozenset[str] = KINDS
+) -> Fault | None:
+    """The fault that hits this request: the first one due, the oldest first. Matching faults that wait count it as
+    passed."""
+    struck: Fault | None = None
+    for fault in list(faults):
+        if fault.kind not in kinds or not fault.matches(method, region, bucket):
+            continue
+        if fault.after:
+            fault.after -= 1
+        elif struck is None:
+            struck = fault
+            fault.times -= 1
+            if not fault.times:
+                faults.remove(fault)
+    return struck
 
 
 @dataclass(frozen=True)
@@ -337,7 +315,7 @@ class Emulator(emulator.Emulator):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._meter = _Meter(self._meter.allocation, self._meter.quota_units["units"], self._meter.now_ms)
-        self._faults = FaultQueue()
+        self._faults: list[Fault] = []
         self._uploads = Uploads(self._api.stored)
 
     def fault(self, kind: str, **fields: Any) -> None:
@@ -352,8 +330,7 @@ class Emulator(emulator.Emulator):
 
     def _queue(self, *faults: Fault) -> int:
         with self._lock:
-            for fault in faults:
-                self._faults.add(fault)
+            self._faults += faults
             return len(self._faults)
 
     # --- one request -------------------------------------------------------------------------------------------------
@@ -381,7 +358,7 @@ class Emulator(emulator.Emulator):
         with self._lock:
             method, charge = self._arrive(request)
             bucket = charge.bucket if isinstance(charge, Charge) else None
-            fault = self._faults.strike(method, request.params.get("regionCode"), bucket, kinds=kinds)
+            fault = strike(self._faults, method, request.params.get("regionCode"), bucket, kinds)
             if fault is not None and fault.kind == "exhaust" and isinstance(charge, Charge):
                 charge = self._meter.exhaust(method, charge)
         return method, charge, fault
@@ -403,13 +380,13 @@ class Emulator(emulator.Emulator):
 
     def _serve_monitoring(self, request: Request, project: str) -> Reply:
         with self._lock:
-            fault = self._faults.strike(MONITORING, None, None)
+            fault = strike(self._faults, MONITORING, None, None)
         return _struck(fault, request, partial(super()._serve_monitoring, request, project))
 
     def _strike_free(self, kind: str, method: str) -> Fault | None:
         with self._lock:
             self._meter.count_free(kind)
-            return self._faults.strike(method, None, None)
+            return strike(self._faults, method, None, None)
 
     def _serve_batch(self, request: Request) -> Reply:
         """Count and answer the calls of a batch one by one. Connection faults do not apply to them."""

@@ -158,19 +158,6 @@ class Forked:
         return read[0], read[1]
 
 
-def run_forked(
-    args: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float, script: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` does it, with nothing to read, and what is written captured as text."""
-    process = Forked(args, folder, env, script=script)
-    try:
-        stdout, stderr = process.communicate(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return subprocess.CompletedProcess(process.args, process.wait(), stdout, stderr)
-
-
 def for_a_shell(env: Mapping[str, str]) -> tuple[list[str], list[int]]:
     """What a shell may run as `quota`, and the descriptors that it has to inherit."""
     if not can_be_forked([], env):

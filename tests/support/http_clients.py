@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import closing
 from typing import Any
 
@@ -44,6 +44,15 @@ def verb_for(json: Any) -> str:
     return "GET" if json is None else "POST"
 
 
+def until(stop: Stop, pieces: Iterable[bytes]) -> bytes:
+    got = b""
+    for piece in pieces:
+        got += piece
+        if stop(piece):
+            break
+    return got
+
+
 class Requests:
     def __init__(self, budget: Budget | None = None, *given: Any, **options: Any) -> None:
         self.session = requests.Session()
@@ -57,14 +66,8 @@ class Requests:
         return response.status_code, response.content
 
     def stream(self, url: str, stop: Stop = never, json: Any = None, wait_s: float = WAIT_S) -> bytes:
-        got = b""
         with self.session.request(verb_for(json), url, json=json, timeout=wait_s, stream=True) as response:
-            pieces = iter(()) if stop(b"") else response.iter_content(None)
-            for piece in pieces:
-                got += piece
-                if stop(piece):
-                    break
-        return got
+            return b"" if stop(b"") else until(stop, response.iter_content(None))
 
     def raw(self, url: str) -> bytes:
         """The body of an answer as it travels."""
@@ -85,14 +88,8 @@ class Httpx:
         return response.status_code, response.content
 
     def stream(self, url: str, stop: Stop = never, json: Any = None, wait_s: float = WAIT_S) -> bytes:
-        got = b""
         with self.client.stream(verb_for(json), url, json=json, timeout=wait_s) as response:
-            pieces = iter(()) if stop(b"") else response.iter_bytes()
-            for piece in pieces:
-                got += piece
-                if stop(piece):
-                    break
-        return got
+            return b"" if stop(b"") else until(stop, response.iter_bytes())
 
     def raw(self, url: str) -> bytes:
         with self.client.stream("GET", url, timeout=WAIT_S) as response:

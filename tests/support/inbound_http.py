@@ -9,10 +9,9 @@ from __future__ import annotations
 import http.client
 import os
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -23,7 +22,7 @@ from quota.inbound import Rule, Rules, asgi, load_rules
 from quota.web.serving import address_of, listen, serve
 from support.commands import Quota, program
 from support.patience import be_patient
-from support.web import Served, helped_by, shared_socket
+from support.web import Served, helped_by, in_a_thread, shared_socket
 
 if TYPE_CHECKING:
     import socket
@@ -85,24 +84,12 @@ def burst(port: int, path: str, count: int) -> list[Answer]:
         return [answer for answers in pool.map(send, shares) for answer in answers]
 
 
-@contextmanager
-def running(app: Any, **options: Any) -> Iterator[int]:
+def running(app: Any, **options: Any) -> AbstractContextManager[int]:
     """`app` under a uvicorn in a thread of this process. Yields its port."""
-    listener = listen("127.0.0.1", 0)
     options = {"log_level": "critical", "ws": "websockets-sansio", "proxy_headers": False, **options}
     server = uvicorn.Server(uvicorn.Config(app, **options))
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # not the main thread
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        while not server.started and thread.is_alive():
-            time.sleep(0.005)
-        assert server.started
-        yield int(address_of(listener).rpartition(":")[2])
-    finally:
-        server.should_exit = True
-        thread.join(100)
-        listener.close()
+    return in_a_thread(server, listen("127.0.0.1", 0))
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import time
 from contextlib import closing
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import quota
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from quota.jobs.job import RunReport
     from quota.rules.spent import Spent
     from support.forked import Forked
+
+
+_numbers = count()
 
 
 class Installation:
@@ -47,6 +50,12 @@ class Installation:
         assert self.upstream is not None
         number: int = self.upstream.usage()["requests"]
         return number
+
+    def own_fetch(self, source: str) -> str:
+        """The name of a function `fetch` beside the configuration, in a module that no process has imported yet."""
+        module = f"own_fetch_{next(_numbers)}"
+        (self.folder / f"{module}.py").write_text("from quota.jobs.job import Page, first_attempt\n" + source)
+        return f"{module}:fetch"
 
     def run(self, job: str, **options: Any) -> RunReport:
         """One run, in this process."""
@@ -80,9 +89,5 @@ class Installation:
             db.execute(sql, values)
 
 
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something to become true. Fails after 100 seconds."""
-    deadline = time.monotonic() + 100
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen within 100 seconds"
-        time.sleep(0.01)
+def outcomes(report: RunReport) -> dict[str, str]:
+    return {region.region: region.outcome for region in report.regions}

@@ -53,29 +53,19 @@ def at_place(
 
     `within`: how the files begin whose places count.
     """
+    return count_places(work, within, lambda passed: handler() if passed == number + 1 else None) > number
+
+
+def count_places(
+    work: Callable[[], object], within: tuple[str, ...] = OURS, arrived: Callable[[int], object] = lambda passed: None
+) -> int:
+    """Do `work`, and count its places. `arrived` is told of each."""
     passed = 0
 
     def arrive() -> None:
         nonlocal passed
         passed += 1
-        if passed == number + 1:
-            handler()
-
-    end = _visit(arrive, within)
-    try:
-        work()
-    finally:
-        end()
-    return passed > number
-
-
-def count_places(work: Callable[[], object], within: tuple[str, ...] = OURS) -> int:
-    """Do `work`, and count its places."""
-    passed = 0
-
-    def arrive() -> None:
-        nonlocal passed
-        passed += 1
+        arrived(passed)
 
     end = _visit(arrive, within)
     try:

@@ -5,6 +5,7 @@ For simulated months: the real runner, store, ledger and fetch functions, under 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quota.errors import Refused
@@ -15,30 +16,35 @@ if TYPE_CHECKING:
 
 
 class LocalSession(Session):
-    """A session whose Google client needs no network: a client without a seam of its own, charged call by call."""
+    """A session whose Google client needs no network: a client without a seam of its own, charged call by call.
+    `before_page` is told of each call's region and page."""
+
+    before_page: Callable[[str, int], None] = staticmethod(lambda region, page: None)
 
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
-        return LocalClient(self.budget(credential))
+        return LocalClient(self.budget(credential), self.before_page)
 
 
 class LocalClient:
     """`client.videos().list(...).execute()`, for any resource."""
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, budget: Budget, before_page: Callable[[str, int], None]) -> None:
+        self._budget, self._before_page = budget, before_page
 
     def __getattr__(self, resource: str) -> Any:
-        return lambda: LocalResource(self._budget, resource)
+        return lambda: LocalResource(self._budget, resource, self._before_page)
 
     def close(self) -> None: ...
 
 
 class LocalResource:
-    def __init__(self, budget: Budget, resource: str) -> None:
-        self._budget, self._resource = budget, resource
+    def __init__(self, budget: Budget, resource: str, before_page: Callable[[str, int], None]) -> None:
+        self._budget, self._resource, self._before_page = budget, resource, before_page
 
     def list(self, **parameters: Any) -> LocalRequest:
-        return LocalRequest(self._budget, self._resource, int(parameters.get("pageToken") or 0))
+        page = int(parameters.get("pageToken") or 0)
+        self._before_page(parameters.get("regionCode", ""), page)
+        return LocalRequest(self._budget, self._resource, page)
 
 
 class LocalRequest:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -40,6 +42,12 @@ class LedgerStorage(Protocol):
 
     def empty(self) -> None: ...
 
+    def clear(self, wait_s: float = 30) -> None:
+        """Lose all, also in a file that others have open."""
+
+    def overwrite(self, copy: Any) -> None:
+        """Put a copy in its place, also in a file that others have open."""
+
     def copy(self) -> Any: ...
 
     def restore(self, copy: Any) -> None: ...
@@ -57,17 +65,22 @@ class SqliteStorage:
         for suffix in ("", "-wal", "-shm"):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
-    def copy(self) -> Path | None:
-        import sqlite3
+    def clear(self, wait_s: float = 30) -> None:
+        with closing(sqlite3.connect(self.path, timeout=wait_s)) as db, db:
+            for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                db.execute(f"DELETE FROM {table}")  # noqa: S608
 
+    def overwrite(self, copy: Path) -> None:
+        with closing(sqlite3.connect(copy)) as kept, closing(sqlite3.connect(self.path, timeout=30)) as db:
+            kept.backup(db)
+
+    def copy(self) -> Path | None:
         if not self.path.exists():
             return None
         self.copies += 1
         target = self.path.with_suffix(f".copy{self.copies}")
-        with sqlite3.connect(self.path) as source, sqlite3.connect(target) as into:
+        with closing(sqlite3.connect(self.path)) as source, closing(sqlite3.connect(target)) as into:
             source.backup(into)
-        into.close()
-        source.close()
         return target
 
     def restore(self, copy: Path | None) -> None:
@@ -103,6 +116,12 @@ class RedisStorage:
     def empty(self) -> None:
         for client in self.clients:
             client.flushall()
+
+    def clear(self, wait_s: float = 30) -> None:
+        self.empty()
+
+    def overwrite(self, copy: list[dict[bytes, bytes]]) -> None:
+        self.restore(copy)
 
     def copy(self) -> list[dict[bytes, bytes]]:
         """All keys as they are at one moment."""
@@ -224,6 +243,11 @@ class Site:
     def empty(self) -> None:
         """Lose all that the ledger has."""
         self._replace(self.place.empty)
+
+    def clear(self) -> None:
+        """The same, while others have the ledger open."""
+        self.place.clear()
+        self.now_ms += 1
 
     def restore(self, copy: Any) -> None:
         """Put an old copy in the place of what the ledger has."""

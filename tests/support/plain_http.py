@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from typing import Self
+from typing import Any, Self
 
 from support.certificates import Pair
 
@@ -150,66 +151,60 @@ def _pass(source: socket.socket, sink: socket.socket) -> None:
 
 # -- any bytes ---------------------------------------------------------------------------------------------------------
 
-Send = Callable[[str], Iterable[bytes]]
-"""What to send for a request, by its target: piece by piece, until the client has enough."""
+
+def head(*headers: str, status: str = "200 OK", keeps: bool = False) -> bytes:
+    """A status line and headers, without the empty line after them. Unless it `keeps` the connection, that serves no
+    other request: a client that believed it did would charge for one that nobody reads."""
+    lines = (f"HTTP/1.1 {status}", *([] if keeps else ["Connection: close"]), *headers)
+    return "".join(f"{line}\r\n" for line in lines).encode()
 
 
-def head(*headers: str, status: str = "200 OK") -> bytes:
-    """A status line and headers, without the empty line after them. The connection serves no other request: a client
-    that believed it did would charge for one that nobody reads."""
-    return "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", "Connection: close", *headers)).encode()
-
-
-def whole(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+def whole(body: bytes, *headers: str, status: str = "200 OK", keeps: bool = False) -> bytes:
     """An answer as it should be."""
-    return head(f"Content-Length: {len(body)}", *headers, status=status) + b"\r\n" + body
+    return head(f"Content-Length: {len(body)}", *headers, status=status, keeps=keeps) + b"\r\n" + body
 
 
-class RawServer:
-    """Serves inside `with`, on loopback, one request a connection. `targets` lists them; `sent` counts bytes."""
+def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    """An answer after which the connection goes on."""
+    return whole(body, *headers, status=status, keeps=True)
 
-    def __init__(self, send: Send) -> None:
-        self.targets: list[str] = []
-        self.sent = 0
+
+class ResetError(Exception):
+    """Raised by what serves a connection: it is to be reset."""
+
+
+class Connections:
+    """Serves inside `with`, on loopback, each connection in a thread of its own."""
+
+    def __init__(self) -> None:
         self.stopping = threading.Event()
-        self._send = send
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.connections: list[socket.socket] = []
+        """All that ever were."""
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
+        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = f"http://{self.host}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+    def serve(self, connection: socket.socket) -> None:
+        raise NotImplementedError
 
     def pause(self, seconds: float) -> None:
-        """For a `send` that takes its time: over at once when the server is."""
+        """For what takes its time: over at once when the server is."""
         self.stopping.wait(seconds)
 
     def _accept(self) -> None:
-        while not self.stopping.is_set():
-            try:
+        with contextlib.suppress(OSError):
+            while True:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                self.connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection:
+        with connection, contextlib.suppress(OSError):  # the client has enough
             try:
-                request = b""
-                while b"\r\n\r\n" not in request:
-                    piece = connection.recv(65_536)
-                    if not piece:
-                        return
-                    request += piece
-                target = request.split(b" ", 2)[1].decode()
-                self.targets.append(target)
-                for piece in self._send(target):
-                    if self.stopping.is_set():
-                        return
-                    connection.sendall(piece)
-                    self.sent += len(piece)
-            except OSError:
-                return  # the client has enough
+                self.serve(connection)
+            except ResetError:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -217,6 +212,124 @@ class RawServer:
 
     def __exit__(self, *_: object) -> None:
         self.stopping.set()
-        self._listener.shutdown(socket.SHUT_RDWR)
+        for one in (self._listener, *self.connections):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
+
+
+@dataclass
+class Reached:
+    """A request as it reached upstream: the head without its last empty line, and the body as it was framed."""
+
+    head: bytes
+    body: bytes = b""
+    complete: bool = False
+
+    @property
+    def target(self) -> str:
+        return self.head.split(b" ", 2)[1].decode()
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        lines = self.head.decode("latin-1").split("\r\n")[1:]
+        return [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+
+    def field(self, name: str) -> str | None:
+        (value,) = [value for known, value in self.fields if known == name] or [None]
+        return value
+
+
+Answering = Callable[[Reached], Iterable[bytes]]
+
+
+class Upstream(Connections):
+    """`answer` gives the pieces of an answer; after them the connection goes on, unless the last one is empty."""
+
+    def __init__(self, answer: Answering = lambda _: [answer(b"{}")]) -> None:
+        super().__init__()
+        self.answer = answer
+        self.reached: list[Reached] = []
+        self.ended = threading.Event()
+        """A connection has ended before its answer was sent."""
+        self.read_body = True
+
+    def serve(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as file, contextlib.suppress(ValueError):
+            while head := _head(file):
+                request = Reached(head)
+                self.reached.append(request)
+                if self.read_body:
+                    _read_body(file, request)
+                try:
+                    last = b""
+                    for last in self.answer(request):
+                        connection.sendall(last)
+                except OSError:
+                    self.ended.set()
+                    return
+                if last == b"":  # nothing more is said, and the connection ends
+                    return
+
+
+def _head(file: Any) -> bytes:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        line = file.readline()
+        if not line:
+            return b""
+        head += line
+    return head[:-4]
+
+
+def _read_body(file: Any, request: Reached) -> None:
+    """The body, in memory only where it is small. Raises ValueError for one that is cut."""
+    length = request.field("content-length")
+    if request.field("transfer-encoding") is None:
+        sizes: Iterable[int] = [int(length or 0)]
+    else:
+        sizes = iter(lambda: int(file.readline() or b"x", 16), 0)
+    for size in sizes:
+        left = size
+        while left:
+            piece = file.read(min(left, 1 << 16))
+            if not piece:
+                raise ValueError
+            left -= len(piece)
+            if len(request.body) < 1 << 20:
+                request.body += piece
+        if length is None and size:
+            file.readline()
+    if request.field("transfer-encoding") is not None:
+        file.readline()
+    request.complete = True
+
+
+Send = Callable[[str], Iterable[bytes]]
+"""What to send for a request, by its target: piece by piece, until the client has enough."""
+
+
+class RawServer(Upstream):
+    """One request a connection. `targets` lists them."""
+
+    def __init__(self, send: Send) -> None:
+        super().__init__(lambda request: self._pieces(send(request.target)))
+
+    @property
+    def targets(self) -> list[str]:
+        return [request.target for request in self.reached]
+
+    def drip(self, start: bytes, piece: bytes = b" ") -> Iterator[bytes]:
+        """All at once what comes before the drops, which never end."""
+        yield start
+        while not self.stopping.is_set():
+            self.pause(0.05)
+            yield piece
+
+    def _pieces(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            if self.stopping.is_set():
+                break
+            yield piece
+        yield b""

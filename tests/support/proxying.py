@@ -1,20 +1,18 @@
-"""The proxy over a small API that a cost book describes, and an upstream that remembers what reached it."""
+"""The proxy over a small API that a cost book describes."""
 
 from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from typing import TYPE_CHECKING, Any, Self
 
 import quota
 from quota.proxy.app import make_app
 from quota.web.serving import names_of
-from support.plain_http import whole
 from support.setup import charges_at
 from support.web import served
 
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.rules.spent import Spent
+    from support.plain_http import Upstream
 
 
 SECRET = "s-e-c-r-e-t/0123456789"  # noqa: S105  # of the test
@@ -77,122 +76,6 @@ headroom = 0
 """
 
 
-@dataclass
-class Reached:
-    """A request as it reached upstream: the head without its last empty line, and the body as it was framed."""
-
-    head: bytes
-    body: bytes = b""
-    complete: bool = False
-
-    @property
-    def target(self) -> str:
-        return self.head.split(b" ", 2)[1].decode()
-
-    @property
-    def fields(self) -> list[tuple[str, str]]:
-        lines = self.head.decode("latin-1").split("\r\n")[1:]
-        return [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
-
-    def field(self, name: str) -> str | None:
-        (value,) = [value for known, value in self.fields if known == name] or [None]
-        return value
-
-
-Answering = Callable[[Reached], Iterable[bytes]]
-
-
-@dataclass
-class Upstream:
-    """Serves inside `with`, on loopback. `answer` gives the pieces of an answer; after them the connection goes on,
-    unless the last one is empty."""
-
-    answer: Answering = lambda _: [answer(b"{}")]
-    reached: list[Reached] = field(default_factory=list)
-    ended: threading.Event = field(default_factory=threading.Event)
-    """A connection has ended before its answer was sent."""
-    read_body: bool = True
-
-    def __enter__(self) -> Self:
-        self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in (self._listener, *tuple(self._open)):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self._listener.getsockname()[1]}"
-
-    @property
-    def address(self) -> str:
-        return f"http://{self.host}"
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._open.add(connection)
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, ValueError):
-            file = connection.makefile("rb")
-            while head := self._head(file):
-                request = Reached(head)
-                self.reached.append(request)
-                if self.read_body:
-                    self._body(file, request)
-                try:
-                    last = b""
-                    for last in self.answer(request):
-                        connection.sendall(last)
-                except OSError:
-                    self.ended.set()
-                    return
-                if last == b"":  # nothing more is said, and the connection ends
-                    return
-        self._open.discard(connection)
-
-    @staticmethod
-    def _head(file: Any) -> bytes:
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            line = file.readline()
-            if not line:
-                return b""
-            head += line
-        return head[:-4]
-
-    @staticmethod
-    def _body(file: Any, request: Reached) -> None:
-        """The body, in memory only where it is small. Raises ValueError for one that is cut."""
-        length = request.field("content-length")
-        if request.field("transfer-encoding") is None:
-            sizes: Iterable[int] = [int(length or 0)]
-        else:
-            sizes = iter(lambda: int(file.readline() or b"x", 16), 0)
-        for size in sizes:
-            left = size
-            while left:
-                piece = file.read(min(left, 1 << 16))
-                if not piece:
-                    raise ValueError
-                left -= len(piece)
-                if len(request.body) < 1 << 20:
-                    request.body += piece
-            if length is None and size:
-                file.readline()
-        if request.field("transfer-encoding") is not None:
-            file.readline()
-        request.complete = True
-
-
 class House:
     """A folder with a configuration, and the proxy over it while `open` lasts."""
 
@@ -222,7 +105,7 @@ class House:
         self.write(**options)
         config = self.folder / "quota.toml"
         app = make_app(quota.open_async(config), names_of("127.0.0.1"), token)
-        with quota.open(config) as self.session, served(app, passes_on=True) as (_, self.port):
+        with quota.open(config) as self.session, served(app, passes_on=True) as self.port:
             yield self
 
     def spent(self) -> list[Spent]:
@@ -243,22 +126,11 @@ class House:
         finally:
             connection.close()
 
-    def raw(self, sent: bytes) -> bytes:
-        """Everything that comes back for these bytes, until the proxy ends the connection."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
-            got = b""
-            with suppress(ConnectionError):  # it may end what it refuses before all of it is sent
-                connection.sendall(sent)
-            with suppress(ConnectionResetError):
-                while piece := connection.recv(1 << 16):
-                    got += piece
-            return got
-
-    def raw_for(self, sent: bytes, answers: int) -> bytes:
+    def raw(self, sent: bytes, answers: int = 1_000) -> bytes:
         """What comes back for these bytes, until there are so many answers, or the proxy ends the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
             got = b""
-            with suppress(ConnectionError):
+            with suppress(ConnectionError):  # it may end what it refuses before all of it is sent
                 connection.sendall(sent)
             with suppress(ConnectionResetError):
                 while got.count(b"HTTP/1.1 ") < answers and (piece := connection.recv(1 << 16)):
@@ -286,8 +158,3 @@ class Answered:
         found: dict[str, Any] = json.loads(self.body)
         assert found["status"] == self.status
         return found
-
-
-def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
-    """An answer after which the connection goes on."""
-    return whole(body, *headers, status=status).replace(b"Connection: close\r\n", b"")

@@ -6,14 +6,13 @@ import http.client
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import redis
-
 import quota
 from quota.deciding.history import entries
 from quota.reconcile.monitoring import read_figures
 from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
 from quota.terms.limits import HOUR_MS, Calendar
 from support.emulator import Emulator
+from support.losses import RedisStorage, SqliteStorage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +35,8 @@ cloud_project = "cloud-project-1"
 
 @dataclass
 class Site:
-    """One machine, its ledger, and upstream. `now_ms` is the time of all three."""
+    """One machine, its ledger, and upstream. `now_ms` is the time of all three. Unless a test configures it, it gets
+    the configuration above with its first session."""
 
     folder: Path
     url: str
@@ -60,15 +60,16 @@ class Site:
         return config
 
     def session(self) -> Session:
-        session = quota.open(self.folder / "quota.toml", clock=lambda: self.now_ms)
+        path = self.folder / "quota.toml"
+        session = quota.open(path if path.exists() else self.configure(), clock=lambda: self.now_ms)
         self._open.append(session)
         return session
 
     def call(self, method: str = "videos.list", times: int = 1, *, charged: bool = True, key: str = "a-key") -> None:
         """Calls that reach upstream; charged here first, or somebody else's."""
-        assert self.upstream is not None
-        connection = http.client.HTTPConnection(self.upstream.address.removeprefix("http://"), timeout=300)
         with self.session() as session:
+            assert self.upstream is not None
+            connection = http.client.HTTPConnection(self.upstream.address.removeprefix("http://"), timeout=300)
             for _ in range(times):
                 if charged:
                     assert session.budget().charge(method).admitted
@@ -77,7 +78,8 @@ class Site:
                 connection.getresponse().read()
         connection.close()
 
-    def reconcile(self, **options: Any) -> Reconciled:
+    def reconcile(self, *, after_ms: int = 0, **options: Any) -> Reconciled:
+        self.now_ms += after_ms
         with self.session() as session:
             (credential,) = chosen_credentials(session, None)
             return reconcile(session, credential, read_figures, **options)
@@ -101,12 +103,8 @@ class Site:
 
     def empty_ledger(self) -> None:
         """Empty the ledger behind everybody's back."""
-        if self.url.startswith("sqlite"):
-            for path in self.folder.glob("ledger.db*"):
-                path.unlink()
-        else:
-            with redis.Redis.from_url(self.url) as client:
-                client.flushall()
+        in_file = self.url.startswith("sqlite")
+        (SqliteStorage(self.folder) if in_file else RedisStorage(self.url)).empty()
 
     def close(self) -> None:
         for one in reversed(self._open):

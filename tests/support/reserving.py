@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import httpx
-import requests
 
 import quota
 from quota.clients.aiohttp import aiohttp_middleware
-from quota.clients.httpx import httpx_async_transport, httpx_transport
-from quota.clients.requests import requests_adapter
+from quota.clients.httpx import httpx_async_transport
+from support.http_clients import BROKEN, Httpx, Requests
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 AT_ONCE = 10
 """How many calls of one event loop are under way."""
-
-BROKEN = (requests.RequestException, httpx.HTTPError, aiohttp.ClientError)
 
 
 def asked(dice: random.Random) -> dict[str, Any]:
@@ -43,25 +41,17 @@ def asked(dice: random.Random) -> dict[str, Any]:
     return {"max_tokens": most, "use": use, "how": how}
 
 
-def blocking(config: Path, url: str, client: str, seed: int, calls: int) -> int:
-    """One call after the other, with requests or httpx. Returns how many were refused."""
+def blocking(config: Path, url: str, kind: type[Requests | Httpx], seed: int, calls: int) -> int:
+    """One call after the other. Returns how many were refused."""
     dice, refused = random.Random(seed), 0
-    with quota.open(config) as q:
-        session: Any
-        if client == "requests":
-            session = requests.Session()
-            session.trust_env = False
-            session.mount("http://", requests_adapter(q.budget()))
-        else:
-            session = httpx.Client(transport=httpx_transport(q.budget()), trust_env=False, timeout=100)
-        with session:
-            for _ in range(calls):
-                try:
-                    session.post(url, json=asked(dice), timeout=100)
-                except quota.Refused:
-                    refused += 1
-                except BROKEN:
-                    pass
+    with quota.open(config) as q, closing(kind(q.budget())) as client:
+        for _ in range(calls):
+            try:
+                client.stream(url, json=asked(dice))
+            except quota.Refused:
+                refused += 1
+            except BROKEN:
+                pass
     return refused
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -90,7 +91,7 @@ def black_hole() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def until(holds: Callable[[], object], what: str, within_s: float = 100) -> None:
+def until(holds: Callable[[], object], what: str = "it did not happen", within_s: float = 100) -> None:
     """Wait for what soon holds."""
     deadline = time.monotonic() + within_s
     while not holds():
@@ -157,3 +158,15 @@ class RedisServer(Server):
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
+
+
+@contextlib.contextmanager
+def stopped(*servers: Server) -> Iterator[None]:
+    """Servers that accept connections and answer nothing, until the block ends."""
+    for server in servers:
+        os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for server in servers:
+            os.kill(server.pid, signal.SIGCONT)

@@ -30,7 +30,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.budget import charge_id
 from quota.deciding.allowance import Allowance
@@ -215,7 +215,7 @@ class Torture:
         self.dice = random.Random(f"{seed} {kind}")
         self.strikes = 0
         self._stack = ExitStack()
-        self._copies: list[object] = []
+        self._copies: list[Any] = []
         self._children: list[Children] = []
         self._names = count()
         self._server: RedisServer | None = None
@@ -264,30 +264,32 @@ class Torture:
     def strike(self, kind: str) -> None:
         if kind == "all of it":
             kind = self.dice.choice([one for one in (ON_REDIS if self._server else ON_SQLITE) if one != "all of it"])
-        if kind == "processes killed":
-            self._kill()
-        elif kind == "killed in a union":
-            self._empty()
-            time.sleep(self.dice.uniform(0, 0.02))
-            self._kill()
-        elif kind == "processes paused":
-            self._pause()
-        elif kind == "emptied":
-            self._empty()
-        elif kind == "old copy":
-            self._restore_or_copy()
-        elif kind == "a key":
-            self._delete_a_key()
-        elif kind == "server killed":
-            self._kill_the_server()
-        elif self._proxy is not None:
-            way: Kind = self.dice.choice(["drop-reply", "drop-reply", "drop-request"])
-            self._proxy.heal()
-            self._proxy.fail(way, times=self.dice.choice((1, 2, 8)), match=METHOD.encode())
-            if self.dice.random() < 0.5:
-                time.sleep(self.dice.uniform(0, 0.05))
-                self._empty()
+        strikes: dict[str, Callable[[], None]] = {
+            "emptied": self.storage.clear,
+            "old copy": self._restore_or_copy,
+            "a key": self._delete_a_key,
+            "server killed": self._kill_the_server,
+            "answers lost": self._lose_answers,
+            "processes killed": self._kill,
+            "processes paused": self._pause,
+            "killed in a union": self._kill_in_a_union,
+        }
+        strikes[kind]()
         self.strikes += 1
+
+    def _lose_answers(self) -> None:
+        assert self._proxy is not None
+        way: Kind = self.dice.choice(["drop-reply", "drop-reply", "drop-request"])
+        self._proxy.heal()
+        self._proxy.fail(way, times=self.dice.choice((1, 2, 8)), match=METHOD.encode())
+        if self.dice.random() < 0.5:
+            time.sleep(self.dice.uniform(0, 0.05))
+            self.storage.clear()
+
+    def _kill_in_a_union(self) -> None:
+        self.storage.clear()
+        time.sleep(self.dice.uniform(0, 0.02))
+        self._kill()
 
     def _kill(self) -> None:
         """Kill all processes of one machine, and start others."""
@@ -304,29 +306,15 @@ class Torture:
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(self.dice.uniform(0, 0.003))
         with suppress(sqlite3.OperationalError):  # it was stopped in the middle of a transaction
-            self._empty(wait_s=0.2)
+            self.storage.clear(wait_s=0.2)
         time.sleep(self.dice.uniform(0, 0.1))
         os.kill(process.pid, signal.SIGCONT)
-
-    def _empty(self, wait_s: float = 30) -> None:
-        if isinstance(self.storage, RedisStorage):
-            self.storage.empty()
-        else:
-            with closing(sqlite3.connect(self.storage.path, timeout=wait_s)) as db, db:
-                for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                    db.execute(f"DELETE FROM {table}")  # noqa: S608
 
     def _restore_or_copy(self) -> None:
         if not self._copies or self.dice.random() < 0.4:
             self._copies.append(self.storage.copy())
             time.sleep(self.dice.uniform(0, 0.3))
-        copy = self.dice.choice(self._copies)
-        if isinstance(self.storage, SqliteStorage):
-            assert isinstance(copy, Path)
-            with closing(sqlite3.connect(copy)) as kept, closing(sqlite3.connect(self.storage.path, timeout=30)) as db:
-                kept.backup(db)
-        else:
-            self.storage.restore(copy)  # type: ignore[arg-type]  # of its own
+        self.storage.overwrite(self.dice.choice(self._copies))
 
     def _delete_a_key(self) -> None:
         assert isinstance(self.storage, RedisStorage)
@@ -381,28 +369,11 @@ class Torture:
         )
 
 
-def torture(
-    kind: str, folder: Path, processes: int, seconds: float, seed: int, *, on_redis: bool = True, machines: int = 3
-) -> Outcome:
-    """Run one course in an empty folder."""
-    return Torture(kind, folder, processes, seed, on_redis=on_redis, machines=machines).run(seconds)
-
-
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
-    "ledger",
-    "loss",
-    "strikes",
-    "calls",
-    "granted",
-    "drawn",
-    "over",
-    "broken",
-    "missing",
-    "twice",
-    "moved",
-    "ms",
+    *("ledger", "loss", "strikes", "calls", "granted", "drawn", "over"),
+    *("broken", "missing", "twice", "moved", "ms"),
 )
 
 

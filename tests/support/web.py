@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,9 @@ from quota.web.serving import address_of, listen, names_of, protected, serve
 from support.commands import Quota, program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import uvicorn
 
     from quota.web.documents import App
     from support.forked import Forked
@@ -59,17 +61,24 @@ class Served:
 
 
 @contextmanager
-def served(app: App, *, passes_on: bool = False) -> Iterator[tuple[str, int]]:
-    """Serve on loopback, in a thread, until the block ends. Yields host and port."""
-    with listen("127.0.0.1", 0) as listener:
-        server = serving._server(app, None, passes_on=passes_on)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        try:
-            yield listener.getsockname()
-        finally:
-            server.should_exit = True
-            thread.join()
+def in_a_thread(server: uvicorn.Server, listener: socket.socket) -> Iterator[int]:
+    """Serve until the block ends. Yields the port."""
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        assert server.started
+        yield int(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(100)
+        listener.close()
+
+
+def served(app: App, *, passes_on: bool = False) -> AbstractContextManager[int]:
+    """Serve on loopback, as our applications are, until the block ends. Yields the port."""
+    return in_a_thread(serving._server(app, None, passes_on=passes_on), listen("127.0.0.1", 0))
 
 
 def served_by(command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Served:
@@ -84,17 +93,29 @@ def hanging(*options: str, path: Path | None = None) -> Served:
     return Served(Quota(Path(gettempdir())).start(*options, script=program("support.web"), env=env))
 
 
-def helped_by(command: Sequence[str], listener: socket.socket, count: int) -> list[subprocess.Popen[bytes]]:
+def helped_by(command: Sequence[str], listener: socket.socket, count: int) -> list[subprocess.Popen[str]]:
     """Start so many processes that serve the same socket: `command` with its number, for `shared_socket`. They end with
     this process. Returns once each serves, and has said `ready`."""
-    number, pipe = listener.fileno(), subprocess.PIPE
-    started = [
-        subprocess.Popen([*command, str(number)], stdin=pipe, stdout=pipe, pass_fds=[number]) for _ in range(count)
-    ]
+    number = listener.fileno()
+    return ready_processes([*command, str(number)], count, pass_fds=[number])
+
+
+def ready_processes(command: Sequence[str], count: int, **options: Any) -> list[subprocess.Popen[str]]:
+    """Start so many processes. Returns once each has said `ready`."""
+    pipe = subprocess.PIPE
+    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, **options) for _ in range(count)]
     for one in started:
         assert one.stdout is not None
-        assert one.stdout.readline() == b"ready\n"
+        assert one.stdout.readline() == "ready\n"
     return started
+
+
+def begin(started: Iterable[subprocess.Popen[str]]) -> None:
+    """End the stdin of each: what waits for that begins."""
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.close()
+        one.stdin = None
 
 
 def shared_socket(number: str) -> socket.socket:

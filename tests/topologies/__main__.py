@@ -26,10 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quota.ledger.factory import open_ledger
 from support.servers import RedisServer, executables, version
+from support.setup import budget_of, limit
 from support.topologies import PLACES, Topology, missing
 from topologies import failover, partition
-from topologies.charging import budget_of
+from topologies.charging import Outcome
 from topologies.network import why_not
 
 if TYPE_CHECKING:
@@ -64,8 +66,11 @@ class Table:
         except Exception:
             self.wrong.append(f"{what}: {traceback.format_exc()}")
 
-    def wrong_in(self, what: str, outcome: failover.Outcome) -> None:
+    def take(self, what: str, name: str, server: str, outcome: Outcome, overspent: str = "") -> None:
         self.wrong += [f"{what}: {wrong}" for wrong in outcome.wrong]
+        back_after = {"back_after": f"{outcome.back_s:.1f} s"} if outcome.back_s else {}
+        cells = {"lost": f"{outcome.lost}", "put_back": f"{outcome.put_back}"}
+        self.fill(name, server, **back_after, **cells, overspent=overspent or f"{outcome.overspent}")
 
     def lines(self) -> list[str]:
         """Without the columns that nothing was found for."""
@@ -125,13 +130,14 @@ def _cost(table: Table, place: str) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         there = stack.enter_context(Topology(place, folder / "servers"))
         plain = stack.enter_context(RedisServer(executable=there.executable))
-        budgets = [budget_of(url, folder / str(n), "cost", 10**9) for n, url in enumerate((there.url, plain.url))]
+        ledgers = [open_ledger(url) for url in (there.url, plain.url)]
+        budgets = [budget_of(ledger, limit(10**9), folder=folder / str(n)) for n, ledger in enumerate(ledgers)]
         took_ms: tuple[list[float], ...] = ([], [])
         for _ in range(CALLS):
             for budget, times_ms in zip(budgets, took_ms, strict=True):
                 times_ms.append(_charge_ms(budget))
-        for budget in budgets:
-            budget.ledger.close()
+        for ledger in ledgers:
+            ledger.close()
         here_ms, plain_ms = (statistics.median(times_ms[FIRST:]) for times_ms in took_ms)
     table.fill(*place.split("@"), cost=f"{here_ms / plain_ms:.2f} x ({here_ms:.2f} ms)")
 
@@ -145,34 +151,19 @@ def _charge_ms(budget: Budget) -> float:
 def _failover(table: Table, place: str) -> None:
     name, _, server = place.partition("@")
     outcome = failover.run(name, server)
-    table.wrong_in(f"failover {place}", outcome)
-    table.fill(
-        name,
-        server,
-        back_after=f"{outcome.back_s:.1f} s",
-        lost=f"{outcome.lost}",
-        put_back=f"{outcome.put_back}",
-        overspent=f"{outcome.overspent}; {outcome.cold_overspent} if a machine that saw nothing asks first",
-    )
+    overspent = f"{outcome.overspent}; {outcome.cold_overspent} if a machine that saw nothing asks first"
+    table.take(f"failover {place}", name, server, outcome, overspent)
 
 
 def _reshard(table: Table, server: str) -> None:
     outcome = failover.run_reshard(server)
-    table.wrong_in(f"reshard {server}", outcome)
-    table.fill("cluster, a slot moves", server, lost=f"{outcome.lost}", put_back=f"{outcome.put_back}", overspent="0")
+    table.take(f"reshard {server}", "cluster, a slot moves", server, outcome)
 
 
 def _partition(table: Table, replicas: int) -> None:
     outcome = partition.run("redis", min_replicas=replicas)
-    table.wrong_in(f"partition, min-replicas-to-write {replicas}", outcome)
-    table.fill(
-        f"sentinel, a parted network, `min-replicas-to-write {replicas}`",
-        "redis",
-        back_after=f"{outcome.back_s:.1f} s",
-        lost=f"{outcome.lost}",
-        put_back=f"{outcome.put_back}",
-        overspent=f"{outcome.overspent}",
-    )
+    name = f"sentinel, a parted network, `min-replicas-to-write {replicas}`"
+    table.take(f"partition, min-replicas-to-write {replicas}", name, "redis", outcome)
 
 
 def main() -> int:

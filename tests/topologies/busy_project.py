@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 import quota
-from bench.budgets import SteppingClock, fill
+from bench.budgets import fill
 from bench.kinds import CHEAP
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, MINUTE_MS
 from support.commands import Quota
+from support.inbound import Clock
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ window = "24h"
 
     def fill(self) -> None:
         """A day of charges, up to a minute ago."""
-        clock = SteppingClock()
+        clock = Clock()
         clock.ms = time.time_ns() // 1_000_000 - DAY_MS + MINUTE_MS
         size = self._charges // PIECES
         with closing(open_ledger(self._server.url, clock=clock)) as ledger:

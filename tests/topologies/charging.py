@@ -1,142 +1,130 @@
-"""Processes that charge one project all the time, each as a machine of its own: it has a state folder.
-
-`python -m topologies.charging URL FOLDER NAME UNITS` is one. Each decision is a line of JSON in FOLDER/NAME.jsonl: when
-it was asked for, how long it took, its id if it was admitted, else why not. It rests while FOLDER/rest-NAME is there,
-and ends once FOLDER/finish is. With `read` behind all that, it only prints what the ledger holds now.
-"""
+"""Machines that charge one project all the time, with workers of the chaos run, and what they and the ledger said."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quota.budget import Budget
+from chaos.evidence import lives_of
+from chaos.scene import PROJECT, Limit, Scene
+from chaos.supervisor import Course, Worker, until_decided, until_ended
 from quota.deciding.losses import losses
 from quota.ledger.factory import open_ledger
+from quota.terms.limits import DAY_MS
 from support.patience import be_patient
-from support.setup import budget_of as budget_over
-from support.setup import charges_at, ids_of, limit
+from support.setup import budget_of, charges_at, ids_of, limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+    from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-PROJECT = "p"
-REST_S = 0.008
+    from chaos.evidence import Event
+
+MACHINES = ("a", "b", "c", "d")
+COLD = "cold"
+"""A machine that starts later, and has seen nothing."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One decision, and whose it was."""
+class Charging(Scene):
+    units: int = 0
+    machines = (*MACHINES, COLD)
+    workers = tuple((machine, "spends_cheaply") for machine in machines)
+    allowance_units = 0
 
-    name: str
-    at_s: float
-    took_s: float
-    id: str | None
-    reason: str
-
-
-def budget_of(url: str, folder: Path, name: str, units: int) -> Budget:
-    """Of the machine of that name."""
-    return budget_over(open_ledger(url), limit(units), project=PROJECT, folder=folder / name)
-
-
-def work(url: str, folder: Path, name: str, units: int) -> None:
-    journal = os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    budget, rest, finish = budget_of(url, folder, name, units), folder / f"rest-{name}", folder / "finish"
-    while not finish.exists():
-        if rest.exists():
-            time.sleep(0.002)
-            continue
-        at_s = time.time()
-        decision = budget.charge("videos.list", units=1)
-        answer = (at_s, time.time() - at_s, decision.id, decision.reason)
-        os.write(journal, json.dumps(answer).encode() + b"\n")
-        time.sleep(REST_S)
+    @property
+    def limits(self) -> dict[str, Limit]:
+        return {"day": Limit(self.units, DAY_MS)}
 
 
 class Crew:
-    """The processes; whoever starts them in `with` also ends them. `prefix` runs one elsewhere, by its name."""
+    """The workers, one on each machine; they end with the `with`. `elsewhere` gives the prefix of a command that runs
+    on a machine."""
 
-    def __init__(self, url: str, folder: Path, units: int) -> None:
-        self.url, self.folder, self.units = url, folder, units
-        self.died: list[str] = []
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(
+        self, url: str, folder: Path, units: int, elsewhere: Callable[[str], list[str]] = lambda _: []
+    ) -> None:
+        self.url, self.units = url, units
+        self.course = Course()
+        self.scene = Charging(1, 0, folder, losses=False, units=units)
+        self.scene.configure(url)
+        machines = enumerate(self.scene.machines)
+        self._workers = {machine: Worker(self.scene, number, elsewhere(machine)) for number, machine in machines}
 
-    def start(self, *names: str, prefix: Sequence[str] = ()) -> None:
+    def start(self, *names: str) -> None:
+        workers = [self._workers[name] for name in names]
+        for worker in workers:
+            worker.start(worker.number)
+        until_decided(workers)
+
+    def signal(self, number: int, *names: str) -> None:
         for name in names:
-            command = [*prefix, sys.executable, "-m", "topologies.charging", self.url, str(self.folder), name]
-            with (self.folder / f"{name}.log").open("ab") as log:
-                self._processes[name] = subprocess.Popen([*command, str(self.units)], cwd=TESTS, stderr=log)
+            self._workers[name].signal(number)
 
-    def rest(self, *names: str) -> None:
-        for name in names:
-            (self.folder / f"rest-{name}").touch()
-        time.sleep(1.2)  # what is on its way is answered by then
+    def decisions(self) -> list[tuple[str, Event]]:
+        """All decisions so far, and whose they are, in the order in which they were asked for."""
+        events = ((life.machine, event) for life in lives_of(self.scene) for event in life.events)
+        decided = [(machine, event) for machine, event in events if event["event"] == "decision" and event["commit"]]
+        return sorted(decided, key=lambda pair: pair[1]["asked_ms"])
 
-    def go_on(self, *names: str) -> None:
-        for name in names:
-            (self.folder / f"rest-{name}").unlink()
+    def admitted(self) -> list[str]:
+        """The ids of all calls that were admitted."""
+        return [event["id"] for _, event in self.decisions() if event["admitted"]]
 
-    def answers(self) -> list[Answer]:
-        """All decisions of all processes, in order."""
-        answers = []
-        for name in self._processes:
-            path = self.folder / f"{name}.jsonl"
-            lines = path.read_text().splitlines() if path.exists() else []
-            answers += [Answer(name, *json.loads(line)) for line in lines]
-        return sorted(answers, key=lambda answer: answer.at_s)
+    def refused(self) -> set[str]:
+        """The machines that were told that the limit is reached."""
+        return {machine for machine, event in self.decisions() if event["reason"] == "limit"}
 
-    def admitted(self) -> int:
-        return sum(answer.id is not None for answer in self.answers())
+    def end(self) -> None:
+        self.scene.stop.touch()
+        until_ended(self.course, [worker for worker in self._workers.values() if worker.process is not None])
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        (self.folder / "finish").touch()
-        for name, process in self._processes.items():
-            try:
-                status = process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                status = process.wait()
-            if status:
-                self.died.append(f"{name} ended with status {status}")
+        for worker in self._workers.values():
+            if worker.process is not None:
+                worker.kill()
 
 
-@dataclass(frozen=True)
-class Holding:
-    """What the ledger holds at the end: the ids of all calls, and the units that are used. So many charges it had lost,
-    and machines have put them back."""
+@dataclass
+class Outcome:
+    """The figures of a run, and what was wrong."""
 
-    ids: list[str]
-    used_units: int
-    put_back: int
+    put_back: int = 0
+    missing: int = 0
+    """Charges that were admitted and that the ledger lacks at the end."""
 
+    overspent: int = 0
+    cold_overspent: int = 0
+    back_s: float = 0.0
+    longest_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
 
-def holding(url: str, folder: Path, units: int, prefix: Sequence[str] = ()) -> Holding:
-    """Asked by the machine `a`, in a process of its own, elsewhere with a `prefix`."""
-    command = [*prefix, sys.executable, "-m", "topologies.charging", url, str(folder), "a", str(units), "read"]
-    asked = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
-    assert asked.returncode == 0, asked.stderr
-    return Holding(*json.loads(asked.stdout))
+    @property
+    def lost(self) -> int:
+        """Charges that the ledger lost."""
+        return self.put_back + self.missing
 
+    def check(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.wrong.append(what)
 
-def read(url: str, folder: Path, name: str, units: int) -> None:
-    be_patient()
-    budget = budget_of(url, folder, name, units)
-    used_units = budget.usage()[0].used_units
-    put_back = sum(loss.charges for loss in losses(budget._project))
-    print(json.dumps((ids_of(charges_at(budget.ledger, PROJECT)), used_units, put_back)))
-
-
-if __name__ == "__main__":
-    url, folder, name, units = sys.argv[1:5]
-    (read if sys.argv[5:] else work)(url, Path(folder), name, int(units))
+    def take(self, crew: Crew, url: str) -> list[str]:
+        """End a crew, and hold what it was told against what the ledger at `url` has: the ids of all calls there."""
+        crew.end()
+        be_patient()
+        admitted = crew.admitted()
+        with closing(open_ledger(url)) as ledger:
+            budget = budget_of(ledger, limit(crew.units), project=PROJECT)
+            used_units, ids = budget.usage()[0].used_units, ids_of(charges_at(ledger, PROJECT))
+            self.put_back = sum(loss.charges for loss in losses(budget._project))
+        self.missing = len({*admitted} - {*ids})
+        self.overspent = max(0, len(admitted) - crew.units)
+        self.longest_s = max(event["ms"] - event["asked_ms"] for _, event in crew.decisions()) / 1_000
+        self.wrong += crew.course.failed
+        self.check(self.missing == 0, f"{self.missing} charges were lost, and not put back")
+        self.check(used_units == len(ids), f"{used_units} units are used, of {len(ids)} calls")
+        return ids

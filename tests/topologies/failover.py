@@ -11,29 +11,29 @@ lost, and only machines that read it there have seen it. Two runs, and what they
 from __future__ import annotations
 
 import itertools
+import signal
 import tempfile
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from quota.ledger.redis_log import keys_of
+from chaos.scene import PROJECT
+from chaos.server import KEYS
 from support.certificates import Certificates
 from support.clusters import Nodes, Sentinels
 from support.servers import executables, until
 from support.topologies import PATIENT_MS
-from topologies.charging import PROJECT, Crew, holding
+from topologies.charging import COLD, MACHINES, Crew, Outcome
 
 if TYPE_CHECKING:
-    import redis
+    from collections.abc import Iterator
 
     from support.servers import RedisServer
 
-MACHINES = ("a", "b", "c", "d")
 BEFORE_S, LAG_S = 1.5, 0.7
 BACK_WITHIN_S = 2.0
 """After the servers have noticed."""
@@ -44,153 +44,106 @@ DOWN_AFTER_MS = 1_000
 LONGEST_S = 1.0
 """A decision takes a second at most."""
 
-KEY = keys_of(PROJECT).log
+
+def started(name: str, server: str, folder: Path) -> Sentinels | Nodes:
+    """Servers with replicas; with TLS if the name begins so."""
+    executable = executables()[server]
+    certificates = Certificates(folder / "certificates") if name.startswith("tls_") else None
+    if name.endswith("sentinel"):
+        return Sentinels(executable=executable, certificates=certificates, down_after_ms=DOWN_AFTER_MS)
+    return Nodes(executable=executable, certificates=certificates)
 
 
-@dataclass
-class Outcome:
-    """The figures of a run, and what was wrong."""
-
-    put_back: int = 0
-    missing: int = 0
-    """Charges that were admitted and that the ledger lacks at the end."""
-
-    overspent: int = 0
-    cold_overspent: int = 0
-    back_s: float = 0.0
-    longest_s: float = 0.0
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def lost(self) -> int:
-        """Charges that the ledger lost."""
-        return self.put_back + self.missing
-
-    def check(self, holds: bool, what: str) -> None:
-        if not holds:
-            self.wrong.append(what)
+def primary_of(group: Sentinels | Nodes) -> RedisServer:
+    return group.primary() if isinstance(group, Sentinels) else group.owner(KEYS.log)
 
 
-class Group:
-    """Servers with replicas, of either kind, seen alike; with TLS if the name begins so."""
+def hold_replicas_off(group: Sentinels | Nodes, primary: RedisServer) -> None:
+    """They lose the connection and cannot come back: its clients have theirs already."""
+    with group.client(primary) as client:
+        client.config_set("requirepass", "nobody knows it")
+        client.execute_command("CLIENT", "KILL", "TYPE", "replica")
 
-    def __init__(self, name: str, server: str, folder: Path) -> None:
-        executable = executables()[server]
-        certificates = Certificates(folder / "certificates") if name.startswith("tls_") else None
-        self._of: Sentinels | Nodes
-        if name.endswith("sentinel"):
-            self._of = Sentinels(executable=executable, certificates=certificates, down_after_ms=DOWN_AFTER_MS)
-            self.detection_s = DOWN_AFTER_MS / 1_000
-        else:
-            self._of = Nodes(executable=executable, certificates=certificates)
-            self.detection_s = self._of.node_timeout_ms / 1_000
-        self.url = self._of.url
 
-    def primary(self) -> RedisServer:
-        return self._of.primary() if isinstance(self._of, Sentinels) else self._of.owner(KEY)
+def until_another(group: Sentinels | Nodes, primary: RedisServer) -> RedisServer:
+    """Who takes over."""
 
-    def client(self, server: RedisServer) -> redis.Redis:
-        return self._of.client(server)
+    def another() -> bool:
+        try:
+            return primary_of(group) is not primary
+        except (RedisError, StopIteration):
+            return False
 
-    def hold_replicas_off(self, primary: RedisServer) -> None:
-        """They lose the connection and cannot come back: its clients have theirs already."""
-        with self.client(primary) as client:
-            client.config_set("requirepass", "nobody knows it")
-            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
-
-    def kill(self, primary: RedisServer) -> float:
-        """When."""
-        at_s = time.time()
-        primary.kill()
-        return at_s
-
-    def until_another(self, primary: RedisServer) -> RedisServer:
-        """Who takes over."""
-
-        def another() -> bool:
-            try:
-                return self.primary() is not primary
-            except (RedisError, StopIteration):
-                return False
-
-        until(another, "nobody takes over")
-        return self.primary()
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._of.close()
+    until(another, "nobody takes over")
+    return primary_of(group)
 
 
 def run(name: str, server: str) -> Outcome:
     outcome = Outcome()
     as_it_comes(name, server, outcome)
-    a_cold_one(name, server, outcome)
+    cold = a_cold_one(name, server)
+    outcome.cold_overspent = cold.overspent
+    outcome.wrong += cold.wrong
     return outcome
 
 
-def as_it_comes(name: str, server: str, outcome: Outcome) -> None:
+@contextmanager
+def crewed(name: str, server: str, units: int) -> Iterator[tuple[Sentinels | Nodes, Crew]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        group = stack.enter_context(Group(name, server, folder))
-        crew = stack.enter_context(Crew(group.url, folder, 1_500))
+        group = stack.enter_context(started(name, server, folder))
+        crew = stack.enter_context(Crew(group.url, folder, units))
         crew.start(*MACHINES)
-        until(lambda: {answer.name for answer in crew.answers()} == set(MACHINES), "not all began")
+        yield group, crew
+
+
+def as_it_comes(name: str, server: str, outcome: Outcome) -> None:
+    with crewed(name, server, 1_500) as (group, crew):
         time.sleep(BEFORE_S)
-        primary = group.primary()
-        group.hold_replicas_off(primary)
+        primary = primary_of(group)
+        hold_replicas_off(group, primary)
         time.sleep(LAG_S)
-        killed_s = group.kill(primary)
-        second = group.until_another(primary)
+        killed_s = time.time()
+        primary.kill()
+        second = until_another(group, primary)
         time.sleep(3)
-        crew.start("cold")
-        until(lambda: any(answer.reason == "limit" for answer in crew.answers()), "the budget is never used up")
+        crew.start(COLD)
+        until(crew.refused, "the budget is never used up")
         time.sleep(1)
-        crew.__exit__()
-        answers = crew.answers()
-        admitted = [answer.id for answer in answers if answer.id is not None]
-        held = holding(group.url, folder, crew.units)
-        back = [answer.at_s + answer.took_s for answer in answers if answer.id and answer.at_s > killed_s]
-        outcome.back_s = min(back) - killed_s
-        outcome.longest_s = max(answer.took_s for answer in answers)
-        outcome.put_back, outcome.missing = held.put_back, len(set(admitted) - set(held.ids))
-        outcome.overspent = max(0, len(admitted) - crew.units)
-        outcome.wrong += crew.died
-        outcome.check(group.primary() is second, "one more failover, of a primary that lived: the machine is too busy")
+        outcome.take(crew, group.url)
+        back_ms = [e["ms"] for _, e in crew.decisions() if e["admitted"] and e["asked_ms"] > killed_s * 1_000]
+        outcome.back_s = min(back_ms) / 1_000 - killed_s
+        outcome.check(
+            primary_of(group) is second, "one more failover, of a primary that lived: the machine is too busy"
+        )
         outcome.check(outcome.lost > 0, "the replicas did not lag")
-        outcome.check(outcome.missing == 0, f"{outcome.missing} charges were lost, and not put back")
-        outcome.check(held.used_units == len(held.ids), f"{held.used_units} units are used, of {len(held.ids)} calls")
         outcome.check(outcome.overspent == 0, "overspent, though all had seen what was lost")
-        outcome.check(outcome.back_s < group.detection_s + BACK_WITHIN_S, f"back after {outcome.back_s:.1f} s")
+        detected_s = (DOWN_AFTER_MS if isinstance(group, Sentinels) else group.node_timeout_ms) / 1_000
+        outcome.check(outcome.back_s < detected_s + BACK_WITHIN_S, f"back after {outcome.back_s:.1f} s")
         outcome.check(outcome.longest_s < LONGEST_S, f"a decision took {outcome.longest_s:.2f} s")
 
 
-def a_cold_one(name: str, server: str, outcome: Outcome) -> None:
+def a_cold_one(name: str, server: str) -> Outcome:
     """All four rest when the cold one asks first."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        group = stack.enter_context(Group(name, server, folder))
-        crew = stack.enter_context(Crew(group.url, folder, 400))
-        crew.start(*MACHINES)
-        until(lambda: crew.admitted() > 200, "nothing is charged")
-        primary = group.primary()
-        group.hold_replicas_off(primary)
-        until(lambda: any(answer.reason == "limit" for answer in crew.answers()), "the budget is never used up")
-        crew.rest(*MACHINES)
-        used = crew.admitted()
-        group.kill(primary)
-        group.until_another(primary)
-        crew.start("cold")
-        until(lambda: ("cold", "limit") in {(a.name, a.reason) for a in crew.answers()}, "the cold machine goes on")
-        crew.go_on(*MACHINES)
+    outcome = Outcome()
+    with crewed(name, server, 400) as (group, crew):
+        until(lambda: len(crew.admitted()) > 200, "nothing is charged")
+        primary = primary_of(group)
+        hold_replicas_off(group, primary)
+        until(crew.refused, "the budget is never used up")
+        time.sleep(1.2)  # what is on its way is answered by then
+        crew.signal(signal.SIGSTOP, *MACHINES)
+        used = len(crew.admitted())
+        primary.kill()
+        until_another(group, primary)
+        crew.start(COLD)
+        until(lambda: COLD in crew.refused(), "the cold machine goes on")
+        crew.signal(signal.SIGCONT, *MACHINES)
         time.sleep(1)
-        crew.__exit__()
-        outcome.cold_overspent = crew.admitted() - crew.units
-        lost = holding(group.url, folder, crew.units).put_back
-        outcome.wrong += crew.died
+        outcome.take(crew, group.url)
         outcome.check(used == crew.units, f"{used} units of {crew.units} were granted before the loss")
-        outcome.check(outcome.cold_overspent <= lost, f"{outcome.cold_overspent} overspent, of {lost} lost")
+        outcome.check(outcome.overspent <= outcome.put_back, f"{outcome.overspent} overspent, {outcome.put_back} lost")
+    return outcome
 
 
 # -- a slot of a cluster moves -----------------------------------------------------------------------------------------
@@ -207,20 +160,14 @@ def run_reshard(server: str) -> Outcome:
         nodes = stack.enter_context(Nodes(executable=executables()[server], node_timeout_ms=PATIENT_MS))
         crew = stack.enter_context(Crew(nodes.url, folder, 1_000_000))
         crew.start(*MACHINES)
-        until(lambda: {answer.name for answer in crew.answers()} == set(MACHINES), "not all began")
         for here, there in itertools.pairwise(itertools.islice(itertools.cycle(nodes.servers[:3]), ROUNDS + 1)):
             move(nodes, here, there)
-        crew.__exit__()
-        answers = crew.answers()
-        admitted = [answer.id for answer in answers if answer.id is not None]
-        held = holding(nodes.url, folder, crew.units)
-        outcome.put_back, outcome.missing = held.put_back, len(set(admitted) - set(held.ids))
-        outcome.longest_s = max(answer.took_s for answer in answers)
-        outcome.wrong += crew.died
+        ids = outcome.take(crew, nodes.url)
         outcome.check(outcome.lost == 0, f"{outcome.lost} charges were lost, {outcome.put_back} of them put back")
         # A call whose answer was lost on the way may have been charged: then it is refused, and in the log.
-        more = len(held.ids) - len(admitted)
-        refused = sum(answer.id is None for answer in answers)
+        decisions = crew.decisions()
+        refused = sum(not event["admitted"] for _, event in decisions)
+        more = len(ids) - (len(decisions) - refused)
         outcome.check(0 <= more <= refused, f"{more} charges more than were admitted, and {refused} calls were refused")
         outcome.check(outcome.longest_s < LONGEST_S, f"a decision took {outcome.longest_s:.2f} s")
     return outcome

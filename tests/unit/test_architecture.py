@@ -1,18 +1,15 @@
-"""The pages for maintainers are true where that can be checked: what they cite exists, the layers are the linter's."""
+"""The pages for maintainers are true where that can be checked: what they cite exists."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -76,7 +73,6 @@ def test_every_module_named_in_the_architecture_can_be_imported(name: str) -> No
 
 
 def test_every_name_in_the_architecture_is_in_the_code() -> None:
-    """Classes, functions, fields, events: whatever looks like one."""
     names = {
         part
         for word in CITED
@@ -127,3 +123,38 @@ def test_every_module_is_public_for_jobs_or_forbidden() -> None:
 
 def is_in(name: str, modules: Iterable[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+FAULTS, SECURITY = ((ROOT / name).read_text(encoding="utf-8") for name in ("FAULTS.md", "SECURITY.md"))
+
+
+@pytest.mark.parametrize(("page", "least"), [(FAULTS, 20), (SECURITY, 10)], ids=["faults", "security"])
+def test_every_test_that_is_named_exists(page: str, least: int) -> None:
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > least
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+@pytest.mark.parametrize(
+    ("part", "least"),
+    [(FAULTS.partition("## What is not")[0], 15), (SECURITY.partition("## What is promised")[2], 4)],
+    ids=["fault", "promise"],
+)
+def test_every_row_of_the_promises_names_a_test(part: str, least: int) -> None:
+    heads = ("| fault |", "| promise |", "| --- |")
+    rows = [line for line in part.splitlines() if line.startswith("| ") and not line.startswith(heads)]
+    assert len(rows) > least
+    assert [row for row in rows if "`test_" not in row] == []
+
+
+def test_the_figures_in_faults_are_those_of_a_run() -> None:
+    figures = FAULTS.partition("<!-- figures -->")[2].partition("<!-- /figures -->")[0]
+    for row in ("seed", "faults", "units overspent beyond that and the allowance | 0 |", "lost / stored twice"):
+        assert row in figures
+
+
+def test_the_page_on_security_says_how_to_report_and_is_found() -> None:
+    assert "## Report a vulnerability" in SECURITY
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert "SECURITY.md" in (ROOT / page).read_text(encoding="utf-8")

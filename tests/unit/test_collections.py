@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +26,6 @@ from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.local import LocalSession
 from support.setup import charges_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 CONFIGURATION = """
 [credentials.main]
@@ -59,9 +57,6 @@ def session(state_dir: Path) -> Iterator[LocalSession]:
     (state_dir.parent / "quota.toml").write_text(CONFIGURATION)
     with LocalSession(load_settings()) as session:
         yield session
-
-
-# -- a lone str is one name --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["buckets", "methods", "jobs"])

@@ -1,4 +1,4 @@
-"""Windows, views and limits: the arithmetic that everything else rests on."""
+"""Windows, views and limits: the arithmetic that everything else rests on. And the pace of a limit over its window."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quota.errors import UsageError
+from quota.budget import Budget
+from quota.errors import ConfigError, UsageError
+from quota.settings.load import load_settings
 from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,
@@ -30,8 +33,11 @@ from quota.terms.limits import (
     View,
     Weekday,
     format_duration,
+    paced_units,
+    paced_until,
     parse_duration,
 )
+from support.setup import Setup
 
 PACIFIC = "America/Los_Angeles"
 DAY = Sliding(DAY_MS)
@@ -44,9 +50,6 @@ def ms(text: str) -> int:
 
 def utc(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M")
-
-
-# -- durations ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,9 +88,6 @@ def test_a_sliding_window_lasts_at_least_a_millisecond() -> None:
         Sliding(0)
 
 
-# -- calendar edges ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("zone", "at", "start", "end", "hours"),
     [
@@ -117,21 +117,6 @@ def test_a_day_begins_and_ends_where_the_zone_says(zone: str, at: str, start: st
     edges = Calendar("day", zone).edges(ms(at))
     assert (utc(edges[0]), utc(edges[1])) == (start, end)
     assert edges[1] - edges[0] == hours * HOUR_MS
-
-
-def test_the_hour_that_comes_twice_counts_twice() -> None:
-    """On 2026-11-01 the clocks in California show 01:00 at 08:00 and again at 09:00 UTC."""
-    calendar = Calendar("hour", PACIFIC)
-    assert tuple(map(utc, calendar.edges(ms("2026-11-01T08:30"))))[:2] == ("2026-11-01T08:00", "2026-11-01T09:00")
-    assert tuple(map(utc, calendar.edges(ms("2026-11-01T09:30"))))[:2] == ("2026-11-01T09:00", "2026-11-01T10:00")
-
-
-@pytest.mark.parametrize(("zone", "minute"), [("Asia/Kolkata", 30), ("Asia/Kathmandu", 15), ("UTC", 0)])
-def test_hours_begin_where_the_wall_shows_a_full_one(zone: str, minute: int) -> None:
-    """Kolkata is half an hour off UTC, Kathmandu three quarters."""
-    start_ms, end_ms, _ = Calendar("hour", zone).edges(ms("2026-01-10T12:50"))
-    assert (start_ms % HOUR_MS) // MINUTE_MS == minute
-    assert end_ms - start_ms == HOUR_MS
 
 
 ZONES = (PACIFIC, "Africa/Cairo", "America/Havana", "Australia/Lord_Howe", "Europe/Dublin", "Antarctica/Troll")
@@ -167,7 +152,6 @@ def test_the_edges_of_a_period_enclose_now(period: Period, zone: str, now_ms: in
 
 
 def test_asking_in_any_order_gives_the_same_edges() -> None:
-    """The edges asked for last are remembered; that must not show."""
     calendar = Calendar("day", PACIFIC)
     times = [ms("2026-11-01T00:00") + hour * HOUR_MS for hour in range(72)]
     forward = [calendar.edges(at_ms) for at_ms in times]
@@ -202,9 +186,6 @@ def test_an_error_names_the_missing_time_zone_package() -> None:
 def test_an_unknown_calendar_raises_where_it_is_given(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises((ValueError, UsageError), match=f"^{message}$"):
         Calendar(*arguments)
-
-
-# -- months, weeks, billing periods, quarter hours ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -248,6 +229,11 @@ def test_an_unknown_calendar_raises_where_it_is_given(arguments: tuple[Any, ...]
         (Calendar("month", "UTC", 31), "2027-02-28T00:00", "2027-02-28T00:00 2027-03-31T00:00 2027-04-30T00:00"),
         (Calendar("month", "UTC", 30), "2028-02-29T00:00", "2028-02-29T00:00 2028-03-30T00:00 2028-04-30T00:00"),
         (Calendar("month", PACIFIC, 8), "2026-03-08T07:59", "2026-02-08T08:00 2026-03-08T08:00 2026-04-08T07:00"),
+        # An hour that comes twice counts twice. Hours begin where the wall shows a full one.
+        (Calendar("hour", PACIFIC), "2026-11-01T08:30", "2026-11-01T08:00 2026-11-01T09:00 2026-11-01T10:00"),
+        (Calendar("hour", PACIFIC), "2026-11-01T09:30", "2026-11-01T09:00 2026-11-01T10:00 2026-11-01T11:00"),
+        (Calendar("hour", "Asia/Kolkata"), "2026-01-10T12:50", "2026-01-10T12:30 2026-01-10T13:30 2026-01-10T14:30"),
+        (Calendar("hour", "UTC"), "2026-01-10T12:50", "2026-01-10T12:00 2026-01-10T13:00 2026-01-10T14:00"),
         # Quarters of an hour, also where a zone is three quarters off, and in the hour that comes twice.
         (
             Calendar("quarter-hour", "Asia/Kathmandu"),
@@ -289,7 +275,6 @@ def first_shown(zone: str) -> list[tuple[int, date]]:
     [("day", 1, "monday"), ("week", 1, "sunday"), ("month", 1, "monday"), ("month", 31, "monday")],
 )
 def test_calendar_periods_agree_with_a_wall_clock(zone: str, period: Period, day: int, starts: Weekday) -> None:
-    """A period begins where its date is first shown."""
     calendar = Calendar(period, zone, day, starts)
     changes = [at_ms for at_ms, shown in first_shown(zone)[1:] if begins(calendar, shown)]
     assert len(changes) >= 13
@@ -310,9 +295,6 @@ def test_each_window_has_a_stable_name() -> None:
         Calendar("quarter-hour", "UTC"): "quarter-hour@UTC",
     }
     assert {window: window.name for window in names} == names
-
-
-# -- views -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -340,9 +322,6 @@ names = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", 
 def test_views_of_different_jobs_have_different_names(one: list[str], other: list[str]) -> None:
     first, second = (View(Selector(("units",), (), tuple(jobs)), DAY) for jobs in (one, other))
     assert (first.name == second.name) == (sorted(one) == sorted(other))
-
-
-# -- limits ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -380,3 +359,101 @@ def test_a_limit_with_methods_or_jobs_is_narrow() -> None:
     assert narrow(Selector(("units",), ("search.list",)))
     assert narrow(Selector(("units",), (), ("backfill",)))
     assert not narrow(Selector(("units",), count="calls"))
+
+
+PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
+
+
+def at(*when: int) -> int:
+    return int(datetime(*when, tzinfo=UTC).timestamp() * 1000)  # type: ignore[arg-type,misc]
+
+
+MIDNIGHT = at(2026, 7, 1, 7)
+
+
+def paced(units: int) -> Limit:
+    return Limit("pacific-day", units, View(Selector(buckets=("units",)), PACIFIC_DAY), units, 0, paced=True)
+
+
+def start(
+    *limits: Limit, leave: dict[str, dict[str, int]] | None = None, now_ms: int = MIDNIGHT
+) -> tuple[Setup, Budget]:
+    """A budget with these limits, and the clock that moves it."""
+    setup = Setup.open("sqlite://", now_ms=now_ms)
+    return setup, setup.budget(*limits, leave=leave)
+
+
+def spend_all(budget: Budget, units: int, job: str = "") -> int:
+    """Charge until refused; what was admitted."""
+    total = 0
+    while budget.charge("videos.list", units=units, job=job).admitted:
+        total += units
+    return total
+
+
+@pytest.mark.parametrize(
+    ("hour", "units"),
+    # An eighth of the day ahead of an even spending of 2,400 units, 100 an hour.
+    [(0, 300), (1, 400), (12, 1_500), (20, 2_300), (21, 2_400), (23, 2_400)],
+)
+def test_the_pace_is_even_and_complete_three_hours_before_the_end(hour: int, units: int) -> None:
+    assert paced_units(2_400, PACIFIC_DAY.edges(MIDNIGHT), MIDNIGHT + hour * HOUR_MS) == units
+
+
+@pytest.mark.parametrize("midnight", [at(2026, 3, 8, 8), at(2026, 7, 1, 7), at(2026, 11, 1, 7)], ids=["23", "24", "25"])
+@pytest.mark.parametrize("units", [1, 2, 7, 95, 9_500, 10**9])
+def test_a_pace_releases_units_at_their_first_millisecond(midnight: int, units: int) -> None:
+    """On days of 23, 24 and 25 hours. Whoever asks for the millisecond before gets less."""
+    edges = PACIFIC_DAY.edges(midnight)
+    for wanted in {0, 1, units // 8, units // 3, units - 1, units}:
+        reached_ms = paced_until(units, edges, wanted)
+        assert edges[0] <= reached_ms < edges[1]
+        assert paced_units(units, edges, reached_ms) >= wanted
+        assert reached_ms == edges[0] or paced_units(units, edges, reached_ms - 1) < wanted
+
+
+def test_a_paced_day_spends_its_whole_limit() -> None:
+    """Demand without end, every half hour: the whole number is spent, and never more than the pace allows."""
+    setup, budget = start(paced(9_500))
+    spent = 0
+    for tick in range(48):
+        setup.now_ms = MIDNIGHT + tick * HOUR_MS // 2
+        spent += spend_all(budget, 1 if tick == 47 else 50)
+        assert spent <= paced_units(9_500, PACIFIC_DAY.edges(MIDNIGHT), setup.now_ms)
+    assert spent == 9_500
+
+
+CONFIG = """
+[credentials.main]
+api = "youtube-v3"
+limits = [{{ name = "day", units = 2_400, window = {window}, pacing = {pacing} }}]
+"""
+
+
+def test_pacing_is_an_option_of_a_calendar_limit(tmp_path: Path, state_dir: Path) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(CONFIG.format(window='{ calendar = "day", zone = "UTC" }', pacing="true"))
+    assert load_settings(path).credentials["main"].limits[0].paced
+    path.write_text(CONFIG.format(window='"24h"', pacing="false"))
+    assert not load_settings(path).credentials["main"].limits[0].paced
+
+
+@pytest.mark.parametrize(
+    ("window", "pacing", "says"),
+    [
+        ('"24h"', "true", "only a calendar window can be paced"),
+        ('{ calendar = "day", zone = "UTC" }', '"yes"', "a string where true or false is needed"),
+    ],
+)
+def test_wrong_pacing_is_one_line(tmp_path: Path, state_dir: Path, window: str, pacing: str, says: str) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(CONFIG.format(window=window, pacing=pacing))
+    with pytest.raises(ConfigError, match=says) as error:
+        load_settings(path)
+    assert "\n" not in str(error.value)
+    assert "limits[0].pacing" in str(error.value)
+
+
+def test_a_paced_sliding_limit_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match="no reset to pace towards"):
+        Limit("day", 10, View(Selector(), Sliding(DAY_MS)), 10, 0, paced=True)

@@ -54,9 +54,6 @@ NEVER_ONE = (
 )
 
 
-# -- remedies ----------------------------------------------------------------------------------------------------------
-
-
 COMMANDS = every_command(groups=True)
 SAID_BY = {
     "jobs/api/app.py": ["serve"],

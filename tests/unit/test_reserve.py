@@ -38,6 +38,7 @@ def body(data: Any) -> RequestBody:
 
 def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounded_up() -> None:
     assert body({"max_tokens": 100}) == RequestBody(b'{"max_tokens": 100}')
+    assert RequestBody.of(memoryview(b'{"max_tokens": 100}')) == body({"max_tokens": 100})
     assert CHAT.bound(body({"max_tokens": 100})) == 100 + 7  # 19 bytes
     assert CHAT.bound(body({"max_tokens": 100, "x": ""})) == 100 + 10  # 28 bytes
     assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": 100})) == 100
@@ -54,9 +55,7 @@ def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounde
         *((odd, 4_096) for odd in (-1, -0.5, "4096", True, False, None, [], {}, [7], float("nan"), float("inf"))),
     ],
 )
-def test_a_number_from_0_on_is_one_and_a_fraction_is_rounded_up_and_a_call_costs_a_unit_at_least(
-    number: Any, bound: int
-) -> None:
+def test_a_number_from_0_on_is_rounded_up_and_a_call_costs_a_unit_at_least(number: Any, bound: int) -> None:
     assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": number})) == bound
 
 
@@ -95,9 +94,6 @@ def test_no_body_raises() -> None:
         bound = CHAT.bound(RequestBody(bytes(content[: dice.randint(0, len(content))])))
         assert type(bound) is int
         assert bound >= 1
-
-
-# -- in a cost book ----------------------------------------------------------------------------------------------------
 
 
 def test_a_book_may_have_a_reservation_in_place_of_units() -> None:

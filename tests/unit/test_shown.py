@@ -1,29 +1,19 @@
-"""What the last line of a notebook's cell shows: which file, which budget, which answer. One line, and no secret."""
+"""What people and schedulers see of sessions, budgets and answers: one line, no secret, and when to try again."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import quota
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-CONFIGURATION = """
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-project = "charts"
-[[credentials.main.limits]]
-name = "day"
-units = 1
-window = "24h"
-"""
+from quota.common.clock import host_clock, utc
+from quota.decision import UNKNOWN_WAIT_MS, Decision, Reason
+from support.configurations import limited
 
 
 class Printer:
@@ -44,7 +34,7 @@ def displayed(decision: quota.Decision) -> str:
 
 def written(folder: Path) -> Path:
     path = folder / "quota.toml"
-    path.write_text(CONFIGURATION, encoding="utf-8")
+    path.write_text(limited(1), encoding="utf-8")
     return path
 
 
@@ -52,7 +42,7 @@ def test_the_repr_of_a_session_and_a_budget_names_their_project(tmp_path: Path) 
     path = written(tmp_path)
     with quota.open(path) as q:
         assert repr(q) == f"<quota.Session of {path}: main>"
-        assert repr(q.budget()) == "<quota.Budget of main: project charts, limits day>"
+        assert repr(q.budget()) == "<quota.Budget of main: project p, limits day>"
     assert repr(q) == f"<quota.Session of {path}: main, closed>"
 
 
@@ -64,7 +54,7 @@ def test_async_objects_have_the_same_repr(tmp_path: Path) -> None:
             return [repr(q), repr(q.budget())]
 
     said = asyncio.run(shown())
-    assert said == [f"<quota.AsyncSession of {path}: main>", "<quota.AsyncBudget of main: project charts, limits day>"]
+    assert said == [f"<quota.AsyncSession of {path}: main>", "<quota.AsyncBudget of main: project p, limits day>"]
 
 
 def test_a_decision_is_displayed_as_its_sentence_and_has_its_fields_in_its_repr(tmp_path: Path) -> None:
@@ -88,3 +78,72 @@ def test_a_refusal_is_its_sentence_wherever_an_exception_surfaces(tmp_path: Path
     assert "limit 'day' has 1 of 1 unit used; next at " in sentence
     for error in (raised.value, pickle.loads(pickle.dumps(raised.value)), quota.Refused(*raised.value.args)):  # noqa: S301
         assert (str(error), repr(error), error.args) == (sentence, f'Refused("{sentence}")', (sentence,))
+
+
+HOUR_MS = 3_600_000
+
+
+def refused(reason: Reason, retry_at_ms: int | None = None, **more: object) -> Decision:
+    return Decision(
+        False, None, None, "main", "project", "search.list", 100, reason, "day", 0, host_clock(), retry_at_ms, ()
+    )._replace(**more)  # type: ignore[arg-type]
+
+
+def test_when_has_the_time_and_the_seconds_until_then() -> None:
+    at_ms = host_clock() + HOUR_MS
+    when = refused("limit", at_ms).when()
+    assert when is not None
+    assert (when.at, when.at.tzinfo) == (utc(at_ms), UTC)
+    assert 0 < when.seconds <= HOUR_MS / 1_000
+
+
+def test_a_past_time_is_a_wait_of_zero() -> None:
+    when = refused("exhausted", 1_000).when()
+    assert when == (utc(1_000), 0)
+
+
+@pytest.mark.parametrize("reason", ["limit", "run", "ledger-unavailable"])
+def test_when_is_soon_if_the_time_is_unknown(reason: Reason) -> None:
+    before = datetime.now(UTC)
+    when = refused(reason).when()
+    assert when is not None
+    wait = timedelta(milliseconds=UNKNOWN_WAIT_MS)
+    assert before - timedelta(milliseconds=1) <= when.at - wait <= datetime.now(UTC)
+    assert when.seconds == UNKNOWN_WAIT_MS / 1_000
+
+
+@pytest.mark.parametrize("decision", [refused("closed"), refused("clock"), refused("ledger-unavailable", lasting=True)])
+def test_when_is_none_if_somebody_must_act(decision: Decision) -> None:
+    assert decision.when() is None
+
+
+def test_a_call_that_was_admitted_is_worth_a_try_now() -> None:
+    when = refused("ok", admitted=True).when()
+    assert when is not None
+    assert when.seconds == 0
+
+
+def test_every_reason_has_a_time_or_none() -> None:
+    told = {reason: refused(reason).when() is None for reason in get_args(Reason)}
+    assert {reason for reason, never in told.items() if never} == {"closed", "clock"}
+
+
+def test_a_refusal_goes_from_process_to_process() -> None:
+    error = quota.Refused(refused("limit", host_clock() + HOUR_MS))
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (again.decision, str(again)) == (error.decision, str(error))
+
+
+def test_every_error_says_itself_in_another_process(tmp_path: Path) -> None:
+    """An error that cannot be made again breaks a whole pool of processes."""
+    session = quota.open(written(tmp_path))
+    session.close()
+    with pytest.raises(quota.UsageError) as closed:
+        session.budget()
+    kinds = [
+        kind for kind in vars(quota.errors).values() if isinstance(kind, type) and issubclass(kind, quota.QuotaError)
+    ]
+    others = [kind("what is wrong; what to do") for kind in kinds if kind is not quota.Refused]
+    for error in (closed.value, *others):
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301
+        assert (type(again), str(again)) == (type(error), str(error))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from quota.errors import Refused, UsageError
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.setup import budget_of, charges_at
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 @pytest.fixture

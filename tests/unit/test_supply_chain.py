@@ -31,7 +31,6 @@ def asked_for() -> list[Requirement]:
 
 @pytest.mark.parametrize("asked", asked_for(), ids=str)
 def test_each_dependency_is_pinned_to_an_allowed_version(asked: Requirement) -> None:
-    """If not: `make constraints`."""
     versions = [
         next(iter(pin.specifier)).version
         for pin in PINS

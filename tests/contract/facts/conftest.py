@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from quota.ledger.log import Log
 from quota.ledger.memory_log import MemoryLog
 from support.setup import Clocked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.ledger.log import Log
 
 
 @pytest.fixture

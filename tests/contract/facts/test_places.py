@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from quota.errors import UsageError
-from quota.rules.claims import MAX_PLACE_BYTES, MAX_REGIONS, PLACE_KEPT_MS
+from quota.ledger.log import Log
+from quota.rules.claims import MAX_PLACE_BYTES, MAX_REGIONS, PLACE_KEPT_MS, Claim, Claimed
 from quota.rules.entry import END, START
 from quota.terms.limits import MINUTE_MS
 from support.cut_log import CutLog
-from support.processes import in_threads
 from support.setup import HOLD_MS, LEASE_MS, Clocked, claim_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.ledger.log import Log
-    from quota.rules.claims import Claim, Claimed
 
 NAME = "work|trending"
 
@@ -145,7 +140,6 @@ def test_a_place_is_forgotten_after_35_days_and_not_before(here: Clocked) -> Non
 
 
 def test_random_runs_never_overwrite_what_a_later_holder_has_kept(here: Clocked) -> None:
-    """Four runs claim, keep, fall silent and end at random. A place is always the last one that its holder kept."""
     dice = random.Random(7)
     holder: dict[str, tuple[Claim, int]] = {}
     expected: dict[str, str] = {}
@@ -171,21 +165,6 @@ def test_random_runs_never_overwrite_what_a_later_holder_has_kept(here: Clocked)
     assert len(expected) == 2
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_claims_ends_and_leaves_its_regions_to_its_store(here: Clocked) -> None:
-    a, b = claim_of("a", tick="tick:1"), claim_of("b", tick="tick:1")
-    assert here.state.claim(a) == (here.now_ms, {}, "")
-    assert here.state.claim(b).tick == "running"
-    here.state.end_claim(a, "done")
-    assert here.state.claim(b).tick == "done"
-    assert sorted(here.state.claim(b._replace(tick="")).elsewhere) == ["DE", "US"]
-    assert here.state.claim(b._replace(tick=""), take_over=True).elsewhere == {}
-    here.now_ms += HOLD_MS
-    assert here.state.claim(a._replace(tick="")).elsewhere == {}
-
-
 def test_jobs_and_projects_are_apart_and_no_marker_is_left(here: Clocked) -> None:
     here.state.claim(claim_of("a"))
     assert here.state.claim(claim_of("b", name="search|trending")).elsewhere == {}
@@ -201,11 +180,6 @@ def test_a_job_of_which_nothing_is_left_is_forgotten(here: Clocked) -> None:
     assert here.log.change("p", {field: None}, {}).state == {}
 
 
-def test_a_claim_out_of_its_bounds_is_refused(here: Clocked) -> None:
-    with pytest.raises(UsageError):
-        here.state.claim(claim_of("a")._replace(owner=""))
-
-
 @pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
 def test_a_lost_answer_asked_for_again_is_the_same_claim(log: Log, fault: Any) -> None:
     cut = CutLog(log)
@@ -213,17 +187,3 @@ def test_a_lost_answer_asked_for_again_is_the_same_claim(log: Log, fault: Any) -
     cut.faults = [fault]
     assert here.state.claim(claim_of("a", tick="tick:1")) == (here.now_ms, {}, "")
     assert sorted(here.state.claim(claim_of("b")).elsewhere) == ["DE", "US"]
-
-
-def test_exactly_one_of_many_threads_gets_each_region(log: Log) -> None:
-    winners: list[str] = []
-
-    def claim_all(me: int) -> None:
-        mine = Clocked(log)
-        for n in range(20):
-            claim = claim_of(f"store {me}", name=f"job {n}")
-            elsewhere = mine.state.claim(claim).elsewhere
-            winners.extend(f"{n} {region}" for region in claim.regions if region not in elsewhere)
-
-    in_threads(claim_all, *[(me,) for me in range(6)])
-    assert sorted(winners) == sorted(f"{n} {region}" for n in range(20) for region in ("US", "DE"))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
+from quota.inbound.contract import Storage
 from quota.inbound.rules import open_storage
 from support.inbound import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.inbound.contract import Storage
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 
 @pytest.fixture

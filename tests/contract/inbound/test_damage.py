@@ -4,26 +4,20 @@ cannot be read is one error."""
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import redis
 
 from quota.errors import ConfigError, StorageAway, UsageError
-from quota.inbound.contract import MAX_SCALE, Limit, Policy
+from quota.inbound.contract import MAX_SCALE, Limit, Policy, Storage
 from quota.inbound.redis_storage import RedisStorage
 from quota.inbound.rules import open_storage
-from support.inbound import ALGORITHMS, MINUTE_MS, policy, run_sql
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from quota.inbound.contract import Storage
-    from support.inbound import Clock
-    from support.servers import RedisServer
+from support.inbound import ALGORITHMS, MINUTE_MS, Clock, policy, run_sql
+from support.servers import RedisServer
 
 HOUR_MS = 3_600_000
 
@@ -33,9 +27,6 @@ def away(ask: Callable[[], object]) -> str:
         ask()
     assert "\n" not in str(raised.value)
     return str(raised.value)
-
-
-# -- the file ----------------------------------------------------------------------------------------------------------
 
 
 def test_all_workers_start_one_new_file_after_a_deletion(tmp_path: Path, clock: Clock) -> None:
@@ -60,7 +51,6 @@ def test_all_workers_start_one_new_file_after_a_deletion(tmp_path: Path, clock: 
 
 
 def test_a_failed_transaction_leaves_nothing_in_a_workers_memory(path: Path, clock: Clock) -> None:
-    """Its salts, its numbers and whom it met were never stored."""
     first, second = (open_storage(f"sqlite:///{path}", clock=clock) for _ in range(2))
     first.totals()
     run_sql(path, "CREATE TRIGGER t BEFORE INSERT ON states BEGIN SELECT RAISE(ABORT, 'as if the disk were full'); END")
@@ -138,9 +128,7 @@ def test_a_damaged_row_of_the_file_is_one_error(path: Path, clock: Clock, algori
 
 @pytest.mark.parametrize("row", ["MAX", "MIN"], ids=["current", "previous"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_row_that_is_damaged_under_a_running_worker_is_one_error(
-    path: Path, clock: Clock, algorithm: str, row: str
-) -> None:
+def test_a_row_damaged_under_a_running_worker_is_one_error(path: Path, clock: Clock, algorithm: str, row: str) -> None:
     statement = "UPDATE states SET state = ? WHERE expires_ms = (SELECT AGE(expires_ms) FROM states)"
     statement = statement.replace("AGE", row)
     one = policy(algorithm, 9)
@@ -155,9 +143,6 @@ def test_a_row_that_is_damaged_under_a_running_worker_is_one_error(
         run_sql(path, statement, value)
         message = away(partial(storage.decide, one, "ann"))
         assert "is damaged; move it away (all limits begin at zero)" in message, value
-
-
-# -- the server --------------------------------------------------------------------------------------------------------
 
 
 def fill(client: redis.Redis, url: str, one: Policy, clock: Clock) -> list[bytes]:
@@ -184,10 +169,7 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["content", "string", "set"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_foreign_data_under_our_keys_is_one_error(
-    redis_server: RedisServer, clock: Clock, algorithm: str, how: str
-) -> None:
-    """Each key in turn, of other types, and with other content."""
+def test_foreign_data_is_one_error(redis_server: RedisServer, clock: Clock, algorithm: str, how: str) -> None:
     one = policy(algorithm)
     clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 30_000  # `alive` reads what was handed over ten seconds ago
     with redis.Redis(port=redis_server.port) as client:
@@ -255,9 +237,6 @@ def test_a_worker_forgets_the_salts_of_days_that_are_over(on_redis: Storage, clo
     assert len(on_redis._days) <= 6
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-
 def test_rejected_requests_count_up_to_a_bound(storage: Storage) -> None:
     most = MAX_SCALE // 1_000
     one = Policy("a", (Limit(most, 1_000),), count_rejected=True)
@@ -265,9 +244,6 @@ def test_rejected_requests_count_up_to_a_bound(storage: Storage) -> None:
     answers = [storage.decide(one, "ann", cost) for _ in range(3)]
     assert [answer.admitted for answer in answers] == [True, False, False]
     assert [answer.limits[0].remaining for answer in answers] == [most - cost, 0, 0]
-
-
-# -- callers -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("identity", [None, b"ann", 7, ("ann",)])

@@ -1,21 +1,97 @@
-"""I1, I2, I5, I6. Random histories: every storage answers as the definitions do, to the unit and the millisecond."""
+"""I1, I2, I5, I6. Every storage answers random histories as the definitions do, and short tests tell the rest."""
 
 from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
 
 import pytest
 
-from quota.inbound.contract import Limit, Policy
-from support.inbound import Clock, Oracle
-
-if TYPE_CHECKING:
-    from quota.inbound.contract import Storage
+from quota.errors import UsageError
+from quota.inbound.contract import Decision, Limit, LimitState, Policy, Storage
+from support.inbound import Clock
 
 REQUESTS = int(os.environ.get("QUOTA_TEST_REQUESTS", "200"))
 MIDNIGHT_MS = 20_833 * 86_400_000
+
+
+@dataclass
+class Oracle:
+    """The limits of one policy, for any number of identities."""
+
+    policy: Policy
+    counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    free_at: dict[tuple[str, Limit], Fraction] = field(default_factory=dict)
+
+    def decide(self, identity: str, now_ms: int, cost: int = 1) -> Decision:
+        limits = self.policy.limits
+        admitted = all(self.fits(identity, limit, now_ms, cost) for limit in limits)
+        if admitted or self.policy.count_rejected:
+            self.counted.setdefault(identity, []).append((now_ms, cost))
+            for limit in limits:
+                burst, period = Fraction(limit.burst), Fraction(limit.window_ms, limit.number)
+                free_at = max(self.free_at.get((identity, limit), Fraction(0)), Fraction(now_ms))
+                self.free_at[identity, limit] = min(free_at + cost * period, now_ms + burst * period)
+        return Decision(
+            admitted,
+            now_ms,
+            tuple(
+                LimitState(
+                    self.remaining(identity, limit, now_ms),
+                    first(
+                        2 * limit.window_ms,
+                        lambda ms, limit=limit: self.remaining(identity, limit, now_ms + ms) == most(limit),
+                    ),
+                    first(
+                        2 * limit.window_ms,
+                        lambda ms, limit=limit: self.fits(identity, limit, now_ms + ms, cost),
+                    )
+                    if not admitted
+                    else 0,
+                )
+                for limit in limits
+            ),
+        )
+
+    def fits(self, identity: str, limit: Limit, now_ms: int, cost: int) -> bool:
+        if self.policy.algorithm == "gcra":
+            period = Fraction(limit.window_ms, limit.number)
+            free_at = max(self.free_at.get((identity, limit), Fraction(0)), Fraction(now_ms))
+            return free_at + cost * period <= now_ms + limit.burst * period
+        return self.used(identity, limit, now_ms) + cost <= limit.number
+
+    def used(self, identity: str, limit: Limit, now_ms: int) -> Fraction:
+        counted = self.counted.get(identity, [])
+        window_ms = limit.window_ms
+        if self.policy.algorithm == "log":
+            return Fraction(sum(cost for ms, cost in counted if now_ms - window_ms < ms))
+        window = now_ms // window_ms
+        current = sum(cost for ms, cost in counted if ms // window_ms == window)
+        previous = sum(cost for ms, cost in counted if ms // window_ms == window - 1)
+        return current + Fraction(previous * (window_ms - now_ms % window_ms), window_ms)
+
+    def remaining(self, identity: str, limit: Limit, now_ms: int) -> int:
+        none = most(limit)
+        return none - first(none, lambda used: used == none or self.fits(identity, limit, now_ms, none - used))
+
+
+def most(limit: Limit) -> int:
+    return limit.burst or limit.number
+
+
+def first(most: int, holds: Callable[[int], bool]) -> int:
+    """The smallest number up to `most` for which something holds that holds for all larger ones."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 # Redis lets a state expire by its own clock, whatever time is passed in: windows are longer than a history takes.
@@ -55,3 +131,98 @@ def test_a_random_history_is_answered_as_the_definition_says(storage: Storage, c
             cost = rng.choice([1, 1, 1, rng.randint(1, policy.most)])
             decision = storage.decide(policy, identity, cost)
             assert decision == oracle.decide(identity, clock.ms, cost), (seed, policy, cost)
+
+
+MINUTE_MS = 60_000
+LOGIN = Policy("login", (Limit(3, MINUTE_MS),), "log")
+
+
+@pytest.mark.topology
+def test_a_limit_admits_its_number_and_shows_when_the_next_request_fits(storage: Storage, clock: Clock) -> None:
+    first_ms = clock.ms
+    for remaining in (2, 1, 0):
+        decision = storage.decide(LOGIN, "ann")
+        assert decision == Decision(True, clock.ms, (LimitState(remaining, MINUTE_MS, 0),))
+        clock.ms += 10_000
+    refused = storage.decide(LOGIN, "ann")
+    assert (refused.admitted, refused.retry_after_ms) == (False, 30_000)
+    clock.ms = first_ms + MINUTE_MS - 1
+    assert not storage.decide(LOGIN, "ann").admitted
+    clock.ms = first_ms + MINUTE_MS
+    assert storage.decide(LOGIN, "ann").admitted, "at exactly the ms that was named"
+
+
+@pytest.mark.parametrize("algorithm", ["counter", "gcra", "log"])
+@pytest.mark.topology
+def test_identities_rules_and_costs_are_counted_apart(storage: Storage, algorithm: str) -> None:
+    policy, other = (Policy(rule, (Limit(5, MINUTE_MS, 5 * (algorithm == "gcra")),), algorithm) for rule in "ab")  # type: ignore[arg-type]
+    assert storage.decide(policy, "ann", 4).limits[0].remaining == 1
+    assert storage.decide(policy, "bob", 5).admitted
+    assert storage.decide(other, "ann", 5).admitted
+    assert not storage.decide(policy, "ann", 2).admitted
+    assert storage.decide(policy, "ann", 1).admitted
+
+
+def test_a_cost_that_can_never_fit_is_a_mistake_of_the_caller(storage: Storage) -> None:
+    for cost in (0, -1, 4, 10**20, True, 1.5, "1", None):
+        with pytest.raises(UsageError):
+            storage.decide(LOGIN, "ann", cost)  # type: ignore[arg-type]
+    assert storage.decide(LOGIN, "ann", 3).admitted
+
+
+@pytest.mark.topology
+def test_totals_of_all_workers_add_up(storage: Storage) -> None:
+    """I8."""
+    assert storage.totals() == {}
+    storage.add_totals({"requests|search|admitted": 3, "decision_us": 100})
+    storage.add_totals({"requests|search|admitted": 4})
+    storage.add_totals({})
+    assert storage.totals() == {"requests|search|admitted": 7, "decision_us": 100}
+    storage.add_totals({f"n{n}": 1 for n in range(1_000)})
+    with pytest.raises(UsageError, match="1001 totals are too many"):
+        storage.add_totals({f"n{n}": 1 for n in range(1_001)})
+    with pytest.raises(UsageError):
+        storage.add_totals({"n": -1})
+
+
+@pytest.mark.parametrize("algorithm", ["counter", "gcra", "log"])
+def test_identities_of_this_and_the_last_window_are_alive(storage: Storage, clock: Clock, algorithm: str) -> None:
+    policy = Policy(
+        "a", (Limit(50, 1_000, 9 * (algorithm == "gcra")), Limit(60, MINUTE_MS, 9 * (algorithm == "gcra"))), algorithm
+    )  # type: ignore[arg-type]
+    clock.ms += MINUTE_MS - clock.ms % MINUTE_MS
+    for identity in ("a", "b", "c", "a"):
+        storage.decide(policy, identity)
+    clock.ms += MINUTE_MS
+    for identity in ("c", "d", "c"):
+        storage.decide(policy, identity)
+    storage.add_totals({})
+    clock.ms += 10_000  # a worker may be so late
+    assert storage.alive(policy) == 4
+    clock.ms += MINUTE_MS
+    assert storage.alive(policy) == 2
+    clock.ms += MINUTE_MS
+    assert storage.alive(policy) == 0
+
+
+def test_a_worker_that_reports_no_identities_does_not_grow(storage: Storage, clock: Clock) -> None:
+    policy = Policy("a", (Limit(5, 1_000),))
+    for _ in range(1_100):
+        storage.decide(policy, "ann")
+        clock.ms += 1_000
+    assert len(storage._met) < 1_000  # type: ignore[attr-defined]
+    storage.add_totals({})
+    assert storage.alive(policy) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["counter", "gcra", "log"])
+def test_the_top_names_identities_by_hash_alone(storage: Storage, clock: Clock, algorithm: str) -> None:
+    policy = Policy("a", (Limit(60, MINUTE_MS, 60 * (algorithm == "gcra")),), algorithm)  # type: ignore[arg-type]
+    for used, identity in enumerate(["203.0.113.7", "bob", "ann"], 1):
+        for _ in range(used):
+            storage.decide(policy, identity)
+    top = storage.top(policy, 2)
+    assert [(one.used, one.limit) for one in top] == [(3, policy.limits[0]), (2, policy.limits[0])]
+    assert all(len(bytes.fromhex(one.name)) == 8 for one in top)
+    clock.ms += 2 * MINUTE_MS
+    assert list(storage.top(policy)) == []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -14,11 +15,7 @@ from quota.inbound.contract import Limit, Policy
 from quota.inbound.rules import open_storage
 from quota.ledger.redis_log import script
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "inbound-algorithms.md").read_text(encoding="utf-8")
@@ -62,9 +59,6 @@ def test_a_bound_is_the_same_in_lua_and_in_python() -> None:
     program = (ROOT / "docs" / "examples" / "login_limit.php").read_text(encoding="utf-8")
     assert f"& {names.SHARDS - 1};" in program
     assert f"'{{salts}}:fixed', {names.SALTS_KEPT_MS // DAY_MS} * 86400000)" in program
-
-
-# -- the scripts, with what nobody of ours sends -----------------------------------------------------------------------
 
 
 @pytest.fixture

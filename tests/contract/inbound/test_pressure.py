@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sqlite3
@@ -11,34 +10,25 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from quota.errors import StorageAway
 from quota.inbound import redis_storage, sqlite_storage
-from quota.inbound.contract import WALL_S, Limit, Policy
+from quota.inbound.contract import WALL_S, Algorithm, Limit, Policy, Storage
 from quota.inbound.rules import open_storage
 from support.clusters import Nodes
-from support.inbound import ALGORITHMS, MINUTE_MS, policy, run_sql
-from support.losses import SqliteStorage
+from support.inbound import ALGORITHMS, MINUTE_MS, Clock, policy, run_sql
+from support.losses import LedgerStorage, SqliteStorage
 from support.patience import PATIENCE_S
 from support.processes import Children, in_threads
-from support.proxy import Proxy
-from support.servers import free_port, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.inbound.contract import Algorithm, Storage
-    from support.inbound import Clock
-    from support.losses import LedgerStorage
-    from support.proxy import Kind
-    from support.servers import RedisServer
+from support.proxy import Kind, Proxy
+from support.servers import RedisServer, free_port, stopped, until
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -52,9 +42,6 @@ def admitted_ms(workers: list[subprocess.Popen[str]]) -> list[int]:
     return sorted(int(line) for one in workers for line in one.communicate(timeout=300)[0].splitlines())
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
     """One of them has a clock that is an hour ahead, and one is killed."""
     times = [worker(url, "log", 20, 1_000, 1.5, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
@@ -65,17 +52,6 @@ def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
     spans_ms = [late - early for early, late in zip(found, found[20:], strict=False)]
     assert min(spans_ms) >= 1_000, "a 21st within a second of the first"
     assert len(found) >= 40, "and it does not hold up who may go"
-
-
-def test_a_process_killed_in_a_decision_leaves_the_storage_usable(url: str) -> None:
-    one = worker(url, "counter", 1_000_000, MINUTE_MS, 20)
-    assert one.stdout is not None
-    one.stdout.readline()
-    one.kill()
-    one.communicate(timeout=300)
-    storage = open_storage(url)
-    assert storage.decide(policy("counter", 1_000_000), "ann").admitted
-    storage.close()
 
 
 def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
@@ -100,18 +76,12 @@ def test_threads_share_one_storage(url: str) -> None:
         assert sum(in_threads(admitted, *[()] * 4)) == 100
 
 
-# -- clocks ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ahead_ms", [-3 * 86_400_000, -45_000, 45_000, 3 * 86_400_000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_servers_clock_decides(
-    redis_server: RedisServer, algorithm: str, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, algorithm: str, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host whose clock is wrong counts in the same windows as one whose clock is right."""
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-    right, wrong = open_storage(redis_server.url), open_storage(redis_server.url)
+    right, wrong = open_storage(server.url), open_storage(server.url)
     one = policy(algorithm, 3, 3_600_000)
     assert right.decide(one, "ann").admitted
     monkeypatch.setattr("quota.inbound.redis_storage.host_clock", lambda: time.time_ns() // 1_000_000 + ahead_ms)
@@ -168,9 +138,6 @@ def test_gcra_waits_for_no_more_than_a_burst_after_a_clock_went_back(storage: St
     assert (refused.retry_after_ms, refused.limits[0].reset_ms) == (6_000, MINUTE_MS)
 
 
-# -- what is left behind -----------------------------------------------------------------------------------------------
-
-
 def test_every_key_expires_within_two_windows(redis_server: RedisServer) -> None:
     """I5."""
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
@@ -205,9 +172,7 @@ def test_all_keys_of_an_identity_lie_in_one_slot_and_the_slots_are_many(on_redis
     assert len(slots) > 55
 
 
-def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
-    storage: Storage, ledger_place: LedgerStorage, clock: Clock
-) -> None:
+def test_a_log_never_outgrows_its_limit(storage: Storage, ledger_place: LedgerStorage, clock: Clock) -> None:
     """I6."""
     one = Policy("a", (Limit(7, 10_000),), "log", count_rejected=True)
     for _ in range(60):
@@ -224,7 +189,6 @@ def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
 
 @pytest.mark.parametrize("algorithm", ["counter", "log"])
 def test_workers_with_two_limits_exceed_neither_limit(storage: Storage, algorithm: Algorithm) -> None:
-    """Some workers have the new number already."""
     numbers = (20, 5)
     admitted = dict.fromkeys(numbers, 0)
     for _ in range(100):
@@ -235,7 +199,6 @@ def test_workers_with_two_limits_exceed_neither_limit(storage: Storage, algorith
 
 
 def test_gcra_does_not_misread_the_states_of_another_limit(storage: Storage) -> None:
-    """A limit that is changed while workers run."""
     for number in (10, 20, 7):
         assert storage.decide(policy("gcra", number), "ann", number).admitted
         assert not storage.decide(policy("gcra", number), "ann").admitted
@@ -249,9 +212,6 @@ def test_decisions_alone_delete_what_expired_in_a_quiet_time(on_sqlite: Storage,
         clock.ms += 30_000
     counts = run_sql(path, "SELECT expires_ms <= ?, COUNT(*) FROM states GROUP BY 1", clock.ms - 30_000)
     assert counts == [(0, 500)]
-
-
-# -- away --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["redis", "unix", "sentinel", "cluster"])
@@ -305,15 +265,6 @@ def test_a_file_that_another_process_holds_is_away_after_the_wall_and_admits_onc
         letting_go.join()  # a connection that is closed while it commits crashes Python
 
 
-@contextmanager
-def stopped(server: RedisServer) -> Iterator[None]:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-
-
 def test_a_slow_server_is_waited_for_and_asked_once(
     on_redis: Storage, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +285,7 @@ def test_a_slow_server_is_waited_for_and_asked_once(
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_no_thread_is_given_the_answer_of_another(redis_server: RedisServer) -> None:
+def test_no_thread_is_given_the_answer_of_another(server: RedisServer) -> None:
     """On a line that loses, cuts and delays replies. Each thread has a limit that nobody else has, and counts its own
     costs: what may remain is known."""
     wrong: list[tuple[object, ...]] = []
@@ -354,8 +305,7 @@ def test_no_thread_is_given_the_answer_of_another(redis_server: RedisServer) -> 
             if not number - most <= answer.limits[0].remaining <= number - least:
                 wrong.append((n, answer, least, most))
 
-    with redis.Redis(port=redis_server.port) as client, Proxy(redis_server.port) as proxy:
-        client.flushall()
+    with Proxy(server.port) as proxy:
         storage = open_storage(proxy.url)
         rng = random.Random(1)
         for _ in range(80):  # of four requests one fails; some replies come when nobody waits any more
@@ -376,9 +326,6 @@ def test_a_server_that_was_restarted_is_asked_anew(on_redis: Storage, client: re
     client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     for remaining in (2, 1):
         assert on_redis.decide(policy("log", 3), "bob").limits[0].remaining == remaining
-
-
-# -- a cluster ---------------------------------------------------------------------------------------------------------
 
 
 POLICIES = (

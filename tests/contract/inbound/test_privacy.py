@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from quota.inbound.contract import Policy
+from quota.inbound.contract import Policy, Storage
 from quota.inbound.names import ROTATION_LEAD_MS
 from quota.inbound.rules import open_storage
-from support.inbound import ALGORITHMS, policy, run_sql
-from support.losses import RedisStorage, SqliteStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.inbound.contract import Storage
-    from support.inbound import Clock
-    from support.losses import LedgerStorage
+from support.inbound import ALGORITHMS, Clock, policy, run_sql
+from support.losses import LedgerStorage, RedisStorage, SqliteStorage
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
@@ -93,9 +86,7 @@ def test_the_names_of_two_days_have_nothing_in_common(storage: Storage, clock: C
     assert len(names) == 3
 
 
-def test_a_days_salt_goes_when_its_windows_have_ended(
-    storage: Storage, clock: Clock, ledger_place: LedgerStorage
-) -> None:
+def test_a_days_salt_goes_when_its_windows_end(storage: Storage, clock: Clock, ledger_place: LedgerStorage) -> None:
     clock.ms = 20_833 * DAY_MS + HOUR_MS
     storage.decide(policy("counter"), "ann")
     assert salts(ledger_place) == {"shard", "0", "60000:20833"}
@@ -113,7 +104,6 @@ def test_a_days_salt_goes_when_its_windows_have_ended(
 
 
 def test_a_quiet_time_deletes_the_states_of_a_busy_time(on_sqlite: Storage, path: Path, clock: Clock) -> None:
-    """Redis does that by itself."""
     for number in range(600):
         on_sqlite.decide(policy("counter"), f"visitor {number}")
     clock.ms += 2 * DAY_MS
@@ -124,10 +114,7 @@ def test_a_quiet_time_deletes_the_states_of_a_busy_time(on_sqlite: Storage, path
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "log"])
-def test_a_rotation_changes_the_names_and_frees_nobody(
-    storage: Storage, url: str, clock: Clock, algorithm: str
-) -> None:
-    """Two processes, one of which knows nothing of the rotation."""
+def test_a_rotation_changes_names_and_frees_nobody(storage: Storage, url: str, clock: Clock, algorithm: str) -> None:
     clock.ms -= clock.ms % MINUTE_MS
     clock.ms += 30_000
     other = open_storage(url, clock=clock)
@@ -151,11 +138,3 @@ def test_a_rotation_changes_the_names_and_frees_nobody(
 
 def test_a_storage_that_nobody_used_has_nothing_to_rotate(storage: Storage, clock: Clock) -> None:
     assert storage.rotate() == clock.ms
-
-
-def test_two_workers_that_begin_together_make_one_salt(url: str, clock: Clock) -> None:
-    workers = [open_storage(url, clock=clock) for _ in range(4)]
-    for algorithm in ALGORITHMS:
-        assert [worker.decide(policy(algorithm, 4), "ann").limits[0].remaining for worker in workers] == [3, 2, 1, 0]
-    for worker in workers:
-        worker.close()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quota.journal.journal import FOLDER, Journal
 from quota.ledger.factory import Identity
 from quota.rules.entry import Entry, Id
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 IDENTITY = Identity("ledger", "p")
 NOW_MS = 1_795_867_200_000
@@ -68,11 +64,3 @@ def forked(*works: Callable[[], object]) -> Iterator[list[int]]:
     finally:
         statuses = [os.waitpid(child, 0)[1] for child in children]
     assert all(status in (0, 9) for status in statuses), statuses
-
-
-def until(truth: Callable[[], object]) -> None:
-    """Wait for it, for a while."""
-    end_s = time.monotonic() + 30
-    while not truth():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)

@@ -6,8 +6,9 @@ import errno
 import os
 import resource
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from quota.rules.entry import START
 from quota.terms.limits import DAY_MS
 from support.disks import fill, small_disk
 from support.users import NOBODY, needs_root, not_root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

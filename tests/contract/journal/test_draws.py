@@ -111,7 +111,7 @@ def test_a_draw_is_corrected_before_and_after_it_is_handed_over(tmp_path: Path) 
     assert draws.settle({"unheard of": 1}) is None
 
 
-def test_a_draw_and_the_names_on_its_way_are_on_the_disk_before_it_is_admitted(
+def test_a_draw_and_its_folders_are_on_the_disk_before_it_is_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -195,7 +195,6 @@ def test_a_draw_dated_ahead_counts_and_is_dated_back(tmp_path: Path) -> None:
 
 
 def test_an_exception_at_any_place_leaves_no_draw_unaccounted(tmp_path: Path) -> None:
-    """And nobody is locked out."""
     state, admitted = tmp_path, set[str]()
 
     def work() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from types import FrameType
 
 import pytest
 import redis
@@ -25,12 +25,8 @@ from quota.rules.entry import START, Entry
 from support.processes import in_child, in_threads
 from support.proxy import Proxy
 from support.resp import RespServer
-from support.servers import RedisServer
+from support.servers import RedisServer, until
 from support.setup import budget_of, claim_of, limit, state_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
 
 TIMEOUT_S = 5.0
 SHORT_S = 0.2
@@ -57,16 +53,6 @@ def on_server(server: RedisServer) -> int:
         return sum(each["name"] == NAME for each in client.client_list())
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    """The server learns of a closed connection a moment later."""
-    deadline = time.monotonic() + 100
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def ask_at_once(server: RedisServer, connections: Connections, calls: int) -> None:
     """Let several calls be under way at the same time, so that there are as many connections."""
 
@@ -77,13 +63,10 @@ def ask_at_once(server: RedisServer, connections: Connections, calls: int) -> No
     with redis.Redis(port=server.port) as client:
         for thread in asking:
             thread.start()
-        assert soon(lambda: client.info("clients")["blocked_clients"] == calls)
+        until(lambda: client.info("clients")["blocked_clients"] == calls, "the server has not noticed")
         client.rpush("held", *range(calls))
     for thread in asking:
         thread.join()
-
-
-# -- an answer belongs to its question ---------------------------------------------------------------------------------
 
 
 def test_an_answer_that_comes_too_late_answers_nothing_else(server: RedisServer) -> None:
@@ -95,32 +78,6 @@ def test_an_answer_that_comes_too_late_answers_nothing_else(server: RedisServer)
         assert connections.execute_command("ECHO", "two") == "two"
         time.sleep(0.2)  # the late answer has arrived by now
         assert connections.execute_command("ECHO", "three") == "three"
-
-
-def test_half_an_answer_is_not_completed_by_the_next_one() -> None:
-    """The first connection is answered by half, and by the rest when it asks again; the second as it should be."""
-    scripts = iter([[b"$5\r\nhal", b"f!\r\n$3\r\ntwo\r\n"], [b"$3\r\ntwo\r\n"]])
-
-    def serve(listener: socket.socket) -> None:
-        with suppress(OSError):
-            for script in scripts:
-                accepted.append(listener.accept()[0])
-                for reply in script:
-                    if not accepted[-1].recv(1000):
-                        break
-                    accepted[-1].sendall(reply)
-
-    accepted: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        with connected(listener.getsockname()[1], timeout_s=SHORT_S, name="") as connections:
-            with pytest.raises(NoAnswer):
-                connections.execute_command("ECHO", "half!")
-            assert connections.execute_command("ECHO", "two") == "two"
-        thread.join()
-        for line in accepted:
-            line.close()
 
 
 def test_more_than_an_answer_is_not_read_as_the_next_one() -> None:
@@ -178,47 +135,6 @@ def on_signal(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
         signal.signal(signal.SIGUSR1, before)
 
 
-# The socket is left to the garbage collector where a call is interrupted just after it was made.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@needs_signals
-def test_calls_interrupted_anywhere_leave_no_answer_behind(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Anywhere is also in what Python ignores: while something is collected, and while pytest notes that.
-    monkeypatch.setattr(sys, "unraisablehook", id)
-
-    class Interrupted(Exception):  # noqa: N818  # what a handler of somebody else's may raise
-        pass
-
-    def interrupt(*_: object) -> None:
-        if interruptible:
-            raise Interrupted
-
-    def keep_interrupting() -> None:
-        r = random.Random(5)
-        while not done.wait(r.uniform(0.0002, 0.003)):
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    interruptible, done, interrupted = False, threading.Event(), 0
-    with connected(server.port) as connections, on_signal(interrupt):
-        thread = threading.Thread(target=keep_interrupting)
-        thread.start()
-        for number in range(3_000):
-            try:
-                interruptible = True
-                reply = connections.execute_command("ECHO", str(number))
-                interruptible = False
-            except Interrupted:
-                interruptible = False
-                interrupted += 1
-            else:
-                assert reply == str(number)
-        done.set()
-        thread.join()
-    assert interrupted > 20
-    assert soon(lambda: on_server(server) == 0), "nor a connection"
-
-
 @pytest.mark.parametrize("scheme", ["redis", "unix"])
 def test_an_exception_of_a_handler_during_connect_passes_through(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     """Also a TimeoutError, which is what the library catches: after each call of something written in C, as a handler
@@ -274,9 +190,6 @@ def test_an_error_is_an_answer_and_its_connection_is_kept(server: RedisServer) -
         assert connections.execute_command("CLIENT", "ID") == mine
 
 
-# -- a connection that ended while idle --------------------------------------------------------------------------------
-
-
 def test_a_connection_that_the_server_closed_is_noticed_before_it_is_used(server: RedisServer) -> None:
     with connected(server.port) as connections, redis.Redis(port=server.port) as client:
         ask_at_once(server, connections, 3)
@@ -314,9 +227,6 @@ def test_after_a_lost_answer_no_other_idle_connection_is_tried(server: RedisServ
         assert proxy.connections == 4
 
 
-# -- threads and forks -------------------------------------------------------------------------------------------------
-
-
 def test_there_are_as_many_connections_as_calls_at_once_and_none_after_close(server: RedisServer) -> None:
     with connected(server.port) as connections:
         wrong: list[str] = []
@@ -331,7 +241,7 @@ def test_there_are_as_many_connections_as_calls_at_once_and_none_after_close(ser
             assert 1 <= on_server(server) <= 4
         assert wrong == []
         connections.close()
-        assert soon(lambda: on_server(server) == 0)
+        until(lambda: on_server(server) == 0, "the server has not noticed")
         connections.close()
         assert connections.execute_command("ECHO", "again") == "again", "closed means let go of, not ended"
 
@@ -341,12 +251,12 @@ def test_a_call_under_way_while_another_thread_closes_is_answered_and_its_connec
         answers: list[object] = []
         thread = threading.Thread(target=lambda: answers.append(connections.execute_command("BLPOP", "list", "5")))
         thread.start()
-        assert soon(lambda: client.info("clients")["blocked_clients"] == 1)
+        until(lambda: client.info("clients")["blocked_clients"] == 1, "the server has not noticed")
         connections.close()
         client.rpush("list", "x")
         thread.join()
         assert answers == [["list", "x"]]
-        assert soon(lambda: on_server(server) == 0)
+        until(lambda: on_server(server) == 0, "the server has not noticed")
 
 
 def _ask(connections: Connections) -> list[int]:
@@ -367,9 +277,6 @@ def test_a_forked_child_has_connections_of_its_own_and_leaves_the_parents_alone(
         ask_at_once(server, connections, 2)
         assert {each["id"] for each in client.client_list() if each["name"] == NAME} == before
         assert str(theirs[0]) not in before
-
-
-# -- passwords and databases -------------------------------------------------------------------------------------------
 
 
 def test_a_connection_logs_in_and_chooses_its_database_before_it_asks() -> None:
@@ -394,19 +301,12 @@ def test_a_missing_database_takes_no_command(server: RedisServer) -> None:
         assert client.keys("*") == []
 
 
-# -- urls --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "query",
     [
-        "",
-        "?protocol=3",
-        "?max_connections=1",
-        "?health_check_interval=1",
-        "?socket_keepalive=yes",
-        "?socket_timeout=5&socket_connect_timeout=5",
-        "?encoding=utf-8",
+        *("", "?protocol=3", "?max_connections=1", "?health_check_interval=1"),
+        *("?socket_keepalive=yes", "?socket_timeout=5&socket_connect_timeout=5"),
+        *("?encoding=utf-8",),
     ],
 )
 def test_options_in_the_url_are_the_librarys(server: RedisServer, query: str) -> None:

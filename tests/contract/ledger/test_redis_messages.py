@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 from redis.crc import key_slot
@@ -16,10 +16,7 @@ from support.resp import RespServer
 from support.servers import RedisServer, executables
 from support.setup import budget_of, limit
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Ask = Callable[[str], str]
+Ask = Callable[[str], str]
 
 PASSWORD, OF_SENTINELS = "s3cret", "0f-sentinels"
 
@@ -48,9 +45,6 @@ def _safe(line: str) -> str:
 
 
 BOTH = pytest.mark.parametrize("ask", [told, told_inbound])
-
-
-# -- sentinels ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +98,7 @@ def test_a_sentinels_error_names_the_sentinel(
         (":wrong@", "refused the password; check username and password"),
     ],
 )
-def test_an_error_of_the_primary_does_not_blame_the_sentinels(
-    sentinels: Sentinels, ask: Ask, user: str, said: str
-) -> None:
+def test_an_error_of_the_primary_blames_no_sentinel(sentinels: Sentinels, ask: Ask, user: str, said: str) -> None:
     line = ask(at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}", user=user))
     assert f"/{SERVICE}/0 {said}" in line
 
@@ -131,16 +123,12 @@ def test_a_single_server_under_a_sentinel_url_is_named(redis_server: RedisServer
 
 @BOTH
 def test_sentinels_without_a_primary_are_named(ask: Ask) -> None:
-    """As while they choose another one."""
     state = b"".join(
         b"$%d\r\n%s\r\n" % (len(word), word) for word in (b"name", SERVICE.encode(), b"flags", b"s_down,master")
     )
     with RespServer(lambda _: b"*1\r\n*4\r\n" + state) as sentinel:
         line = ask(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}")
     assert line.endswith("has no primary now, as its sentinels see it; run again in a moment"), line
-
-
-# -- replicas ----------------------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -152,9 +140,6 @@ def test_redis_with_too_few_replicas_takes_no_charge(ask: Ask, executable: str) 
         "has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are back; see its "
         "replicas"
     ), line
-
-
-# -- clusters ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -17,15 +18,10 @@ from quota.errors import ConfigError, StorageAway
 from quota.inbound.rules import open_storage
 from quota.ledger import redis_errors
 from quota.ledger.factory import open_ledger
+from support.certificates import Certificates
 from support.clusters import Sentinels
 from support.patience import WALLS
 from support.servers import RedisServer, executables, free_port, has_tls, redis_executable, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from support.certificates import Certificates
 
 SCHEMES = {"rediss": "/0", "rediss+sentinel": "/main/0", "rediss+cluster": ""}
 """With what follows the address."""
@@ -114,8 +110,6 @@ def said_in_time(url: str) -> str:
     return lines[-1]
 
 
-# -- faults of the other side ------------------------------------------------------------------------------------------
-
 NO_CA = 'its certificate is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
 
 FAULTS = [
@@ -181,9 +175,6 @@ def test_a_url_without_tls_is_named_with_its_correction(servers: Servers, way: s
     assert line.endswith(f": it speaks TLS; write {scheme}://{alone}"), line
 
 
-# -- what is good ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("name", "which", "more"),
@@ -198,9 +189,6 @@ def test_a_good_url_is_admitted(
     servers: Servers, way: str, name: str, which: dict[str, str], more: dict[str, str]
 ) -> None:
     assert said_by(way, servers.url("rediss", name, **options_of(servers.certificates, which), **more)) == ""
-
-
-# -- sentinels with TLS over servers without, and the other way around -------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["the servers", "the sentinels"])
@@ -223,18 +211,14 @@ def at(halves: tuple[Sentinels, bool], scheme: str, *, securely: bool, option: s
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_sentinels_may_speak_tls_where_their_servers_do_not_and_the_other_way_around(
-    halves: tuple[Sentinels, bool], way: str
-) -> None:
+def test_sentinels_may_speak_tls_where_servers_do_not_or_the_reverse(halves: tuple[Sentinels, bool], way: str) -> None:
     _, secure = halves
     scheme, same, other = ("rediss+sentinel", "true", "false") if secure else ("redis+sentinel", "false", "true")
     assert said_by(way, at(halves, scheme, securely=not secure, option=other)) == ""
     assert said_by(way, at(halves, scheme, securely=secure, option=same)) == ""
 
 
-def test_an_error_says_whether_sentinels_or_servers_speak_tls(
-    halves: tuple[Sentinels, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_says_who_speaks_tls(halves: tuple[Sentinels, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in WALLS:  # who is asked with TLS and speaks none is silent for half of it
         monkeypatch.setattr(owner, name, 0.5)
     _, secure = halves
@@ -266,9 +250,7 @@ def test_the_certificate_of_sentinels_alone_is_checked_too(servers: Servers) -> 
         assert said_by("blocking", url).endswith(f": sentinel localhost:{servers.ports[name]}: {said}")
 
 
-def test_a_certificate_that_is_renewed_in_place_is_used_by_the_next_connection(
-    servers: Servers, tmp_path: Path
-) -> None:
+def test_a_certificate_renewed_in_place_is_used_by_the_next_connection(servers: Servers, tmp_path: Path) -> None:
     known = servers.certificates
     certificate, key = tmp_path / "client.pem", tmp_path / "client.key"
 
@@ -297,8 +279,6 @@ def test_a_file_that_goes_away_is_missed_by_the_next_connection(servers: Servers
         with pytest.raises(StorageAway, match=r"ssl_ca_certs: \S+/ca.pem cannot be read: No such file or directory"):
             storage.totals()
 
-
-# -- files that cannot be used -----------------------------------------------------------------------------------------
 
 FILES = [
     ({"ssl_ca_certs": "none.pem"}, "ssl_ca_certs: {}/none.pem cannot be read: No such file or directory"),
@@ -347,9 +327,7 @@ def files(certificates: Certificates, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("options", "said"), FILES)
-def test_a_file_that_cannot_be_used_is_an_error_in_the_configuration(
-    files: Path, options: dict[str, str], said: str
-) -> None:
+def test_an_unusable_file_is_an_error_in_the_configuration(files: Path, options: dict[str, str], said: str) -> None:
     """Before anything is contacted, under every scheme."""
     named = {k: v if k == "ssl_cert_reqs" else os.path.normpath(files / v) for k, v in options.items()}
     query = "&".join(f"{name}={text}" for name, text in named.items())
@@ -369,9 +347,6 @@ def test_an_encrypted_key_is_opened_with_its_password_and_nobody_is_asked_for_it
     for wrong in ("wrong", ""):
         with pytest.raises(ConfigError, match="is encrypted, and ssl_password is not its password"):
             open_ledger(url + wrong)
-
-
-# -- what it costs -----------------------------------------------------------------------------------------------------
 
 
 def test_a_ledger_of_tls_is_the_same_by_either_name(servers: Servers) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -28,9 +29,6 @@ from quota.rules.refusals import RefusalCount
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.servers import RedisServer, executables, immortal
 from support.setup import NOW_MS, budget_of, charges_at, claim_of, limit, state_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[3]
 LEAST = acl_line("quota", [pattern_of("*")], COMMANDS)
@@ -70,9 +68,6 @@ def client_of(admin: redis.Redis, rights: str) -> Iterator[redis.Redis]:
 def without(command: str) -> str:
     """What makes the user with all rights but one."""
     return acl_line("quota", [pattern_of("*")], [right for right in COMMANDS if right != command])
-
-
-# -- all that programs do ----------------------------------------------------------------------------------------------
 
 
 class Work:
@@ -192,8 +187,6 @@ def test_no_right_is_given_that_nothing_needs(started: RedisServer, admin: redis
     assert set(COMMANDS) - used == set()
 
 
-# -- a right that is missing -------------------------------------------------------------------------------------------
-
 NEEDED_TO_CHARGE = sorted({*COMMANDS} - {"hgetall", "hlen", "info", "rename", "xlen", "xrange", "pttl"})
 """Those without which the first charge of a project is refused."""
 
@@ -260,9 +253,6 @@ def stored(admin: redis.Redis) -> dict[str, Any]:
     """All that the server holds."""
     readers = {"hash": admin.hgetall, "stream": admin.xrange}
     return {key: readers[admin.type(key)](key) for key in admin.keys("*")}
-
-
-# -- what is no right --------------------------------------------------------------------------------------------------
 
 
 def test_the_scripts_run_no_command_that_is_not_among_the_rights() -> None:

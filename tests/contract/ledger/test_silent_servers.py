@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 from redis.crc import key_slot
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
+from quota.decision import Decision
 from quota.errors import StorageAway
 from quota.inbound.rules import open_storage
 from quota.ledger import redis_needs
@@ -23,15 +22,9 @@ from quota.ledger.redis_connection import Cluster
 from quota.ledger.redis_url import target_of
 from support.clusters import Nodes, Sentinels
 from support.inbound import policy
-from support.servers import black_hole, until
+from support.servers import black_hole, stopped, until
 from support.setup import budget_of, limit
 from support.topologies import PATIENT_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from quota.decision import Decision
-    from support.servers import RedisServer
 
 MANY = 20
 """Silent ones, each of which alone could take a second."""
@@ -45,17 +38,6 @@ def silent() -> Iterator[int]:
     """The port of somebody who accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=1_000) as listener:
         yield listener.getsockname()[1]
-
-
-@contextmanager
-def stopped(*servers: RedisServer) -> Iterator[None]:
-    for server in servers:
-        os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for server in servers:
-            os.kill(server.pid, signal.SIGCONT)
 
 
 def url_of(scheme: str, *ports: int) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from contract.log.logs import Clock, MemoryPlace, Place, RedisPlace, SqlitePlace
+from quota.ledger.log import Log
 from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
 from support.patience import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.ledger.log import Log
 
 KINDS = ("memory", "sqlite", "redis")
 

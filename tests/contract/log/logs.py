@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import redis
 
@@ -17,10 +19,6 @@ from quota.ledger.memory_log import MemoryLog
 from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.entry import START, Entry, Id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 P = "p"
 """The project of a test."""
@@ -73,6 +71,11 @@ def marker() -> Entry:
 def entries_of(log: Log, project: str = P) -> list[Entry]:
     """All that the log has."""
     return list(log.read(project, START, (2**53, 2**53), 10_000))
+
+
+def past_of(log: Log) -> list[Entry]:
+    """All that the past has."""
+    return list(log.past(P, START, (2**53, 2**53), 100_000))
 
 
 def add(log: Log, *entries: Entry, project: str = P) -> Id:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from contract.log.logs import (
     NOW_MS,
     Clock,
     P,
+    Place,
     add,
     add_many,
     added,
@@ -20,13 +19,9 @@ from contract.log.logs import (
     marker,
     others,
 )
-from quota.ledger.log import ANY, MAX_ENTRIES, MAX_SKIP, MAX_UNSEEN, Append, Log, Room
-from quota.rules.entry import END, START
+from quota.ledger.log import ANY, MAX_SKIP, MAX_UNSEEN, Log, Room
+from quota.rules.entry import START
 from quota.terms.limits import Selector
-
-if TYPE_CHECKING:
-    from contract.log.logs import Place
-    from quota.rules.entry import Entry
 
 LONGEST = "x" * 200
 
@@ -42,13 +37,8 @@ def test_an_empty_log_has_no_epoch_no_entries_and_no_project(log: Log) -> None:
 def test_the_first_entry_gives_an_empty_log_its_epoch(log: Log) -> None:
     reply = ask(log, charge(), new_epoch="first")
     assert (reply.word, reply.epoch) == ("APPENDED", "first")
-    assert log.begin(P).epoch == "first"
+    assert ask(log, charge(), seen=reply.id, new_epoch="other").epoch == log.begin(P).epoch == "first"
     assert list(log.projects()) == [P]
-
-
-def test_a_later_entry_leaves_the_epoch_as_it_is(log: Log) -> None:
-    seen = add(log, charge())
-    assert ask(log, charge(), seen=seen, new_epoch="other").epoch == "first"
 
 
 def test_entries_of_every_kind_are_read_as_they_were_appended(log: Log) -> None:
@@ -66,29 +56,11 @@ def test_entries_of_every_kind_are_read_as_they_were_appended(log: Log) -> None:
     assert list(ask(log).unseen) == [first, *stored]
 
 
-def test_each_project_has_a_log_of_its_own(log: Log) -> None:
-    add(log, charge(), project="b")
-    add(log, charge(), project="a")
-    assert list(log.projects()) == ["a", "b"]
-    assert entries_of(log) == []
-    assert ask(log).word == "READ"
-
-
-# -- ids -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_first_entry_of_a_millisecond_has_the_number_that_its_author_sent(log: Log, clock: Clock) -> None:
     reply = ask(log, charge(), seq=2**40 - 1)
     assert reply.id == (NOW_MS, 2**40 - 1)
     clock.now_ms += 1
     assert ask(log, charge(), seen=reply.id, seq=5).id == (NOW_MS + 1, 5)
-
-
-def test_entries_of_one_append_follow_each_other_in_one_millisecond(log: Log) -> None:
-    entries = [charge(n) for n in range(1, 4)]
-    assert ask(log, *entries, seq=10).id == (NOW_MS, 10)
-    assert [entry.id for entry in entries_of(log)] == [(NOW_MS, 10), (NOW_MS, 11), (NOW_MS, 12)]
-    assert [entry.key for entry in entries_of(log)] == [entry.key for entry in entries]
 
 
 def test_entries_of_the_same_millisecond_follow_the_newest_and_skip_numbers(log: Log) -> None:
@@ -105,15 +77,6 @@ def test_an_entry_takes_the_newest_entrys_time_if_the_clock_is_behind_it(log: Lo
     assert (reply.id, reply.clock_ms) == ((NOW_MS, 14), NOW_MS - 5_000)
 
 
-def test_an_append_takes_the_largest_number_of_entries(log: Log) -> None:
-    entries = [charge() for _ in range(MAX_ENTRIES)]
-    ask(log, *entries)
-    assert [entry.key for entry in entries_of(log)] == [entry.key for entry in entries]
-
-
-# -- clocks --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("now_ms", "latest_ms", "word"),
     [
@@ -122,9 +85,7 @@ def test_an_append_takes_the_largest_number_of_entries(log: Log) -> None:
         (0, NOW_MS - 1, "CLOCK"),  # the author does not believe that it is so late
     ],
 )
-def test_a_clock_that_the_author_does_not_accept_appends_nothing(
-    log: Log, now_ms: int, latest_ms: int, word: str
-) -> None:
+def test_a_clock_that_its_author_rejects_appends_nothing(log: Log, now_ms: int, latest_ms: int, word: str) -> None:
     reply = ask(log, charge(), now_ms=now_ms, latest_ms=latest_ms)
     assert (reply.word, reply.clock_ms) == (word, NOW_MS)
     assert len(entries_of(log)) == (word == "APPENDED")
@@ -155,22 +116,6 @@ def test_the_log_uses_the_clock_of_the_host_or_the_server(place: Place) -> None:
     assert entries_of(log)[0].id[0] == reply.clock_ms
 
 
-# -- what is unread ------------------------------------------------------------------------------------------------
-
-
-def test_a_reader_gets_the_entries_after_the_entry_that_it_names(log: Log) -> None:
-    entries = added(log, *[charge() for _ in range(5)])
-    reply = ask(log, seen=entries[1].id)
-    assert (reply.word, list(reply.unseen), reply.whole, reply.id) == ("READ", entries[2:], True, None)
-    assert list(ask(log, seen=entries[-1].id).unseen) == []
-
-
-def test_the_unread_entries_exclude_the_appended_entries(log: Log) -> None:
-    (first,) = added(log, charge())
-    reply = ask(log, charge(), room=1)
-    assert (reply.word, list(reply.unseen)) == ("APPENDED", [first])
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_an_answer_carries_500_entries_and_a_mark_if_more_follow(log: Log, more: int) -> None:
     (first,) = added(log, charge())
@@ -180,20 +125,6 @@ def test_an_answer_carries_500_entries_and_a_mark_if_more_follow(log: Log, more:
         reply = ask(log, seen=seen)
         assert list(reply.unseen) == expected[:MAX_UNSEEN]
         assert reply.whole == (len(expected) <= MAX_UNSEEN)
-
-
-def test_paging_shows_every_entry_once(log: Log) -> None:
-    entries, shown, seen = add_many(log, 2 * MAX_UNSEEN + 7), [], START
-    while True:
-        reply = ask(log, seen=seen)
-        shown += reply.unseen
-        if reply.whole:
-            break
-        seen = reply.unseen[-1].id
-    assert shown == entries
-
-
-# -- again ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_retry_gets_the_id_of_the_first_try_and_appends_nothing(log: Log) -> None:
@@ -235,23 +166,12 @@ def test_a_retry_appends_nothing_if_its_first_try_is_beyond_the_page(log: Log, r
     assert sum(entry.key == tried.key for entry in entries_of(log)) == 1
 
 
-def test_only_one_of_two_first_charges_to_an_empty_log_is_appended(log: Log) -> None:
-    """Whoever is second learns the epoch that the first one gave the log, and decides again."""
-    assert log.append(P, Append("", START, [charge()], new_epoch="one")).word == "APPENDED"
-    reply = log.append(P, Append("", START, [charge()], room=0, new_epoch="two"))
-    assert (reply.word, reply.epoch, len(reply.unseen)) == ("AGAIN", "one", 1)
-    assert len(log.read(P, START, END, 10)) == 1
-
-
 def test_a_reader_of_an_empty_log_decides_again_after_the_first_entry(log: Log) -> None:
     """Even one who needs no room: an empty log that has begun may be what a loss has left."""
     (first,) = added(log, charge())
     reply = ask(log, charge(), epoch="", room=ANY)
     assert (reply.word, reply.epoch, list(reply.unseen)) == ("AGAIN", "first", [first])
     assert ask(log, charge(), epoch=reply.epoch, seen=first.id, room=0).word == "APPENDED"
-
-
-# -- conditions --------------------------------------------------------------------------------------------------------
 
 
 SEARCH = {"bucket": "searches", "method": "search.list", "job": "other"}
@@ -278,9 +198,6 @@ def takes(log: Log, units: int, *rooms_of: Selector) -> None:
     assert asked(units)
 
 
-# -- one room for all ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("units", "weight"),
     [
@@ -294,11 +211,6 @@ def takes(log: Log, units: int, *rooms_of: Selector) -> None:
 def test_each_unread_charge_takes_its_units_and_at_least_one(log: Log, units: tuple[int, ...], weight: int) -> None:
     added(log, *[charge(each) for each in units])
     takes(log, weight)
-
-
-def test_a_charge_needs_no_room_if_nothing_is_unread(log: Log) -> None:
-    (seen,) = added(log, charge(100))
-    assert ask(log, charge(), seen=seen.id, room=0).word == "APPENDED"
 
 
 @pytest.mark.parametrize(("before", "after", "weight"), [(100, 140, 40), (100, 100, 0), (100, 0, 0), (0, 1, 1)])
@@ -316,14 +228,7 @@ def test_unread_units_of_others_take_all_room(log: Log) -> None:
     takes(log, 1_000)
 
 
-def test_unread_entries_of_several_kinds_take_the_sum(log: Log) -> None:
-    (corrected,) = added(log, charge(10))
-    added(log, correction(corrected, 30), others(5), charge(0))
-    takes(log, 10 + 20 + 5 + 1)
-
-
 def test_an_unread_marker_leaves_no_room(log: Log) -> None:
-    """Some fact of the state has changed: the author reads it, and decides again."""
     added(log, marker())
     assert not fits(log, ANY - 1)
     assert fits(log, ANY)
@@ -355,9 +260,6 @@ def test_several_entries_are_appended_together_or_not_at_all(log: Log) -> None:
     assert len(entries_of(log)) == 1
     assert ask(log, charge(1), charge(1), room=5).word == "APPENDED"
     assert len(entries_of(log)) == 3
-
-
-# -- a room for each limit -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -434,19 +336,6 @@ def test_a_marker_or_an_unreadable_entry_leaves_no_limit_room(log: Log, place: P
     assert not fits(log, 0, rooms=[Room(Selector(("searches",)), ANY)])
 
 
-# -- who has decided already -----------------------------------------------------------------------------------------
-
-
-def unread(log: Log) -> list[Entry]:
-    (corrected,) = added(log, charge(100))
-    return [corrected, *added(log, marker(), others(10**9), correction(corrected, 10**9), charge(10**9))]
-
-
-def test_an_append_without_a_room_ignores_unread_entries(log: Log) -> None:
-    unread(log)
-    assert fits(log, ANY)
-
-
 def test_an_unread_correction_of_another_charge_stops_no_correction(log: Log) -> None:
     corrected, other = added(log, charge(100), charge(100))
     added(log, correction(corrected, 50), marker())
@@ -464,14 +353,3 @@ def test_an_unread_correction_of_the_same_charge_stops_a_correction(log: Log, ro
     assert (reply.word, list(reply.unseen)) == ("AGAIN", [first])
     assert log.corrections("p", [corrected.key])[corrected.key] == (units, first.id)
     assert ask(log, late._replace(before_units=units), seen=first.id, room=room).word == "APPENDED"
-
-
-def test_a_correction_that_was_read_stops_no_correction(log: Log) -> None:
-    (corrected,) = added(log, charge(100))
-    (first,) = added(log, correction(corrected, 50))
-    added(log, charge())
-    assert ask(log, correction(corrected, 30, before_units=50), seen=first.id, room=ANY).word == "APPENDED"
-
-
-def test_an_append_without_a_room_still_needs_a_clock(log: Log) -> None:
-    assert ask(log, charge(), room=ANY, now_ms=NOW_MS + 1).word == "CLOCK"

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from contract.log.logs import NOW_MS, Clock, P, add, add_many, added, ask, charge, correction, entries_of, fence, marker
+from contract.log.logs import (
+    NOW_MS,
+    Clock,
+    P,
+    Place,
+    add,
+    add_many,
+    added,
+    ask,
+    charge,
+    correction,
+    entries_of,
+    fence,
+    marker,
+)
 from quota.budget import Budget
 from quota.deciding.project import Project
-from quota.ledger.log import ANY, LEASE_MS, MAX_UNSEEN, Append, Log, fence_is_over, is_fence
+from quota.ledger.log import ANY, LEASE_MS, MAX_UNSEEN, Log, fence_is_over, is_fence
 from quota.rules.entry import END, START, Id, id_text
 from quota.rules.total import RunningTotal
 from quota.terms.limits import DAY_MS, Selector, Sliding, View
 from support.books import BOOK
 from support.setup import limit
-
-if TYPE_CHECKING:
-    from contract.log.logs import Place
 
 
 def kept(epoch: str, head: Id) -> str:
@@ -33,11 +42,6 @@ def test_a_beginning_has_the_epoch_the_time_and_the_state(log: Log, clock: Clock
     assert (beginning.clock_ms, beginning.epoch, beginning.tip) == (clock.now_ms, "first", last.id)
     assert (beginning.trimmed, dict(beginning.state)) == (START, {"facts": "a\tb\nc"})
     assert (list(beginning.entries), beginning.whole) == ([], False)
-
-
-def test_a_text_of_the_state_may_be_empty(log: Log) -> None:
-    log.change(P, {}, {"facts": ""})
-    assert dict(log.begin(P, (), ("facts",)).state) == {"facts": ""}
 
 
 def test_a_kept_view_comes_with_the_entries_after_it(log: Log) -> None:
@@ -63,13 +67,6 @@ def test_the_earliest_of_several_views_decides_which_entries_come(log: Log) -> N
     log.keep_views(P, "first", {"late": kept("first", entries[3].id), "early": kept("first", entries[0].id)})
     assert list(log.begin(P, ("late", "early"), ()).entries) == entries[1:]
     assert list(log.begin(P, ("late",), ()).entries) == entries[4:]
-
-
-def test_a_view_that_has_read_everything_comes_with_nothing(log: Log) -> None:
-    last = add(log, charge())
-    log.keep_views(P, "first", {"v": kept("first", last)})
-    beginning = log.begin(P, ("v",), ())
-    assert (list(beginning.entries), beginning.whole) == ([], True)
 
 
 def test_no_entries_come_if_a_view_is_not_kept(log: Log) -> None:
@@ -113,16 +110,6 @@ def test_views_are_kept_only_in_their_epoch(log: Log) -> None:
     assert dict(log.begin(P, ("v",), ()).state) == {"view:v": "x"}
 
 
-def test_a_view_that_is_kept_again_takes_the_place_of_what_was_kept(log: Log) -> None:
-    add(log, charge())
-    log.keep_views(P, "first", {"v": "x", "w": "y"})
-    log.keep_views(P, "first", {"v": "z"})
-    assert dict(log.begin(P, ("v", "w"), ()).state) == {"view:v": "z", "view:w": "y"}
-
-
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_read_returns_the_entries_after_an_entry_up_to_another(log: Log) -> None:
     entries = added(log, *[charge() for _ in range(6)])
     ids = [entry.id for entry in entries]
@@ -132,12 +119,6 @@ def test_a_read_returns_the_entries_after_an_entry_up_to_another(log: Log) -> No
     assert list(log.read(P, (NOW_MS - 1, 2**53), ids[0], 10)) == entries[:1]
     assert list(log.read(P, ids[4], ids[1], 10)) == []
     assert list(log.read(P, ids[-1], END, 10)) == []
-
-
-def test_many_entries_are_read_at_once(log: Log) -> None:
-    entries = add_many(log, 2_300)
-    assert list(log.read(P, START, END, 5_000)) == entries
-    assert list(log.read(P, START, END, 2_100)) == entries[:2_100]
 
 
 def test_a_fenced_or_sealed_log_can_be_read(log: Log) -> None:
@@ -150,9 +131,6 @@ def test_a_fenced_or_sealed_log_can_be_read(log: Log) -> None:
         assert log.corrections(P, [first.key])[first.key].units == 40
         assert dict(log.begin(P, (), ("facts",)).state) == {"facts": "x"}
         assert dict(log.change(P, {"facts": None}, {}).state) == {"facts": "x"}
-
-
-# -- corrections -----------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_correction_sets_what_a_charge_counts(log: Log) -> None:
@@ -174,8 +152,6 @@ def test_corrections_of_many_charges_are_read_at_once(log: Log) -> None:
     corrections = log.corrections(P, [each.key for each in charges])
     assert [corrections[each.key].units for each in charges] == [n % 100 for n in range(1_500)]
 
-
-# -- one project is of one API -----------------------------------------------------------------------------------------
 
 OF_ANOTHER = (
     f"ledger {{}}: project {P!r} has the charges of api 'asana', and upstream counts 'hubspot' separately; give this "
@@ -203,9 +179,6 @@ def test_two_apis_that_begin_at_once_do_not_share_a_project(log: Log, clock: Clo
     assert [budget.charge("search.list").admitted for _, budget in (asana, hubspot)] == [True, False]
 
 
-# -- another log -------------------------------------------------------------------------------------------------------
-
-
 def is_behind(log: Log, epoch: str, seen: Id = START, **fields: object) -> bool:
     """Whether an author who has read so far is behind, who appends as well as who only reads."""
     stood = entries_of(log)
@@ -218,10 +191,6 @@ def is_behind(log: Log, epoch: str, seen: Id = START, **fields: object) -> bool:
         assert (list(reply.unseen), reply.id, reply.epoch) == ([], None, log.begin(P).epoch)
     assert entries_of(log) == stood
     return True
-
-
-def test_a_reader_of_this_log_finds_it_whole(log: Log) -> None:
-    assert not is_behind(log, "first", add(log, charge()))
 
 
 def test_a_log_is_not_behind_for_a_caller_that_has_read_nothing(log: Log) -> None:
@@ -297,9 +266,6 @@ def test_an_empty_log_gives_no_id_twice_under_an_earlier_clock(log: Log, clock: 
     assert ask(log, charge(), epoch="first", seq=3).id == (NOW_MS, last.id[1] + 4)
 
 
-# -- fences and seals ----------------------------------------------------------------------------------------------
-
-
 def test_a_fenced_log_is_behind_for_everybody_and_names_the_fence(log: Log) -> None:
     seen = add(log, charge())
     epoch = fence(log)
@@ -327,14 +293,6 @@ def test_a_sealed_log_is_behind_for_everybody_and_names_the_new_url(log: Log) ->
         assert is_behind(log, author, seen if author else START)
 
 
-def test_an_empty_log_can_be_fenced(log: Log) -> None:
-    fence(log)
-    assert is_behind(log, "")
-
-
-# -- a part is lost ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("part", ["log", "state"])
 def test_a_log_of_which_a_part_is_lost_is_behind_for_everybody(log: Log, stored: Place, part: str) -> None:
     """Entries without an epoch, or an epoch without entries: what was read last may be gone, or not."""
@@ -360,12 +318,3 @@ def test_a_log_of_which_a_part_is_lost_stands_behind_a_fence_that_is_over(log: L
     assert log.replace(P, epoch, log.begin(P).tip, entries, "second")
     assert entries_of(log) == entries
     assert not is_behind(log, "second", entries[-1].id)
-
-
-def test_a_log_that_was_emptied_begins_anew(log: Log, stored: Place) -> None:
-    seen = add(log, charge())
-    stored.lose("log", "state")
-    assert is_behind(log, "first", seen)
-    assert log.begin(P).epoch == ""
-    assert log.append(P, Append("", START, [charge()], new_epoch="second")).epoch == "second"
-    assert is_behind(log, "first", seen)

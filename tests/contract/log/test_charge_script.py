@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -14,10 +15,6 @@ from quota.ledger.redis_log import RedisLog, keys_of, script
 from quota.rules.entry import END, START, Entry
 from quota.rules.total import total_of
 from quota.terms.limits import HOUR_MS, Selector, Sliding, View
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 NOW_MS = 1_793_000_000_000
 P = "p"

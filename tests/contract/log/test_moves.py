@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,7 @@ from contract.log.logs import (
     marker,
     no_answer,
     others,
+    past_of,
 )
 from quota.deciding import fence as fences
 from quota.deciding.fence import FenceLostError
@@ -40,19 +43,14 @@ from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
 from quota.ledger.state import State
 from quota.rules.claims import Claim
-from quota.rules.entry import END, START, Entry
+from quota.rules.entry import Entry
 from quota.rules.facts import FACTS, Exhaustion, Facts
 from quota.rules.refusals import RefusalCount
 from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.patience import PATIENCE_S
 from support.processes import in_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 KINDS = ("memory", "sqlite", "redis")
 CLAIM = Claim("job", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
@@ -111,10 +109,6 @@ def move(old: Log, new: Log) -> Moved:
 
 def state_of(log: Log) -> dict[str, str]:
     return dict(log.change(P, dict.fromkeys(log.names(P)), {}).state)
-
-
-def past_of(log: Log) -> list[Entry]:
-    return list(log.past(P, START, END, 100_000))
 
 
 def content(log: Log) -> dict[str, Any]:
@@ -191,21 +185,6 @@ def test_a_moved_log_has_a_new_epoch_and_no_kept_views(pair: Pair) -> None:
     assert (beginning.epoch != epoch, dict(beginning.state)) == (True, {})
 
 
-def test_the_old_log_grants_nothing_and_names_the_new_url(pair: Pair) -> None:
-    used(pair.old, pair.clock)
-    epoch = pair.old.begin(P).epoch
-    move(pair.old, pair.new)
-    before, seal = content(pair.old), f"!{pair.new.label}"
-    reply = ask(pair.old, charge(), epoch=epoch, seen=before["log"][-1].id)
-    assert (reply.word, reply.epoch) == ("BEHIND", seal)
-    assert not pair.old.change(P, {}, {"facts": "x"}).done
-    pair.clock.now_ms += 10 * LEASE_MS
-    assert pair.old.fence(P, seal, "token") == (False, seal)
-    with pytest.raises(LedgerError, match=f"has moved to {pair.new.label}"):
-        State(pair.old, P, lambda: "k", pair.clock).claim(CLAIM)
-    assert content(pair.old) == before
-
-
 def test_a_project_that_holds_nothing_is_closed(pair: Pair) -> None:
     """A machine that still has the old url must not begin it there."""
     used(pair.old, pair.clock)
@@ -234,13 +213,6 @@ def test_the_owner_sees_how_many_entries_were_read(pair: Pair) -> None:
     assert max(numbers) == len(entries_of(pair.old))
 
 
-def test_an_entry_that_nobody_can_read_stays_behind(pair: Pair) -> None:
-    first, spoilt, last = added(pair.old, charge(), charge(), charge())
-    pair.places[0].spoil(pair.old, spoilt.id)
-    move(pair.old, pair.new)
-    assert entries_of(pair.new) == [first, last]
-
-
 # -- a target that is in use -------------------------------------------------------------------------------------------
 
 
@@ -255,14 +227,6 @@ def test_a_target_that_is_in_use_gets_the_union(pair: Pair) -> None:
     assert entries_of(pair.new) == both
     corrections = pair.new.corrections(P, [theirs[1].key, ours[0].key])
     assert [correction.units for correction in corrections.values()] == [9, 8]
-
-
-def test_two_entries_with_one_id_both_move_under_their_keys(pair: Pair) -> None:
-    (theirs,) = in_use(pair, charge(1))
-    assert ask(pair.old, charge(2), epoch="", seq=7).id == theirs.id
-    (ours,) = entries_of(pair.old)
-    move(pair.old, pair.new)
-    assert {entry.key: entry.units for entry in entries_of(pair.new)} == {theirs.key: 1, ours.key: 2}
 
 
 def test_the_facts_of_both_states_are_united(pair: Pair) -> None:
@@ -409,9 +373,7 @@ class _Stopping:
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("place", range(WRITES_OF_A_MOVE + 1))
 @in_memory
-def test_a_move_that_is_stopped_anywhere_goes_on_or_has_done_nothing(
-    pair: Pair, place: int, back: bool, unheard: bool
-) -> None:
+def test_a_move_stopped_anywhere_goes_on_or_has_done_nothing(pair: Pair, place: int, back: bool, unheard: bool) -> None:
     """As by a kill: nothing is given back. At no moment are both open, and each charge is there once."""
     used(pair.old, pair.clock)
     held = content(pair.old)
@@ -443,7 +405,6 @@ def test_a_move_has_as_many_writes_as_the_test_of_stopping_tries(pair: Pair) -> 
 
 @each_target
 def test_a_move_that_fails_gives_the_old_log_back_as_it_was(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under its own epoch: nobody need compare anything."""
     used(pair.old, pair.clock)
     held, epoch = content(pair.old), pair.old.begin(P).epoch
 
@@ -473,9 +434,7 @@ def test_a_way_back_that_fails_leaves_the_seal(pair: Pair, monkeypatch: pytest.M
 
 
 @each_target
-def test_a_log_that_was_replaced_does_not_stand_under_its_old_epoch(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_log_does_not_stand_under_its_old_epoch(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has read it under that one would not read what was put into it."""
     used(pair.old, pair.clock)
     in_use(pair, charge())
@@ -489,7 +448,6 @@ def test_a_log_that_was_replaced_does_not_stand_under_its_old_epoch(
 
 @pytest.mark.parametrize("pair", [*itertools.product(("sqlite", "redis"), repeat=2)], indirect=True, ids="-".join)
 def test_a_second_move_restores_what_the_new_ledger_lost(pair: Pair) -> None:
-    """The old one is read, which stays closed."""
     used(pair.old, pair.clock)
     held = content(pair.old)
     move(pair.old, pair.new)
@@ -523,9 +481,7 @@ def test_nobody_appends_to_either_log_while_it_moves(pair: Pair, monkeypatch: py
 
 
 @each_target
-def test_the_past_is_copied_before_the_fence_and_its_new_entries_behind_it(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_past_is_copied_before_the_fence_and_new_entries_after(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     used(pair.old, pair.clock)
     before, take = past_of(pair.old), fences.Fence.take
 
@@ -582,9 +538,7 @@ def until_it_ends_at(log: Log, end_ms: int) -> None:
 
 
 @in_memory
-def test_a_mover_waits_for_the_fence_of_somebody_else_and_then_says_so(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mover_waits_for_another_fence_and_then_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fences, "WAIT_S", 0.05)
     used(pair.old, pair.clock)
     held, standing = content(pair.old), fence(pair.old, "theirs")
@@ -597,9 +551,7 @@ def test_a_mover_waits_for_the_fence_of_somebody_else_and_then_says_so(
 
 
 @in_memory
-def test_a_log_that_somebody_else_has_fenced_meanwhile_is_not_sealed(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_somebody_else_fenced_meanwhile_is_not_sealed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mover was held up for longer than its lease, and others have charged since: it begins again."""
     used(pair.old, pair.clock)
     replace, late = fences.Fence.replace, list[Entry]()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from contract.log.logs import (
     NOW_MS,
     Clock,
     P,
+    Place,
     add,
     add_many,
     added,
@@ -20,6 +19,7 @@ from contract.log.logs import (
     fence,
     marker,
     others,
+    past_of,
 )
 from quota.budget import project_of
 from quota.ledger import memory_log, sqlite_log
@@ -27,15 +27,7 @@ from quota.ledger.log import PAST_MS, Log
 from quota.rules.entry import END, START, Entry
 from quota.rules.spent import spent
 from quota.terms.limits import DAY_MS, HOUR_MS
-from support.setup import limit
-
-if TYPE_CHECKING:
-    from contract.log.logs import Place
-    from support.setup import Setup
-
-
-def past_of(log: Log) -> list[Entry]:
-    return list(log.past(P, START, END, 10_000))
+from support.setup import Setup, limit
 
 
 def test_entries_dated_before_a_time_move_to_the_past_in_order(log: Log, clock: Clock) -> None:
@@ -89,9 +81,7 @@ def test_corrections_leave_behind_their_charges(log: Log, clock: Clock) -> None:
     assert dict(log.corrections(P, [corrected.key])) == {}
 
 
-def test_a_correction_that_comes_after_its_charge_has_left_is_noted_until_it_leaves_itself(
-    log: Log, clock: Clock
-) -> None:
+def test_a_correction_after_its_charge_has_left_is_noted_until_it_leaves_itself(log: Log, clock: Clock) -> None:
     (corrected,) = added(log, charge(100))
     log.trim(P, NOW_MS + 1)
     clock.now_ms += 10
@@ -126,19 +116,6 @@ def test_a_fence_lets_no_call_leave(log: Log) -> None:
     assert (past_of(log), entries_of(log)) == ([], entries)
     assert log.replace(P, epoch, entries[-1].id, entries, "second")
     assert log.trim(P, NOW_MS + 1) == 1
-
-
-def test_decisions_move_old_entries_to_the_past_now_and_then(log: Log, clock: Clock) -> None:
-    entries = []
-    for _ in range(3):
-        entries += added(log, charge(), charge())
-        clock.now_ms += 10
-        log.trim(P, clock.now_ms)
-    assert past_of(log) == entries
-    assert ask(log, charge(), epoch="first", seen=entries[-1].id).word == "APPENDED"
-
-
-# -- reading and adding ----------------------------------------------------------------------------------------------
 
 
 def test_the_past_is_read_like_the_log(log: Log) -> None:
@@ -190,9 +167,6 @@ def test_the_past_needs_no_log(log: Log) -> None:
     assert ask(log, charge()).word == "APPENDED"
 
 
-# -- bounds ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_past_ends_with_35_days(log: Log, clock: Clock) -> None:
     """Redis drops a hundred at a time."""
     entries = add_many(log, 300)
@@ -229,9 +203,6 @@ def test_the_past_has_a_bounded_number_of_entries(place: Place, clock: Clock, mo
     log.add_past(P, old(2))
     assert past_of(log) == entries[2:]
     add(log, charge())
-
-
-# -- a log does not grow with the history ------------------------------------------------------------------------------
 
 
 def test_processes_of_one_charge_each_keep_the_log_short(setup: Setup) -> None:

@@ -6,20 +6,15 @@ import gc
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from contract.log.logs import P, add, added, ask, charge, correction, entries_of, marker
+from contract.log.logs import P, Place, add, added, ask, charge, correction, entries_of, marker
 from quota.ledger.log import Append, Log
 from quota.rules.entry import END, START, Entry, Id
 from support.interrupts import Interrupted, at_every_place, interrupt
 from support.processes import Children, in_child, in_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from contract.log.logs import Place
 
 CAP = 40
 """How many units may be charged in these tests."""
@@ -116,9 +111,6 @@ def test_a_forked_child_has_a_copy_of_a_log_in_memory(place: Place) -> None:
     assert len(entries_of(log)) == 1
 
 
-# -- signal handlers -------------------------------------------------------------------------------------------------
-
-
 def test_a_handler_may_use_the_log_that_it_interrupts(place: Place) -> None:
     """An append is either before the handler's own, or after it, and has room for it then. The log grows at its end."""
     log, made, shown, words = place.open(), list[str](), list[Entry](), list[str]()
@@ -169,9 +161,6 @@ def test_a_handler_that_raises_leaves_a_log_that_goes_on(place: Place) -> None:
     assert set(made) <= set(charges)
     assert len(charges) == len(set(charges))
     assert ids_are_in_order(log)
-
-
-# -- exclusive -------------------------------------------------------------------------------------------------------
 
 
 def test_a_log_works_inside_exclusive_as_outside(log: Log) -> None:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from contract.log.logs import NOW_MS, Clock, charge, correction, marker, others
+from contract.log.logs import NOW_MS, Clock, Place, charge, correction, marker, others
 from quota.ledger.log import ANY, LEASE_MS, Append, Changed, Log, Room
 from quota.ledger.memory_log import MemoryLog
 from quota.rules.entry import END, START, Entry, Id, id_text
 from quota.terms.limits import DAY_MS, Selector
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from contract.log.logs import Place
 
 OPERATIONS = 500
 FIELDS = ("facts", "claim:a", "place:b")

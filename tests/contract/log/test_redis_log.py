@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -17,12 +18,8 @@ from quota.terms.limits import DAY_MS, SLACK_MS
 from support.clusters import Nodes, Sentinels
 from support.servers import RedisServer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 P = "p"
 LOG, STATE, CORRECTED, PAST = keys_of(P)
-NOW_MS = 1_793_000_000_000
 NEVER = "~:0"
 
 SCRIPTS = (
@@ -73,9 +70,6 @@ def put_together(log: Log, entries: list[Entry], epoch: str = "e2") -> bool:
     return log.replace(P, fence, beginning.tip, entries, epoch)
 
 
-# -- evicted keys -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", [LOG, STATE, CORRECTED])
 def test_nobody_appends_after_an_eviction_until_the_log_is_repaired(
     key: str, log: RedisLog, admin: redis.Redis
@@ -112,9 +106,6 @@ def test_a_log_that_lost_a_part_while_it_was_built_is_not_put_in_place(
     assert [*log.read(P, START, END, 10)] == entries
 
 
-# -- lifetimes --------------------------------------------------------------------------------------------------------
-
-
 def test_a_log_built_and_never_put_in_place_expires(log: RedisLog, admin: redis.Redis) -> None:
     begun(log)
     entries = [*log.read(P, START, END, 10)] * 1
@@ -142,9 +133,6 @@ def test_all_keys_live_as_long_as_the_longest_window_ever_named(log: RedisLog, a
     assert put_together(log, [*log.read(P, START, END, 10)])
     lifetimes_ms = [admin.pttl(key) for key in (LOG, STATE, CORRECTED)]
     assert min(lifetimes_ms) > 60 * DAY_MS + SLACK_MS - DAY_MS
-
-
-# -- other programs ---------------------------------------------------------------------------------------------------
 
 
 def test_foreign_data_leaves_no_room_and_raises_nothing(log: RedisLog, admin: redis.Redis) -> None:
@@ -176,9 +164,6 @@ def test_a_state_with_invalid_numbers_fails_no_script(log: RedisLog, admin: redi
     assert append(log, "e1", tip, charge("k5")).word == "APPENDED"
     admin.hset(STATE, "holds", "many")
     assert append(log, "e1", tip, charge("k6"), room=ANY).word == "BEHIND"
-
-
-# -- rights -----------------------------------------------------------------------------------------------------------
 
 
 def commands() -> list[str]:
@@ -234,9 +219,6 @@ def test_a_user_without_one_right_changes_nothing_or_all(
                 with_all()
     assert failed > 0
     admin.acl_deluser("poor")
-
-
-# -- servers that fail ------------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_forgot_its_scripts_gets_them_again(log: RedisLog, admin: redis.Redis) -> None:

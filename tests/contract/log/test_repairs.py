@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,16 +31,11 @@ from quota.ledger.factory import Identity
 from quota.ledger.log import LEASE_MS, Log, is_fence
 from quota.ledger.state import State
 from quota.rules.claims import Claim
-from quota.rules.entry import END, START, Entry, Keys
+from quota.rules.entry import START, Entry, Keys
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
 from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
 from support.setup import budget_of, limit
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from contract.log.logs import Place
 
 YEAR_MS = 365 * DAY_MS
 LATER_MS = NOW_MS + HOUR_MS
@@ -61,9 +57,6 @@ def repaired(log: Log) -> list[Entry]:
 
 def nothing_ahead(log: Log) -> bool:
     return not ahead(log, P).needs_repair
-
-
-# -- entries -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_repair_dates_future_entries_now_and_keeps_order_and_keys(log: Log, clock: Clock) -> None:
@@ -114,21 +107,6 @@ def test_a_repair_keeps_the_length_of_future_upstream_counts(log: Log, clock: Cl
     assert [entry.at for entry in repaired(log)] == [past, (LATER_MS, LATER_MS + DAY_MS)]
 
 
-def test_an_entry_that_nobody_can_read_is_left_out(log: Log, clock: Clock, place: Place) -> None:
-    first, spoilt, last = at(clock, NOW_MS + YEAR_MS, log, charge(), charge(), charge())
-    place.spoil(log, spoilt.id)
-    assert [entry.key for entry in repaired(log)] == [first.key, last.key]
-
-
-def test_many_entries_are_repaired_at_once(log: Log, clock: Clock) -> None:
-    clock.now_ms = NOW_MS + YEAR_MS
-    keys = [entry.key for _ in range(11) for entry in added(log, *[charge() for _ in range(500)])]
-    clock.now_ms = LATER_MS
-    repair(log, P, LATER_MS)
-    entries = log.read(P, START, END, 10_000)
-    assert [entry.key for entry in entries] == keys
-
-
 def test_a_repair_counts_entries_again_that_a_clock_ahead_moved_to_the_past(log: Log, clock: Clock) -> None:
     """Only what some window may still count comes back."""
     log.change(P, {}, {LONGEST: str(DAY_MS)})
@@ -158,14 +136,6 @@ def test_a_repair_leaves_entries_with_a_right_date_alone(log: Log, clock: Clock)
     assert (entries_of(log), log.begin(P).epoch) == (entries, before.epoch)
 
 
-def test_a_second_repair_changes_nothing(log: Log, clock: Clock) -> None:
-    at(clock, NOW_MS + YEAR_MS, log, charge(), charge())
-    entries, epoch = repaired(log), log.begin(P).epoch
-    clock.now_ms += 1
-    repair(log, P, clock.now_ms)
-    assert (entries_of(log), log.begin(P).epoch) == (entries, epoch)
-
-
 def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
     """What was summed is not summed again, and what is charged next is not taken for summed."""
     made = at(clock, NOW_MS + YEAR_MS, log, charge(), charge(), charge())
@@ -174,9 +144,6 @@ def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
     entries = repaired(log)
     sums = Sums.read(log.begin(P, (), (SUMS,)).state[SUMS])
     assert (sums.head, sums.rows()) == (entries[1].id, rows)
-
-
-# -- the state ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_repair_removes_future_exhaustions_only(log: Log, clock: Clock) -> None:
@@ -228,9 +195,6 @@ def test_an_unreadable_claim_stops_no_repair(log: Log, clock: Clock) -> None:
     assert nothing_ahead(log)
 
 
-# -- what is ahead -----------------------------------------------------------------------------------------------------
-
-
 def test_an_owner_sees_how_much_is_dated_ahead(log: Log, clock: Clock) -> None:
     (sound,) = added(log, charge(1))
     first, _ = at(clock, NOW_MS + YEAR_MS, log, charge(100), charge(50))
@@ -245,9 +209,6 @@ def test_an_empty_log_has_nothing_ahead(log: Log) -> None:
     assert ahead(log, P) == Ahead(NOW_MS, 0, 0, 0, 0, 0)
     repair(log, P, NOW_MS)
     assert log.begin(P).epoch == ""
-
-
-# -- what cannot be repaired -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("apart_ms", [SAME_CLOCK_MS + 1, -SAME_CLOCK_MS - 1, YEAR_MS, -YEAR_MS])
@@ -295,9 +256,7 @@ def test_a_repair_waits_for_another_fence(log: Log, clock: Clock, monkeypatch: p
     assert nothing_ahead(log)
 
 
-def test_nobody_charges_between_the_reading_and_the_repair(
-    log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_charges_between_reading_and_repair(log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     at(clock, NOW_MS + YEAR_MS, log, charge())
     epoch, tip, replace = log.begin(P).epoch, log.begin(P).tip, fences.Fence.replace
     words: list[str] = []
@@ -310,9 +269,6 @@ def test_nobody_charges_between_the_reading_and_the_repair(
     monkeypatch.setattr(fences.Fence, "replace", beside)
     assert len(repaired(log)) == 1
     assert words == ["BEHIND"]
-
-
-# -- machines ----------------------------------------------------------------------------------------------------------
 
 
 def test_machines_that_read_future_entries_put_nothing_back(log: Log, clock: Clock, tmp_path: Path) -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from contract.log.logs import NOW_MS, P, add, add_many, added, ask, charge, correction, entries_of, fence, marker
+from contract.log.logs import P, add, add_many, added, ask, charge, entries_of
 from quota.errors import LedgerError, UnusableLedger
-from quota.ledger.log import ANY, Append
+from quota.ledger.log import Append
 from quota.ledger.sqlite_log import APPLICATION_ID, SCHEMA_VERSION, SqliteLog
 from quota.rules.entry import END, START, Entry
 from support.interrupts import OURS, STEP, Interrupted, at_every_place, at_place, interrupt, others_can_write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -38,15 +34,6 @@ def run(path: Path, *statements: str) -> None:
         for statement in statements:
             db.execute(statement)
         db.commit()
-
-
-# -- the file --------------------------------------------------------------------------------------------------------
-
-
-def test_only_the_user_may_read_the_files_of_a_ledger(log: SqliteLog, path: Path) -> None:
-    add(log, charge())
-    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
-    assert modes == {"ledger.db": 0o600, "ledger.db-wal": 0o600, "ledger.db-shm": 0o600}
 
 
 def test_the_label_of_a_log_is_its_url(log: SqliteLog, path: Path) -> None:
@@ -165,22 +152,6 @@ def test_a_deleted_file_is_an_empty_log(log: SqliteLog, path: Path) -> None:
     assert log.append(P, Append("", START, [charge()], new_epoch="second")).epoch == "second"
 
 
-def test_a_log_in_memory_belongs_to_one_process() -> None:
-    with closing(SqliteLog("sqlite://")) as log:
-        add(log, charge())
-        assert len(entries_of(log)) == 1
-
-
-def test_a_log_may_be_closed_twice_and_used_again(log: SqliteLog) -> None:
-    add(log, charge())
-    log.close()
-    log.close()
-    assert len(entries_of(log)) == 1
-
-
-# -- exclusive -------------------------------------------------------------------------------------------------------
-
-
 def test_exclusive_ends_with_the_appended_entries(log: SqliteLog, path: Path) -> None:
     """The answer says that it is in the log, so it is, whatever becomes of the block."""
     with log.exclusive(P) as is_exclusive, closing(SqliteLog(f"sqlite:///{path}")) as other:
@@ -253,9 +224,6 @@ def test_a_block_that_was_never_entered_holds_nobody_back(log: SqliteLog, path: 
     assert others_can_write(path)
 
 
-# -- size ------------------------------------------------------------------------------------------------------------
-
-
 def test_an_entry_takes_about_a_hundred_bytes(log: SqliteLog, path: Path) -> None:
     keys = [f"0f3a9c1e4d2bAbCdEfGhIj{n}" for n in range(10, 90)]
     add_many(log, 1)
@@ -264,17 +232,3 @@ def test_an_entry_takes_about_a_hundred_bytes(log: SqliteLog, path: Path) -> Non
         add(log, *[charge(key=f"{key}{n}") for key in keys[:20]])
     log.close()
     assert (path.stat().st_size - before) / 2_000 < 120
-
-
-def test_a_replacement_drops_the_kept_views(log: SqliteLog, path: Path) -> None:
-    first, _ = added(log, charge(), charge())
-    added(log, correction(first, 5))
-    log.change(P, {}, {"view": "not a view", "views:x": "neither"}, marker())
-    log.keep_views(P, log.begin(P).epoch, {"v": "x"})
-    entries = [charge(id=(NOW_MS, 0))]
-    assert log.replace(P, fence(log), log.begin(P).tip, entries, "second")
-    with closing(sqlite3.connect(path)) as db:
-        counts = {name: db.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in ("log", "corrected")}  # noqa: S608  # constants
-        names = {name for (name,) in db.execute("SELECT name FROM state")}
-    assert (counts, names) == ({"log": 1, "corrected": 0}, {"epoch", "trimmed", "view", "views:x"})
-    assert ask(log, charge(), seen=(NOW_MS, 0), room=ANY).word == "APPENDED"

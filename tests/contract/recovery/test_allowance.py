@@ -175,3 +175,19 @@ def test_a_debt_goes_to_the_ledger_of_the_configuration_that_drew_it(site: Site,
     assert budget("there", there).usage()[0].used_units == 4
     assert budget("here", here).usage()[0].used_units == 5
     there.close()
+
+
+def test_a_settled_draw_keeps_its_true_cost_when_others_put_its_first_try_back(far: Site, line: Proxy) -> None:
+    """They had read the first try, as it was charged, and put it back after the hand-over."""
+    machine, theirs = far.machine(), far.machine("theirs").budget(limit(100))
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    budget.peek("videos.list")
+    with deaf(line):
+        draw = budget.charge("videos.list", units=3)
+        budget.settle(str(draw.id), 5)
+    assert theirs.usage()[0].used_units == 3
+    far.empty()
+    assert machine.budget(limit(100)).usage()[0].used_units == 5
+    far.empty()
+    assert theirs.usage()[0].used_units == 3
+    assert machine.budget(limit(100)).usage()[0].used_units == 5

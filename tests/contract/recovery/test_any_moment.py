@@ -10,10 +10,10 @@ import os
 import random
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
-from contract.recovery.test_put_back import clear
 from quota.budget import parts_of_id
 from quota.deciding import losses
 from quota.deciding.allowance import Allowance
@@ -57,26 +57,18 @@ class Trial:
         return decision.id
 
     def faults(self) -> list[Fault]:
-        site, notice = self.site, self.theirs.usage
+        site, lose, notice = self.site, self.site.clear, self.theirs.usage
         copy = site.place.copy() if isinstance(site.place, RedisStorage) else None
 
-        def lose() -> None:
-            clear(site)
-
         def lose_and_notice() -> None:
-            clear(site)
+            site.clear()
             notice()
 
         def read_lose_and_notice() -> None:
             notice()
             lose_and_notice()
 
-        def restore() -> None:
-            if copy is None:
-                clear(site)
-            else:
-                site.place.restore(copy)
-
+        restore = lose if copy is None else partial(site.place.restore, copy)
         return [
             *(Fault(lose), Fault(lose, notice), Fault(lose_and_notice), Fault(restore), Fault(restore, notice)),
             *(Fault(is_lost=True), Fault(down), Fault(after=lose, is_lost=True), Fault(after=lose)),
@@ -146,9 +138,7 @@ def holds(trial: Trial, operation: str, *, is_done: bool) -> None:
 
 
 @pytest.mark.parametrize("history", range(HISTORIES))
-def test_no_charge_is_lost_or_doubled_whenever_a_ledger_loses_its_log(
-    site: Site, history: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_loss_of_a_log_loses_or_doubles_a_charge(site: Site, history: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "WAIT_S", 0.01)
     monkeypatch.setattr(state, "FENCED_WITHIN_S", 0.01)
     dice, trial = random.Random(history), Trial(site)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,12 +11,12 @@ import pytest
 from quota.budget import Budget, project_of
 from quota.deciding import losses, project
 from quota.deciding.history import sums
-from quota.errors import LedgerError, UnknownCharge
+from quota.errors import LedgerError
 from quota.ledger.log import LEASE_MS, MAX_ENTRIES, MAX_READ, MAX_UNSEEN, Append, Log, Reply
 from quota.reports.spending import read_spending
 from quota.rules.entry import END, START, Entry, Id
 from quota.terms.limits import DAY_MS
-from support.losses import Fault, FaultyLog, Machine, RedisStorage, Site
+from support.losses import Fault, FaultyLog, Machine, Site
 from support.processes import in_threads
 from support.setup import charges_at, limit
 
@@ -89,11 +87,11 @@ def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int)
     for _ in range(charges):
         budget.charge("videos.list")
     budget.exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
-    clear(site)
+    site.clear()
     assert budget.charge("videos.list").reason == "exhausted"
-    clear(site)
+    site.clear()
     assert machine.budget(HUNDRED).reopen("units", "upstream was wrong")
-    clear(site)
+    site.clear()
     assert budget.charge("videos.list").reason == "ok"
 
 
@@ -118,7 +116,7 @@ def test_a_bucket_stays_closed_though_facts_change_in_an_emptied_ledger(site: Si
     budget.charge("videos.list")
     budget.exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
     assert budget.charge("videos.list").reason == "exhausted"
-    clear(site)
+    site.clear()
     budget = machine.budget(HUNDRED) if is_new else budget
     if change == "exhaust":
         budget.exhaust("searches", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
@@ -146,9 +144,7 @@ class Late:
 
 
 @pytest.mark.parametrize("who", ["another process", "another thread"])
-def test_a_charge_whose_answer_came_after_the_loss_was_mended_is_put_back_before_the_next_call(
-    site: Site, who: str
-) -> None:
+def test_a_charge_whose_answer_came_after_the_loss_is_put_back_before_the_next_call(site: Site, who: str) -> None:
     """Whoever made it may never ask again. The others of its machine go on with the new log, and look for it there."""
     machine = site.machine()
     slow, quick = machine.budget(HUNDRED), machine.budget(HUNDRED)
@@ -159,7 +155,7 @@ def test_a_charge_whose_answer_came_after_the_loss_was_mended_is_put_back_before
 
     def lose() -> None:
         slow._project.log = machine.ledger
-        clear(site)
+        site.clear()
         in_threads(charge, (quick, 3))
 
     slow._project.log = Late(machine.ledger, lose)
@@ -181,7 +177,7 @@ def test_a_charge_whose_answer_was_lost_with_its_log_counts_once(site: Site, rea
         budget._project.log = machine.ledger
         if read:
             theirs.peek("videos.list")
-        clear(site)
+        site.clear()
         theirs.peek("videos.list")
 
     budget._project.log = Late(machine.ledger, lose, never=True)
@@ -196,43 +192,18 @@ def charge(budget: Budget, units: int) -> None:
     assert budget.charge("videos.list", units=units).limits[0].used_units == 1 + units
 
 
-def clear(site: Site) -> None:
-    """Lose all that a ledger has, also a file that others have open."""
-    site.now_ms += 1
-    if isinstance(site.place, RedisStorage):
-        site.place.empty()
-        return
-    with closing(sqlite3.connect(site.place.url.removeprefix("sqlite:///"))) as db, db:
-        for table in ("log", "corrected", "state"):
-            db.execute(f"DELETE FROM {table}")  # noqa: S608
-
-
-@pytest.mark.parametrize("how", ["settled", "refunded"])
-def test_a_charge_can_be_corrected_right_after_its_log_was_lost(site: Site, how: str) -> None:
-    machine = site.machine()
-    charged = str(machine.budget(HUNDRED).charge("videos.list", units=10).id)
-    site.empty()
-    budget = machine.budget(HUNDRED)
-    assert (budget.settle(charged, 4) if how == "settled" else budget.refund(charged)).units == 10
-    assert used_units(machine) == (4 if how == "settled" else 0)
-    with pytest.raises(UnknownCharge):
-        budget.settle(f"{site.now_ms}-of-nobody", 1)
-
-
 @pytest.mark.parametrize("second", range(2, 9))
 def test_a_charge_can_be_corrected_while_its_log_is_lost_twice(site: Site, second: int) -> None:
     machine = site.machine()
     budget = machine.budget(HUNDRED)
     charged = str(budget.charge("videos.list", units=10).id)
-    budget._project.log = FaultyLog(machine.ledger, dict.fromkeys((1, second), Fault(lambda: clear(site))), "read")
+    budget._project.log = FaultyLog(machine.ledger, dict.fromkeys((1, second), Fault(site.clear)), "read")
     assert budget.settle(charged, 4).units == 10
     budget._project.log = machine.ledger
     assert used_units(machine) == 4
 
 
-def test_a_correction_waits_for_a_union_that_was_killed_in_the_middle(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_correction_waits_for_a_union_that_was_killed_midway(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fence stands until its lease is over."""
     monkeypatch.setattr(losses, "WAIT_S", 0.02)
     machine = site.machine()
@@ -244,9 +215,6 @@ def test_a_correction_waits_for_a_union_that_was_killed_in_the_middle(
     assert budget.settle(charged, 4).units == 10
     over.join()
     assert used_units(machine) == 4
-
-
-# -- long logs ---------------------------------------------------------------------------------------------------------
 
 
 THOUSANDS = 9

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from support.delayed_decisions import DelayedDecisions
 from support.log_operations import RandomOperations
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "1200"))
 SEEDS = 10
@@ -39,9 +36,6 @@ def test_every_answer_is_the_oracles(kind: str, tmp_path: Path, request: pytest.
         with RandomOperations(url, seed) as run:
             counts += run.run(OPERATIONS // SEEDS)
     assert all(counts[outcome] > 0 for outcome in OUTCOMES), counts
-
-
-# -- the append condition under delay ----------------------------------------------------------------------------------
 
 
 DECISIONS = OPERATIONS // 10

@@ -13,8 +13,7 @@ import pytest
 from quota.inbound import Limit, Rule, Rules, asgi, wsgi
 from quota.inbound.contract import WALL_S
 from support.inbound_http import Client, answer, running
-from support.installation import until
-from support.servers import RedisServer
+from support.servers import RedisServer, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from quota.inbound import Limit, Rule, Rules, asgi
 from support.inbound import run_sql
 from support.inbound_http import Client, answer, limited, running, status_of
-from support.installation import until
+from support.servers import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

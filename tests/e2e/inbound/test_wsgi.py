@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.inbound import Limit, Rule, Rules, wsgi
-from support.installation import until
 from support.processes import in_child
+from support.servers import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

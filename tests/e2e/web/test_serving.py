@@ -13,7 +13,7 @@ import pytest
 
 from quota.errors import QuotaError, UsageError
 from quota.web import serving
-from support.installation import until
+from support.servers import until
 from support.web import Served, hanging
 
 ENDINGS = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from quota.common.clock import NEVER
 from quota.deciding.answers import COUNT_AGAIN_MS, Answers
 from quota.deciding.project import Project
 from quota.deciding.question import Outcome
+from quota.decision import Decision
 from quota.errors import LedgerError
 from quota.ledger.memory_log import MemoryLog
 from quota.rules.calls import NO_CAP, Checklists
@@ -19,11 +21,6 @@ from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.rules.total import total_of
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.books import BOOK
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.decision import Decision
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
 NOW = MIDNIGHT + 14 * HOUR_MS
@@ -60,9 +57,6 @@ class Asked:
         return self.answers.decision(self.checklist, outcome, commit=commit)
 
 
-# -- admitted ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("limits", "used", "remaining"),
     [
@@ -79,9 +73,7 @@ class Asked:
         ([limit(500), limit(110, "trial", shadow=True)], (100, 100), 400),
     ],
 )
-def test_the_limit_with_the_fewest_calls_left_gives_what_remains(
-    limits: list[Limit], used: tuple[int, ...], remaining: int
-) -> None:
+def test_the_tightest_limit_gives_what_remains(limits: list[Limit], used: tuple[int, ...], remaining: int) -> None:
     decision = Asked(*limits).decision("ok", *used)
     assert (decision.admitted, decision.reason, decision.source) == (True, "ok", "ledger")
     assert (decision.remaining_units, decision.retry_at_ms, decision.refused_by) == (remaining, None, None)
@@ -112,9 +104,6 @@ def test_a_shadow_is_compared_with_a_number_that_nothing_reaches_and_shown_with_
     assert [state.limit_units for state in asked.decision("ok", 100, 100).limits] == [500, 3]
 
 
-# -- refused by a limit ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("limits", "used", "refused_by", "retry_at_ms"),
     [
@@ -128,7 +117,7 @@ def test_a_shadow_is_compared_with_a_number_that_nothing_reaches_and_shown_with_
         ([limit(500, "a"), limit(500, "b", window=HOUR)], (400, 401), "b", NOW + HOUR_MS),
     ],
 )
-def test_the_limit_that_holds_back_longest_is_named(
+def test_the_longest_wait_is_named(
     limits: list[Limit], used: tuple[int, int], refused_by: str, retry_at_ms: int
 ) -> None:
     decision = Asked(*limits).decision("limit", *used)
@@ -174,9 +163,7 @@ def test_a_call_above_what_upstream_grants_is_closed_and_one_that_the_grant_coul
     assert (decision.retry_at_ms, decision.detail) == (retry_at_ms, detail)
 
 
-def test_an_unreadable_log_names_the_first_full_limit_without_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unreadable_log_names_the_first_full_limit_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> None:
         raise LedgerError("away")
 
@@ -186,9 +173,6 @@ def test_an_unreadable_log_names_the_first_full_limit_without_a_time(
     assert (decision.refused_by, decision.reason, decision.retry_at_ms) == ("b", "limit", None)
     closed = asked.decision("exhausted", 400, 401, 401, closing=exhaustion(NOW + 100))
     assert (closed.reason, closed.retry_at_ms) == ("exhausted", NOW + 100 + JITTER_MS)
-
-
-# -- refused for another reason ----------------------------------------------------------------------------------------
 
 
 def exhaustion(until_ms: int) -> Exhaustion:

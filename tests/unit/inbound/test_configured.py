@@ -142,9 +142,7 @@ def test_a_file_of_keys_may_come_from_any_editor(tmp_path: Path) -> None:
         load_rules(path)
 
 
-def test_a_url_may_stand_elsewhere_because_it_may_hold_a_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_url_may_stand_elsewhere_as_it_may_hold_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INBOUND_URL", "redis://:hunter2@127.0.0.1:1/0")
     rules, storage = opened(load_rules(write(tmp_path, '[inbound]\nurl = "env:INBOUND_URL"\n' + RULE)))
     assert rules.url == "redis://:hunter2@127.0.0.1:1/0"
@@ -158,8 +156,6 @@ def test_load_rules_without_a_configuration_is_an_error(state_dir: Path) -> None
     with pytest.raises(ConfigError, match=r"no quota\.toml was found: set QUOTA_CONFIG, or pass rules in code"):
         load_rules()
 
-
-# -- `quota check` -----------------------------------------------------------------------------------------------------
 
 LOGIN = """
 [inbound.login]

@@ -130,9 +130,6 @@ def test_a_flood_of_entries_costs_little_and_ends_at_a_proxy() -> None:
     assert xff("10.0.0.1", "," * 60_000) == "a:10.0.0.1"
 
 
-# -- keys and users ----------------------------------------------------------------------------------------------------
-
-
 class User:
     def __init__(self, name: str, authenticated: bool = True) -> None:
         self.is_authenticated = authenticated

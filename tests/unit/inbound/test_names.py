@@ -40,8 +40,6 @@ def test_a_permanent_salt_is_kept_for_two_of_the_longest_windows() -> None:
     assert outdated(fixed, 10**13) == ["0", "1000"], "the newest stays"
 
 
-# -- whom a window met -------------------------------------------------------------------------------------------------
-
 SEARCH = ("search", 60_000, 7)
 LOGIN = ("login", 1_000, 9)
 

@@ -76,9 +76,7 @@ def test_the_first_rule_that_matches_counts(method: str, path: str, counted: lis
         ("/caf\u00e9/login", "/caf\u00e9", None),
     ],
 )
-def test_a_rule_names_a_path_with_what_it_is_mounted_under_or_without(
-    rule: str, path: str, mount: str, counted: list[str] | None
-) -> None:
+def test_a_rule_may_leave_out_the_mount_of_a_path(rule: str, path: str, mount: str, counted: list[str] | None) -> None:
     rules = Rules([Rule("login", MINUTE, path=rule), Rule("default", MINUTE)], exempt=["/healthz"])
     if counted is None:
         counted = ["login" if rule == "/login" else "default"]
@@ -145,7 +143,7 @@ def test_an_unusable_rule_is_refused_with_the_reason(make: Any, said: str) -> No
         ("a", (Limit(10, MINUTE_MS, 11),), "gcra", "needs a burst, from 1 up to its limit of 10"),
     ],
 )
-def test_a_policy_that_cannot_be_kept_is_refused_when_it_is_made(
+def test_a_policy_that_cannot_be_kept_is_refused(
     rule: str, limits: tuple[Limit, ...], algorithm: str, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says) as raised:
@@ -171,9 +169,6 @@ def test_limits_have_names_that_clients_tell_apart() -> None:
     both = Rule("api", [MINUTE, Limit(5_000, 86_400_000)])
     assert both.policies == ("api-1m", "api-24h")
     assert both.policy_field == '"api-1m";q=100;w=60, "api-24h";q=5000;w=86400'
-
-
-# -- values that cannot be meant ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", [5, None, True, object(), print])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,12 +31,7 @@ from quota.rules.entry import START, Entry
 from quota.rules.facts import Facts, Grant
 from quota.terms.api import Reserve
 from quota.terms.costs import Bucket, CostBook, Part, Price, Quota
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.terms.limits import Window
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, Window
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
 NEXT_MIDNIGHT = MIDNIGHT + DAY_MS
@@ -83,9 +78,6 @@ def checklists(
     *limits: Limit, leave: Mapping[str, Mapping[str, int]] | None = None, now_ms: int = MIDNIGHT
 ) -> Checklists:
     return Checklists("main", BOOK, limits, leave or {}, lambda: now_ms)
-
-
-# -- what upstream grants ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,8 +161,6 @@ def test_the_right_grants_are_kept(
     assert wanted_grants([limit()], heard, standing, NOON, DAY_MS) == wanted
 
 
-# -- the number enforced -----------------------------------------------------------------------------------------------
-
 PACED = limit(2_400, paced=True)
 """An eighth ahead of an even spending: 300 at midnight, 1,500 at noon, all of it from 21:00 on."""
 
@@ -227,9 +217,6 @@ def test_a_checklist_with_grants_takes_the_place_of_the_other_one() -> None:
     assert after.caps_at(NOON) == (200, 125)
 
 
-# -- what a call costs -------------------------------------------------------------------------------------------------
-
-
 def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_does() -> None:
     made = checklists(limit(100), leave={"backfill": {"day": 40}})
     for units, job in ((100, ""), (60, "backfill")):
@@ -250,7 +237,9 @@ def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
     together = made.sum_of([cheap, dear, cheap, cheap], "")
     assert (together.method, together.units, together.costs) == ("items.list", 100, (100, 4))
     assert (together.closed_by, together.calls) == (("units",), (cheap, dear, cheap, cheap))
-    with pytest.raises(CostExceedsLimit, match="5 calls together cost 120 units and limit 'day'"):
+    with pytest.raises(
+        CostExceedsLimit, match=r"5 calls together cost 120 units and limit 'day' .* make fewer calls at once"
+    ):
         made.sum_of([cheap, dear, cheap, cheap, cheap], "")
     cheapest = made["items.list", 1, None, ""]
     assert made.sum_of([cheapest] * 5, "").costs == (5, 5)
@@ -348,9 +337,6 @@ def test_a_checklist_is_kept_for_the_next_call_of_its_kind_up_to_so_many() -> No
     assert len(made) == MAX_KEPT
 
 
-# -- when it holds -----------------------------------------------------------------------------------------------------
-
-
 def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
     """50 units until 2026-07-02, then 60."""
     now_ms = MIDNIGHT
@@ -374,9 +360,6 @@ def test_calls_together_have_a_price_while_each_of_them_has() -> None:
     assert made.sum_of([always, before], "").priced == (0, NEXT_MIDNIGHT)
     after = checklists(limit(), now_ms=NEXT_MIDNIGHT)["items.insert", None, None, ""]
     assert made.sum_of([always, after], "").priced == (NEXT_MIDNIGHT, NEVER)
-
-
-# -- what is charged ---------------------------------------------------------------------------------------------------
 
 
 def test_each_call_is_charged_under_a_key_of_its_own_and_each_further_bucket_under_that_and_a_number() -> None:

@@ -66,9 +66,6 @@ def store(jobs: Jobs, claim: Claim, record: Record) -> None:
         jobs.records[claim.name] = text
 
 
-# -- regions -----------------------------------------------------------------------------------------------------------
-
-
 def test_free_regions_go_to_the_first_and_the_other_learns_whose_they_are(jobs: Jobs) -> None:
     a, b = claim_of("a"), claim_of("b")
     assert asked(jobs, a) == Claimed(jobs.now_ms, {})
@@ -92,19 +89,6 @@ def test_regions_stay_with_their_store_until_its_hold_lapses(jobs: Jobs) -> None
     assert lost(jobs, claim_of("a", "next run of a")) == ["DE", "US"]
 
 
-def test_a_run_renews_by_claiming_again(jobs: Jobs) -> None:
-    for _ in range(5):
-        assert lost(jobs, claim_of("a")) == []
-        jobs.now_ms += HOLD_MS - 1
-        assert lost(jobs, claim_of("b")) == ["DE", "US"]
-
-
-def test_a_store_has_its_regions_at_its_next_run(jobs: Jobs) -> None:
-    asked(jobs, claim_of("a"))
-    end(jobs, claim_of("a"))
-    assert lost(jobs, claim_of("a", "next", machine="another machine")) == []
-
-
 def test_two_hosts_with_one_store_never_run_at_once(jobs: Jobs) -> None:
     """The same name or a copied file."""
     asked(jobs, claim_of("a"))
@@ -118,17 +102,6 @@ def test_two_hosts_with_one_store_never_run_at_once(jobs: Jobs) -> None:
     end(jobs, claim_of("a"))
     assert lost(jobs, other) == []
     assert lost(jobs, claim_of("a")) == ["DE", "US"]
-
-
-def test_a_killed_run_does_not_hold_up_the_next_on_its_machine(jobs: Jobs) -> None:
-    asked(jobs, claim_of("a"))
-    assert lost(jobs, claim_of("a", "next")) == []
-
-
-def test_a_killed_run_holds_up_its_store_elsewhere_for_its_lease(jobs: Jobs) -> None:
-    asked(jobs, claim_of("a"))
-    jobs.now_ms += LEASE_MS
-    assert lost(jobs, claim_of("a", "next", machine="after a boot")) == []
 
 
 def test_taking_over_takes_all_and_the_other_learns_it_at_its_next_page(jobs: Jobs) -> None:
@@ -154,25 +127,6 @@ def test_a_run_that_failed_gives_its_regions_back(jobs: Jobs) -> None:
     assert lost(jobs, claim_of("b")) == []
 
 
-def test_some_regions_may_be_here_and_some_elsewhere(jobs: Jobs) -> None:
-    assert lost(jobs, claim_of("a", "", "US")) == []
-    assert lost(jobs, claim_of("b", "", "US", "DE")) == ["US"]
-    end(jobs, claim_of("b"))
-    assert lost(jobs, claim_of("a", "next", "US", "DE")) == ["DE"]
-
-
-def test_a_run_may_ask_for_further_regions(jobs: Jobs) -> None:
-    asked(jobs, claim_of("a", "", "US"))
-    asked(jobs, claim_of("a", "", "DE"))
-    end(jobs, claim_of("a"))
-    assert lost(jobs, claim_of("b")) == ["DE", "US"]
-
-
-def test_a_job_without_regions_has_one_without_a_name(jobs: Jobs) -> None:
-    assert lost(jobs, claim_of("a", "", "")) == []
-    assert lost(jobs, claim_of("b", "", "")) == [""]
-
-
 def test_a_claim_dated_ahead_of_the_clock_is_dated_now(jobs: Jobs) -> None:
     """The ledger's clock was a year ahead: nothing stays closed for a year."""
     jobs.now_ms += 365 * 24 * HOUR_MS
@@ -182,9 +136,6 @@ def test_a_claim_dated_ahead_of_the_clock_is_dated_now(jobs: Jobs) -> None:
     assert asked(jobs, claim_of("b")).elsewhere["US"] == ("a", "host of a", NOW_MS, NOW_MS + HOLD_MS, False)
     jobs.now_ms += HOLD_MS
     assert lost(jobs, claim_of("b")) == []
-
-
-# -- ticks -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_tick_is_run_once(jobs: Jobs) -> None:
@@ -227,15 +178,6 @@ def test_a_thousand_ticks_are_remembered_and_of_more_those_that_end_last(jobs: J
     assert kept == ["", "", "done", "", "done", "done"], "of 2 and 3, which end at once, the later name stays"
 
 
-def test_without_regions_only_ticks_are_apart(jobs: Jobs) -> None:
-    assert asked(jobs, claim_of("a", tick="tick:1", regions=())) == Claimed(jobs.now_ms, {})
-    assert asked(jobs, claim_of("b", tick="tick:1", regions=())).tick == "running"
-    assert asked(jobs, claim_of("b", tick="tick:2", regions=())).tick == ""
-
-
-# -- bounds ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -270,9 +212,6 @@ def test_claims_take_any_names(jobs: Jobs) -> None:
         assert {region: holder[:2] for region, holder in other.elsewhere.items()} == dict.fromkeys(NAMES, (name, name))
         end(jobs, claim)
         assert asked(jobs, claim._replace(run="c")).tick == "done"
-
-
-# -- beside a plain account --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -356,7 +295,6 @@ class Plain:
 
 
 def test_every_answer_is_that_of_a_plain_account(jobs: Jobs) -> None:
-    """Also where the clock jumps: 2,000 random asks of 3 stores on 4 machines."""
     plain, dice = Plain(), random.Random(11)
     for step in range(2_000):
         jobs.now_ms += dice.choice((0, 1, MINUTE_MS, LEASE_MS, HOUR_MS, -HOUR_MS if dice.random() < 0.1 else 0))
@@ -379,20 +317,11 @@ def test_every_answer_is_that_of_a_plain_account(jobs: Jobs) -> None:
         assert asked(jobs, claim, take_over=take_over) == expected, (step, claim)
 
 
-# -- what is stored ----------------------------------------------------------------------------------------------------
-
-
 def test_a_record_begins_with_the_time_until_which_it_counts(jobs: Jobs) -> None:
     asked(jobs, claim_of("a", tick="tick:1"))
     assert jobs.records["trending|trending"].startswith(f"{NOW_MS + HOLD_MS} {{")
     end(jobs, claim_of("a", tick="tick:1", tick_ms=MAX_TICK_MS))
     assert jobs.records["trending|trending"].startswith(f"{NOW_MS + MAX_TICK_MS} {{")
-
-
-def test_a_job_of_which_nothing_is_left_is_forgotten(jobs: Jobs) -> None:
-    asked(jobs, claim_of("a"))
-    end(jobs, claim_of("a"), "failed")
-    assert jobs.records == {}
 
 
 @pytest.mark.parametrize(

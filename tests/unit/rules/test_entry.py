@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import string
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -30,9 +30,6 @@ from quota.rules.entry import (
     read_id,
     unpacked,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ID = (1_795_233_255_077, 4)
 
@@ -136,9 +133,6 @@ def test_just_before_a_millisecond_follows_every_id_of_the_millisecond_before() 
     assert just_before(0) == START
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
-
-
 def test_each_attempt_has_a_key_of_its_own_that_begins_with_the_run_and_the_machine() -> None:
     keys = Keys()
     made = [keys.next() for _ in range(2_000)]
@@ -202,8 +196,6 @@ def test_a_folder_that_is_not_there_yet_has_a_mark_too(tmp_path: Path) -> None:
         ("9", False, True),
     ],
 )
-def test_the_end_of_a_key_says_whether_it_is_a_reservation_and_the_first_of_its_call(
-    end: str, reservation: bool, first: bool
-) -> None:
+def test_the_end_of_a_key_marks_reservations_and_first_charges(end: str, reservation: bool, first: bool) -> None:
     key = Keys().next()[:-1] + "A" + end
     assert (is_reservation(key), is_first(key)) == (reservation, first)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,6 @@ from quota.rules.facts import (
 )
 from quota.terms.limits import DAY_MS, HOUR_MS
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 NOW = 1_795_233_255_077
 END = NOW + HOUR_MS
 
@@ -43,8 +41,6 @@ def exhaustion(bucket: str = "units", since_ms: int = NOW, until_ms: int = END, 
 def closed(*exhaustions: Exhaustion) -> Facts:
     return Facts(exhaustions=tuple(sorted(exhaustions)))
 
-
-# -- to exhaust and to reopen ------------------------------------------------------------------------------------------
 
 LIFTED = exhaustion(reopened_ms=NOW + 10, reopened_because="raised")
 
@@ -76,9 +72,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("before", "new", "now_ms", "stands"), ROWS)
-def test_the_right_exhaustion_of_a_bucket_stands(
-    before: Exhaustion | None, new: Exhaustion, now_ms: int, stands: bool
-) -> None:
+def test_the_right_exhaustion_stands(before: Exhaustion | None, new: Exhaustion, now_ms: int, stands: bool) -> None:
     other = exhaustion("search")
     facts = closed(*([before] if before else []), other)
     becomes = exhaust(facts, new, now_ms)
@@ -99,18 +93,6 @@ def test_reopening_lifts_what_stands_and_keeps_why() -> None:
     assert reopen(becomes, "uploads", "never closed", NOW + 6) is becomes
     assert Facts.read(becomes.text()) == becomes
 
-
-def test_a_bucket_that_was_reopened_may_be_closed_and_reopened_again() -> None:
-    facts = closed(LIFTED)
-    news = exhaustion(since_ms=NOW + 10)
-    facts = exhaust(facts, news, NOW + 20)
-    assert facts == closed(news), "and the reason did not hold"
-    assert reopen(facts, "units", "once more", NOW + 30).exhaustion("units") == news._replace(
-        reopened_ms=NOW + 30, reopened_because="once more"
-    )
-
-
-# -- what closes a call ------------------------------------------------------------------------------------------------
 
 DAY = exhaustion("day", until_ms=NOW + DAY_MS)
 
@@ -150,9 +132,6 @@ def test_an_exhaustion_closes_a_call(
     assert (closes and closes.bucket) == expected
 
 
-# -- grants ------------------------------------------------------------------------------------------------------------
-
-
 def test_grants_replace_those_before_and_comparisons_stay_until_others_come() -> None:
     units, search = Grant("units", 260, NOW, NOW + DAY_MS), Grant("search", 5, NOW, NOW + DAY_MS)
     compared = Compared("units", 210, 8, 202, 0, 1, 2, NOW)
@@ -170,9 +149,6 @@ def test_grants_replace_those_before_and_comparisons_stay_until_others_come() ->
 )
 def test_a_grant_is_believed_for_its_time_and_not_if_it_is_dated_a_day_ahead(now_ms: int, is_believed: bool) -> None:
     assert Grant("units", 1, NOW, NOW + HOUR_MS).believed_at(now_ms) == is_believed
-
-
-# -- bounds ------------------------------------------------------------------------------------------------------------
 
 
 def facts_with(value: Exhaustion | Grant | Compared) -> Facts:
@@ -294,8 +270,6 @@ def test_the_newest_changes_are_remembered() -> None:
     assert [facts.has_change(key) for key in ("k0", "k1", f"k{MAX_CHANGES}", "other")] == [False, True, True, False]
     assert Facts.read(facts.text()) == facts
 
-
-# -- two histories -----------------------------------------------------------------------------------------------------
 
 RAISED = Grant("units", 260, NOW, NOW + DAY_MS)
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from quota.common.clock import NEVER
-from quota.rules.calls import cap
 from quota.rules.entry import Entry, Others
 from quota.rules.retry import Full, retry_at, room_at
 from quota.rules.total import total_of
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, leaves_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.terms.limits import Window
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, Window
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
 
@@ -47,7 +39,6 @@ def limit(window: Window, *, paced: bool = False) -> Limit:
 SLIDING = limit(Sliding(DAY_MS))
 CALENDAR = limit(Calendar("day", "UTC"))
 PACED = limit(Calendar("day", "UTC"), paced=True)
-PACED_HOUR = limit(Calendar("hour", "UTC"), paced=True)
 
 
 class Totals:
@@ -167,9 +158,6 @@ def test_a_window_has_room_when_enough_has_left_or_at_its_edge_or_when_its_pace_
     assert room_at(row.full(), row.totals(), row.from_ms or row.now_ms) == row.room_ms
 
 
-# -- what upstream grants ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cost", "lapses_ms", "from_ms", "room_ms"),
     [
@@ -188,8 +176,6 @@ def test_a_grant_holds_a_limit_down_until_it_ends(cost: int, lapses_ms: int, fro
     full = Row("", 0, cost=cost, cap=300).full()._replace(lapses_ms=lapses_ms, lapsed_units=500)
     assert room_at(full, Totals(FIVE), from_ms) == room_ms
 
-
-# -- several limits ----------------------------------------------------------------------------------------------------
 
 SOON = Row("the sliding window has room at 09:00", 0)
 EDGED = Row("the calendar window at midnight", 0, CALENDAR)
@@ -226,76 +212,3 @@ def test_a_paced_limit_that_does_not_refuse_must_have_room_when_the_others_have(
 def test_a_paced_limit_that_has_room_holds_nothing_back() -> None:
     paced = Full(PACED, 2_400, 100, 1_000, refuses=False)
     assert retry_at([paced], Totals(((at(9), 1_000),)), NOW) == (NOW, 0)
-
-
-# -- any history -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_no_millisecond_before_the_time_that_is_given_has_room_in_all_limits(seed: int) -> None:
-    """Between two moments at which something leaves, a window ends, or a grant does, usage stays and what is given out
-    only grows. So it is enough to ask for the last millisecond of each such span."""
-    rng = random.Random(seed)
-    reached = 0
-    for _ in range(60):
-        totals, limits = _history(rng)
-        at_ms, _ = retry_at(limits, totals, NOW)
-        turns_ms = sorted({turn for turn in _turns_ms(totals, limits) if NOW < turn < at_ms})
-        assert not any(_all_fit(totals, limits, turn_ms - 1) for turn_ms in [*turns_ms, min(at_ms, at(0, day=9))])
-        if at_ms < NEVER:
-            reached += 1
-            assert _all_fit(totals, limits, at_ms)
-    assert reached > 20
-
-
-def _history(rng: random.Random) -> tuple[Totals, list[Full]]:
-    """Charges of two days, some dated ahead, what others used, and one to three limits of which one refuses."""
-    while True:
-        charges = [(NOW + rng.randint(-DAY_MS, DAY_MS // 4), rng.randint(1, 40)) for _ in range(rng.randint(1, 12))]
-        heard = tuple(
-            (rng.choice("ab"), NOW + rng.randint(1, DAY_MS), rng.randint(1, 40)) for _ in range(rng.randint(0, 3))
-        )
-        totals = Totals(tuple(sorted(charges)), heard)
-        shapes = rng.sample((SLIDING, limit(Sliding(3 * HOUR_MS)), CALENDAR, PACED, PACED_HOUR), rng.randint(1, 3))
-        limits = [_full(rng, shape, totals) for shape in shapes]
-        if any(full.refuses for full in limits):
-            return totals, limits
-
-
-def _full(rng: random.Random, shape: Limit, totals: Totals) -> Full:
-    cost_units, cap_units = rng.randint(1, 60), rng.randint(40, 200)
-    used_units = totals.used_units(shape.view)
-    full = Full(shape, cap_units, cost_units, used_units, refuses=False)
-    if rng.random() < 0.3:
-        full = full._replace(lapses_ms=NOW + rng.randint(1, DAY_MS), lapsed_units=cap_units + rng.randint(1, 100))
-    return full._replace(refuses=not _fits(totals, full, NOW))
-
-
-def _turns_ms(totals: Totals, limits: Sequence[Full]) -> Iterator[int]:
-    for full in limits:
-        window = full.limit.view.window
-        yield full.lapses_ms
-        yield from (heard.until_ms for heard in totals.others(full.limit.view))
-        yield from (leaves_at(window, entry.id[0]) for entry in totals.entries)
-        if isinstance(window, Calendar):
-            edge_ms = NOW
-            while edge_ms < at(0, day=3):
-                edge_ms = window.edges(edge_ms)[1]
-                yield edge_ms
-
-
-def _all_fit(totals: Totals, limits: Sequence[Full], at_ms: int) -> bool:
-    return all(_fits(totals, full, at_ms) for full in limits if full.refuses or full.limit.paced)
-
-
-def _fits(totals: Totals, full: Full, at_ms: int) -> bool:
-    """A recount: what counts at a time is what has not left by then."""
-    window = full.limit.view.window
-    cap_units = full.lapsed_units if at_ms >= full.lapses_ms else full.cap_units
-    held = replace(full.limit, limit_units=cap_units)
-    charged = sum(e.units for e in totals.entries if e.kind == "charge" and at_ms < leaves_at(window, e.id[0]))
-    largest: dict[str, int] = {}
-    for e in totals.entries:
-        if e.kind == "others" and at_ms < min(e.at[1], leaves_at(window, e.id[0])):
-            largest[e.of] = max(e.units, largest.get(e.of, 0))
-    return charged + sum(largest.values()) + full.cost_units <= cap(held, 0, full.cost_units, at_ms)

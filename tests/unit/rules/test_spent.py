@@ -31,7 +31,6 @@ def test_a_charge_counts_what_its_newest_correction_says_and_keeps_what_it_was_c
 
 
 def test_a_charge_of_the_past_was_charged_what_its_first_correction_began_with() -> None:
-    """There it has the units that it counted last."""
     entries = [FIRST._replace(units=60), correction(FIRST, 40, 100, 3), correction(FIRST, 60, 40, 4)]
     assert [(row.units, row.charged_units) for row in spent(entries)] == [(60, 100)]
 
@@ -51,7 +50,6 @@ def test_a_correction_without_its_charge_and_what_is_no_charge_are_left_out() ->
     [("key~", [], 100), ("key~", [40], 0), ("key~", [100], 0), ("key", [], 0), ("key~+1", [], 0)],
 )
 def test_a_reservation_is_open_until_it_is_settled(key: str, corrections: list[int], reserved_units: int) -> None:
-    """Also where that is the number that was reserved."""
     of = charge(1, 100, key=key)
     (row,) = spent([of, *[correction(of, units, 100, 3) for units in corrections]])
     assert (row.reserved_units, row.settled) == (reserved_units, bool(corrections))
@@ -77,9 +75,6 @@ def test_the_largest_count_of_each_name_is_shown_until_its_period_ends() -> None
     assert [(entry.of, entry.units) for entry in others(entries, 50)] == [("usage", 900), ("proxy", 7)]
     assert [(entry.of, entry.units) for entry in others(entries, 51)] == [("usage", 900)]
     assert list(others(entries, 60)) == []
-
-
-# -- sums --------------------------------------------------------------------------------------------------------------
 
 
 def call(ms: int, units: int, job: str = "", key: str = "") -> Entry:

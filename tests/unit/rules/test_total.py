@@ -1,22 +1,14 @@
-"""The running total of a limit: it agrees with a recount of the whole log, whatever came, left or was corrected."""
+"""The running total of a limit: what leaves it, corrections, what only upstream counted, and what is kept."""
 
 from __future__ import annotations
 
-import random
-from bisect import bisect_right
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 
 from quota.rules.entry import CALLS, START, Entry, Id, others_units
 from quota.rules.total import READ_LEAVING, RunningTotal, Wanted, total_of
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Selector, Sliding, View, leaves_at
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.terms.limits import Window
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Selector, Sliding, View, Window
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
 NOON = MIDNIGHT + 12 * HOUR_MS
@@ -38,175 +30,7 @@ def others(ms: int, units: int, until_ms: int, *, name: str = "usage", since_ms:
     return Entry((ms, 0), units, "units", window, "", "", f"key{ms}", "others", name, (since_ms, until_ms))
 
 
-# -- any history -------------------------------------------------------------------------------------------------------
-
-
-class Log:
-    """A log to which a random author appends."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.entries: list[Entry] = []
-        self.units: dict[str, int] = {}
-        self._rng = rng
-
-    @property
-    def tip(self) -> Id:
-        return self.entries[-1].id if self.entries else START
-
-    def grow(self, now_ms: int) -> None:
-        """Add a charge, a correction, or what others used. Ids never go back."""
-        ms, seq = max((now_ms, 0), self.tip)
-        rng, n = self._rng, len(self.entries)
-        charges = [entry for entry in self.entries if entry.kind == "charge"]
-        bucket, method = rng.choice(("units", "units", "search")), rng.choice(("list", "insert"))
-        entry = Entry((ms, seq + 1), rng.randint(1, 9), bucket, method, "", "", f"key{n}")
-        kind = rng.random()
-        if kind < 0.25 and charges:
-            of = rng.choice(charges[-12:])
-            units = rng.randint(0, 9)
-            entry = of._replace(
-                id=entry.id,
-                units=units,
-                key=entry.key,
-                kind="correction",
-                of=of.key,
-                at=of.id,
-                before_units=self.units[of.key],
-            )
-            self.units[of.key] = units
-        elif kind < 0.35:
-            until_ms = now_ms + rng.randint(1, 90 * MINUTE_MS)
-            entry = entry._replace(kind="others", method="", of=rng.choice("ab"), at=(0, until_ms))
-        else:
-            self.units[entry.key] = entry.units
-        self.entries.append(entry)
-
-    def read(self, after: Id, through: Id, most: int) -> Sequence[Entry]:
-        first, last = (
-            bisect_right(self.entries, entry_id, key=lambda entry: entry.id) for entry_id in (after, through)
-        )
-        return self.entries[first:last][:most]
-
-    def used_units(self, view: View, now_ms: int) -> int:
-        """A recount of all entries, without anything kept."""
-        selector = view.selector
-        charged = sum(
-            selector.cost(self.units[entry.key])
-            for entry in self.entries
-            if entry.kind == "charge"
-            and selector.counts(entry.bucket, entry.method, "")
-            and self._counts(entry, view, now_ms)
-        )
-        largest: dict[str, int] = {}
-        for entry in self.entries:
-            is_heard = entry.kind == "others" and entry.at[1] > now_ms and not selector.methods
-            if is_heard and selector.counts_bucket(entry.bucket) and self._counts(entry, view, now_ms):
-                largest[entry.of] = max(entry.units, largest.get(entry.of, 0))
-        return charged + sum(largest.values())
-
-    @staticmethod
-    def _counts(entry: Entry, view: View, now_ms: int) -> bool:
-        """By the newest period or window: what is dated ahead counts, too."""
-        window = view.window
-        since_ms = window.edges(now_ms)[0] if isinstance(window, Calendar) else now_ms - window.window_ms + 1
-        return entry.id[0] >= since_ms
-
-    def frees_at_ms(self, view: View, now_ms: int, units: int) -> int | None:
-        used_units = self.used_units(view, now_ms)
-        turns_ms = {leaves_at(view.window, entry.id[0]) for entry in self.entries}
-        turns_ms |= {entry.at[1] for entry in self.entries if entry.kind == "others"}
-        for turn_ms in sorted(turn_ms for turn_ms in turns_ms if turn_ms > now_ms):
-            if used_units - self.used_units(view, turn_ms) >= units:
-                return turn_ms
-        return None
-
-
-class Reader:
-    """A process that reads the log for one total, as `quota.deciding.project` does."""
-
-    def __init__(self, log: Log, view: View, now_ms: int) -> None:
-        self.log = log
-        self.total = RunningTotal(view)
-        self.total.start_at(now_ms)
-
-    def count(self, now_ms: int) -> int:
-        total, log = self.total, self.log
-        while True:
-            for entry in log.read(total.head, log.tip, 10_000):
-                total.take(entry)
-            total.skip_to(log.tip)
-            wanted = total.drop(now_ms)
-            if wanted is not None:
-                self._read(wanted)
-            elif total.head >= log.tip:
-                return total.used_units
-
-    def _read(self, wanted: Wanted) -> None:
-        self.total.take_leaving(wanted, self.log.read(wanted.after, wanted.through, wanted.most), self.log.units)
-
-    def frees_at_ms(self, units: int) -> int | None:
-        while (at_ms := self.total.frees_at_ms(units)) is None and (wanted := self.total.wants_leaving()) is not None:
-            self._read(wanted)
-        return at_ms
-
-    def used_after(self, at_ms: int) -> int:
-        while (units := self.total.used_after(at_ms)) is None:
-            wanted = self.total.wants_leaving()
-            assert wanted is not None
-            self._read(wanted)
-        return units
-
-    def restart(self, now_ms: int) -> bool:
-        """Another process begins, with what this one has kept. Whether that could be taken."""
-        kept = self.total.kept("epoch")
-        self.total = RunningTotal(self.total.view)
-        resumed = self.total.resume(kept, "epoch", self.log.tip, START, now_ms)
-        if not resumed:
-            self.total.start_at(now_ms)
-        return resumed
-
-
-WINDOWS: list[Window] = [Sliding(HOUR_MS), Calendar("hour", "UTC")]
-SELECTORS = [UNITS, Selector(), Selector(methods=("list",)), Selector(buckets=("units",), count="calls")]
-
-
-@pytest.mark.parametrize("window", WINDOWS, ids=["sliding", "calendar"])
-@pytest.mark.parametrize("selector", SELECTORS, ids=["a bucket", "all", "a method", "calls"])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_total_is_the_recount_of_its_log(
-    monkeypatch: pytest.MonkeyPatch, window: Window, selector: Selector, seed: int
-) -> None:
-    """Also where it holds few charges ready to leave, begins with what another process kept, and the clock goes back.
-    When units leave, and how many are left at a time, is that of the recount, too."""
-    monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 4)
-    monkeypatch.setattr("quota.rules.total.READ_LEAVING", 3)
-    rng = random.Random(seed)
-    view, log, now_ms = View(selector, window), Log(rng), NOON
-    reader, resumed = Reader(log, view, now_ms), 0
-    for _ in range(150):
-        now_ms += rng.choice((0, 1, rng.randint(0, 9 * MINUTE_MS), rng.randint(0, 9 * MINUTE_MS)))
-        if rng.random() < 0.03:
-            now_ms += rng.choice((-1, 1)) * rng.randint(0, 80 * MINUTE_MS)
-        for _ in range(rng.randint(0, 3)):
-            log.grow(now_ms)
-        if rng.random() < 0.1:
-            resumed += reader.restart(now_ms)
-        used_units = log.used_units(view, now_ms)
-        assert reader.count(now_ms) == used_units
-        later_ms = now_ms + rng.randint(0, 2 * HOUR_MS)
-        assert reader.used_after(later_ms) == log.used_units(view, later_ms)
-        if used_units and isinstance(window, Sliding):
-            units = rng.randint(1, used_units)
-            assert reader.frees_at_ms(units) == log.frees_at_ms(view, now_ms, units)
-    assert resumed
-
-
-# -- what leaves -------------------------------------------------------------------------------------------------------
-
-
-def test_a_total_holds_a_bounded_number_of_charges_ready_to_leave_and_reads_the_next_when_these_have_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_total_holds_few_charges_ready_to_leave_and_then_reads_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 2)
     monkeypatch.setattr("quota.rules.total.READ_LEAVING", 2)
     entries = [charge(NOON + n) for n in range(5)]
@@ -218,6 +42,14 @@ def test_a_total_holds_a_bounded_number_of_charges_ready_to_leave_and_reads_the_
     assert total.used_units == 3
     total.take_leaving(wanted, entries[2:4], {entries[3].key: 0})
     assert [(leaving.id, leaving.cost) for leaving in total.leaving] == [(entries[2].id, 1), (entries[3].id, 0)]
+
+
+def test_what_others_used_leaves_first_or_behind_charges_that_are_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 2)
+    entries = [charge(NOON + n) for n in range(5)]
+    for until_ms, frees_at_ms in ((NOON + HOUR_MS, NOON + HOUR_MS), (NOON + DAY_MS + 3, None)):
+        total = total_of(DAY, [*entries, others(NOON + 5, 900, until_ms)], NOON + 5)
+        assert total.frees_at_ms(900) == frees_at_ms
 
 
 def test_leaving_charges_are_read_when_the_first_leaves() -> None:
@@ -268,9 +100,6 @@ def test_a_clock_that_goes_back_counts_again_what_had_left() -> None:
     for entry in entries:
         total.take(entry)
     assert total.used_units == 6
-
-
-# -- what only upstream has counted ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -350,8 +179,6 @@ def test_units_of_others_that_are_over_count_again_when_the_clock_goes_back_by_l
     total.drop(NOON + 26 * HOUR_MS)
     assert total.others == {}, "they are forgotten some day"
 
-
-# -- what is kept ------------------------------------------------------------------------------------------------------
 
 KEPT = f"epoch 7 {NOON - DAY_MS}-4 {NOON}-1 {NOON} -"
 TIP: Id = (NOON, 5)

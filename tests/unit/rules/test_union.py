@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from quota.rules.entry import START, Entry, Id
+from quota.rules.entry import START, Entry
 from quota.rules.spent import spent
-from quota.rules.total import total_of
 from quota.rules.union import MAX_AHEAD_MS, missing, union
-from quota.terms.limits import DAY_MS, Selector, Sliding, View
+from quota.terms.limits import DAY_MS
 
 NOW_MS = 1_795_867_200_000
 
@@ -31,9 +28,6 @@ def correction(of: Entry, units: int, ms: int, *, before_units: int | None = Non
     )
 
 
-# -- what a log has lost -----------------------------------------------------------------------------------------------
-
-
 def test_missing_entries_are_known_by_key_and_named_once() -> None:
     elsewhere = charge(5, key="moved")
     log = [charge(1), elsewhere]
@@ -45,9 +39,6 @@ def test_trimmed_and_old_entries_are_not_missing() -> None:
     journal = [charge(1, seq=4), charge(1, seq=5), charge(1, seq=6), charge(2)]
     assert missing([], journal, (NOW_MS + 1, 5), 0) == journal[2:]
     assert missing([], journal, START, NOW_MS + 2) == journal[3:]
-
-
-# -- where entries stand -----------------------------------------------------------------------------------------------
 
 
 def test_entries_of_both_stand_in_the_order_of_their_times() -> None:
@@ -76,9 +67,6 @@ def test_an_entry_that_is_dated_anew_keeps_its_order_and_its_correction() -> Non
 def test_unreadable_entries_are_left_out() -> None:
     unreadable = Entry((NOW_MS, 0), 0, "", "", "", "", "", "unreadable")
     assert union([unreadable, charge(1)], [unreadable, charge(2)], NOW_MS) == [charge(1), charge(2)]
-
-
-# -- corrections -------------------------------------------------------------------------------------------------------
 
 
 def test_the_latest_correction_of_two_branches_wins() -> None:
@@ -114,49 +102,3 @@ def test_a_correction_points_at_the_place_where_its_charge_stands_now() -> None:
         ("lost", START),
         ("key3-0", (NOW_MS + 1, 1)),
     ]
-
-
-# -- any two histories -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_union_of_two_partial_copies_loses_and_doubles_nothing(seed: int) -> None:
-    """A log is copied, both copies go on, and either loses some entries. What one of both still has counts what its
-    newest correction says."""
-    rng = random.Random(seed)
-    common = _grow(rng, [], 30, "c")
-    ours, theirs = _grow(rng, common, 30, "a"), _grow(rng, common, 30, "b")
-    log = [entry for entry in ours if rng.random() < 0.7]
-    journal = [entry for entry in theirs if rng.random() < 0.7]
-    rng.shuffle(journal)
-    united = union(log, missing(log, journal, START, 0), NOW_MS)
-    keys = [entry.key for entry in united]
-    assert len(set(keys)) == len(keys)
-    assert {entry.key for entry in (*log, *journal)} <= set(keys)
-    ids = [entry.id for entry in united]
-    assert ids == sorted(set(ids))
-    newest: dict[str, tuple[Id, int]] = {}
-    for entry in sorted({*log, *journal}, key=lambda entry: (entry.id, entry.key)):
-        if entry.kind == "correction":
-            newest[entry.of] = entry.id, entry.units
-        else:
-            newest.setdefault(entry.key, (entry.id, entry.units))
-    used_units = sum(units for _, units in newest.values())
-    view = View(Selector(), Sliding(DAY_MS))
-    assert total_of(view, united, NOW_MS).used_units == sum(row.units for row in spent(united)) == used_units
-
-
-def _grow(rng: random.Random, log: list[Entry], count: int, name: str) -> list[Entry]:
-    """The log with so many entries more: charges, and corrections of any charge. No two entries share a millisecond,
-    but those of two branches do."""
-    grown = [*log]
-    units = {entry.of or entry.key: entry.units for entry in log}
-    for n in range(len(log), len(log) + count):
-        charges = [entry for entry in grown if entry.kind == "charge"]
-        entry = charge(2 * n + (name == "b" and n % 3 > 0), rng.randint(1, 9), key=f"{name}{n}")
-        if charges and rng.random() < 0.4:
-            of = rng.choice(charges)
-            entry = correction(of, rng.randint(0, 9), entry.id[0] - NOW_MS, before_units=units[of.key], key=entry.key)
-        units[entry.of or entry.key] = entry.units
-        grown.append(entry)
-    return grown

@@ -1,18 +1,23 @@
-"""The Redis ledger: time of a decision beside a bare script call and other libraries, and the memory of a day."""
+"""Both ledgers: time of a decision beside a bare call and other libraries, and how much a day takes."""
 
 from __future__ import annotations
 
+import sqlite3
 from functools import partial
+from itertools import count
+from time import time_ns
 from typing import TYPE_CHECKING
 
 import redis
 
-from bench.budgets import NOTHING, SteppingClock, budget, decisions, spread_over_a_day, three
-from bench.kinds import DEAR, DEAR_UNITS, LABELS
-from bench.peers import LIMITS, REDIS_PEERS, limits_decisions
+from bench.budgets import NOTHING, budget, day, spread_over_a_day, three
+from bench.kinds import CHEAP, DEAR, DEAR_UNITS, LABELS
+from bench.peers import LIMITS, REDIS_PEERS, limits_decisions, pyrate_sqlite
 from bench.race import Contestant, race
 from bench.report import Bar, Report
+from bench.sessions import decisions
 from quota.ledger.factory import open_ledger
+from support.inbound import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +42,7 @@ SQLITE_MOST = {"1 unit": 1.2, "3 limits, 1 unit": 1.35, "refused, 1 unit": 0.9, 
 """Of the guarded decisions on SQLite, beside the floor of Redis."""
 
 
-def measure(
+def measure_on_redis(
     report: Report,
     server: RedisServer,
     folder: Path,
@@ -48,14 +53,14 @@ def measure(
 ) -> None:
     """How long a decision takes; and took, `before`. `full`: so many charges fill the windows that refuse."""
     report.progress.begin("Redis, time of a decision")
-    ledger, in_file = open_ledger(server.url), open_ledger(f"sqlite:///{folder / 'beside.db'}")
+    ledger, in_file = open_ledger(server.url), f"sqlite:///{folder / 'beside.db'}"
     client = redis.Redis.from_url(server.url)
     sha = client.script_load(NOTHING)
     theirs = limits_decisions(server.url, full)
     peeks = budget(ledger, "peek", three())
     contestants = [
         Contestant("floor: EVALSHA return 1", lambda: client.evalsha(sha, 0)),
-        *(Contestant(f"quota, {name}", call) for name, call in decisions(ledger, folder / "redis", full).items()),
+        *(Contestant(f"quota, {name}", call) for name, call in decisions(server.url, folder / "redis", full).items()),
         *(Contestant(f"SQLite, {name}", call) for name, call in decisions(in_file, folder / "sqlite", full).items()),
         *(before.contestants("Redis", lambda _: server.url, full) if before else ()),
         Contestant("quota, peek, 3 limits", lambda: peeks.peek(DEAR, **LABELS)),
@@ -88,7 +93,7 @@ def measure(
     ]
     if before:
         before.show(report, "Redis", ratio)
-    for opened in (ledger, in_file, client):
+    for opened in (ledger, client):
         opened.close()
 
 
@@ -97,7 +102,7 @@ def measure_memory(report: Report, server: RedisServer, share: int) -> None:
     report.progress.begin("Redis, memory of a day")
     rows = []
     for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
-        clock = SteppingClock()
+        clock = Clock()
         ledger = open_ledger(server.url, clock=clock)
         project = f"memory-{units}."
         spread_over_a_day(ledger, clock, project, charges, units)
@@ -142,3 +147,85 @@ def _held(server: RedisServer, pattern: str) -> int:
     """The bytes of all keys together."""
     with redis.Redis(port=server.port) as client:
         return sum(int(client.memory_usage(key, samples=0)) for key in client.keys(pattern))
+
+
+# -- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+def measure_on_sqlite(
+    report: Report, folder: Path, rounds: int, calls: int, before: Before | None, full: int = DAY_UNITS
+) -> None:
+    """How long a decision takes; and took, `before`. `full`: so many charges fill the windows that refuse."""
+    report.progress.begin("SQLite, time of a decision")
+    url = f"sqlite:///{folder / 'ledger.db'}"
+    ledger = open_ledger(url)
+    peeked = budget(ledger, "peek", three())
+    earlier = before.contestants("SQLite", lambda name: f"sqlite:///{folder / name}.db", full) if before else []
+    contestants = [
+        Contestant("floor: INSERT, its own transaction", _bare_insert(folder / "floor.db")),
+        *(Contestant(f"quota, {name}", call) for name, call in decisions(url, folder / "file", full).items()),
+        *earlier,
+        Contestant("quota, peek, 3 limits", lambda: peeked.peek(DEAR, **LABELS)),
+    ]
+    for units in (1, DEAR_UNITS):
+        peer = pyrate_sqlite(str(folder / f"pyrate-{units}.db"))
+        if peer is not None:
+            hit, empty = peer
+            name = f"pyrate-limiter, {units} unit{'s' if units > 1 else ''}"
+            contestants.append(Contestant(name, lambda hit=hit, units=units: hit(units), empty))
+    rows = race(contestants, rounds, calls, report.progress)
+    report.race(
+        "sqlite",
+        "SQLite: time of a decision",
+        rows,
+        "guarded: with a journal and an allowance; 1 limit, if not 3;\n"
+        "ratio to a bare INSERT into a table of the same shape, WAL, synchronous NORMAL;\n"
+        "pyrate-limiter begins each round with an empty budget; `mean` includes the\ncheckpoints",
+    )
+    if before:
+        before.show(report, "SQLite", {row.name: row.ratio for row in rows})
+    ledger.close()
+
+
+def measure_size(report: Report, folder: Path, share: int) -> None:
+    """What a day's charges take on disk. `share`: only one in so many is made, to save time."""
+    report.progress.begin("SQLite, size of a day")
+    rows = []
+    for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
+        path, clock = folder / f"size-{units}.db", Clock()
+        ledger = open_ledger(f"sqlite:///{path}", clock=clock)
+        budget(ledger, "main", [day()], clock=clock).peek(CHEAP)
+        empty = _size(path)
+        spread_over_a_day(ledger, clock, "main", charges, units)
+        ledger.close()
+        rows.append((f"quota, {charges:,} charges of {units}", _size(path) - empty, charges))
+    report.sizes("sqlite-size", "SQLite: a day on disk, beyond an empty ledger", rows)
+
+
+def _bare_insert(path: Path) -> Callable[[], object]:
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute(
+        "CREATE TABLE charges (project TEXT, ms INTEGER, seq INTEGER, units INTEGER, charged_units INTEGER,"
+        " bucket TEXT, method TEXT, job TEXT, region TEXT, token TEXT, PRIMARY KEY (project, ms, seq)) WITHOUT ROWID"
+    )
+    numbers = count()
+
+    def call() -> None:
+        n = next(numbers)
+        row = ("main", time_ns() // 1_000_000, n, 1, 1, "units", CHEAP, LABELS["job"], LABELS["region"], f"1f2e3d4c{n}")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        db.execute("COMMIT")
+
+    return call
+
+
+def _size(path: Path) -> int:
+    """The file and its log, after what is in the log was moved into the file."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    files = [path, path.with_name(f"{path.name}-wal")]
+    return sum(file.stat().st_size for file in files if file.exists())
