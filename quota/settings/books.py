@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,7 +20,7 @@ from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.tables import BOOK, DATED, LEVEL, QUOTA
-from quota.settings.toml import MISSING, Apart, Keys, Label, TomlTable, dotted, parse_toml, read_file
+from quota.settings.toml import Label, TomlTable, dotted, parse_toml, read_file
 from quota.terms.api import (
     GOOGLES_KEY,
     VERBS,
@@ -98,156 +99,94 @@ def book_names() -> list[str]:
 MAX_MISTAKES = 20
 """A message lists at most this many mistakes of a book."""
 
-_HINTS = {"window": "a cost book calls it 'resets'"}
-_NO_EFFECT = "has no effect"
-
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
 class _Mistakes(list[str]):
-    """What is wrong with a book. After a mistake, reading goes on with a stand-in that causes no other mistake.
+    """The mistakes of a book, which are listed together."""
 
-    `excused` has how the mistakes begin that a misspelt key causes: nothing misses a key of its table.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.excused: list[str] = []
-
-    def tried(self, otherwise: _T, read: Callable[..., _T], *given: Any) -> _T:
-        """What `read` returns, or after a mistake `otherwise`."""
+    def tried(self, read: Callable[..., T], *given: Any) -> T | None:
+        """What `read` returns; None after a mistake."""
         try:
             return read(*given)
         except ConfigError as error:
             self.append(str(error))
-            return otherwise
+            return None
 
-    def rows(self, root: TomlTable, key: str) -> dict[str, Any]:
-        """The tables by name at a key. A table with a mistake is None."""
-        kind, tables = root.keys[key], root.data.get(key)
-        if not isinstance(tables, dict):
-            return dict(self.tried({}, root.read, key))
-        return {name: self.tried({}, kind.parse, root, {name: row}, key).get(name) for name, row in tables.items()}
+    def rows(self, read: Callable[[TomlTable], T], rows: Iterable[TomlTable]) -> list[T]:
+        """What `read` returns for each row that has no mistake."""
+        return [value for row in rows if (value := self.tried(read, row)) is not None]
 
-    def spelt(self, data: dict[str, Any], source: str) -> dict[str, Any]:
-        """The tables without their unknown keys, each of which is a mistake."""
-        data = deepcopy(data)
-        for path, unknown, keys, inner in BOOK.with_unknown(data):
-            table = TomlTable({}, source, path)
-            for key in unknown:
-                self.append(str(table.error(f"unknown key; {_HINTS.get(key) or nearest(key, keys)}", key)))
-                del inner[key]
-            self.excused += [str(table.error(why, key)) for key in keys for why in (MISSING, _NO_EFFECT)]
-            self.excused += [f"{source}: {path}: "] if path else []
-        return data
-
-    def values(self, root: TomlTable) -> None:
-        """Read each key of each table by itself. Only the prices are read elsewhere."""
-        tables: list[tuple[str, Keys, Any]] = [("", BOOK, root.data)]
-        for path, keys, data in tables:
-            if not isinstance(data, dict):
+    def look_for(self, table: TomlTable) -> None:
+        """Read each key by itself, in this table and in all tables below it."""
+        for key, value in table.data.items():
+            kind = table.keys.get(key, table.keys.others)
+            if key == "methods" and table.keys is BOOK:  # a price has several forms: `_prices` reads it
                 continue
-            table = TomlTable(data, root.source, path)
-            table.keys = keys
-            for rule in keys.rules:
-                self.tried(None, rule.check, table)
-            apart = {key for rule in keys.rules if isinstance(rule, Apart) and rule.key in data for key in rule.others}
-            for key, kind in {**keys, **{key: keys.others for key in data if key not in keys}}.items():
-                if key != "methods" and (key in data or (kind.required and key not in apart)):
-                    self.tried(None, table.read, key)
-                    if kind.takes(data.get(key)):
-                        tables += kind.tables(data.get(key), dotted(path, key))
+            self.tried(table.read, key)
+            for path, keys, inner in kind.tables(value, dotted(table.path, key)) if kind and kind.takes(value) else ():
+                place = {"data": inner, "path": path, "keys": keys}
+                below = self.tried(partial(replace, table, **place)) if isinstance(inner, dict) else None
+                if below is not None:
+                    self.look_for(below)
 
-    def error(self, root: TomlTable, data: dict[str, Any]) -> ConfigError:
-        """The error that lists all mistakes in the order of the file, which has this data."""
-        self.values(root)
-        start = f"{root.source}: "
-        order = {start + path: number for number, path in enumerate(_paths(data))}
-
-        def place(mistake: str) -> int:
-            ends = [part.start() for part in re.finditer(r"[:.\[]", mistake)]
-            return max((order.get(mistake[:end], -1) for end in ends), default=-1)
-
-        excused = tuple(self.excused)
-        mistakes = sorted((text for text in dict.fromkeys(self) if not text.startswith(excused)), key=place)
-        if len(mistakes) == 1:
-            return ConfigError(mistakes[0])
-        shown = [f"({n}) {text.removeprefix(start)}" for n, text in enumerate(mistakes[:MAX_MISTAKES], 1)]
-        more = [f"and {len(mistakes) - MAX_MISTAKES:,} more"] if len(mistakes) > MAX_MISTAKES else []
-        error = ConfigError(f"{start}{len(mistakes):,} mistakes: {' '.join([*shown, *more])}")
-        error.mistakes = (*mistakes[:MAX_MISTAKES], *(start + text for text in more))
-        return error
-
-
-def _paths(value: object, path: str = "") -> Iterator[str]:
-    """The path of each key and each row, in the order of the file."""
-    if isinstance(value, dict):
-        inner = [(dotted(path, key), item) for key, item in value.items()]
-    else:
-        inner = [(f"{path}[{n}]", item) for n, item in enumerate(value)] if isinstance(value, list) else []
-    for at, item in inner:
-        yield at
-        yield from _paths(item, at)
+    def raise_any(self, source: str) -> None:
+        """Raise ConfigError if there are mistakes."""
+        mistakes = [*dict.fromkeys(self)]
+        if len(mistakes) < 2:
+            for mistake in mistakes:
+                raise ConfigError(mistake)
+            return
+        shown, start = mistakes[:MAX_MISTAKES], f"{source}: "
+        if len(mistakes) > MAX_MISTAKES:
+            shown.append(f"{start}and {len(mistakes) - MAX_MISTAKES:,} more")
+        numbered = [f"({n}) {mistake.removeprefix(start)}" for n, mistake in enumerate(shown, 1)]
+        error = ConfigError(f"{start}{len(mistakes):,} mistakes: {' '.join(numbered)}")
+        error.mistakes = tuple(shown)
+        raise error
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
 
-_STAND_IN: tuple[Quota, ...] = (Quota(1, Calendar("day", "UTC")),)
-
 
 def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
-    """The cost book in these tables. Messages call it `source`. Raises ConfigError, which lists all mistakes."""
+    """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys; if there
+    are none, wrong values; if there are none, what does not belong together."""
+    root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets'"})
     wrong = _Mistakes()
-    root = TomlTable({}, source)
-    root.data, root.keys = data, BOOK
-    if any(BOOK.with_unknown(data)):
-        root.data = wrong.spelt(data, source)
-    buckets: dict[str, Bucket] = {}
-    for bucket, row in wrong.rows(root, "buckets").items():
-        buckets[bucket] = Bucket(bucket, _STAND_IN if row is None else wrong.tried(_STAND_IN, _quotas, row))
-    if root.data.get("buckets") == {}:
-        wrong.append(str(root.error("at least one bucket is needed", "buckets")))
-    table = wrong.tried(None, root.read, "methods")
-    if not buckets or table is None:
-        raise wrong.error(root, data)
+    wrong.look_for(root)
+    wrong.raise_any(source)
+    buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").items()}
+    if not buckets:
+        raise root.error("at least one bucket is needed", "buckets")
+    defaults, table = root.read("default"), root.read("methods")
     methods: dict[str, tuple[Price, ...]] = {}
-    none: list[Price] = []
     for method, value in table.data.items():
-        wrong.tried(None, Label().parse, table, method)
-        methods[method] = tuple(wrong.tried(none, _prices, table, method, buckets, value))
-    pools = tuple(
-        Pool(pool, (), ()) if row is None else wrong.tried(Pool(pool, (), ()), _pool, pool, row, methods)
-        for pool, row in wrong.rows(root, "pools").items()
-    )
-
-    def part(key: str, absent: _T, read: Callable[..., _T], *given: Any) -> _T:
-        row = wrong.tried(None, root.read, key) if key in root or root.keys[key].required else None
-        return absent if row is None else wrong.tried(absent, read, row, *given)
-
+        wrong.tried(Label().parse, table, method)
+        methods[method] = tuple(wrong.tried(_prices, table, method, buckets, value) or ())
+    wrong.raise_any(source)
+    pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").items())
+    routes = _routes(root.read("routes"), methods, wrong)
+    answers = _answers(root.read("answers"), buckets, pools, wrong) if "answers" in root else AnswerRules()
+    wrong.raise_any(source)
     book = CostBook(
         name=name,
-        **{key: wrong.tried(None, root.read, key) for key in ("api", "source", "read_on")},
-        retention_ms=wrong.tried(None, root.read, "retention"),
+        **root.members("api source read_on"),
+        retention_ms=root.read("retention"),
         buckets=buckets,
         methods=methods,
-        default_get=part("default", Price(()), _default, "get", buckets),
-        default_other=part("default", Price(()), _default, "other", buckets),
+        default_get=Price(_parts(defaults.read("get"), buckets)),
+        default_other=Price(_parts(defaults.read("other"), buckets)),
         pools=pools,
-        probe=part("probe", None, _probe, methods),
-        monitoring=part("monitoring", None, _monitoring, buckets, pools),
-        hosts=wrong.tried((), root.read, "hosts"),
-        key=part("key", GOOGLES_KEY, _key),
-        scopes=wrong.tried((), root.read, "scopes"),
-        routes=part("routes", (), _routes, methods, wrong),
-        answers=part("answers", AnswerRules(), _answers, buckets, pools, wrong),
+        probe=_probe(root.read("probe"), methods) if "probe" in root else None,
+        monitoring=_monitoring(root.read("monitoring"), buckets, pools) if "monitoring" in root else None,
+        hosts=root.read("hosts"),
+        key=_key(root.read("key")) if "key" in root else GOOGLES_KEY,
+        scopes=root.read("scopes"),
+        routes=routes,
+        answers=answers,
     )
-    if wrong:
-        raise wrong.error(root, data)
     return book if "key" in root or book.googles else book._replace(key=KeyPlace())
-
-
-def _default(table: TomlTable, key: str, buckets: Mapping[str, Bucket]) -> Price:
-    return Price(_parts(table.read(key), buckets))
 
 
 def _quotas(row: TomlTable) -> tuple[Quota, ...]:
@@ -363,20 +302,15 @@ def _routes(table: TomlTable, methods: Collection[str], wrong: _Mistakes) -> tup
     """The routes, in the file's order. A route that no request reaches, or whose method has no price, is a mistake."""
     routes: list[Route] = []
     for key, method in table.data.items():
-        route = wrong.tried(None, _route, table, key, method, methods)
-        first = next((earlier for earlier in routes if route is not None and earlier.covers(route)), None)
-        if first is not None:
-            above = show(f"{first.verb} {first.path}".strip())
-            never = f"never reached: {above} above it matches the same requests; put this route first"
-            wrong.append(str(table.error(never, key)))
-        elif route is not None:
+        route = wrong.tried(_route, table, key, method, methods, routes)
+        if route is not None:
             routes.append(route)
         if len(routes) > MAX_ROUTES:
             raise table.error(f"more than {MAX_ROUTES:,} routes; match several paths by one route with {{x}} or **")
     return tuple(routes)
 
 
-def _route(table: TomlTable, key: str, method: object, methods: Collection[str]) -> Route:
+def _route(table: TomlTable, key: str, method: object, methods: Collection[str], earlier: Iterable[Route]) -> Route:
     if not isinstance(method, str) or method not in methods:
         raise table.error(f"no method {show(method)} in this book; {nearest(method, methods)}", key)
     verb, space, path = key.rpartition(" ")
@@ -393,27 +327,30 @@ def _route(table: TomlTable, key: str, method: object, methods: Collection[str])
         wrong = "{x} matches one segment"
     if wrong:
         raise table.error(f'{wrong}; write for example "GET /users/{{id}}" or "POST /search/**"', key)
-    return Route.of(verb, path, method)
+    route = Route.of(verb, path, method)
+    first = next((other for other in earlier if other.covers(route)), None)
+    if first is not None:
+        above = show(f"{first.verb} {first.path}".strip())
+        raise table.error(f"never reached: {above} above it matches the same requests; put this route first", key)
+    return route
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
 def _answers(table: TomlTable, buckets: Collection[str], pools: Iterable[Pool], wrong: _Mistakes) -> AnswerRules:
-    def each(key: str, read: Callable[..., _T], *given: Any) -> tuple[_T, ...]:
-        return tuple(x for row in table.read(key) if (x := wrong.tried(None, read, row, *given)) is not None)
-
     levels = [_level(table, table.read("bucket"))] if "remaining" in table else []
     for key in (*LEVEL, "bucket"):
         if key in table and not levels:
-            raise table.error(f"{_NO_EFFECT} without `remaining`; add the header that says what remains", key)
+            raise table.error("has no effect without `remaining`; add the header that says what remains", key)
+    levels += wrong.rows(lambda row: _level(row, row.choose("bucket", buckets)), table.read("levels"))
     closed: list[ClosedRule] = []
-    return AnswerRules(
-        (*levels, *each("levels", lambda row: _level(row, row.choose("bucket", buckets)))),
-        _used(table.read("units")) if "units" in table else None,
-        each("free", _match),
-        each("closed", _closed, [*buckets, *(pool.name for pool in pools)], closed),
-    )
+    for row in table.read("closed"):
+        rule = wrong.tried(_closed, row, [*buckets, *(pool.name for pool in pools)], closed)
+        if rule is not None:
+            closed.append(rule)
+    used = _used(table.read("units")) if "units" in table else None
+    return AnswerRules(tuple(levels), used, tuple(wrong.rows(_match, table.read("free"))), tuple(closed))
 
 
 def _used(units: Field | list[TomlTable]) -> Used:
@@ -437,20 +374,17 @@ def _level(table: TomlTable, bucket: str | Field | None) -> LevelRule:
     return LevelRule(remaining, limit, table.read("reset"), bucket)
 
 
-def _closed(row: TomlTable, buckets: Collection[str], earlier: list[ClosedRule]) -> ClosedRule:
-    """The rule, which comes after the earlier rules."""
+def _closed(row: TomlTable, buckets: Collection[str], earlier: Sequence[ClosedRule]) -> ClosedRule:
     match = _match(row)
     if match.status is not None and match.status < 400 and not match.reads_body:
         raise row.error(
             f"every good answer has status {match.status}; add `body` or `json` to match only those that close"
         )
-    lasts = row.read("lasts")
-    rule = ClosedRule(match, row.choose("bucket", buckets) or "", lasts)
     first = next((number for number, other in enumerate(earlier) if other.when.covers(match)), None)
     if first is not None:
         raise row.error(f"never reached: closed[{first}] matches the same answers; put this rule first")
-    earlier.append(rule)
-    return rule
+    lasts = row.read("lasts")
+    return ClosedRule(match, row.choose("bucket", buckets) or "", lasts)
 
 
 def _match(row: TomlTable) -> Match:

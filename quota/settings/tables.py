@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -547,7 +547,6 @@ def _rules(keys: Mapping[str, Kind]) -> Rows:
 _ANSWERS = Keys(
     {
         **LEVEL,
-        "remaining": replace(LEVEL["remaining"], required=False),
         "bucket": _FieldKind(),
         "levels": _rules({**LEVEL, "bucket": Text(required=True)}),
         "units": Either(kinds=(_rules(_FIGURE), _FieldKind())),

@@ -122,12 +122,12 @@ class Keys(dict[str, Any]):
             return [key for key in further if not isinstance(data[key], dict)]
         return further if self.others is None else []
 
-    def with_unknown(self, data: object, path: str = "") -> Iterator[tuple[str, list[str], Keys, dict[str, Any]]]:
-        """Each table with unknown keys, from this table on: its path, these keys, its possible keys, and its data."""
+    def with_unknown(self, data: object, path: str = "") -> Iterator[tuple[str, list[str], Keys]]:
+        """Each table with unknown keys, from this table on: its path, these keys, and the keys that it may have."""
         if not isinstance(data, dict):
             return
         if unknown := self.unknown(data):
-            yield path, unknown, self, data
+            yield path, unknown, self
         for key in data:
             for at, keys, inner in self.get(key, self.others or NOTHING).tables(data[key], dotted(path, key)):
                 yield from keys.with_unknown(inner, at)
@@ -161,7 +161,7 @@ class TomlTable:
         rows = [(show(key), key, self.keys) for key in self.keys.unknown(self.data)]
         tables = [] if self.path else [*self.keys.with_unknown(self.data)]
         if len(tables) > 1:
-            rows = [(dotted(at, key), key, keys) for at, unknown, keys, _ in tables for key in unknown]
+            rows = [(dotted(at, key), key, keys) for at, unknown, keys in tables for key in unknown]
         hints = ((shown, key, self.places.get(key) or nearest(key, keys)) for shown, key, keys in rows)
         if len(rows) == 1:
             _, key, hint = next(hints)

@@ -261,29 +261,50 @@ def test_a_mistake_in_a_book_is_named(line: str, instead: str, message: str) -> 
     assert str(error.value) == f"cost book shop: {message}"
 
 
-def test_all_mistakes_of_a_book_are_named_in_the_order_of_the_file() -> None:
-    text = BOOK.replace('api = "shop"', "api = 3").replace(RESETS, 'window = "24h"').replace("get = 2", "get = 0")
-    text = text.replace('"items.list" = 2', '"items.list" = { units = -2, bucket = "call" }\n"items.old" = -1')
-    text = text.replace('["items.add"]', '["add"]')
-    text += '[routes]\n"GET /a" = "items.lst"\n"GET b" = "items.list"\n[answers]\nfree = [{}, { status = 3 }]\n'
+ANSWERS_AND_ROUTES = """
+[answers]
+free = [{}, { status = 204 }]
+closed = [{ status = 429 }, { status = 429 }]
+[routes]
+"GET /a" = "items.lst"
+"GET b" = "items.list"
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "beginnings"),
+    [
+        (
+            {'api = "shop"': "api = 3", "get = 2": "get = 0", '["items.add"]': "[3]"},
+            ["api: a number", "default.get: 0 is not", "pools.adding.methods: "],
+        ),
+        (
+            {'"items.list" = 2': '"items.list" = { units = 2, bucket = "call" }\n"items.old" = -1'},
+            ["methods.'items.list'.bucket: 'call'", "methods.'items.old': -1 is"],
+        ),
+        (
+            {"[pools.": f"{ANSWERS_AND_ROUTES}\n[pools."},
+            [
+                "answers.free[0]: the",
+                "answers.closed[1]: never",
+                "routes.'GET /a': no method",
+                "routes.'GET b': a path",
+            ],
+        ),
+    ],
+    ids=["values", "prices", "rows"],
+)
+def test_mistakes_of_one_kind_in_a_book_are_named_together(changes: dict[str, str], beginnings: list[str]) -> None:
+    text = BOOK
+    for line, instead in changes.items():
+        assert line in text
+        text = text.replace(line, instead)
     with pytest.raises(ConfigError) as error:
         parse_book(text, "shop")
-    said_of = ["api: a number", "buckets.calls.window: unknown key", "default.get: 0 is not"]
-    said_of += [
-        "methods.'items.list'.bucket: 'call'",
-        "methods.'items.old': -1 is",
-        "pools.adding.methods[0]: no method",
-    ]
-    said_of += [
-        "routes.'GET /a': no method",
-        "routes.'GET b': a path",
-        "answers.free[0]: the",
-        "answers.free[1].status",
-    ]
-    assert len(error.value.mistakes) == len(said_of)
-    for mistake, beginning in zip(error.value.mistakes, said_of, strict=True):
+    assert len(error.value.mistakes) == len(beginnings)
+    for mistake, beginning in zip(sorted(error.value.mistakes), sorted(beginnings), strict=True):
         assert mistake.startswith(f"cost book shop: {beginning}")
-    assert str(error.value).startswith(f"cost book shop: {len(said_of)} mistakes: (1) api: ")
+    assert str(error.value).startswith(f"cost book shop: {len(beginnings)} mistakes: (1) ")
 
 
 def test_a_message_has_at_most_twenty_mistakes_of_a_book() -> None:
@@ -298,7 +319,7 @@ def test_a_message_has_at_most_twenty_mistakes_of_a_book() -> None:
 def test_a_book_needs_each_of_these_keys(key: str) -> None:
     data = parse_toml(BOOK, "shop")
     del data[key]
-    with pytest.raises(ConfigError, match=f"^shop: (. mistakes: .1. )?{key}: missing; the key is required"):
+    with pytest.raises(ConfigError, match=f"^shop: {key}: missing; the key is required"):
         book_of(data, "shop", "shop")
 
 
