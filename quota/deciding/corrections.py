@@ -34,14 +34,20 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
     Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
+    if not project.reading.began:
+        project.begin(())
+    epoch = project.reading.epoch
     charges: dict[str, Entry] = {}
     for entries in in_pieces(project.log.read, project.name, just_before(ms), (ms, END[1])):
         charges |= _among(keys, entries)
     if len(charges) < len(keys):
         put_back(project)  # the ledger may have just lost them
         charges = find(project, keys)  # a repair may have dated them anew
+        epoch = project.reading.epoch
     if len(charges) < len(keys):
         return None
+    if project.journal is not None:  # if the ledger loses a charge now, its correction must not come back alone
+        project.journal.write(epoch, [*charges.values()])
     charge = charges[keys[0]]
 
     def corrections() -> list[Entry]:

@@ -23,8 +23,8 @@ from quota.common.clock import LATEST_MS, elapsed_s
 from quota.common.log import warn
 from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
-from quota.ledger.log import LEASE_MS, Beginning, fence_is_over, in_pieces, is_fence
-from quota.ledger.state import API, Change, change, check_usable
+from quota.ledger.log import EPOCH, LEASE_MS, Beginning, fence_is_over, in_pieces, is_fence
+from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of
 from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.facts import union as union_of_facts
@@ -96,7 +96,7 @@ def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
 def _unfenced(project: Project, ends_s: float) -> Beginning:
     """The log's beginning, once no other owner's fence stands."""
     while True:
-        beginning = project.log.begin(project.name, (), (FACTS, API))
+        beginning = project.log.begin(project.name, (), (FACTS, API, LONGEST))
         check_usable(project.log.label, project.name, project.api, beginning)
         if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
             return beginning
@@ -131,7 +131,7 @@ def whole_facts(project: Project, beginning: Beginning) -> str:
     if noted in ("", stored):
         return stored
     facts = Facts.read(stored)
-    whole = union_of_facts(facts, Facts.read(noted).happened(beginning.clock_ms))
+    whole = union_of_facts(facts, Facts.read(noted).happened(max(beginning.clock_ms, project.wall())))
     return stored if whole == facts else project.state.unite(whole).text()
 
 
@@ -168,6 +168,10 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         lost = missing(have, seen, beginning.trimmed, oldest_ms)
         have = union(have, lost, latest_ms, beginning.trimmed)
         epoch = project.keys.next()
+        # First, so that nobody trims what comes back, whatever happens to this process.
+        before, longest_ms = beginning.state.get(LONGEST), max(longest_of(beginning.state), project.longest_ms)
+        if not log.change(name, {EPOCH: fence, LONGEST: before}, {LONGEST: str(longest_ms)}).done:
+            return False
         if not log.replace(name, fence, tip, have, epoch):
             return False
         if lost:

@@ -22,10 +22,9 @@ from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, of
-from quota.deciding.project import LONGEST
 from quota.errors import MoveRefused
 from quota.ledger.log import MAX_READ, SEAL, Log, is_closed, is_fence, is_seal
-from quota.ledger.state import API, check_api
+from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
 from quota.rules.entry import END, START, Entry, Id, just_before

@@ -33,7 +33,7 @@ from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
-from quota.ledger.state import API, State, check_api, check_usable
+from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
 from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
 from quota.rules.facts import FACTS, Facts, closing
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
@@ -42,9 +42,6 @@ from quota.terms.arguments import whole_clock
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS, View, cutoff
 
 T = TypeVar("T")
-
-LONGEST = "longest_ms"
-"""The field of the state with the longest window ever named. An entry stays in the log for so long."""
 
 COUNT_WITHIN_S = 0.7
 """How long a decision reads for its totals. Then it answers "counting", and the next decision continues."""
@@ -370,14 +367,14 @@ class Project(OfOneProcess):
                 max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms)),
             )
             self._unread = (whole[1], beginning.tip) if whole[1] < beginning.tip else None
-        self.stored_ms = _whole(beginning.state.get(LONGEST)) if not self.api or API in beginning.state else 0
+        self.stored_ms = longest_of(beginning.state) if not self.api or API in beginning.state else 0
 
     def _store_longest_window(self) -> None:
         """Name the longest window and the API in the ledger, so that the log keeps enough entries, of one API."""
         stands = self.log.change(self.name, {LONGEST: None, API: None}, {})
         check_api(self.log.label, self.name, self.api, stands.state)
         stored, api = stands.state.get(LONGEST), stands.state.get(API)
-        stored_ms = max(_whole(stored), self.longest_ms)
+        stored_ms = max(longest_of(stands.state), self.longest_ms)
         becomes = {LONGEST: str(stored_ms)} | ({API: self.api} if self.api else {})
         if not becomes.items() <= stands.state.items():
             stands = self.log.change(self.name, {LONGEST: stored, API: api}, becomes)
@@ -547,8 +544,8 @@ class Project(OfOneProcess):
             by_ms = min(now_ms, self._before_ms + DAY_MS) if self._before_ms else now_ms
             self._before_ms = self.reading.seen[0]
             with suppress(LedgerError):
-                stored = self.log.change(self.name, {LONGEST: None}, {}).state.get(LONGEST)
-                self.log.trim(self.name, by_ms - max(self.longest_ms, _whole(stored)) - SLACK_MS)
+                stored_ms = longest_of(self.log.change(self.name, {LONGEST: None}, {}).state)
+                self.log.trim(self.name, by_ms - max(self.longest_ms, stored_ms) - SLACK_MS)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -589,10 +586,6 @@ class Project(OfOneProcess):
                 return answer
             finally:
                 self._busy = False
-
-
-def _whole(stored: str | None) -> int:
-    return int(stored) if stored is not None and stored.isdigit() else 0
 
 
 def elapsed_ms() -> int:

@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from quota.common.clock import moment
 from quota.deciding.fence import Fence, given_back
-from quota.deciding.project import LONGEST
 from quota.decision import SET_THE_CLOCK
 from quota.errors import RepairRefused
 from quota.ledger.log import Log, in_pieces, is_seal
-from quota.ledger.state import moved
+from quota.ledger.state import LONGEST, moved
 from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, Id, just_before
 from quota.rules.facts import FACTS, Facts

@@ -128,6 +128,16 @@ API = "api"
 """The field of the state that names the API of a project's charges."""
 
 
+LONGEST = "longest_ms"
+"""The field of the state with the longest window ever named. An entry stays in the log for so long."""
+
+
+def longest_of(state: Mapping[str, str]) -> int:
+    """The longest window that a state names, in ms; 0 if it names none."""
+    stored = state.get(LONGEST, "")
+    return int(stored) if stored.isdigit() else 0
+
+
 def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> None:
     """Raises UnusableLedger if a project belongs to another API: bucket names repeat, and upstream counts each API
     by itself."""

@@ -36,12 +36,11 @@ from contract.log.logs import (
 from quota.deciding import fence as fences
 from quota.deciding.fence import FenceLostError
 from quota.deciding.moves import Moved, Step, carry_out, plan_move
-from quota.deciding.project import LONGEST
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.log import LEASE_MS, Log, is_closed, is_fence, is_seal
 from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
-from quota.ledger.state import State
+from quota.ledger.state import LONGEST, State
 from quota.rules.claims import Claim
 from quota.rules.entry import Entry
 from quota.rules.facts import FACTS, Exhaustion, Facts

@@ -23,13 +23,13 @@ from contract.log.logs import (
 )
 from quota.deciding import fence as fences
 from quota.deciding.fence import FenceLostError
-from quota.deciding.project import LONGEST, Project
+from quota.deciding.project import Project
 from quota.deciding.repairs import SAME_CLOCK_MS, Ahead, ahead, repair
 from quota.errors import LedgerError, RepairRefused, UnusableLedger
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
 from quota.ledger.log import LEASE_MS, Log, is_fence
-from quota.ledger.state import State
+from quota.ledger.state import LONGEST, State
 from quota.rules.claims import Claim
 from quota.rules.entry import START, Entry, Keys
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant

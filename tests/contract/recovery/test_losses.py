@@ -192,6 +192,17 @@ def test_charges_that_a_ledger_lost_count_though_its_clock_was_wrong_meanwhile(s
         assert (decision.reason, decision.limits[0].used_units) == ("limit", 10)
 
 
+def test_a_bucket_stays_closed_though_the_clock_of_an_emptied_ledger_was_behind(site: Site) -> None:
+    machine = site.machine()
+    machine.budget(SIXTY).exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
+    site.empty()
+    site.now_ms, machine.skew_ms = site.now_ms - 30 * HOUR_MS, 30 * HOUR_MS
+    budget = machine.budget(SIXTY)
+    assert budget.charge("videos.list").reason == "exhausted"
+    site.now_ms, machine.skew_ms = site.now_ms + 30 * HOUR_MS + MINUTE_MS, 0
+    assert budget.charge("videos.list").reason == "exhausted"
+
+
 LIMIT = limit(100)
 
 

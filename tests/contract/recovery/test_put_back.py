@@ -221,6 +221,33 @@ THOUSANDS = 9
 DAY, DAYS = limit(100_000), limit(100_000, 3 * DAY_MS, name="days")
 
 
+@pytest.mark.parametrize("call", range(3, 7))
+def test_a_correction_does_not_come_back_without_its_charge(site: Site, call: int) -> None:
+    """Another machine made the charge, and an old copy comes back while this machine settles it."""
+    machine = site.machine()
+    machine.budget(limit(30)).charge("videos.list", units=20)
+    copy = site.place.copy()
+    charged = str(site.machine("theirs").budget(limit(30)).charge("videos.list", units=10).id)
+    budget = machine.budget(limit(30))
+    budget._project.log = FaultyLog(machine.ledger, {call: Fault(after=lambda: site.place.overwrite(copy))})
+    budget.settle(charged, 3)
+    assert [state.used_units for state in (*budget.usage(), *machine.budget(limit(30)).usage())] == [23, 23]
+
+
+def test_a_put_back_names_the_longest_window_before_anybody_trims(site: Site) -> None:
+    machine, month = site.machine(), limit(100, 30 * DAY_MS)
+    machine.budget(month).charge("videos.list", units=60)
+    site.empty()
+    site.now_ms += 10 * DAY_MS
+    losses.put_back(project_of(machine.budget(month)))
+    daily = site.machine("theirs").budget(HUNDRED)
+    for _ in range(2):
+        daily.charge("videos.list")
+        project_of(daily)._trim()
+        site.now_ms += 2 * project.TRIM_AFTER_MS
+    assert machine.budget(month).charge("videos.list").limits[0].used_units == 63
+
+
 def charge_thousands(site: Site, ledger: Log) -> None:
     """Others have charged, and kept what they counted."""
     for n in range(THOUSANDS):
