@@ -318,7 +318,8 @@ def test_no_caller_sees_the_key_whatever_upstream_answers(house: House, caplog: 
             assert (got[:9], got.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 ", 1), said[:100]
             for spelled in (SECRET, SECRET.replace("/", "%2F")):
                 assert spelled.encode() not in got.replace(b"\r\n1\r\n", b""), said[:100]
-            assert house.units == len(house.upstream.reached) == number
+            # The proxy may send over a connection that upstream is just closing: that counts, and does not arrive.
+            assert len(house.upstream.reached) <= house.units == number
     assert SECRET not in caplog.text
     assert "private" not in caplog.text
 
