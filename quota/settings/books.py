@@ -133,10 +133,10 @@ class _Mistakes(list[str]):
     def raise_any(self, source: str) -> None:
         """Raise ConfigError if there are mistakes."""
         mistakes = [*dict.fromkeys(self)]
-        if len(mistakes) < 2:
-            for mistake in mistakes:
-                raise ConfigError(mistake)
+        if not mistakes:
             return
+        if len(mistakes) == 1:
+            raise ConfigError(mistakes[0])
         shown, start = mistakes[:MAX_MISTAKES], f"{source}: "
         if len(mistakes) > MAX_MISTAKES:
             shown.append(f"{start}and {len(mistakes) - MAX_MISTAKES:,} more")
@@ -153,9 +153,17 @@ def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
     """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys; if there
     are none, wrong values; if there are none, what does not belong together."""
     root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets'"})
+    try:
+        return _book_of(root, name)
+    except ConfigError:  # only now, because each command reads a book at its start
+        wrong = _Mistakes()
+        wrong.look_for(root)
+        wrong.raise_any(source)
+        raise
+
+
+def _book_of(root: TomlTable, name: str) -> CostBook:
     wrong = _Mistakes()
-    wrong.look_for(root)
-    wrong.raise_any(source)
     buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").items()}
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
@@ -164,11 +172,11 @@ def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
     for method, value in table.data.items():
         wrong.tried(Label().parse, table, method)
         methods[method] = tuple(wrong.tried(_prices, table, method, buckets, value) or ())
-    wrong.raise_any(source)
+    wrong.raise_any(root.source)
     pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").items())
     routes = _routes(root.read("routes"), methods, wrong)
     answers = _answers(root.read("answers"), buckets, pools, wrong) if "answers" in root else AnswerRules()
-    wrong.raise_any(source)
+    wrong.raise_any(root.source)
     book = CostBook(
         name=name,
         **root.members("api source read_on"),
