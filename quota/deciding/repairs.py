@@ -17,7 +17,7 @@ from quota.deciding.fence import Fence, given_back
 from quota.decision import SET_THE_CLOCK
 from quota.errors import RepairRefused
 from quota.ledger.log import Log, in_pieces, is_seal
-from quota.ledger.state import LONGEST, moved
+from quota.ledger.state import LONGEST, longest_of, moved
 from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, Id, just_before
 from quota.rules.facts import FACTS, Facts
@@ -82,7 +82,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
         with fence.renewed():
             beginning = log.begin(project, (), (FACTS, LONGEST, SUMS))
             now_ms, state = beginning.clock_ms, beginning.state
-            trimmed = min(beginning.trimmed, just_before(now_ms - int(state.get(LONGEST, 0)) - SLACK_MS))
+            trimmed = min(beginning.trimmed, just_before(now_ms - longest_of(state) - SLACK_MS))
             everything = [*_entries(log.past, project, trimmed), *_entries(log.read, project, trimmed)]
             before = [*{entry.key: entry for entry in everything}.values()]  # each key once
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
