@@ -77,11 +77,11 @@ def test_a_price_changes_at_midnight_in_the_books_zone(setup: Setup, zone: str) 
         """
     )
     budget = setup.budget(limit(500, buckets=()), book=book)
-    found = []
+    costs = []
     for day in ("2026-03-08", "2026-03-09"):
         for setup.now_ms in (at(day, zone) - 1, at(day, zone)):
-            found.append(budget.charge("a.list").cost_units)
-    assert found == [1, 2, 2, 3]
+            costs.append(budget.charge("a.list").cost_units)
+    assert costs == [1, 2, 2, 3]
     assert setup.entries()[-1].bucket == "more"
     assert budget.charge("a.list", units=9).admitted
     assert setup.entries()[-1].bucket == "more"

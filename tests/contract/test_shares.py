@@ -189,5 +189,5 @@ def test_a_shadow_alone_protects_nothing(state_dir: Path) -> None:
     from quota.settings.lint import lint
 
     limits = [{"name": "trial", "units": 3, "window": "24h", "shadow": True}]
-    found = lint(given_settings({"credentials": {"main": {"api": "youtube-v3", "limits": limits}}}))
-    assert any(one.level != "ok" and "no limit counts" in one.message for one in found)
+    findings = lint(given_settings({"credentials": {"main": {"api": "youtube-v3", "limits": limits}}}))
+    assert any(finding.level != "ok" and "no limit counts" in finding.message for finding in findings)

@@ -212,9 +212,9 @@ class Connections:
 
     def __exit__(self, *_: object) -> None:
         self.stopping.set()
-        for one in (self._listener, *self.connections):
+        for connection in (self._listener, *self.connections):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
 

@@ -104,18 +104,18 @@ def ready_processes(command: Sequence[str], count: int, **options: Any) -> list[
     """Start so many processes. Returns once each has said `ready`."""
     pipe = subprocess.PIPE
     started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, **options) for _ in range(count)]
-    for one in started:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
     return started
 
 
 def begin(started: Iterable[subprocess.Popen[str]]) -> None:
     """End the stdin of each: what waits for that begins."""
-    for one in started:
-        assert one.stdin is not None
-        one.stdin.close()
-        one.stdin = None
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
 
 
 def shared_socket(number: str) -> socket.socket:

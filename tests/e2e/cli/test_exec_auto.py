@@ -261,8 +261,8 @@ def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None
         ("PYTHONPATH=$PYTHONPATH:theirs", "No module named 'quota.auto'"),
     ):
         done = quota("exec", "--auto", "--", "sh", "-c", f"{variable} {sys.executable} -c 'import urllib3; print(1)'")
-        said = f"{sys.executable} cannot be instrumented, so it does not run: {why}"
-        assert (one_line(done, 78)[: len(said)], done.stdout) == (said, "")
+        line = f"{sys.executable} cannot be instrumented, so it does not run: {why}"
+        assert (one_line(done, 78)[: len(line)], done.stdout) == (line, "")
 
 
 def test_a_killed_program_has_reported_what_it_spent(quota: Quota, server: PlainServer) -> None:

@@ -216,12 +216,12 @@ bucket = "X-RateLimit-Resource"
 
 @dataclass
 class Counting:
-    """Grants `limit` units until `reset_s`, as GitHub does: an answer for `PlainServer`. `said` are bodies by path."""
+    """Grants `limit` units until `reset_s`, as GitHub does: an answer for `PlainServer`. `bodies` are by path."""
 
     limit: int = 5_000
     used: int = 0
     reset_s: int = field(default_factory=lambda: int(time.time()) + 1_800)
-    said: dict[str, bytes] = field(default_factory=dict)
+    bodies: dict[str, bytes] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, request: Arrived) -> Answer:
@@ -238,7 +238,7 @@ class Counting:
             }
         if not left:
             return Answer(403, b'{"message": "API rate limit exceeded for user ID 1."}', headers)
-        return Answer(200, self.said.get(request.target.partition("?")[0], b"{}"), headers)
+        return Answer(200, self.bodies.get(request.target.partition("?")[0], b"{}"), headers)
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def follows(upstream: Counting, opened: Callable[[], Budget], call: Callable[[Bu
 
 
 def test_pygithub_is_charged_and_closed_by_its_answers(upstream: Counting, counting: PlainServer, ledger: Log) -> None:
-    upstream.said["/repos/octo/cat"] = json.dumps({"id": 1, "name": "cat", "full_name": "octo/cat"}).encode()
+    upstream.bodies["/repos/octo/cat"] = json.dumps({"id": 1, "name": "cat", "full_name": "octo/cat"}).encode()
 
     def call(budget: Budget) -> None:
         class Metered(HTTPRequestsConnectionClass):
@@ -311,9 +311,9 @@ def test_gspread_is_charged_and_ignores_a_gateways_limits(
     issued.cert_chain_pems[0].write_to_path(certificate)
     issued.private_key_pem.write_to_path(key)
     signer.cert_pem.write_to_path(authority)
-    upstream.said["/v4/spreadsheets/an-id/values/A1%3AB1"] = b'{"range": "A1:B1", "values": [["1", "2"]]}'
+    upstream.bodies["/v4/spreadsheets/an-id/values/A1%3AB1"] = b'{"range": "A1:B1", "values": [["1", "2"]]}'
     sheet = {"properties": {"sheetId": 0, "title": "One", "index": 0, "gridProperties": {}}}
-    upstream.said["/v4/spreadsheets/an-id"] = json.dumps({"properties": {"title": "T"}, "sheets": [sheet]}).encode()
+    upstream.bodies["/v4/spreadsheets/an-id"] = json.dumps({"properties": {"title": "T"}, "sheets": [sheet]}).encode()
 
     def call(budget: Budget) -> None:
         with requests.Session() as session:

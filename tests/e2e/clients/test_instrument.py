@@ -436,10 +436,10 @@ def test_a_refusal_says_itself_in_another_process_and_as_a_copy(name: str, serve
     with pytest.raises(error) as refused:
         client(f"{server.address}/moved?key=a-secret")
     again = pickle.loads(pickle.dumps(refused.value))  # noqa: S301
-    for one in (again, copy.copy(refused.value), pickle.loads(pickle.dumps(again))):  # noqa: S301
-        assert type(one) is type(refused.value)
-        assert (str(one), repr(one.args)) == (str(refused.value), repr(refused.value.args))
-        assert str(one).removeprefix("<urlopen error ").startswith("refused ")
+    for same in (again, copy.copy(refused.value), pickle.loads(pickle.dumps(again))):  # noqa: S301
+        assert type(same) is type(refused.value)
+        assert (str(same), repr(same.args)) == (str(refused.value), repr(refused.value.args))
+        assert str(same).removeprefix("<urlopen error ").startswith("refused ")
 
 
 @pytest.mark.parametrize("name", ["urllib3", "requests"])

@@ -215,8 +215,8 @@ def test_the_dashboard_shows_that_there_are_no_charges_no_jobs_and_no_file(state
         "No call was refused.",
         "No job has run on this machine.",
     )
-    for said in ("no quota.toml was found", "95</strong> searches left", *empty):
-        assert said in text, said
+    for line in ("no quota.toml was found", "95</strong> searches left", *empty):
+        assert line in text, line
 
 
 def test_a_store_that_cannot_be_read_is_one_notice(tmp_path: Path, state_dir: Path) -> None:
