@@ -238,7 +238,8 @@ def _opened(path: Path) -> int:
 
 
 def _not_alone(error: NotAloneError) -> quota.ConfigError:
-    return quota.ConfigError(f"{error.filename}: {error.strerror}; delete it")
+    remedy = "run the job always as the same user, or delete the file while no run is under way"
+    return quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}")
 
 
 # -- regions on a shared ledger ----------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
--- replace.lua: replace the fenced log by the log that build.lua made.
+-- replace.lua: replace the fenced or sealed log by the log that build.lua made.
 --
 -- Guarantee: one atomic step, and only if the fence still stands, the log has no new entry, and the replacement is complete. Log
 -- and corrections change together; facts, claims and places stay. If the user lacks a right, nothing changes.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua  4, 5 log and corrected of the replacement
 -- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
---       2 fence     the fence of the author, before or after renewals
+--       2 fence     the fence of the author, before or after renewals; or the seal
 --       3 tip       the newest entry that the author has read; 0-0 = none
---       4 epoch     of the new log; '' = the fence stays
+--       4 epoch     of the new log; '' = the fence or the seal stays
 --       5 entries, 6 corrections: their numbers in the replacement
 --       7 trimmed   the newest entry that moved to the past; '' = unchanged
 --       then FIELD TEXT of each view to keep
@@ -26,7 +26,8 @@ local trimmed, FIRST_VIEW = ARGV[7], 8
 local clock_ms = clock(tonumber(ARGV[1]))
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 local stands = call('HGET', state, 'epoch') or ''
-if not is_of(fence, stands) or (newest and newest[1] or '0-0') ~= tip
+local may_replace = is_of(fence, stands) or (fence == stands and string.sub(fence, 1, 1) == '!')
+if not may_replace or (newest and newest[1] or '0-0') ~= tip
   or call('XLEN', built_log) ~= entries or call('HLEN', built_corrected) ~= corrections
 then
   call('DEL', built_log, built_corrected)

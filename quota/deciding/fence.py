@@ -43,7 +43,7 @@ class Fence:
     """The fence of a move or a repair around one log.
 
     `stood` is the epoch that the log had before. `epoch` is our current fence, or "". `lifts` is the seal that this
-    fence may lift, because the log moves back to where it came from.
+    owner may lift, because the log moves back to where it came from. It works behind that seal, which no lease ends.
     """
 
     def __init__(self, log: Log, project: str, token: str, lifts: str = "") -> None:
@@ -63,7 +63,7 @@ class Fence:
                 if self._take(beginning):
                     return
             elif elapsed_s() > ends_s:
-                raise self._overtaken()
+                raise self.overtaken()
             time.sleep(LOOK_AGAIN_S)
 
     def _take(self, beginning: Beginning) -> bool:
@@ -71,10 +71,9 @@ class Fence:
         if not is_seal(epoch):
             done, fence = self.log.fence(self.project, epoch, self.token)
         elif epoch == self.lifts:
-            fence = f"{FENCE}{self.token}:{beginning.clock_ms + LEASE_MS}"
-            done = self.log.change(self.project, {EPOCH: epoch}, {EPOCH: fence}).done
+            done, fence = True, epoch
         else:
-            raise self._overtaken()
+            raise self.overtaken()
         if done:
             self.stood, self.epoch = epoch, fence
         return done
@@ -83,7 +82,7 @@ class Fence:
         """Change fields of the state behind the fence."""
         with self._lock:
             if not self.log.change(self.project, {EPOCH: self.epoch}, becomes).done:
-                raise self._overtaken()
+                raise self.overtaken()
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -111,13 +110,21 @@ class Fence:
         """Replace the log by these entries. It stays behind the fence."""
         tip = self.log.begin(self.project).tip
         if not self.log.replace(self.project, self.epoch, tip, entries, "", trimmed=trimmed):
-            raise self._overtaken()
-        self.stood = BROKEN  # the old log is gone
+            raise self.overtaken()
+        if not is_seal(self.epoch):
+            self.stood = BROKEN  # the old log is gone
 
     def seal(self, url: str) -> None:
         if not self.log.seal(self.project, self.epoch, url):
-            raise self._overtaken()
+            raise self.overtaken()
         self.epoch = ""
+
+    def lift(self) -> None:
+        """Put a fence in the place of the seal, if there is one."""
+        if is_seal(self.epoch):
+            fence = f"{FENCE}{self.token}:{self.log.now_ms() + LEASE_MS}"
+            self.change({EPOCH: fence})
+            self.epoch = fence
 
     def open(self) -> None:
         """Let everybody append to the new log."""
@@ -126,12 +133,13 @@ class Fence:
 
     def give_back(self) -> None:
         """Restore the epoch that the log had before. If that was a fence too, our lease just ends."""
-        if is_seal(self.stood) and self.epoch:
+        if is_seal(self.stood) and is_fence(self.epoch):
             self.log.seal(self.project, self.epoch, self.stood.removeprefix(SEAL))
-        elif self.epoch and not is_fence(self.stood):
+        elif is_fence(self.epoch) and not is_fence(self.stood):
             self.log.change(self.project, {EPOCH: self.epoch}, {EPOCH: self.stood or None})
 
-    def _overtaken(self) -> FenceLostError:
+    def overtaken(self) -> FenceLostError:
+        """The error of an owner that has lost its fence."""
         return FenceLostError(
             f"another `quota ledger move`, or a repair, is at work on {of(self.log, self.project)}; run this again "
             "when it has ended"

@@ -6,8 +6,9 @@
     4   the new log opens under its own epoch, so every machine compares it with its journal
 
 Each fence is a lease that the mover renews. If the mover is stopped before step 3, nothing has changed: the leases end,
-and both logs go on as they were. After step 3 the new log has everything, and opens with the next call. In either case,
-the same command completes the move. Entries that are copied twice are there once, because their keys identify them.
+and both logs go on as they were. After step 3 the new log has everything, and opens with the next call. A log that
+moves back stays sealed until step 4. In each case, the same command completes the move. Entries that are copied twice
+are there once, because their keys identify them.
 
     plan_move    lists what to do for each project; changes nothing
     carry_out    does one step of it
@@ -83,16 +84,17 @@ def _kind(old: Log, new: Log, project: str) -> Kind:
     source, target = (log.begin(project, (), (API,)) for log in (old, new))
     check_api(new.label, project, source.state.get(API, ""), target.state)
     ours, theirs = source.epoch, target.epoch
+    moves_back = theirs == SEAL + old.label
     if is_seal(ours):
         if ours != SEAL + new.label:
             raise MoveRefused(f"{of(old, project)} has moved to {ours[1:]} already: nothing was changed")
         is_unfinished = not theirs or is_fence(theirs)  # or the new ledger lost the moved entries
-        return "go on" if is_unfinished and _holds_anything(old, project) else "moved already"
-    if is_seal(theirs) and theirs != SEAL + old.label:
+        return "go on" if moves_back or (is_unfinished and _holds_anything(old, project)) else "moved already"
+    if is_seal(theirs) and not moves_back:
         raise MoveRefused(f"{of(new, project)} has moved to {theirs[1:]}; name another ledger: nothing was changed")
     if ours and ours == theirs and not is_closed(ours):
         raise _one_ledger(old, new, project)
-    return "move" if _holds_anything(old, project) else "nothing"
+    return "move" if moves_back or _holds_anything(old, project) else "nothing"
 
 
 def _holds_anything(log: Log, project: str) -> bool:
@@ -154,6 +156,9 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
             target.replace(entries, trimmed)
         if not was_sealed:
             source.seal(new.label)
+        target.lift()
+        if old.begin(project).epoch != SEAL + new.label:  # another move takes the log back
+            raise target.overtaken()
         target.open()
 
 

@@ -238,8 +238,8 @@ class Log(Protocol):
         views: Mapping[str, str] | None = None,
         trimmed: Id | None = None,
     ) -> bool:
-        """Replace the log behind this fence in one step, if the fence still stands and the newest entry is still `tip`.
-        The new log has these `entries` and their corrections, the epoch `epoch` ("": the fence stays), and only these
+        """Replace the log behind this fence, or seal, in one step, if it still stands and the newest entry is still
+        `tip`. The new log has these `entries` and their corrections, the epoch `epoch` ("": it stays), and only these
         `views`. Facts, claims and places stay. The ledger builds the new log beside the old one, and checks its length
         before it replaces."""
 
@@ -305,6 +305,11 @@ def fence_is_over(epoch: str, clock_ms: int) -> bool:
 def is_of(fence: str, stands: str) -> bool:
     """Whether the standing epoch is this fence. Its owner may have renewed it."""
     return is_fence(fence) and stands.rpartition(":")[0] == fence.rpartition(":")[0]
+
+
+def may_replace(fence: str, stands: str) -> bool:
+    """Whether an owner of this fence may replace the log. A move back works behind the standing seal instead."""
+    return is_of(fence, stands) or (is_seal(fence) and fence == stands)
 
 
 def fenced(stands: str, epoch: str, token: str, clock_ms: int, lease_ms: int) -> str | None:

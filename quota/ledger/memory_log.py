@@ -34,6 +34,7 @@ from quota.ledger.log import (
     fenced,
     is_closed,
     is_of,
+    may_replace,
     next_id,
     word_of,
 )
@@ -245,7 +246,7 @@ class MemoryLog(OfOneProcess):
         trimmed: Id | None = None,
     ) -> bool:
         def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
-            if not is_of(fence, moment.epoch) or moment.tip != tip:
+            if not may_replace(fence, moment.epoch) or moment.tip != tip:
                 return False, None
             state = {name: text for name, text in moment.state.items() if not name.startswith(VIEW)}
             return True, moment.becomes(

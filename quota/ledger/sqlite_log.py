@@ -41,6 +41,7 @@ from quota.ledger.log import (
     fenced,
     is_closed,
     is_of,
+    may_replace,
     next_id,
     word_of,
 )
@@ -312,7 +313,7 @@ class SqliteLog(OfOneProcess):
 
         def work(db: sqlite3.Connection) -> bool:
             stands, trimmed_until_now = _standing(db, project)
-            if not is_of(fence, stands) or _tip(db, project) != tip:
+            if not may_replace(fence, stands) or _tip(db, project) != tip:
                 return False
             db.execute("DELETE FROM log WHERE project = ?", (project,))
             db.execute("DELETE FROM corrected WHERE project = ?", (project,))

@@ -199,14 +199,19 @@ def test_only_a_standing_fence_becomes_a_seal(log: Log) -> None:
 
 
 def test_a_seal_cannot_be_replaced(log: Log, clock: Clock) -> None:
+    add(log, charge())
     tip = add(log, charge())
     standing, seal = fence(log), "!redis://elsewhere/0"
     log.seal(P, standing, "redis://elsewhere/0")
     clock.now_ms += 10 * LEASE_MS
     for epoch in ("first", standing, seal):
         assert log.fence(P, epoch, "token") == (False, seal)
+    for epoch in ("first", standing, f"{seal}1"):
         assert not log.replace(P, epoch, tip, [], "second")
     assert not log.seal(P, seal, "redis://third/0")
+    assert not log.replace(P, seal, START, [], "")
+    assert log.replace(P, seal, tip, entries_of(log)[1:], ""), "behind the seal, which stays"
+    assert len(entries_of(log)) == 1
     assert log.trim(P, clock.now_ms) == 0
     assert epoch_of(log) == seal
 

@@ -194,6 +194,10 @@ def test_a_project_that_holds_nothing_is_closed(pair: Pair) -> None:
     assert pair.old.begin("q").epoch == f"!{pair.new.label}"
     assert pair.new.begin("q").epoch == ""
     assert [step.kind for step in plan_move(pair.old, pair.new, [P, "q"])] == ["moved already"] * 2
+    for step in plan_move(pair.new, pair.old, [P, "q"]):
+        carry_out(pair.new, pair.old, step, lambda *_: None)
+    assert (is_open(pair.old), pair.new.begin("q").epoch) == (True, f"!{pair.old.label}")
+    assert not is_closed(pair.old.begin("q").epoch), "moved back, it is open again"
 
 
 def test_claims_and_places_move_without_a_charge(pair: Pair) -> None:
@@ -393,6 +397,25 @@ def test_a_move_stopped_anywhere_goes_on_or_has_done_nothing(pair: Pair, place: 
     move(pair.old, pair.new)
     assert (content(pair.new), is_open(pair.new)) == (held, True)
     assert pair.old.begin(P).epoch == f"!{pair.new.label}"
+
+
+@pytest.mark.parametrize("unheard", [False, True])
+@pytest.mark.parametrize("place", range(WRITES_OF_A_MOVE + 1))
+@in_memory
+def test_a_move_back_stopped_anywhere_leaves_at_most_one_log_that_opens(pair: Pair, place: int, unheard: bool) -> None:
+    """The seal of the log that it moves back to is no lease, so nobody charges there before the other log is closed."""
+    used(pair.old, pair.clock)
+    move(pair.old, pair.new)
+    held = content(pair.new)
+    mover = Mover(pair, place, unheard=unheard)
+    with pytest.raises(LedgerError) if place < WRITES_OF_A_MOVE or unheard else nullcontext():
+        move(mover.new, mover.old)
+    pair.clock.now_ms += LEASE_MS
+    logs = (pair.old, pair.new)
+    assert sum(log.fence(P, log.begin(P).epoch, "somebody's", 0)[0] for log in logs) <= 1
+    move(pair.new, pair.old)
+    assert (content(pair.old), is_open(pair.old)) == (held, True)
+    assert pair.new.begin(P).epoch == f"!{pair.old.label}"
 
 
 def test_a_move_has_as_many_writes_as_the_test_of_stopping_tries(pair: Pair) -> None:
