@@ -50,7 +50,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     `os.makedirs` applies its mode to the last folder only, and leaves the others to the umask. Raises OSError.
     """
     above = os.fspath(path)
-    with contextlib.suppress(OSError):  # mostly only the last one is missing
+    with contextlib.suppress(FileNotFoundError, FileExistsError):  # mostly only the last one is missing
         os.mkdir(above, 0o700)
         return
     missing = [above]

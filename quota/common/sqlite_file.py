@@ -345,7 +345,9 @@ def _inode(path: str) -> int:
     """The inode of the file that is at this path now, or 0 if there is none."""
     try:
         return os.stat(path).st_ino
-    except OSError:
+    except OSError as error:
+        if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+            raise
         return 0
 
 

@@ -362,8 +362,11 @@ class Journal(OfOneProcess):
 
     def _delete_old(self, files: DayFiles, newest_ms: int) -> None:
         """Delete old files, by the earlier of two clocks, so that no single clock makes a journal forget."""
-        with suppress(OSError):
+        try:
             files.delete_before(min(newest_ms, self._clock()) - self._keep_ms - SLACK_MS)
+        except OSError as error:
+            if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+                raise
 
     def _oldest_ms(self) -> int:
         newest_ms = max((entry_id[0] for entry_id in self._newest.values()), default=0)
