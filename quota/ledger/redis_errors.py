@@ -160,6 +160,7 @@ _REPLIES = {
     "WRONGTYPE ": (
         " has a key quota:{{...}} of a type that is not ours; delete it, or give the {owner} its own database"
     ),
+    "Invalid stream ID": " has an entry of another program that is dated too far ahead; run `quota ledger repair`",
     "unknown command.*SENTINEL|SENTINEL.*unknown command": (
         " is no sentinel; name the sentinels' own addresses, or write redis{secure}:// for a single server"
     ),

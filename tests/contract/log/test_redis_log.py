@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from quota.deciding.repairs import repair
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.log import ANY, PAST_MS, Append, Log, Reply
 from quota.ledger.redis_log import RedisLog, keys_of, script
@@ -145,6 +146,16 @@ def test_foreign_data_leaves_no_room_and_raises_nothing(log: RedisLog, admin: re
     assert {entry.kind for entry in log.read(P, START, END, 10)} == {"charge", "unreadable"}
     assert log.trim(P, 2**43) == 8
     assert {entry.key for entry in log.past(P, START, END, 10)} == {"k1", "k2", "k5"}
+
+
+def test_a_repair_mends_a_log_with_the_last_possible_id(log: RedisLog, admin: redis.Redis) -> None:
+    tip = begun(log)
+    admin.xadd(LOG, {"e": "junk"}, f"{2**64 - 1}-{2**64 - 1}")
+    with pytest.raises(LedgerError, match="dated too far ahead; run `quota ledger repair`"):
+        append(log, "e1", tip, charge("k5"), room=ANY)
+    repair(log, P, log.now_ms())
+    beginning = log.begin(P)
+    assert append(log, beginning.epoch, beginning.tip, charge("k5")).word == "APPENDED"
 
 
 @pytest.mark.parametrize("key", [LOG, STATE, CORRECTED, PAST])
