@@ -48,6 +48,11 @@ def videos(region: str, refusals: list[quota.Refused]) -> Iterator[list[dict[str
                 yield list(page)
         except quota.Refused as refused:
             refusals.append(refused)  # dlt loads the fetched pages together with the place
+        except requests.HTTPError as error:
+            if "invalidPageToken" not in error.response.text:
+                raise
+            place["token"] = None  # upstream no longer takes the stored page token: the next run begins anew
+            logger.warning("%s: no page for the stored token", region)
 
 
 def run() -> Any:

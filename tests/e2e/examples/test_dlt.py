@@ -28,6 +28,20 @@ config.write_text(config.read_text().replace("units = 3", "units = 10"))
 assert not dlt_pipeline.run().has_failed_jobs
 """
 
+A_STALE_PLACE = """
+import dlt, dlt_pipeline, pathlib
+
+dlt_pipeline.run()
+pipeline = dlt.pipeline("videos", destination="filesystem", dataset_name="videos")
+with pipeline.managed_state(extract_state=True) as state:
+    (source,) = state["sources"].values()
+    source["resources"]["videos"]["DE"]["token"] = "stale"
+config = pathlib.Path("quota.toml")
+config.write_text(config.read_text().replace("units = 3", "units = 10"))
+for _ in range(3):  # the first loads the changed state only
+    assert not dlt_pipeline.run().has_failed_jobs
+"""
+
 
 def settle(taken: Taken) -> None:
     taken.env |= {
@@ -58,3 +72,10 @@ def test_a_refused_pipeline_ends_well_and_a_later_run_goes_on_at_its_page(taken:
     assert sorted(map(len, loads)) == [50, 150]
     assert len({video for load in loads for video in load}) == 200
     assert taken.sent() == 4
+
+
+def test_after_a_page_token_that_upstream_refuses_the_next_run_begins_anew(taken: Taken) -> None:
+    settle(taken)
+    taken.take("dlt_pipeline", units=3)
+    taken.python(A_STALE_PLACE)
+    assert taken.sent() == 3 + 1 + 4
