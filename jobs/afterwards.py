@@ -8,7 +8,7 @@ refused        the budget, not `max_units`, stopped a run          once in the l
 exhausted      upstream closed a bucket                            once for each closing
 reopened       somebody reopened a bucket                          once for each reopening
 stale          a region was last complete too long ago, or never   once a day
-run_failed     a run failed                                        once a day
+run_failed     a run failed                                        once a day for each exit status
 ledger_lost    a machine put lost charges back into the ledger     once for each machine
 ledger_away    a run spent the machine's allowance                 once a day, on each machine
 """
@@ -172,9 +172,11 @@ def _notices_of_run(
 ) -> Iterator[Notice]:
     # "counting": the ledger counts first. "run": the run spent its max_units. The next run goes on in both cases.
     expected = report.refusal is not None and report.refusal["reason"] in ("counting", "run")
-    if report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128):  # else a signal ended it
+    failed = report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128)  # else a signal ended it
+    if failed and exit_status != quota.UsageError.exit_status:
         message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
-        yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
+        facts = {"job": job, "exit_status": exit_status}
+        yield Notice("run_failed", project, job, message, DAY_MS, facts, cause=str(exit_status))
     elif report.refused and not expected:
         by, once_ms = report.refused_by or "", DAY_MS
         rows = _rows(status) if status is not None else ()

@@ -258,7 +258,7 @@ def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
 
 def _next_of(session: Session, job: JobSettings) -> Checkpoint:
     """The checkpoint at which the next run goes on."""
-    with suppress(StoreError), Store.if_made(session.settings.store) as store:
+    with suppress(StoreError, quota.ConfigError), Store.if_made(session.settings.store) as store:
         return by_rotation(checkpoints_of(session, job, store))[0]
     return Checkpoint(job.name, (job.regions or ("",))[0])
 

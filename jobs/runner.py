@@ -269,7 +269,8 @@ def _refused(session: Session, job: JobSettings, decision: Decision) -> RunRepor
         refused_by=decision.refused_by,
         retry_at_ms=decision.retry_at_ms,
         why="; ".join(filter(None, (decision.why(), decision.remedy()))),
-        exit_status=quota.LedgerError.exit_status if decision.reason == "ledger-unavailable" else 0,
+        # Waiting helps against neither, so cron must see it.
+        exit_status=quota.LedgerError.exit_status if decision.reason in ("ledger-unavailable", "clock") else 0,
         refusal=decision.as_json(),
     )
 

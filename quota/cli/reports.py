@@ -101,10 +101,10 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
         return _status_at(at, checks, as_json, config)
     with opened(config, err=True) if as_json else quota.open(config) as session:
         if watch and as_json:
-            _repeat(lambda: print_json(read_status(session, jobs=True).as_json(), indent=None))
+            _repeat(lambda: print_json(_json_now(session), indent=None))
             return 0
         if watch:
-            _watch(lambda: render_parts(status_parts(read_status(session, next_capacity=False, jobs=True))))
+            _watch(lambda: _table_now(session))
             return 0
         say_progress = now_and_then()
 
@@ -119,6 +119,24 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
                 print_json(unread_json(session, error))
             raise
     return _print_status(current, checks, as_json)
+
+
+def _json_now(session: Session) -> dict[str, object]:
+    """The status, or what this machine may spend while the ledger does not answer."""
+    try:
+        return read_status(session, jobs=True).as_json()
+    except LedgerError as error:
+        return unread_json(session, error)
+
+
+def _table_now(session: Session) -> Any:
+    """The status for people, or why the ledger does not answer."""
+    try:
+        return render_parts(status_parts(read_status(session, next_capacity=False, jobs=True)))
+    except LedgerError as error:
+        from rich.text import Text
+
+        return Text(f"{moment(host_clock())}: {error}")
 
 
 def _status_at(at: str, checks: bool, as_json: bool, config: str | None) -> int:

@@ -24,7 +24,7 @@ from quota.common.log import warn
 from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
 from quota.ledger.log import EPOCH, LEASE_MS, Beginning, fence_is_over, in_pieces, is_fence
-from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of
+from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of, longest_stands
 from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.facts import union as union_of_facts
@@ -169,8 +169,9 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         have = union(have, lost, latest_ms, beginning.trimmed)
         epoch = project.keys.next()
         # First, so that nobody trims what comes back, whatever happens to this process.
-        before, longest_ms = beginning.state.get(LONGEST), max(longest_of(beginning.state), project.longest_ms)
-        if not log.change(name, {EPOCH: fence, LONGEST: before}, {LONGEST: str(longest_ms)}).done:
+        longest_ms = max(longest_of(beginning.state), project.longest_ms)
+        expected = {**longest_stands(beginning.state), EPOCH: fence}
+        if not log.change(name, expected, {LONGEST: str(longest_ms)}).done:
             return False
         if not log.replace(name, fence, tip, have, epoch):
             return False

@@ -254,7 +254,7 @@ def _together(name: str, ours: str, theirs: str) -> str:
             (kept, hours, keys), (their_kept, their_hours, their_keys) = json.loads(ours), json.loads(theirs)
             all_keys = [*dict.fromkeys([*their_keys, *keys])][-MAX_KEYS:]
             return json.dumps([max(kept, their_kept), sorted({*hours, *their_hours}), all_keys], separators=(",", ":"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         pass  # one of them cannot be read
     return ours
 

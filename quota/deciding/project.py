@@ -33,7 +33,7 @@ from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
-from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
+from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of, longest_stands
 from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
 from quota.rules.facts import FACTS, Facts, closing
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
@@ -373,11 +373,11 @@ class Project(OfOneProcess):
         """Name the longest window and the API in the ledger, so that the log keeps enough entries, of one API."""
         stands = self.log.change(self.name, {LONGEST: None, API: None}, {})
         check_api(self.log.label, self.name, self.api, stands.state)
-        stored, api = stands.state.get(LONGEST), stands.state.get(API)
+        api = stands.state.get(API)
         stored_ms = max(longest_of(stands.state), self.longest_ms)
         becomes = {LONGEST: str(stored_ms)} | ({API: self.api} if self.api else {})
         if not becomes.items() <= stands.state.items():
-            stands = self.log.change(self.name, {LONGEST: stored, API: api}, becomes)
+            stands = self.log.change(self.name, {**longest_stands(stands.state), API: api}, becomes)
             if not stands.done and not is_fence(stands.epoch) and not is_seal(stands.epoch):
                 return  # another process was quicker; read what it named
         self.stored_ms = stored_ms
@@ -457,7 +457,8 @@ class Project(OfOneProcess):
         """The time of the newest entry if a wrong clock dated it ahead, else 0. Logs that once, until it is
         repaired."""
         newest_ms = self.reading.seen[0]
-        is_ahead = newest_ms > now_ms + SLACK_MS
+        is_ahead = newest_ms > now_ms + SLACK_MS  # and of the ledger's clock: this machine's may be behind
+        is_ahead = is_ahead and newest_ms > self.reading.now_ms(elapsed_ms(), newest_ms) + SLACK_MS
         if is_ahead and not self._is_ahead:
             warn(
                 "ledger_ahead",

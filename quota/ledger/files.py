@@ -89,7 +89,16 @@ def file_wording(
 
 def refuse_others(path: str, what: str) -> None:
     """Raises ConfigError for a file that others could change: then nothing opens it, and no allowance replaces it."""
-    why = doubt_of_database(path) if path else ""
+    try:
+        why = doubt_of_database(path) if path else ""
+        if path and not why:
+            os.stat(path)
+    except PermissionError as error:
+        raise ConfigError(
+            f"{what} {one_line(path)}: {error.strerror}; run this as the user that may open it, or name another file"
+        ) from None
+    except OSError:  # there is none yet, or whoever opens it says what is wrong
+        pass
     if why.endswith(NO_FILE):
         raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move this file away")
     if why:

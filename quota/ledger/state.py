@@ -138,6 +138,13 @@ def longest_of(state: Mapping[str, str]) -> int:
     return int(stored) if stored.isdigit() else 0
 
 
+def longest_stands(state: Mapping[str, str]) -> dict[str, str | None]:
+    """What a change of the longest window expects of the state: as it stands, unless another program wrote the text,
+    which may have no equal in UTF-8."""
+    stored = state.get(LONGEST)
+    return {LONGEST: stored} if stored is None or stored.isdigit() else {}
+
+
 def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> None:
     """Raises UnusableLedger if a project belongs to another API: bucket names repeat, and upstream counts each API
     by itself."""
@@ -238,7 +245,7 @@ class State:
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[list[Holder]]:
             record = Record(fields.get(claim_field(name), ""), now_ms)
-            return Change([run.holder() for run in record.runs])
+            return Change([run.holder(now_ms) for run in record.runs])
 
         return self._change((claim_field(name),), rule)
 

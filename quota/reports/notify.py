@@ -58,8 +58,8 @@ TEST = "test"
 
 
 class Notice(NamedTuple):
-    """One event. `event` is one of the stable names in docs/alarms.md; `notify` delivers it once for each `subject`
-    within `once_ms`. `facts` are further values for machines. With `here`, each machine delivers it for itself.
+    """One event. `event` is one of the stable names in docs/alarms.md; `notify` delivers it once for each `subject` and
+    `cause` within `once_ms`. `facts` are further values for machines. With `here`, each machine delivers it for itself.
     """
 
     event: str
@@ -69,6 +69,7 @@ class Notice(NamedTuple):
     once_ms: int
     facts: Mapping[str, object] = {}
     here: bool = False
+    cause: str = ""
 
     def as_json(self) -> dict[str, object]:
         """The document that a command reads on stdin and an address gets as its body."""
@@ -81,7 +82,8 @@ class Notice(NamedTuple):
 
     def key(self, way: str) -> str:
         """The name of the notice among all that go this way."""
-        return blake2b("\0".join((way, self.event, self.project, self.subject)).encode(), digest_size=12).hexdigest()
+        names = (way, self.event, self.project, self.subject, self.cause)
+        return blake2b("\0".join(names).encode(), digest_size=12).hexdigest()
 
 
 def notify(session: Session, notices: Sequence[Notice]) -> None:

@@ -73,9 +73,9 @@ class Claim(NamedTuple):
 class Holder(NamedTuple):
     """The store that holds a region.
 
-    The owner's last run was on `host`, and gave its last sign at `seen_ms`; `running`: it has not ended. The region is
-    free at `until_ms`, unless the owner gives a sign before. If the asking run has the same owner, `until_ms` is when
-    the other run counts as dead.
+    The owner's last run was on `host`, and gave its last sign at `seen_ms`; `running`: it has not ended, and may be
+    alive. The region is free at `until_ms`, unless the owner gives a sign before. If the asking run has the same owner,
+    `until_ms` is when the other run counts as dead.
     """
 
     owner: str
@@ -161,8 +161,9 @@ class _Run(NamedTuple):
     tick: str
     regions: tuple[str, ...]
 
-    def holder(self) -> Holder:
-        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, self.run != "")
+    def holder(self, now_ms: int) -> Holder:
+        running = self.run != "" and self.alive_until_ms > now_ms
+        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, running)
 
     def blocks(self, claim: Claim, now_ms: int) -> bool:
         """Whether this is another run than the claim's, and may be alive."""
@@ -197,7 +198,8 @@ class Record:
             own = run.owner == claim.owner
             if take_over or (own and not run.blocks(claim, self.now_ms)):
                 continue
-            holder = run.holder()._replace(until_ms=run.alive_until_ms) if own else run.holder()
+            holder = run.holder(self.now_ms)
+            holder = holder._replace(until_ms=run.alive_until_ms) if own else holder
             elsewhere.update(dict.fromkeys(set(run.regions) & set(claim.regions), holder))
         got = [region for region in claim.regions if region not in elsewhere]
         if got or not claim.regions:
@@ -212,7 +214,9 @@ class Record:
             has = [run for run in self.runs if region in run.regions]
             if not any((run.owner, run.run) == (claim.owner, claim.run) for run in has):
                 free = Holder("", "", self.now_ms, self.now_ms, False)
-                elsewhere[region] = max((run.holder() for run in has), key=lambda holder: holder.until_ms, default=free)
+                elsewhere[region] = max(
+                    (run.holder(self.now_ms) for run in has), key=lambda holder: holder.until_ms, default=free
+                )
         kept = [region for region in claim.regions if region not in elsewhere]
         if kept:
             self._give(claim, kept)

@@ -52,7 +52,7 @@ from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, f
 
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
-_SHARE = Text(pattern="[0-9]{1,2}%", says='write whole units, or a share of the quota such as "10%"')
+_SHARE = Text(pattern="[0-9]{1,2}%", says='write whole units, or a share below 100%, such as "10%"')
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,9 @@ UNAVAILABLE = Keys(
             required=True,
             kinds=(_SHARE, Whole()),
         ),
-        "machines": Whole("How many machines there are.", default=1, maximum=1_000),
+        "machines": Whole(
+            "How many state folders draw: one for each machine, or for each user of it.", default=1, maximum=1_000
+        ),
     }
 )
 LEDGER = Keys(

@@ -215,6 +215,9 @@ class TomlTable:
             if where == path or (where.startswith(path) and where[len(path)] in ".["):
                 inside = "" if where == path else f"{where}: "
                 return ConfigError(f"environment variable {variable}: {inside}{message}")
+        begun = [variable for path, variable in self.variables.items() if path.startswith(f"{self.path}.")]
+        if message.startswith("missing") and begun and len(begun) >= len(self.data.keys() - {"name"}):
+            message += f"; {begun[0]} began this table, which the file does not have"
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
     def type_error(self, key: str, value: object, wanted: str) -> ConfigError:

@@ -24,8 +24,8 @@ from quota.jobs.store.store import Store
 from quota.journal.draws import Draws
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
-from quota.ledger.files import refuse_others
 from quota.reports.metrics import write_file
+from quota.reports.status import read_status
 from quota.rules.entry import START, Entry
 from quota.terms.limits import DAY_MS
 from support.setup import claim_of, state_at
@@ -114,7 +114,9 @@ PLACES = (
 
 MADE = [place for place in PLACES if place.makes and not place.beside]
 DATABASES = [place for place in MADE if place.name.endswith(".db")]
-ids = [f"{place.name}-{place.use.__name__}" for place in PLACES]
+each_place = pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place.name}-{place.use.__name__}")
+each_made = pytest.mark.parametrize("place", MADE, ids=lambda place: place.use.__name__)
+each_database = pytest.mark.parametrize("place", DATABASES, ids=lambda place: place.use.__name__)
 
 
 def _writer() -> str:
@@ -135,7 +137,7 @@ def refused(place: Place, path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("place", PLACES, ids=ids)
+@each_place
 def test_a_file_of_another_user_is_refused(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)
     path.write_bytes(b"")
@@ -146,7 +148,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, place: Place) -> None
 
 
 @needs_root
-@pytest.mark.parametrize("place", PLACES, ids=ids)
+@each_place
 def test_a_link_of_another_user_is_not_followed(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)
     for victim in (tmp_path / "victim", tmp_path / "made"):
@@ -160,23 +162,22 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, place: Place) ->
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("place", PLACES, ids=ids)
+@each_made
 def test_a_dangling_link_creates_no_file(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)
     path.symlink_to(tmp_path / "made")
-    if place.makes and not place.beside:
-        refused(place, path)
-        assert not (tmp_path / "made").exists()
+    refused(place, path)
+    assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("place", PLACES, ids=ids)
+@each_place
 def test_a_pipe_is_not_waited_for(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)
     os.mkfifo(path)
     refused(place, path)
 
 
-@pytest.mark.parametrize("place", MADE, ids=[place.use.__name__ for place in MADE])
+@each_made
 def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)
     place.use(path)
@@ -186,7 +187,7 @@ def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path, place: Plac
 
 
 @needs_root
-@pytest.mark.parametrize("place", DATABASES, ids=[place.use.__name__ for place in DATABASES])
+@each_database
 def test_no_database_is_used_in_a_folder_that_others_may_write_to(tmp_path: Path, place: Place) -> None:
     """They could put a journal beside it, which SQLite would play into it."""
     folder = tmp_path / "folder"
@@ -200,7 +201,7 @@ def test_no_database_is_used_in_a_folder_that_others_may_write_to(tmp_path: Path
 
 
 @needs_root
-@pytest.mark.parametrize("place", DATABASES, ids=[place.use.__name__ for place in DATABASES])
+@each_database
 def test_a_volume_of_root_with_the_groups_rights_is_used(place: Place) -> None:
     """As Kubernetes makes it (`fsGroup`), which also gives files in it to the group."""
     import tempfile
@@ -319,6 +320,32 @@ def test_a_ledger_that_gets_another_owner_is_used_no_longer(tmp_path: Path) -> N
             state_at(ledger).claim(claim_of("a"))
 
 
+def test_a_ledger_that_only_another_user_can_reach_is_a_wrong_configuration(tmp_path: Path) -> None:
+    """Not an outage, in which the allowance would be spent for ever."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(0)
+    says = r"ledger .*ledger\.db: Permission denied; run this as the user that may open it, or name another file"
+    with not_root(), pytest.raises(ConfigError, match=says):
+        open_ledger(f"sqlite:///{folder}/ledger.db")
+
+
+def test_a_status_needs_no_store(tmp_path: Path, state_dir: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    Store(f"sqlite:///{folder}/videos.db", retention_ms=DAY_MS).close()
+    folder.chmod(0o777)
+    config = tmp_path / "quota.toml"
+    config.write_text(
+        '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n'
+        f'[store]\nurl = "sqlite:///{folder}/videos.db"\n'
+        '[jobs.charts]\ncredential = "main"\nfetch = "trending"\nregions = ["US"]\n'
+    )
+    with quota.open(config) as session:
+        (row,) = read_status(session, jobs=True).credentials
+    assert [(job.job, job.why) for job in row.jobs] == [("charts", "")]
+
+
 def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path, state_dir: Path) -> None:
     state_dir.mkdir(exist_ok=True)
     state_dir.chmod(0o500)
@@ -408,29 +435,10 @@ def _no_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_umask")
-@pytest.mark.parametrize("place", MADE, ids=[place.use.__name__ for place in MADE])
+@each_made
 def test_an_open_umask_widens_no_file_mode(tmp_path: Path, place: Place) -> None:
     place.use(path_of(place, tmp_path))
     public = {"videos.db", "videos.db-wal", "videos.db-shm", "quota-p.prom", "quota.toml"}
     for path in tmp_path.rglob("*"):
         mode = stat.S_IMODE(path.lstat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o644 if path.name in public else 0o600), path
-
-
-def test_a_file_of_the_wrong_kind_has_its_own_error(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "file")
-    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_CREAT):
-        with pytest.raises(NotAloneError, match="is neither a file nor a folder"):
-            open_alone(tmp_path / "file", flags)
-    with pytest.raises(FileExistsError):
-        open_alone(tmp_path / "file2", os.O_WRONLY | os.O_CREAT | os.O_EXCL) and open_alone(
-            tmp_path / "file2", os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        )
-
-
-def test_a_pipe_in_place_of_a_database_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "file")
-    with pytest.raises(ConfigError) as refused:
-        refuse_others(str(tmp_path / "file"), "ledger")
-    why = "file is neither a file nor a folder; name another file, or move this file away"
-    assert str(refused.value) == f"ledger {tmp_path / 'file'}: {why}"

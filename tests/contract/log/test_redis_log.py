@@ -1,4 +1,4 @@
-"""What is Redis's own: evicted keys, missing rights, lifetimes, foreign writers, lost answers, a killed server."""
+"""What is Redis's own: evicted keys, missing rights, lifetimes, foreign writers, and a cluster."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from quota.ledger.log import ANY, PAST_MS, Append, Log, Reply
 from quota.ledger.redis_log import RedisLog, keys_of, script
 from quota.rules.entry import END, START, Entry, Id
 from quota.terms.limits import DAY_MS, SLACK_MS
-from support.clusters import Nodes, Sentinels
+from support.clusters import Nodes
 from support.servers import RedisServer
+from support.setup import budget_of, limit
 
 P = "p"
 LOG, STATE, CORRECTED, PAST = keys_of(P)
@@ -148,6 +149,13 @@ def test_foreign_data_leaves_no_room_and_raises_nothing(log: RedisLog, admin: re
     assert {entry.key for entry in log.past(P, START, END, 10)} == {"k1", "k2", "k5"}
 
 
+def test_a_longest_window_in_no_utf8_is_replaced(log: RedisLog, admin: redis.Redis) -> None:
+    begun(log)
+    admin.hset(STATE, "longest_ms", b"9000\xb0")
+    assert budget_of(log, limit(10), project=P).charge("videos.list").admitted
+    assert admin.hget(STATE, "longest_ms") == str(DAY_MS)
+
+
 def test_a_repair_mends_a_log_with_the_last_possible_id(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
     admin.xadd(LOG, {"e": "junk"}, f"{2**64 - 1}-{2**64 - 1}")
@@ -178,7 +186,6 @@ def test_a_state_with_invalid_numbers_fails_no_script(log: RedisLog, admin: redi
 
 
 def commands() -> list[str]:
-    """Those of all scripts."""
     calls = r"(?:redis\.call|\bcall)\('(\w+)'|\{ '(H\w+)', corrected \}"
     return sorted({a or b for name in SCRIPTS for a, b in re.findall(calls, script(name)[0])})
 
@@ -232,27 +239,8 @@ def test_a_user_without_one_right_changes_nothing_or_all(
     admin.acl_deluser("poor")
 
 
-def test_a_server_that_forgot_its_scripts_gets_them_again(log: RedisLog, admin: redis.Redis) -> None:
-    tip = begun(log)
-    admin.script_flush()
-    assert append(log, "e1", tip, charge("k5")).word == "APPENDED"
-
-
-def test_a_killed_server_is_an_error_until_it_is_back(admin: redis.Redis) -> None:
-    with RedisServer() as own, closing(RedisLog(patient(own.url))) as log:
-        tip = begun(log)
-        own.kill()
-        for ask in (lambda: append(log, "e1", tip, charge("k5")), lambda: log.begin(P), log.now_ms, log.projects):
-            with pytest.raises(LedgerError, match="cannot be reached"):
-                ask()
-        own.start()
-        assert append(log, "e1", tip, charge("k5")).word == "BEHIND"
-        assert append(log, "", START, charge("k5")).word == "APPENDED"
-
-
-@pytest.mark.parametrize("kind", [Nodes, Sentinels])
-def test_the_log_works_on_several_servers(kind: Any) -> None:
-    with kind() as servers, closing(RedisLog(patient(servers.url))) as log:
+def test_the_log_works_on_the_nodes_of_a_cluster() -> None:
+    with Nodes() as servers, closing(RedisLog(patient(servers.url))) as log:
         with suppress(StopIteration):
             for step in walk(log, log):
                 assert step() is not False

@@ -68,24 +68,13 @@ def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
     assert one_line(quota("book", "check", "github"), 78) == why
 
 
-def test_every_command_says_the_same_of_a_file(quota: Quota) -> None:
-    (quota.folder / "quota.toml").write_text('[credentials.main]\napi = "github.toml"\n')
-    assert [quota(*args).returncode for args in (("check",), ("charge", "read"))] == [0, 0]
-    (quota.folder / "github.toml").write_text(BOOK.replace("PUT /**", "GET /repos/{x}"))
-    why = "github.toml: routes.'GET /repos/{x}': never reached: 'GET /repos/**' above it matches the same requests"
-    for args in (("check",), ("charge", "read"), ("costs",), ("book", "check", "github.toml")):
-        assert f"{why}; put this route first" in one_line(quota(*args), 78), args
-
-
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
         ("GET https://api.github.com/repos/a/b?page=2", "read, 2 units of core"),
-        ("get https://api.github.com:8443/repos/a", "read, 2 units of core"),
         ("PUT https://api.github.com/x", "write, 1 unit of core and 5 units of points"),
         ("https://api.github.com/ping", "ping, free"),
         ("https://api.github.com/users", "no route takes it; it costs the default, 1 unit of core"),
-        ("DELETE https://api.github.com/repos/a", "no route takes it; it costs the default, 5 units of core"),
     ],
 )
 def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, said: str) -> None:
@@ -115,6 +104,8 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert cost == "it cost 7 units"
     assert said(304) == ["upstream does not count it: its charge is refunded"]
     assert said(200) == ["the answer changes nothing"]
+    unread = said(200, **limited, X_RateLimit_Remaining="1,000")
+    assert unread == ["x-ratelimit-remaining: '1,000' is neither a number nor a time, so it changes nothing"]
     assert said(403)[0].startswith("config: HTTP 403; the credential may not do this")
     assert said(500, "Oops") == ["transient_server: Oops"]
     whole = quota.json(*one, answer(quota, 429, **limited, X_RateLimit_Remaining=0))
@@ -127,13 +118,10 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     [
         (["GETT https://a.b/c"], 2, "'GETT' is not an HTTP verb; did you mean 'GET'?"),
         (["GET /repos/a"], 2, "'GET /repos/a' is not a request; write for example \"GET https://api"),
-        (["GET https://[a/b"], 2, "'GET https://[a/b' is not a request; write"),
         (["GET https://a:99999/b"], 2, "'GET https://a:99999/b' is not a request; write"),
         (["--answer", "github.toml"], 2, "Missing argument 'REQUEST'; see"),
         (["GET https://a.b/c", "--credential", "main"], 2, "--credential has a cost book of its own; leave"),
-        (["GET https://a.b/c", "--config", "quota.toml"], 2, "--config has a cost book of its own; leave"),
         (["GET https://a.b/c", "--answer", "github.toml"], 78, 'github.toml: not an answer; write {"status": 403'),
-        (["GET https://a.b/c", "--answer", "none.json"], 78, "none.json: cannot be read: No such file"),
         (["GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
     ],
 )
@@ -154,10 +142,8 @@ ELSEWHERE = f" is not charged: charged is what goes to {', '.join(load_book('you
     ("request_", "told"),
     [
         (f"GET {ROOT}/youtube/v3/liveChat/messages", f": youtube.liveChatMessages.list{DEFAULT}1 unit of units"),
-        (f"DELETE {ROOT}/youtube/v3/liveChat/messages", f": youtube.liveChatMessages.delete{DEFAULT}50 units of units"),
         (f"PUT {ROOT}/upload/youtube/v3/videos?upload_id=x", GOES_ON),
         (f"POST {ROOT}/upload/youtube/v3/videos", ": youtube.videos.insert, 100 units of units"),
-        (f"HEAD {ROOT}/youtube/v3/search", ": youtube.search.list, 100 units of units"),
         ("PUT https://a.b/upload/youtube/v3/videos?upload_id=x", ELSEWHERE),
     ],
 )
@@ -193,6 +179,4 @@ def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> Non
     assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", told]
     quota.configure('[credentials.hub]\napi = "github.toml"\nkey = "env:NO_SUCH_KEY"\n')
     keyless = "`quota proxy` does not serve hub: the key cannot be read"
-    assert quota("check").stdout.splitlines()[-1] == keyless
-    quota.configure('[credentials.hub]\napi = "github.toml"\nauth = "bearer:env:NO_SUCH_TOKEN"\n')
     assert quota("check").stdout.splitlines()[-1] == keyless

@@ -17,11 +17,10 @@ from quota.settings.load import Config, find_config, load_settings, settings_of
 from quota.settings.model import BUILT_IN_FETCHES, Unavailable
 from quota.settings.references import read_key
 from quota.settings.tables import CREDENTIAL, JOB, LIMIT, OPTIONS
-from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
 from support.setup import charges_at
 from support.users import not_root
 
-PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
 EXAMPLE = Path(__file__).resolve().parents[3] / "config" / "quota.toml"
 
 FULL = """\
@@ -82,9 +81,6 @@ def message(path: Path | str) -> str:
     return text.removeprefix(prefix)
 
 
-# -- what it means -----------------------------------------------------------------------------------------------------
-
-
 def test_load_settings_reads_a_full_configuration(write: Any, tmp_path: Path) -> None:
     settings = load_settings(write(FULL))
     assert settings.path == tmp_path / "quota.toml"
@@ -137,22 +133,6 @@ def test_settings_load_without_any_file(state_dir: Path) -> None:
     assert not settings.jobs, "nothing that calls the API, for which there is no key"
     assert settings.store.url == f"sqlite:///{state_dir}/videos.db"
     assert not state_dir.exists(), "reading settings makes nothing"
-
-
-def test_without_limits_each_bucket_has_any_24_hours_and_upstreams_own_day(write: Any) -> None:
-    limits = load_settings(write('[credentials.main]\napi = "youtube-v3-buckets"\n')).credentials["main"].limits
-    assert [(x.name, x.limit_units, x.headroom_units, x.view.name) for x in limits[:4]] == [
-        ("day", 9_500, 500, "units|*|*|24h"),
-        ("pacific-day", 9_500, 500, "units|*|*|day@America/Los_Angeles"),
-        ("search-day", 95, 5, "search|*|*|24h"),
-        ("search-pacific-day", 95, 5, "search|*|*|day@America/Los_Angeles"),
-    ]
-    assert [x.name for x in limits[4:]] == [
-        "uploads-day",
-        "uploads-pacific-day",
-        "batch-stats-day",
-        "batch-stats-pacific-day",
-    ]
 
 
 def test_a_cost_book_of_ones_own_lies_beside_the_configuration(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +202,6 @@ def test_a_job_of_the_only_credential_need_not_name_it(write: Any) -> None:
     assert (job.credential, job.fetch, job.regions, job.pages) == ("x", "my.jobs:news", (), 1)
 
 
-# -- where it is found -------------------------------------------------------------------------------------------------
-
-
 def test_the_file_that_was_named_wins_then_the_variable_then_here_then_the_users(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,9 +261,6 @@ def test_paths_are_relative_to_the_configuration(write: Any, tmp_path: Path, mon
     assert settings.credentials["x"].key_ref == f"file:{tmp_path}/sub/../secret"
 
 
-# -- files that are none -----------------------------------------------------------------------------------------------
-
-
 def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
     assert load_settings(write(b"\xef\xbb\xbf" + FULL.encode())).jobs.keys() == {"trending"}
 
@@ -295,13 +269,8 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
     ("content", "expected"),
     [
         (b"[ledger\n", "not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
-        (b"a = 1\nb = = 2\n", "not TOML: Invalid value (at line 2, column 5)"),
-        (b"a = 1\na = 2\n", "not TOML: Cannot overwrite a value (at line 2, column 6)"),
         (b"x = " + b"[" * 5_000, "nested too deep"),
-        (b"x = " + b"9" * 5_000, None),
         (b"a = 1\nb = 'caf\xe9'\n", "line 2: not UTF-8 text; save the file as UTF-8"),
-        (FULL.encode("utf-16"), "line 1: not UTF-8 text; save the file as UTF-8"),
-        (b"\x7fELF\x02\x01\x01\0\0\0", None),
         (
             b"\0" * 2_000_000,
             "larger than 1024 KiB, the most for a configuration; give some of its credentials, with their jobs, a file "
@@ -338,8 +307,6 @@ def test_a_file_that_cannot_be_read_is_one_line(write: Any, tmp_path: Path) -> N
         load_settings("a\0b")
 
 
-# -- mistakes in it ----------------------------------------------------------------------------------------------------
-
 WHOLE = f"is not a whole number from 1 to {10**15}"
 NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
 KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'
@@ -355,12 +322,13 @@ MISTAKES = {
     "credentials.main.limits[0].": [
         ('window = "24h"\n[[', "[[", "window: missing; the key is required"),
         ("10_000", "500", "headroom: 500 of a quota of 500 leaves nothing to spend"),
-        ("headroom = 500", 'headroom = "5 %"', 'headroom: write whole units, or a share of the quota such as "10%"'),
+        ("headroom = 500", 'headroom = "5 %"', 'headroom: write whole units, or a share below 100%, such as "10%"'),
         ('"24h"', "24", 'window: a window is a duration such as "24h" or { calendar = "day", zone = "..." }'),
         (
             '"24h"',
-            '{ calendar = "year", zone = "UTC" }',
-            "window.calendar: 'year' is not allowed here; known: quarter-hour, hour, day, week, month",
+            '"24h"\npacing = true',
+            "pacing: only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
+            "calendar limit instead",
         ),
         (
             '"24h"',
@@ -375,8 +343,6 @@ MISTAKES = {
             "per: gives each job a limit of its own and cannot be combined with jobs; remove one of them",
         ),
         ("units = 4_000", "units = 0", f"units: 0 {WHOLE}"),
-        ("units = 4_000", f"units = 1{'0' * 16}", f"units: 1{'0' * 16} {WHOLE}"),
-        ("units = 4_000", f"units = 0x{'f' * 5_000}", f"units: a number that large {WHOLE}"),
         (
             "units = 4_000",
             "units = 4_000\nquota = 5",
@@ -385,28 +351,23 @@ MISTAKES = {
         ("units = 4_000\n", "", "quota: missing; give quota (granted by upstream) and headroom, or units (enforced)"),
         ('name = "search"', 'name = "day"', "name: 'day' is the name of another limit of this credential"),
         (
-            'methods = ["youtube.search.list"]',
-            'methods = ["search.lits"]',
-            "methods[0]: cost book 'youtube-v3' has no method 'search.lits'; did you mean 'search.list'?",
-        ),
-        (
             "units = 4_000",
             'units = 4_000\nbucket = ["units", "searches"]',
             "bucket[1]: cost book 'youtube-v3' has no bucket 'searches'; known: units",
         ),
+        (
+            'methods = ["youtube.search.list"]',
+            'methods = ["search.lits"]',
+            "methods[0]: cost book 'youtube-v3' has no method 'search.lits'; did you mean 'search.list'?",
+        ),
     ],
     "credentials.main.": [
         ("[[cred", 'cloud_project = "AIzaSecret"\n[[cred', f"cloud_project: {NO_PROJECT}"),
-        ("[[cred", "cloud_project = -5\n[[cred", f"cloud_project: {NO_PROJECT}"),
-        ("[[cred", "cloud_project = true\n[[cred", "cloud_project: a boolean where a non-empty string is needed"),
         ("[[cred", "headroom = 5\n[[cred", "headroom: unknown key; it belongs in [[credentials.NAME.limits]]"),
         ("[[cred", 'auth = "ya29.secret"\n[[cred', f"auth: {AUTHS}"),
-        ("[[cred", 'auth = "service-acount:secret.json"\n[[cred', f"auth: {AUTHS}; did you mean 'service-account'?"),
-        ("[[cred", 'auth = "authorized-user:"\n[[cred', f"auth: {AUTHS}; did you mean 'authorized-user'?"),
         ('api = "youtube-v3"', 'api = "youtube"', "api: there is no cost book 'youtube'; did you mean 'youtube-v3'?"),
-        ('"env:YOUTUBE_API_KEY"', '"AIzaSyA-secret-secret-secret-secret-secr"', f"key: {KEY_RULE}"),
         ('"env:YOUTUBE_API_KEY"', '"env:AIzaSyAsecretsecretsecretsecretsecrets"', f"key: {KEY_RULE}"),
-        ('"env:YOUTUBE_API_KEY"', '"vault:secret/x"', f"key: {KEY_RULE}"),
+        ('"env:YOUTUBE_API_KEY"', '"AIzaSyA-secret-secret-secret-secret-secr"', f"key: {KEY_RULE}"),
         *(
             (
                 "http://127.0.0.1:8765",
@@ -414,8 +375,10 @@ MISTAKES = {
                 "endpoint: not an address such as http://127.0.0.1:8765, without user, query or fragment",
             )
             for wrong in (
-                *("http://127.0.0.1:8765/?key=AIzaSecret", "127.0.0.1:8765", "http://127.0.0.1:99999"),
-                *("http://[::1", "http://:80", "http://a[::1]", "http://[::1]a:80"),
+                "http://127.0.0.1:8765/?key=AIzaSecret",
+                "127.0.0.1:8765",
+                "http://127.0.0.1:99999",
+                "http://[::1",
             )
         ),
     ],
@@ -427,28 +390,23 @@ MISTAKES = {
             "misfire_grace, leave, max_units, tables, sink, options, max_body_mb, max_answer_s, max_items, machines, "
             "ping, insecure_endpoint",
         ),
-        ("leave = 500", 'ids = ["UC"]', "ids: unknown key; it belongs in [jobs.NAME.options]"),
         ("pages = 4", 'pages = "4"', "pages: a string where a whole number is needed"),
-        ("pages = 4", "pages = true", "pages: a boolean where a whole number is needed"),
         ("pages = 4", "pages = 0", "pages: 0 is not a whole number from 1 to 100000"),
         ('regions = ["US", "GB"]', 'regions = "US"', "regions: a string where an array of strings is needed"),
         ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "regions[1]: 'US' appears twice"),
-        (
-            'regions = ["US", "GB"]',
-            "regions = []",
-            "regions: an empty array selects nothing; remove the key or add a name",
-        ),
-        (
-            'credential = "main"',
-            'credential = "mian"',
-            "credential: there is no credential 'mian'; did you mean 'main'?",
-        ),
         (
             'fetch = "trending"',
             'fetch = "trendng"',
             "fetch: not a built-in job; write your own as \"package.module:function\"; did you mean 'trending'?",
         ),
         ('"*/30 * * * *"', '"61 * * * *"', "schedule: minute '61' is not a number from 0 to 59"),
+        ('schedule = "*/30 * * * *"\n', "", "stagger: has no effect without a schedule; add one, or remove this key"),
+        (
+            'stagger = "2m"',
+            'jitter = "30m"',
+            "jitter: a start may be 30m late, and '*/30 * * * *' starts the next after 30m; lower it or run less often",
+        ),
+        ('stagger = "2m"', 'misfire_grace = "8d"', "misfire_grace: 192h is longer than 168h"),
         (
             'stagger = "2m"',
             'timezone = "Europe/Brelin"',
@@ -459,23 +417,10 @@ MISTAKES = {
             'schedule = "every 45m"\ntimezone = "UTC"',
             "timezone: an interval does not depend on the time zone; remove this key",
         ),
-        ('schedule = "*/30 * * * *"\n', "", "stagger: has no effect without a schedule; add one, or remove this key"),
-        (
-            'stagger = "2m"',
-            'jitter = "30m"',
-            "jitter: a start may be 30m late, and '*/30 * * * *' starts the next after 30m; lower it or run less often",
-        ),
-        (
-            'stagger = "2m"',
-            'stagger = "0m"',
-            'stagger: \'0m\' is not a duration; write for example "30m", "24h" or "7d"',
-        ),
-        ('stagger = "2m"', 'misfire_grace = "8d"', "misfire_grace: 192h is longer than 168h"),
         ("leave = 500", "leave = { dya = 5 }", "leave.dya: credential 'main' has no such limit; did you mean 'day'?"),
         ("{ category =", '{ "cate-gory" =', "options.cate-gory: not a valid argument name; use letters, digits and _"),
     ],
     "ledger.": [
-        ("[ledger]\n", '[ledger]\nnmae = "production"\n', "nmae: unknown key; did you mean 'name'?"),
         ("[ledger]\n", '[ledger]\nname = "a b"\n', f"name: 'a b': {NAME_RULE}"),
         ("[ledger]\n", "[ledger]\nallowance = 5\n", "allowance: unknown key; it belongs in `unavailable` of [ledger]"),
         ("redis://127", "http://127", f"url: unsupported URL scheme http://; use one of {SCHEMES}"),
@@ -498,11 +443,10 @@ MISTAKES = {
         ),
     ],
     "store.": [
-        ("[store]", '[store]\nschedule = "every 1h"', "schedule: unknown key; it belongs in [jobs.NAME]"),
         ("retention =", '"re\\ntention" =', "'re\\ntention': unknown key; did you mean 'retention'?"),
         ('retention = "7d"', 'retention = "99999d"', "retention: '99999d' is longer than 3650 days"),
-        ("sqlite:///videos.db", "redis://:secret@h", "url: unsupported URL scheme redis://; use one of sqlite://"),
         ("sqlite:///videos.db", "sqlite:///.", "url: this is a folder; name a file in it"),
+        ("sqlite:///videos.db", "redis://:secret@h", "url: unsupported URL scheme redis://; use one of sqlite://"),
         (
             "redis://127.0.0.1:6379/0",
             "sqlite:///sub/../videos.db",
@@ -517,33 +461,16 @@ MISTAKES = {
         ),
         (
             "[store]",
-            "[notify]\ncommand = ['a']\nstale = 'soon'\n[store]",
-            '.stale: \'soon\' is not a duration; write for example "30m", "24h" or "7d"',
-        ),
-        (
-            "[store]",
             '[notify]\nurl = "https://hooks.example/secret"\n[store]',
             '.url: do not write the url itself here; write "env:VARIABLE" or "file:/path"',
         ),
     ],
     "": [
-        ("[store]", "[sotre]", "sotre: unknown key; did you mean 'store'?"),
         (
             "stagger =",
             "fech = 1\nstaggered =",
             "jobs.trending: unknown keys: 'fech' (did you mean 'fetch'?), 'staggered' (did you mean 'stagger'?)",
         ),
-        (
-            "[jobs.trending]",
-            "[jobs.trending]\nfech = 1\n[ledgr]",
-            "unknown keys: ledgr (did you mean 'ledger'?), jobs.trending.fech (did you mean 'fetch'?)",
-        ),
-        (
-            "[store]",
-            '[inbound.default]\nlmit = 3\n[inbound.login]\nwidnow = "1s"\n[store]',
-            "unknown keys: inbound.default.lmit (did you mean 'limit'?), inbound.login.widnow (did you mean 'window'?)",
-        ),
-        ("[store]", '[inbound]\nkey = "a"\n[store]', "inbound.key: unknown key; did you mean 'keys'?"),
         ("[credentials.main]", '[credentials."my key"]', f"credentials.'my key': {NAME_RULE}"),
         ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
     ],
@@ -632,8 +559,6 @@ def test_an_error_shows_how_to_add_a_credential(write: Any) -> None:
         {"credentials": {"main": {"api": "youtube-v3", "limits": [{"window": {"calendar": "day", "zone": "a\0"}}]}}},
         {"credentials": {"main": {"api": "~nobody-here/x.toml"}}},
         {"credentials": {"main": {"api": "youtube-v3", "key": "file:~nobody-here/x"}}},
-        {"credentials": {"main": {"api": "youtube-v3"}}, "notify": {"command": ["~nobody-here/x"]}},
-        {"credentials": {"main": {"api": "youtube-v3"}}, "store": {"url": "sqlite:///~nobody-here/x"}},
     ],
 )
 def test_a_zone_or_a_home_that_nobody_has_is_a_config_error(tables: dict[str, Any]) -> None:
@@ -652,13 +577,8 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "is empty; put the key into it"),
         (b"\n\n", "is empty; put the key into it"),
         (b"top secret", "holds a space, a line break or another character that no key has; store only the key in it"),
-        (
-            b"secret\nsecret\n",
-            "holds a line break or another character that no key has; store only the key in it",
-        ),
         (b"secret\x00", "holds a line break or another character that no key has; store only the key in it"),
         (
             "sécret→".encode(),
@@ -707,9 +627,6 @@ def test_every_commented_key_of_the_example_can_be_uncommented(write: Any, monke
     assert settings.jobs["concerts"].options == {"words": "live concert", "order": "date"}
 
 
-# -- a session ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_session_opens_its_ledger_when_it_is_asked_for_and_its_charges_carry_its_run(state_dir: Path) -> None:
     with quota.open() as session:
         assert not state_dir.exists()
@@ -742,13 +659,6 @@ def test_two_credentials_and_none_named_is_a_question(write: Any) -> None:
         with pytest.raises(UsageError) as error:
             session.budget("c" * 3)
         assert str(error.value) == f"{path} has no credential 'ccc'; known: a, b"
-
-
-def test_machines_come_back_at_different_times_but_each_at_its_own() -> None:
-    from quota.session import machine_jitter_ms
-
-    assert 0 <= machine_jitter_ms() < MINUTE_MS
-    assert machine_jitter_ms() == machine_jitter_ms()
 
 
 def test_each_option_of_a_built_in_job_has_a_hint() -> None:
