@@ -389,6 +389,8 @@ class Passage:
         except (aiohttp.ClientError, ValueError) as error:
             if self._caller.gone:
                 raise CallerGoneError from None
+            if isinstance(error, _LostError):
+                raise UnfitError(502, f"{host} closed the connection before it answered.") from None
             raise UnfitError(502, f"{host} did not answer in HTTP ({type(error).__name__}).") from None
 
     # -- the answer --------------------------------------------------------------------------------------------------
