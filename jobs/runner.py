@@ -91,7 +91,7 @@ def run_job(
     wait: Any = None,
     clock: Callable[[], int] | None = None,
 ) -> RunReport:
-    """Run one tick of the job called `name` over `regions` (default: all of the job's), and report how it ended.
+    """Run the job called `name` once over `regions` (default: all of the job's), and report how it ended.
 
     With `by_rotation` the number of `regions` counts, not their names: the run covers the regions whose turn it is in
     the job's round. A schedule that starts the regions one by one needs that: if the budget admits only a few ticks a

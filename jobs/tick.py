@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 
-@click.command("run", short_help="Run one tick of JOB.")
+@click.command("run", short_help="Run JOB once.")
 @click.argument("job", required=False)
-@click.option("--all", "all_jobs", is_flag=True, help="One tick of each job, in the order of the configuration.")
+@click.option("--all", "all_jobs", is_flag=True, help="Run each job once, in the order of the configuration.")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option(
     "--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} when the budget stopped the run."
@@ -56,7 +56,7 @@ def run(
     as_json: bool,
     config: str | None,
 ) -> int:
-    """Run one tick of JOB: fetch its regions until it is done or the budget refuses a call.
+    """Run JOB once: fetch its regions until it is done or the budget refuses a call.
 
     When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
     saved; the next run resumes there, even days later.

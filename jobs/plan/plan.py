@@ -529,15 +529,15 @@ class Ahead(NamedTuple):
         if self.refusal is None:
             yield f"{self.job}: all of it fits now"
             return
-        fits = "none of it fits now"
+        fits = "none of it fits now:"
         if self.fitting_calls:
             first, units = many(self.fitting_calls, "call"), many(self.fitting_units, "unit")
-            fits = f"the first {first} ({units}) fit now, then no more"
+            fits = f"the first {first} ({units}) fit now; then"
         retry_ms = self.refusal.retry_at_ms
         again = (
             "" if retry_ms is None else f"; the next fits at {moment(retry_ms)} (in {spell(retry_ms - self.now_ms)})"
         )
-        yield f"{self.job}: {fits}: {self.refusal.why()}{again}"
+        yield f"{self.job}: {fits} {self.refusal.why()}{again}"
 
 
 def look_ahead(copy: Session, name: str, regions: Sequence[str] = ()) -> Ahead:

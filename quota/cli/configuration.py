@@ -101,7 +101,8 @@ def _write_whole(path: str, text: str, *, replace: bool) -> None:
 def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. Exit with 78 on an error.
 
-    It also opens the ledger. A ledger that does not answer is a warning; a ledger that no command can use is an error.
+    It also opens the ledger. A ledger that does not answer is a warning. A ledger that moved away, or
+    that has another API's charges or an older format, is an error.
     A state folder that cannot keep allowance draws is a warning. The last lines list the addresses of `quota proxy`.
     `quota doctor` examines the ledger and this machine.
 

@@ -273,8 +273,8 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
     `--`, and the command after it.
 
     With --auto, COMMAND is a Python program, or starts Python programs. Each request to a host that a cost book names
-    is charged before it leaves. If a refusal ends Python, the exit status is 75. If several credentials could pay, name
-    one with --credential.
+    is charged before it leaves. If a refusal ends Python, the exit status is 75. If several credentials could pay, the
+    credential of --credential pays, or else the credential whose cost book has the route with the most fixed text.
 
     \b
     Example:

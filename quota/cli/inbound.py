@@ -75,7 +75,8 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
 def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show who uses most of a rule's limits, by hashed identities.
 
-    The hash of an identity changes every day, or with `quota inbound rotate`. It does not show the identity.
+    The hash of an identity does not show the identity. It changes every day (`counter`) or with `quota inbound rotate`
+    (`gcra`, `log`).
 
     \b
     Example:

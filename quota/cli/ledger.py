@@ -52,7 +52,8 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
 
     It moves the projects of this configuration. OLD admits nothing from the first moment; NEW opens when everything is
     copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD. A
-    program that still uses OLD is refused with exit status 69, and the message has the url of NEW.
+    program that still uses OLD draws on its allowance, or is refused with exit status 69; the message has the url of
+    NEW.
 
     If a move is interrupted, run it again. If you do not, OLD admits calls again within 2 s, unless everything was
     copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
@@ -97,7 +98,10 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
         say("  [ledger]")
         say(f"  url = {in_toml(target.label)}")
-    say("A program with the old url is refused (69), and the message has the new url; restart `quota schedule`.")
+    say(
+        "A program with the old url draws on its allowance or is refused (69); the message has the new url. "
+        "Restart `quota schedule`."
+    )
     if source.shared and not target.shared:
         say("The new ledger is a file: only programs on this machine can use it.")
     return 0

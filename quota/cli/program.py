@@ -96,10 +96,10 @@ def cli(config: str | None) -> None:
     Example:
       quota demo            # try everything on this machine, without a key
       quota init            # write a commented quota.toml
-      quota run trending    # one cron tick of a job
+      quota run trending    # run a job once
       quota status          # what is used and what remains
 
-    Exit status: 0 done; 1 the answer is no, or the work failed; 2 wrong usage; 69 the ledger did not answer;
+    Exit status: 0 done; 1 a check found a problem, or the work failed; 2 wrong usage; 69 the ledger did not answer;
     75 refused; 78 wrong configuration. QUOTA_LOG=info or debug logs to stderr, and QUOTA_LOG_FORMAT=json logs JSON.
     """
 

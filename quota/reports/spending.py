@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from quota.budget import charge_id
 from quota.common.clock import LATEST_MS, moment, rfc3339, utc
-from quota.common.text import members
+from quota.common.text import members, show
 from quota.deciding.history import charges, entries, sums, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import SHADOW, LimitState
@@ -126,11 +126,16 @@ def _value(charge: Spent, field: str, local: bool) -> str:
     return hour[:10] if field == "day" else hour
 
 
+_KINDS = {"limit": "limit", "leave": "limit", SHADOW: "limit", "exhausted": "bucket", "closed": "bucket"}
+"""What refused a call, by the reason."""
+
+
 def refused_by(refused: Iterable[RefusedSum]) -> dict[str, int]:
-    """Refused calls by limit, bucket or reason, most calls first."""
+    """Refused calls by their cause: a limit, a closed bucket or another reason, most calls first."""
     calls: Counter[str] = Counter()
     for count in refused:
-        calls[count.limit or count.reason] += count.calls
+        kind = _KINDS.get(count.reason)
+        calls[f"{kind} {show(count.limit)}" if kind else count.limit or count.reason] += count.calls
     return dict(sorted(calls.items(), key=lambda row: (-row[1], row[0])))
 
 
