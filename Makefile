@@ -103,11 +103,10 @@ mutants: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 # Every topology of Redis, with each server at hand: the contract over it, what a decision costs, failover, a slot that moves,
-# a network that parts; then many machines, and a project of a million charges a day. Root, and half an hour. The table is
+# a network that parts; then a project of a million charges a day. Root, and half an hour. The table is
 # in build/topologies.md; PARTS="cost failover" runs these parts of it.
 topologies: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m topologies $(PARTS)
-	@cd tests && ../$(BIN)/python -m topologies.machines
 	@cd tests && ../$(BIN)/python -m topologies.busy_project
 
 .venv/installed: pyproject.toml

@@ -64,10 +64,10 @@ class Before:
         """A table of what each decision took, and takes."""
         rows = {}
         for name in DECISIONS:
-            then, now = ratio[f"{self.revision}: {name}"], ratio[f"{NOW}: {name}"]
+            then, now = (ratio[f"{kind}-{when}: {name}"] for when in (self.revision, NOW))
             rows[name] = (then, now, now / then)
         columns = (self.revision, NOW, "of before")
-        report.ratios(f"{kind.lower()}-before", f"{kind}: before and now, as ratios to the floor", columns, rows)
+        report.ratios(f"{kind}: before and now, as ratios to the floor", columns, rows)
         report.bars.append(Bar(f"{kind}, {HELD}, beside {self.revision}", rows[HELD][2], HELD_MOST))
 
     def close(self) -> None:
@@ -105,8 +105,8 @@ class Before:
         for place in answer().split(os.pathsep):
             assert Path(place).is_relative_to(packages), f"'{when}' would measure {place}"
         return [
-            Contestant(f"{when}: {kind}", partial(times_ns, kind, 1), time_calls=partial(times_ns, kind))
-            for kind in DECISIONS
+            Contestant(f"{name}: {decision}", partial(times_ns, decision, 1), time_calls=partial(times_ns, decision))
+            for decision in DECISIONS
         ]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.kinds import CHEAP, DEAR, LABELS
+from bench.kinds import CHEAP, LABELS
 from quota.budget import Budget
 from quota.deciding.corrections import add
 from quota.deciding.project import Project
 from quota.rules.entry import START, Entry
-from quota.terms.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ def day(units: int = PLENTY) -> Limit:
     return Limit("day", units, View(Selector(buckets=("units",)), Sliding(DAY_MS)), units, 0)
 
 
-def three(units: int = PLENTY) -> list[Limit]:
-    """The last 24 hours, upstream's own day, and a narrow limit on searches."""
-    pacific = View(Selector(buckets=("units",)), Calendar("day", "America/Los_Angeles"))
-    search = View(Selector(buckets=("units",), methods=(DEAR,)), Sliding(DAY_MS))
-    return [day(units), Limit("pacific-day", units, pacific, units, 0), Limit("search", units, search, units, 0)]
-
-
 def budget(ledger: Log, project: str, limits: Sequence[Limit], *, clock: Callable[[], int] | None = None) -> Budget:
     """Without what a machine remembers of the log; see `bench.sessions`."""
     return Budget(credential="main", book=BOOK, limits=limits, project=Project(ledger, project, clock=clock))
@@ -50,13 +43,6 @@ def charging(spent: Budget, method: str, units: int) -> Callable[[], Decision]:
         return decision
 
     return call
-
-
-def fill_up(full: Budget, charges: int) -> Budget:
-    """Fill the limits of a budget with charges of 1. It has read them when this returns."""
-    fill(full.ledger, full.project, charges, DEAR)
-    full.charge(DEAR, units=2, **LABELS)
-    return full
 
 
 def fill(

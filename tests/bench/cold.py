@@ -89,7 +89,6 @@ def measure(report: Report, folder: Path, redis_url: str, rounds: int) -> None:
     ]
     rows = race(contestants, rounds, 1, report.progress)
     report.race(
-        "cold",
         "Cold process: start, decide, end",
         rows,
         "ratio to `python -c pass` of the same interpreter; installed as from a wheel",

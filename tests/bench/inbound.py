@@ -1,7 +1,7 @@
 """Inbound limits: time of a decision beside other libraries, memory of a million identities, and how far each algorithm
 is from the exact log.
 
-    python -m bench.inbound [--quick] [--json FILE]       (in the folder `tests`)
+    python -m bench.inbound [--quick]       (in the folder `tests`)
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure_time(report: Report, server: RedisServer, folder: Path, rounds: int,
         *(Contestant(f"quota, {name}, SQLite", asking(local, policy)) for name, policy in POLICIES.items()),
     ]
     rows = race(contestants, rounds, calls, report.progress)
-    report.race("inbound", "Inbound limits: time of a decision", rows, f"{IDENTITIES:,} visitors in turn, all admitted")
+    report.race("Inbound limits: time of a decision", rows, f"{IDENTITIES:,} visitors in turn, all admitted")
     ratio = {row.name: row.ratio for row in rows}
     for name in POLICIES:
         report.bars.append(Bar(f"inbound, {name}, beside a bare call", ratio[f"quota, {name}"], 1.25))
@@ -94,7 +94,6 @@ def peers(url: str) -> Iterator[tuple[str, Callable[[], object]]]:
 
         storage, item = RedisStorage(url), RateLimitItemPerMinute(PLENTY)
         for name, kind in (
-            ("fixed window", strategies.FixedWindowRateLimiter),
             ("sliding window counter", strategies.SlidingWindowCounterRateLimiter),
             ("moving window", strategies.MovingWindowRateLimiter),
         ):
@@ -105,7 +104,7 @@ def peers(url: str) -> Iterator[tuple[str, Callable[[], object]]]:
         from throttled.store import RedisStore
 
         store = RedisStore(server=url)
-        for name, using in (("sliding window", "sliding_window"), ("GCRA", "gcra"), ("fixed window", "fixed_window")):
+        for name, using in (("sliding window", "sliding_window"), ("GCRA", "gcra")):
             throttled = Throttled(using=using, quota=per_min(PLENTY, burst=PLENTY), store=store)
             visitors = visitors_of(using)
             yield (
@@ -142,7 +141,7 @@ def measure_memory(report: Report, server: RedisServer, identities: int) -> None
         rows.append((f"{name}, {identities:,} identities", used, identities))
         if identities == MILLION:
             report.bars.append(Bar(f"inbound, {name}, of an identity", used / identities, 25, "bytes"))
-    report.sizes("inbound-memory", "Inbound limits: memory of a window", rows, "the last column: of an identity")
+    report.sizes("Inbound limits: memory of a window", rows, "the last column: of an identity")
 
 
 def patiently(storage: Storage, policy: Policy, identity: str) -> None:
@@ -221,21 +220,17 @@ def measure_error(report: Report, hours: float) -> None:
     print("admitted: beside what the log admits of the same traffic; above: the part that")
     print(f"was too much for its window; most: within any window, of {NUMBER} in a minute")
     print(f"{'':<28}{'':<17}{'admitted':>10}{'above':>10}{'most':>8}")
-    rows = []
     for traffic, (arrivals, load) in TRAFFIC.items():
         report.progress.begin(f"inbound, error: {traffic}")
         exact = 0
         for number, (name, (algorithm, limit)) in enumerate(LIMITS.items()):
             admitted, above, most = error(algorithm, limit, arrivals(load, random.Random(7)), hours)
             exact = exact or admitted
-            row = {"traffic": traffic, "algorithm": name, "admitted": admitted / exact, "above": above / admitted}
-            rows.append({**row, "most_in_a_window": most})
             report.progress.clear()
             print(
                 f"{'' if number else traffic:<28}{name:<17}{100 * admitted / exact:>9.1f}%"
                 f"{100 * above / admitted:>9.1f}%{most:>8}"
             )
-    report.tables["inbound-error"] = rows
 
 
 def error(algorithm: Algorithm, limit: Limit, arrivals: Iterator[int], hours: float) -> tuple[int, int, int]:
@@ -262,9 +257,8 @@ def error(algorithm: Algorithm, limit: Limit, arrivals: Iterator[int], hours: fl
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.inbound", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small part of the work: the order of magnitude")
-    parser.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     options = parser.parse_args()
-    with measuring(options) as (report, server, folder):
+    with measuring() as (report, server, folder):
         measure_time(report, server, folder, *((2, 5) if options.quick else (200, 20)))
         measure_memory(report, server, 500 if options.quick else MILLION)
         measure_error(report, 0.1 if options.quick else HOURS)

@@ -13,7 +13,7 @@ import quota
 from bench.budgets import budget, charging, day, fill, spread_over_a_day
 from bench.kinds import CHEAP, LABELS
 from bench.race import Contestant, race
-from bench.report import Bar, Figure, Report
+from bench.report import Bar, Report
 from bench.sessions import budget_at
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS
@@ -61,12 +61,7 @@ def measure_growth(
     for contestant in contestants:
         contestant.call()  # reads what was filled in
     rows = race(contestants, rounds, calls, report.progress)
-    report.race(
-        f"{kind.lower()}-growth",
-        f"{kind}: growth, 1 limit, 1 unit",
-        rows,
-        "ratio to the first row",
-    )
+    report.race(f"{kind}: growth, 1 limit, 1 unit", rows, "ratio to the first row")
     for ledger in ledgers:
         ledger.close()
 
@@ -80,12 +75,7 @@ def measure_together(report: Report, redis_url: str, folder: Path, rounds: int) 
             contestants.append(Contestant(f"{size} calls, one by one", _one_by_one(spent, size)))
             contestants.append(Contestant(f"{size} calls together", _together(spent, size)))
         rows = race(contestants, rounds, CALLS, report.progress)
-        report.race(
-            f"{ledger_name.lower()}-together",
-            f"{ledger_name}: several calls, all or none",
-            rows,
-            "2 limits, guarded; ratio to the first line",
-        )
+        report.race(f"{ledger_name}: several calls, all or none", rows, "2 limits, guarded; ratio to the first line")
 
 
 def _one_by_one(spent: Budget, size: int) -> Callable[[], object]:
@@ -110,7 +100,6 @@ def measure_many(report: Report, folder: Path, redis_url: str, projects: int) ->
     report.progress.begin("many projects")
     folder = folder / "many"
     folder.mkdir()
-    figures = []
     for name, url in (("Redis", redis_url), ("SQLite", f"sqlite:///{folder / 'ledger.db'}")):
         path = folder / f"{name}.toml"
         path.write_text(f'[ledger]\nurl = "{url}"\n' + "".join(map(_credential, range(projects))))
@@ -120,21 +109,12 @@ def measure_many(report: Report, folder: Path, redis_url: str, projects: int) ->
                 session.budget(credential).charge("search.list")
         environment = {**os.environ, "QUOTA_STATE_DIR": str(folder / f"{name} looked at")}
         command = [sys.executable, "-c", _SHOWN, "status", "--config", str(path)]
-
-        def show(command: list[str] = command, environment: dict[str, str] = environment) -> None:
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-
         for look in ("first status", "status"):
-            figures.append(Figure(f"{look} of {projects:,} projects, {name}", _taken_s(show), "s"))
-    report.figures("many", "Many projects", figures)
-    report.bars += [Bar(name, taken_s, STATUS_S, unit) for name, taken_s, unit in figures]
+            started_s = perf_counter()
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+            took_s = perf_counter() - started_s
+            report.bars.append(Bar(f"{look} of {projects:,} projects, {name}", took_s, STATUS_S, "s"))
 
 
 def _credential(n: int) -> str:
     return f'[credentials.c{n}]\napi = "youtube-v3"\nproject = "bench-many-{n}"\n'
-
-
-def _taken_s(work: Callable[[], object]) -> float:
-    started_s = perf_counter()
-    work()
-    return perf_counter() - started_s

@@ -9,7 +9,6 @@ storage often is busy, and what counts is the time until all are answered.
 
 from __future__ import annotations
 
-import os
 import socket
 import sqlite3
 import sys
@@ -25,7 +24,7 @@ from bench.report import Bar, Report
 from quota.inbound.sqlite_storage import PAGE_BYTES
 from support.web import Served, begin, helped_by, ready_processes, served_by, shared_socket
 
-TESTS = Path(__file__).resolve().parents[1]
+THIS = [sys.executable, "-m", "bench.middleware"]
 PATHS = ("/bare/", "/limited/")
 INSERTING = "/inserting/"
 ROUNDS, CALLS = 100, 20
@@ -99,8 +98,7 @@ class Client:
 
 
 def served(folder: str, workers: int) -> Served:
-    env = {**os.environ, "PYTHONPATH": str(TESTS)}
-    return served_by([sys.executable, "-m", "bench.middleware", "serve", folder, str(workers)], env=env)
+    return served_by([*THIS, "serve", folder, str(workers)])
 
 
 def alone(report: Report, folder: str) -> None:
@@ -118,7 +116,7 @@ def alone(report: Report, folder: str) -> None:
         rows = race(contestants, ROUNDS, CALLS, report.progress)
         client.close()
     report.progress.clear()
-    report.race("alone", "The worker's processor time for a request over HTTP, SQLite", rows)
+    report.race("The worker's processor time for a request over HTTP, SQLite", rows)
     report.bars.append(Bar("a rule on SQLite, one worker", rows[-1].ratio, 1.8))
 
 
@@ -152,8 +150,7 @@ def together(report: Report, folder: str) -> None:
 
 def crowd(port: int, path: str) -> float:
     """The seconds that CLIENTS processes take for CROWD_REQUESTS requests each, from their common start."""
-    env = {**os.environ, "PYTHONPATH": str(TESTS)}
-    clients = ready_processes([sys.executable, "-m", "bench.middleware", "ask", str(port), path], CLIENTS, env=env)
+    clients = ready_processes([*THIS, "ask", str(port), path], CLIENTS)
     started_s = time.perf_counter()
     begin(clients)
     statuses = [one.wait() for one in clients]
@@ -179,8 +176,7 @@ def serve_them(folder: str, workers: int) -> None:
 
     listener = listen("127.0.0.1", 0)
     address = address_of(listener)
-    command = [sys.executable, "-m", "bench.middleware", "worker", folder]
-    _helpers = helped_by(command, listener, workers - 1)
+    _helpers = helped_by([*THIS, "worker", folder], listener, workers - 1)
     serve(lambda: make_app(folder), listener, ready=lambda: print(address, flush=True))
 
 

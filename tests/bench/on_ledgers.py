@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from functools import partial
-from itertools import count
-from time import time_ns
 from typing import TYPE_CHECKING
 
 import redis
 
-from bench.budgets import NOTHING, budget, day, spread_over_a_day, three
-from bench.kinds import CHEAP, DEAR, DEAR_UNITS, LABELS
-from bench.peers import LIMITS, REDIS_PEERS, limits_decisions, pyrate_sqlite
+from bench.budgets import NOTHING, budget, charging, day, spread_over_a_day
+from bench.kinds import CHEAP, DEAR_UNITS
+from bench.peers import LIMITS, REDIS_PEERS, limits_decisions
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from bench.sessions import decisions
 from quota.ledger.factory import open_ledger
 from support.inbound import Clock
+from support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ SQLITE_MOST = {"1 unit": 1.2, "3 limits, 1 unit": 1.35, "refused, 1 unit": 0.9, 
 """Of the guarded decisions on SQLite, beside the floor of Redis."""
 
 
-def measure_on_redis(
+def measure_decisions(
     report: Report,
     server: RedisServer,
     folder: Path,
@@ -52,23 +52,21 @@ def measure_on_redis(
     full: int = DAY_UNITS,
 ) -> None:
     """How long a decision takes; and took, `before`. `full`: so many charges fill the windows that refuse."""
-    report.progress.begin("Redis, time of a decision")
-    ledger, in_file = open_ledger(server.url), f"sqlite:///{folder / 'beside.db'}"
+    report.progress.begin("time of a decision")
+    in_file = f"sqlite:///{folder / 'beside.db'}"
     client = redis.Redis.from_url(server.url)
     sha = client.script_load(NOTHING)
     theirs = limits_decisions(server.url, full)
-    peeks = budget(ledger, "peek", three())
     contestants = [
         Contestant("floor: EVALSHA return 1", lambda: client.evalsha(sha, 0)),
         *(Contestant(f"quota, {name}", call) for name, call in decisions(server.url, folder / "redis", full).items()),
         *(Contestant(f"SQLite, {name}", call) for name, call in decisions(in_file, folder / "sqlite", full).items()),
         *(before.contestants("Redis", lambda _: server.url, full) if before else ()),
-        Contestant("quota, peek, 3 limits", lambda: peeks.peek(DEAR, **LABELS)),
+        *(before.contestants("SQLite", lambda name: f"sqlite:///{folder / name}.db", full) if before else ()),
         *_peers(client, server, theirs),
     ]
     rows = race(contestants, rounds, calls, report.progress)
     report.race(
-        "redis",
         "Redis, and SQLite beside it: time of a decision",
         rows,
         "guarded: with a journal and an allowance; 1 limit, if not 3;\n"
@@ -82,7 +80,7 @@ def measure_on_redis(
             for name, (other, _) in BESIDE_LIMITS.items()
         }
         title = f"Beside the same decision of {LIMITS}, with one limit"
-        report.ratios("beside-limits", title, ("Redis", "SQLite"), beside)
+        report.ratios(title, ("Redis", "SQLite"), beside)
         report.bars += [Bar(f"{name}, beside limits", beside[name][0], BESIDE_LIMITS[name][1]) for name in beside]
     left_out = sorted({peer.module for peer in REDIS_PEERS if not peer.installed})
     if left_out:
@@ -92,9 +90,10 @@ def measure_on_redis(
         for name, most in SQLITE_MOST.items()
     ]
     if before:
-        before.show(report, "Redis", ratio)
-    for opened in (ledger, client):
-        opened.close()
+        for kind in ("Redis", "SQLite"):
+            before.show(report, kind, ratio)
+    client.close()
+    report.bars.append(Bar("Redis, an admitted decision", _trips(server), 1, "trips"))
 
 
 def measure_memory(report: Report, server: RedisServer, share: int) -> None:
@@ -118,7 +117,7 @@ def measure_memory(report: Report, server: RedisServer, share: int) -> None:
                     for _ in range(charges):
                         hit(units)
                 rows.append((f"{peer.name}, {charges:,} x {units}", _held(server, f"*{key}*"), charges))
-    report.sizes("redis-memory", "Redis: memory of a day, all keys together", rows)
+    report.sizes("Redis: memory of a day, all keys together", rows)
 
 
 def _peers(
@@ -137,6 +136,16 @@ def _peers(
                 yield Contestant(name, partial(hit, units), partial(_forget, client, f"*{key}*"))
 
 
+def _trips(server: RedisServer) -> int:
+    """How often a decision that is admitted asks the server, counted on the way."""
+    with Proxy(server.port) as proxy, closing(open_ledger(proxy.url)) as ledger:
+        charge = charging(budget(ledger, "trips", [day()]), CHEAP, 1)
+        charge()
+        before = proxy.trips
+        charge()
+        return proxy.trips - before
+
+
 def _forget(client: redis.Redis, pattern: str) -> None:
     """Begin the day anew: a peer that keeps one entry for each unit would soon hold more than any day has."""
     for kept in client.keys(pattern):
@@ -147,44 +156,6 @@ def _held(server: RedisServer, pattern: str) -> int:
     """The bytes of all keys together."""
     with redis.Redis(port=server.port) as client:
         return sum(int(client.memory_usage(key, samples=0)) for key in client.keys(pattern))
-
-
-# -- SQLite -----------------------------------------------------------------------------------------------------------
-
-
-def measure_on_sqlite(
-    report: Report, folder: Path, rounds: int, calls: int, before: Before | None, full: int = DAY_UNITS
-) -> None:
-    """How long a decision takes; and took, `before`. `full`: so many charges fill the windows that refuse."""
-    report.progress.begin("SQLite, time of a decision")
-    url = f"sqlite:///{folder / 'ledger.db'}"
-    ledger = open_ledger(url)
-    peeked = budget(ledger, "peek", three())
-    earlier = before.contestants("SQLite", lambda name: f"sqlite:///{folder / name}.db", full) if before else []
-    contestants = [
-        Contestant("floor: INSERT, its own transaction", _bare_insert(folder / "floor.db")),
-        *(Contestant(f"quota, {name}", call) for name, call in decisions(url, folder / "file", full).items()),
-        *earlier,
-        Contestant("quota, peek, 3 limits", lambda: peeked.peek(DEAR, **LABELS)),
-    ]
-    for units in (1, DEAR_UNITS):
-        peer = pyrate_sqlite(str(folder / f"pyrate-{units}.db"))
-        if peer is not None:
-            hit, empty = peer
-            name = f"pyrate-limiter, {units} unit{'s' if units > 1 else ''}"
-            contestants.append(Contestant(name, lambda hit=hit, units=units: hit(units), empty))
-    rows = race(contestants, rounds, calls, report.progress)
-    report.race(
-        "sqlite",
-        "SQLite: time of a decision",
-        rows,
-        "guarded: with a journal and an allowance; 1 limit, if not 3;\n"
-        "ratio to a bare INSERT into a table of the same shape, WAL, synchronous NORMAL;\n"
-        "pyrate-limiter begins each round with an empty budget; `mean` includes the\ncheckpoints",
-    )
-    if before:
-        before.show(report, "SQLite", {row.name: row.ratio for row in rows})
-    ledger.close()
 
 
 def measure_size(report: Report, folder: Path, share: int) -> None:
@@ -199,27 +170,7 @@ def measure_size(report: Report, folder: Path, share: int) -> None:
         spread_over_a_day(ledger, clock, "main", charges, units)
         ledger.close()
         rows.append((f"quota, {charges:,} charges of {units}", _size(path) - empty, charges))
-    report.sizes("sqlite-size", "SQLite: a day on disk, beyond an empty ledger", rows)
-
-
-def _bare_insert(path: Path) -> Callable[[], object]:
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute(
-        "CREATE TABLE charges (project TEXT, ms INTEGER, seq INTEGER, units INTEGER, charged_units INTEGER,"
-        " bucket TEXT, method TEXT, job TEXT, region TEXT, token TEXT, PRIMARY KEY (project, ms, seq)) WITHOUT ROWID"
-    )
-    numbers = count()
-
-    def call() -> None:
-        n = next(numbers)
-        row = ("main", time_ns() // 1_000_000, n, 1, 1, "units", CHEAP, LABELS["job"], LABELS["region"], f"1f2e3d4c{n}")
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        db.execute("COMMIT")
-
-    return call
+    report.sizes("SQLite: a day on disk, beyond an empty ledger", rows)
 
 
 def _size(path: Path) -> int:

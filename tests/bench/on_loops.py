@@ -77,7 +77,6 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, deci
         runner.run(session.aclose())
         runner.run(client.aclose())
     report.race(
-        "loops",
         f"asyncio: {TASKS} tasks over Redis",
         rows,
         "ratio to bare `EVALSHA return 1` through redis.asyncio; the server has a CPU of\nits own, where there are two",

@@ -98,15 +98,10 @@ def limits_decisions(url: str, full: int) -> dict[str, Callable[[], object]]:
 
 
 def _pyrate(client: redis.Redis, url: str, key: str) -> Hit:
-    from pyrate_limiter import Duration, Rate, RedisBucket
-
-    return _pyrate_limiter(RedisBucket.init([Rate(PLENTY, Duration.DAY)], client, key))
-
-
-def _pyrate_limiter(bucket: object) -> Hit:
-    from pyrate_limiter import Limiter
+    from pyrate_limiter import Duration, Limiter, Rate, RedisBucket
     from pyrate_limiter.limiter import SingleBucketFactory
 
+    bucket = RedisBucket.init([Rate(PLENTY, Duration.DAY)], client, key)
     # Its background thread would take time from whoever is being measured.
     limiter = Limiter(SingleBucketFactory(bucket, schedule_leak=False))
     return lambda units: limiter.try_acquire("trending", weight=units, blocking=False)
@@ -130,17 +125,3 @@ REDIS_PEERS = (
     Peer("throttled-py, sliding window", "throttled", _throttled("sliding_window")),
     Peer("throttled-py, GCRA", "throttled", _throttled("gcra")),
 )
-
-
-def pyrate_sqlite(path: str) -> tuple[Hit, Callable[[], object]] | None:
-    """pyrate-limiter's SQLite bucket, and what empties it; None if it is not installed."""
-    if find_spec("pyrate_limiter") is None:
-        return None
-    from pyrate_limiter import Duration, Rate, SQLiteBucket
-
-    rates = [Rate(PLENTY, Duration.DAY)]
-    bucket = SQLiteBucket.init_from_file(rates, db_path=path)
-    # What it sets itself only together with its file lock; with a rollback journal its floor would be another.
-    bucket.conn.execute("PRAGMA journal_mode = WAL")
-    bucket.conn.execute("PRAGMA synchronous = NORMAL")
-    return _pyrate_limiter(bucket), bucket.flush

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -22,17 +21,6 @@ DAY = date(2026, 11, 23)
 SIZES = (100, 1_000)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One plan: how many jobs and ticks, how many ticks were refused, and the seconds it took."""
-
-    what: str
-    jobs: int
-    ticks: int
-    refused: int
-    seconds: float
-
-
 def configuration(jobs: int, units: int) -> str:
     return both_windows(units) + "".join(
         f'[jobs.j{number}]\nfetch = "trending"\nregions = ["US", "GB", "DE", "FR"]\npages = 2\n'
@@ -41,30 +29,25 @@ def configuration(jobs: int, units: int) -> str:
     )
 
 
-def measure(what: str, jobs: int, units: int, *, find_changes: bool) -> Row:
+def measure(what: str, jobs: int, units: int, *, find_changes: bool) -> None:
+    """Print how many jobs and ticks a plan has, how many ticks were refused, and the seconds it took."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "quota.toml"
         path.write_text(configuration(jobs, units))
         started_s = time.perf_counter()
         plan = make_plan(load_settings(path), 0, first_day=DAY, find_changes=find_changes)
         seconds = time.perf_counter() - started_s
-    return Row(what, jobs, sum(job.ticks for job in plan.jobs), len(plan.refusals), seconds)
-
-
-def rows() -> list[Row]:
-    found = []
-    for jobs in SIZES:
-        found.append(measure("simulated", jobs, 9_500, find_changes=False))
-        found.append(measure("with changes", jobs, 9_500, find_changes=True))
-    found.append(measure("fits", 100, 50_000, find_changes=True))
-    return found
+    ticks, refused = sum(job.ticks for job in plan.jobs), len(plan.refusals)
+    print(f"{what:<14}{jobs:>6,}{ticks:>10,}{refused:>10,}{seconds:>10.1f}")
 
 
 def main() -> None:
     print("quota plan, 7 days")
     print(f"{'':<14}{'jobs':>6}{'ticks':>10}{'refused':>10}{'seconds':>10}")
-    for row in rows():
-        print(f"{row.what:<14}{row.jobs:>6,}{row.ticks:>10,}{row.refused:>10,}{row.seconds:>10.1f}")
+    for jobs in SIZES:
+        measure("simulated", jobs, 9_500, find_changes=False)
+        measure("with changes", jobs, 9_500, find_changes=True)
+    measure("fits", 100, 50_000, find_changes=True)
 
 
 if __name__ == "__main__":

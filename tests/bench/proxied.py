@@ -106,8 +106,8 @@ def measure(report: Report, folder: Path) -> None:
             rows = race(spent, ROUNDS, CALLS, report.progress)
             client.close()
     report.progress.clear()
-    report.race("proxied", "What a caller waits for a request through a proxy, SQLite", waited)
-    report.race("proxied-cpu", "The processor time of such a request", rows)
+    report.race("What a caller waits for a request through a proxy, SQLite", waited)
+    report.race("The processor time of such a request", rows)
     report.bars.append(Bar("a request through quota proxy", waited[-1].ratio, 1.4))
 
 

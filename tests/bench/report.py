@@ -1,16 +1,15 @@
-"""Tables of at most 80 columns on stdout, progress on stderr, and everything together for `--json`."""
+"""Tables of at most 80 columns on stdout, and progress on stderr."""
 
 from __future__ import annotations
 
-import json
 import platform
 import sqlite3
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import redis
 
@@ -18,7 +17,6 @@ from bench.race import pinned
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Iterator, Mapping, Sequence
 
     from bench.race import Row
@@ -48,14 +46,6 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-class Figure(NamedTuple):
-    """What is measured once, and only told."""
-
-    name: str
-    measured: float
-    unit: str
-
-
 @dataclass(frozen=True)
 class Bar:
     """A ratio, a time or a size that the product is held to: at most `most`."""
@@ -75,44 +65,29 @@ class Report:
     """What was measured so far. Each table is printed when it is complete."""
 
     progress: Progress = field(default_factory=Progress)
-    about: dict[str, str] = field(default_factory=dict)
     bars: list[Bar] = field(default_factory=list)
-    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def race(self, key: str, title: str, rows: Sequence[Row], note: str = "") -> None:
+    def race(self, title: str, rows: Sequence[Row], note: str = "") -> None:
         """A table of a race; the first row is its floor."""
         self._begin(title, note)
         print(f"{'':<{NAME_WIDTH}}{'us':>8}{'ratio':>7}{'8 of 10':>14}{'mean':>7}")
         for row in rows:
             spread = f"{row.low:.2f}-{row.high:.2f}"
             print(f"{row.name:<{NAME_WIDTH}}{row.us:>8.0f}{row.ratio:>7.2f}{spread:>14}{row.mean:>7.2f}")
-        self.tables[key] = [asdict(row) for row in rows]
 
-    def ratios(self, key: str, title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
+    def ratios(self, title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
         """A table of ratios, a row for each name."""
         self._begin(title, "")
         print(f"{'':<{NAME_WIDTH}}" + "".join(f"{column:>10}" for column in columns))
         for name, ratios in rows.items():
             print(f"{name:<{NAME_WIDTH}}" + "".join(f"{ratio:>10.2f}" for ratio in ratios))
-        self.tables[key] = [{"name": name, **dict(zip(columns, ratios, strict=True))} for name, ratios in rows.items()]
 
-    def sizes(self, key: str, title: str, rows: Sequence[tuple[str, int, int]], note: str = "") -> None:
+    def sizes(self, title: str, rows: Sequence[tuple[str, int, int]], note: str = "") -> None:
         """A table of sizes: name, bytes, and how many charges they hold."""
         self._begin(title, note)
         print(f"{'':<{NAME_WIDTH}}{'bytes':>12}{'a charge':>12}")
         for name, size, charges in rows:
             print(f"{name:<{NAME_WIDTH}}{size:>12,}{size / charges:>12.1f}")
-        self.tables[key] = [
-            {"name": name, "bytes": size, "charges": charges, "bytes_per_charge": size / charges}
-            for name, size, charges in rows
-        ]
-
-    def figures(self, key: str, title: str, figures: Sequence[Figure]) -> None:
-        """A table of what is measured once, each in a unit of its own."""
-        self._begin(title, "")
-        for name, measured, unit in figures:
-            print(f"{name:<{BAR_WIDTH}}{f'{measured:,.2f} {unit}':>13}")
-        self.tables[key] = [figure._asdict() for figure in figures]
 
     def show_bars(self) -> None:
         """Everything that there is a bar for."""
@@ -124,21 +99,14 @@ class Report:
             measured, most = f"{bar.measured:,.2f} {bar.unit}", f"{bar.most:g} {bar.unit}"
             print(f"{bar.name:<{BAR_WIDTH}}{measured:>13}{most:>11}{'ok' if bar.met else 'above':>7}")
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "about": self.about,
-            "tables": self.tables,
-            "bars": [{**asdict(bar), "met": bar.met} for bar in self.bars],
-        }
-
     def _begin(self, title: str, note: str) -> None:
         self.progress.clear()
         print(f"\n{title}" + (f"\n{note}" if note else ""))
 
 
 @contextmanager
-def measuring(options: Namespace) -> Iterator[tuple[Report, RedisServer, Path]]:
-    """A report, a server on the CPU of this process, and a folder; then the bars, and the file of `--json`."""
+def measuring() -> Iterator[tuple[Report, RedisServer, Path]]:
+    """A report, a server on the CPU of this process, and a folder; then the bars."""
     report = Report()
     with (
         pinned() as is_pinned,  # before the server starts: a child inherits it
@@ -147,15 +115,13 @@ def measuring(options: Namespace) -> Iterator[tuple[Report, RedisServer, Path]]:
     ):
         with redis.Redis(port=server.port) as client:
             version = client.info("server")["redis_version"]
-        report.about = {
+        about = {
             "Python": platform.python_version(),
             "SQLite": sqlite3.sqlite_version,
             "Redis": version,
             "redis-py": redis.__version__,
             "CPUs": "1" if is_pinned else "not pinned",
         }
-        print(", ".join(f"{name} {value}" for name, value in report.about.items()))
+        print(", ".join(f"{name} {value}" for name, value in about.items()))
         yield report, server, Path(folder)
     report.show_bars()
-    if options.json:
-        Path(options.json).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")

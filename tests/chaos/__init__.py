@@ -10,7 +10,7 @@
     supervisor.py   starts all of that, does what the plan says, heals, waits for the last tick
     evidence.py     reads everything back: wire, journals, ledger, allowances, stores
     verdict.py      holds them against each other
-    __main__.py     one run, its table and the machine-readable figures
+    __main__.py     one run and its table
 
 `python -m chaos` (in the folder `tests`) is one run; `make chaos` does that.
 """

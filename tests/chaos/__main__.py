@@ -5,7 +5,6 @@ QUOTA_TEST_SECONDS says how long faults strike (300), QUOTA_TEST_SEED which ones
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import random
@@ -29,32 +28,31 @@ COURSE = "course.pickle"
 """What the supervisor saw, among what it left behind."""
 
 
-def run(scene: Scene) -> Evidence:
-    """One run, judged, its figures written and its table printed."""
+def run(scene: Scene) -> tuple[Evidence, Verdict]:
+    """One run, judged, and its table printed."""
     course = Supervisor(scene).run()
     (scene.folder / COURSE).write_bytes(pickle.dumps((scene, course)))
     return again(scene.folder)
 
 
-def again(folder: Path) -> Evidence:
+def again(folder: Path) -> tuple[Evidence, Verdict]:
     """What an earlier run left in its folder, judged."""
     scene, course = pickle.loads((folder / COURSE).read_bytes())  # noqa: S301  # our own
     evidence = gather(scene, course)
     verdict = judge(evidence)
-    write(scene, verdict)
     print(table(scene, verdict))
-    return evidence
+    return evidence, verdict
 
 
 def main() -> int:
     if len(sys.argv) > 1:
-        return bool(judge(again(Path(sys.argv[1]))).wrong)
+        _, verdict = again(Path(sys.argv[1]))
+        return bool(verdict.wrong)
     seed = int(os.environ.get("QUOTA_TEST_SEED") or random.randrange(1_000_000))
     seconds = float(os.environ.get("QUOTA_TEST_SECONDS") or SECONDS)
     print(f"seed {seed}, {seconds:g} s of faults", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="quota-chaos-"))
-    evidence = run(Scene(seed, seconds, folder, LOSSES))
-    verdict = judge(evidence)
+    evidence, verdict = run(Scene(seed, seconds, folder, LOSSES))
     publish(evidence.scene, verdict)
     if not verdict.wrong:
         shutil.rmtree(folder)
@@ -63,19 +61,12 @@ def main() -> int:
     return 1
 
 
-# -- the figures of a run, for people and for machines ----------------------------------------------------------------
+# -- the figures of a run ----------------------------------------------------------------------------------------------
 
 TABLES = ("limits", "against the truth")
 """Figures of each limit: a table each."""
 
-FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
 PAGE = Path(__file__).resolve().parents[2] / "FAULTS.md"
-
-
-def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
-    path.write_text(json.dumps({**about, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
 
 
 def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
@@ -120,15 +111,11 @@ def _repaid(debts: dict[str, int]) -> str:
 def table(scene: Scene, verdict: Verdict) -> str:
     """Seed, faults by kind, and one line a figure; the limits as a table of their own."""
     lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
-    return "\n".join([*lines, *told(verdict)])
-
-
-def told(verdict: Verdict) -> list[str]:
-    """One line a figure, and what is wrong."""
-    lines = [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
+    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
     for table_name in TABLES:
         lines += _columns(verdict.figures[table_name])
-    return lines + ([f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"])
+    lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
+    return "\n".join(lines)
 
 
 def _columns(rows: dict[str, dict[str, Any]]) -> list[str]:

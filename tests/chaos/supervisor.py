@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import resource
 import signal
 import time
 import urllib.request
@@ -198,7 +197,6 @@ class Supervisor:
         self.workers = [Worker(scene, number) for number in range(len(scene.workers))]
 
     def run(self) -> Course:
-        _allow_many_files()
         with (
             contextlib.closing(ChaosServer(self.scene.folder / "copies")) as self.server,
             Proxy(self.server.port) as self.proxy,
@@ -441,9 +439,3 @@ class Supervisor:
     def _flush(self, step: Step) -> None:
         log, at_ms = self.server.flush()
         self.course.losses.append(Loss("flushed", at_ms, log))
-
-
-def _allow_many_files() -> None:
-    """The proxy keeps the sockets of every connection that ever was."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -149,8 +149,7 @@ def test_every_request_was_charged_and_every_page_is_stored(tmp_path: Path) -> N
     And none of the checks that say so passes whatever happened: each finds what was changed in the evidence for it.
     """
     seed = int(os.environ.get("QUOTA_TEST_SEED") or SEED)
-    evidence = run(Scene(seed, SECONDS, tmp_path, LOSSES))
-    verdict = judge(evidence)
+    evidence, verdict = run(Scene(seed, SECONDS, tmp_path, LOSSES))
     assert not verdict.wrong, table(evidence.scene, verdict)
     for tamper, complaint in TAMPERED:
         tampered = gather(evidence.scene, copy.deepcopy(evidence.course))

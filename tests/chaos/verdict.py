@@ -55,26 +55,22 @@ class Verdict:
             self.wrong.append(what)
 
 
-def judge(evidence: Evidence, *, sends: bool = True) -> Verdict:
-    """`sends`: the workers also sent what they charged, and stored pages."""
+def judge(evidence: Evidence) -> Verdict:
     verdict = Verdict()
     kinds = _kinds(evidence, verdict)
     _course(evidence, verdict)
     _put_back(evidence, verdict)
-    if sends:
-        _charged_before(evidence, verdict)
+    _charged_before(evidence, verdict)
     unknown_of = {name: _unknown(evidence, name) for name in evidence.scene.limits}
     _clocks(evidence, verdict)
     _overspend(evidence, verdict, unknown_of)
     _replay(evidence, verdict, kinds)
     _refusals(evidence, verdict, unknown_of)
-    if sends:
-        _pages(evidence, verdict)
-        _owners(evidence, verdict)
+    _pages(evidence, verdict)
+    _owners(evidence, verdict)
     _debts(evidence, verdict)
-    if sends:
-        _recovery(evidence, verdict)
-        _waste(evidence, verdict)
+    _recovery(evidence, verdict)
+    _waste(evidence, verdict)
     return verdict
 
 

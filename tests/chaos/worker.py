@@ -3,7 +3,7 @@
     ticks     one tick of the real runner after the other, each in a session of its own as cron would start it
     calls     the Google client in a loop
     charges   `budget.charge`, then a plain HTTP request: now and then a dear one
-    spends    the same without the request; `spends_cheaply` makes no dear charge either
+    spends    cheap charges without a request, as fast as it can
 
 It goes on until the file `finish` appears; then it does its last tick, or sees to it that nothing is owed, and ends.
 """
@@ -103,9 +103,6 @@ class Worker:
             self.settle_debts(session)
 
     def spends(self) -> None:
-        self.charges(sends=False)
-
-    def spends_cheaply(self) -> None:
         self.charges(sends=False, dear_share=0, pause_s=0.005)
 
     def charges(self, *, sends: bool = True, dear_share: float = DEAR_SHARE, pause_s: float = 0.02) -> None:

@@ -80,7 +80,6 @@ def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Led
 
 @pytest.fixture
 def ledger_url(ledger_place: LedgerStorage) -> str:
-    """An empty ledger."""
     return ledger_place.url
 
 
@@ -107,13 +106,6 @@ def admin(server: RedisServer) -> Iterator[redis.Redis]:
     with redis.Redis(port=server.port, decode_responses=True) as client:
         yield client
         assert immortal(client) == []
-
-
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    """A server that a test may ruin."""
-    with RedisServer() as own:
-        yield own
 
 
 @pytest.fixture

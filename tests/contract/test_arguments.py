@@ -16,7 +16,7 @@ import pytest
 import quota
 from quota.budget import Budget
 from quota.clients.google import service
-from quota.clients.httpx import httpx_async_transport, httpx_transport
+from quota.clients.httpx import httpx_transport
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.deciding.project import Project
@@ -38,12 +38,6 @@ class Whole:
 
     def __index__(self) -> int:
         return self.value
-
-    def __eq__(self, other: object) -> bool:
-        return self.value == other
-
-    def __hash__(self) -> int:
-        return hash(self.value)
 
 
 class Size(enum.IntEnum):
@@ -73,38 +67,35 @@ NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "spend": lambda s, n: s.budget().spend("videos.list", units=n).__enter__(),
     "settle": lambda s, n: s.budget().settle(str(s.budget().charge("videos.list").id), n),
     "settle an unknown charge": lambda s, n: settle_unknown(s.budget(), n),
-    "settle of a block": lambda s, n: settle_block(s.budget(), n),
     "leave": lambda s, n: s.budget(leave={"job": {"day": n}}).charge("videos.list", job="job"),
     "price": lambda s, n: priced(s, n).charge("videos.list"),
-    "default price": lambda s, n: Meter(priced(s, n)).attempt("unknown.list", "GET"),
     "clock": lambda s, n: clocked(s, n).peek("videos.list"),
     "limit": lambda s, n: s.budget(Limit("day", n, VIEW, 500, 0)).peek("videos.list"),
     "quota": lambda s, n: Limit("day", 500, VIEW, n, 0),
     "headroom": lambda s, n: Limit("day", 500, VIEW, 500, n),
     "window": lambda s, n: Sliding(n),
     "ledger's clock": lambda s, n: open_ledger("sqlite://", clock=lambda: n).now_ms(),
-    "redis's clock": lambda s, n: open_ledger("redis://127.0.0.1:1/0", clock=lambda: n).now_ms(),
     "hold of a claim": lambda s, n: s.state.claim(claim_of("a", hold_ms=n)),
     "lease of a claim": lambda s, n: s.state.claim(claim_of("a", lease_ms=n)),
     "memory of a tick": lambda s, n: s.state.end_claim(claim_of("a", tick_ms=n), "done"),
-    "exhausted since": lambda s, n: s.state.exhaust(Exhaustion("units", n, NEVER, "", "")),
     "exhausted until": lambda s, n: s.state.exhaust(Exhaustion("units", 1, n, "", "")),
+    "exhausted since": lambda s, n: s.state.exhaust(Exhaustion("units", n, NEVER, "", "")),
 }
 NONE_IS_AN_ANSWER = ("charge", "peek", "spend")
 
 VIEW = View(Selector(buckets=("units",)), Sliding(DAY_MS))
 
 
+@pytest.fixture
+def ledger_url(any_ledger_url: str) -> str:
+    """No ledger knows these rules."""
+    return any_ledger_url
+
+
 def priced(setup: Setup, units: Any) -> Budget:
     price = Price((Part("units", units),))
     methods = {**BOOK.methods, "videos.list": (price,)}
     return setup.budget(book=BOOK._replace(methods=methods, default_get=price))
-
-
-def settle_block(budget: Budget, units: Any) -> None:
-    with budget.spend("videos.list", units=1) as call:
-        call.settle(units)
-        call.settle(units)
 
 
 def settle_unknown(budget: Budget, units: Any) -> None:
@@ -163,27 +154,17 @@ PART_DOORS: dict[str, Callable[[Setup, Any], object]] = {
         f"{name} of a budget": lambda s, part, name=name: made(s, **{name: part})
         for name in ("credential", "book", "limits", "leave")
     },
-    "one of several limits": lambda s, part: made(s, limits=[limit(500), part]),
     "leave of a job": lambda s, part: made(s, leave={"job": part}),
     "name of a limit": lambda s, part: Limit(part, 500, VIEW, 500, 0),
-    "view of a limit": lambda s, part: Limit("day", 500, part, 500, 0),
     "selector of a view": lambda s, part: View(part, Sliding(DAY_MS)),
-    "window of a view": lambda s, part: View(Selector(), part),
     "settings of a session": lambda s, part: quota.Session(part),
-    "session of an event loop": lambda s, part: quota.AsyncSession(part),
     "budget of an event loop": lambda s, part: quota.AsyncBudget(part, part),
     "budget of a service": lambda s, part: service(part),
-    "credentials of a service": lambda s, part: service(s.budget(), credentials=part),
     "key of a service": lambda s, part: service(s.budget(), key=part),
     "transport of httpx": lambda s, part: httpx_transport(s.budget(), "videos.list", hosts=["api.org"], inner=part),
-    "transport of an awaited httpx": lambda s, part: httpx_async_transport(
-        s.budget(), "videos.list", hosts=["api.org"], inner=part
-    ),
-    "plain text of a service": lambda s, part: service(s.budget(), insecure_endpoint=part),
 }
 NO_PARTS = [5, b"24h", 1.5, Rude(), object(), ["24h"], ("24h", 5)]
-NONE_IS_A_PART = {"leave of a budget", "clock of a budget", "credentials of a service", "key of a service"}
-NONE_IS_A_PART |= {"transport of httpx", "transport of an awaited httpx"}
+NONE_IS_A_PART = {"leave of a budget", "key of a service", "transport of httpx"}
 
 
 @pytest.mark.parametrize("door", PART_DOORS)
@@ -246,19 +227,13 @@ def test_seconds_may_be_any_number(setup: Setup, timeout_s: Any) -> None:
 
 NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "method": lambda s, name: s.budget().charge(name),
-    "method and units": lambda s, name: s.budget().charge(name, units=1),
-    "peeked method": lambda s, name: s.budget().peek(name),
     "method of an attempt": lambda s, name: Meter(s.budget()).attempt(name, "GET"),
-    "verb of an attempt": lambda s, name: Meter(s.budget()).attempt("videos.list", name),
-    "method of a spend": lambda s, name: s.budget().spend(name),
     "job": lambda s, name: s.budget().charge("videos.list", job=name),
     "region": lambda s, name: s.budget().charge("videos.list", region=name),
     "job of labels": lambda s, name: labels(job=name).__enter__(),
-    "region of labels": lambda s, name: labels(region=name).__enter__(),
     "job of usage": lambda s, name: s.budget().usage(name),
     "methods of an outlook": lambda s, name: s.budget().outlook([name]),
     "api of a service": lambda s, name: service(s.budget(), api=name),
-    "version of a service": lambda s, name: service(s.budget(), version=name),
     "refund": lambda s, name: s.budget().refund(name),
     "settle": lambda s, name: s.budget().settle(name, 1),
     **{

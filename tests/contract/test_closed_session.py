@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
-import socket
-import sqlite3
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -112,28 +107,6 @@ def test_a_budget_in_the_middle_of_its_questions_stays_closed_too(config: Path) 
             budget.charge("videos.list", units=units)
 
 
-def test_a_second_close_waits_for_the_first_close(config: Path) -> None:
-    class Service:
-        def close(self) -> None:
-            other.start()
-            other.join(0.1)
-            waits.append(other.is_alive())
-
-    def close() -> None:
-        session.close()
-        closed.append(not session._budgets)
-
-    waits: list[bool] = []
-    closed: list[bool] = []
-    session = quota.open(config)
-    session.budget().charge("videos.list")
-    session._services.append(Service())
-    other = threading.Thread(target=close)
-    close()
-    other.join()
-    assert (waits, closed) == ([True], [True, True])
-
-
 def test_a_service_of_a_closed_session_sends_nothing(config: Path) -> None:
     with Emulator() as upstream:
         with quota.open(config) as session:
@@ -142,36 +115,6 @@ def test_a_service_of_a_closed_session_sends_nothing(config: Path) -> None:
             youtube.videos().list(part="id", chart="mostPopular").execute()
         youtube.close()
         assert upstream.usage()["requests"] == 0
-
-
-@pytest.mark.filterwarnings("error::ResourceWarning")
-@pytest.mark.parametrize("first", [True, False], ids=["ledger first", "connection first"])
-def test_a_session_in_a_reference_cycle_is_closed_before_its_connection(
-    ledger_url: str, monkeypatch: pytest.MonkeyPatch, first: bool
-) -> None:
-    """Python ends all of a circle in the order in which the collector came to know them, whatever belongs to what."""
-
-    def circle() -> list[Any]:
-        ledger = open_ledger(ledger_url)
-        budget_of(ledger, limit(500)).charge("videos.list")
-        connections = [item for item in gc.get_objects() if isinstance(item, (socket.socket, sqlite3.Connection))]
-        parts: list[Any] = [ledger, *connections]
-        assert len(parts) > 1
-        parts.append(parts)
-        return parts if first else parts[::-1]
-
-    complaints: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda raised: complaints.append(str(raised.exc_value)))
-    gc.collect()
-    gc.freeze()  # the collector looks at what comes from now on
-    try:
-        forgotten = circle()
-        gc.collect()  # from now on it knows them in this order, or from the end
-        del forgotten
-        gc.collect()
-    finally:
-        gc.unfreeze()
-    assert complaints == []
 
 
 def test_a_ledger_that_was_closed_may_be_used_again(ledger_url: str) -> None:

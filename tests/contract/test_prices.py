@@ -12,11 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from quota.cli.program import cli
-from quota.clients.metering import Meter
-from quota.common.clock import NEVER
 from quota.rules.entry import is_reservation
-from quota.settings.lint import lint
-from quota.settings.load import load_settings
 from quota.terms.costs import CostBook
 from quota.terms.limits import Calendar, Limit, Selector, View
 from support.books import parse_book
@@ -88,19 +84,6 @@ def test_a_price_changes_at_midnight_in_the_books_zone(setup: Setup, zone: str) 
     assert book.zone == zone
 
 
-def test_without_a_calendar_it_changes_at_midnight_utc() -> None:
-    book = a_book(
-        """
-        buckets.units = { quota = 100, resets = "1m" }
-        methods."a.list" = { prices = [{ units = 1 }, { units = 2, since = 2026-03-08 }] }
-        """
-    )
-    change_ms = at("2026-03-08", "UTC")
-    assert book.price_at("a.list", change_ms - 1) == (book.methods["a.list"][0], (0, change_ms))
-    assert book.price_at("a.list", change_ms) == (book.methods["a.list"][1], (change_ms, NEVER))
-    assert book.at(change_ms - 1).price("a.list").units == 1
-
-
 def test_a_call_is_reserved_or_not_by_the_price_of_the_day(setup: Setup) -> None:
     book = a_book(
         """
@@ -126,43 +109,6 @@ def test_the_state_of_a_budget_uses_the_price_of_the_day(setup: Setup) -> None:
     assert budget.outlook().room_ms[0] is not None
     setup.now_ms = CHANGE_MS
     assert budget.outlook().room_ms[0] is None
-
-
-def test_an_exhaustion_closes_the_bucket_that_was_charged(setup: Setup) -> None:
-    book = a_book(
-        """
-        buckets.units = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
-        buckets.uploads = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
-        methods."a.add" = { prices = [{ units = 1 }, { units = 1, bucket = "uploads", since = 2099-01-01 }] }
-        """
-    )
-    budget = setup.budget(limit(500, buckets=()), book=book)
-    body = b'{"error": {"message": "Spent.", "errors": [{"reason": "quotaExceeded"}]}}'
-    Meter(budget).attempt("a.add", "POST").answered(403, body)
-    assert [closed.bucket for closed in setup.state.facts().exhaustions] == ["units"]
-
-
-def test_a_configuration_is_judged_by_the_prices_of_today(state_dir: Path) -> None:
-    """A price of the far future makes no limit too small today."""
-    (state_dir.parent / "book.toml").write_text(
-        HEAD
-        + """
-        buckets.units = { quota = 1_000, resets = { calendar = "day", zone = "UTC" } }
-        methods."a.add" = { prices = [{ units = 1 }, { units = 700, since = 2099-01-01 }] }
-        """
-    )
-    (state_dir.parent / "quota.toml").write_text(
-        """
-        [credentials.main]
-        api = "./book.toml"
-        endpoint = "http://127.0.0.1:1"
-        limits = [
-            { name = "adds", methods = ["a.add"], units = 500, window = "24h" },
-            { name = "day", units = 900, window = { calendar = "day", zone = "UTC" } },
-        ]
-        """
-    )
-    assert [str(finding) for finding in lint(load_settings()) if "costs" in finding.message] == []
 
 
 def test_the_cost_book_is_shown_with_the_prices_to_come(state_dir: Path) -> None:

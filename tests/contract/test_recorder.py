@@ -8,12 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import redis
 
 from quota.budget import Budget
 from quota.deciding import recorder as recorder_module
 from quota.deciding.recorder import ATTEND_EVERY_S, MAX_KINDS, Recorder
-from quota.rules.refusals import MAX_COUNTS, MAX_REFUSALS
 from quota.session import Session
 from quota.settings.load import load_settings
 from support.processes import in_child
@@ -59,7 +57,6 @@ def recorded(setup: Setup, *limits: object) -> tuple[Budget, Recorder]:
 
 
 def counts_of(setup: Setup) -> list[tuple[str, str, str, int]]:
-    """Limit, job, reason and calls."""
     counts = setup.state.refusals().counts
     return sorted((count.limit, count.job, count.reason, count.calls) for count in counts)
 
@@ -86,29 +83,6 @@ def test_refusals_are_kept_and_handed_over_with_an_answer_ten_seconds_later(setu
     assert len(setup.state.refusals().newest) == 3, "once"
 
 
-def test_all_refusals_are_counted_and_a_hundred_are_kept(setup: Setup) -> None:
-    budget, recorder = recorded(setup, limit(1))
-    budget.charge("videos.list")
-    calls = 2 * MAX_REFUSALS + 10
-    for n in range(calls):
-        budget.charge("videos.list", region=f"R{n}")
-    recorder.close()
-    recorder.close()
-    assert counts_of(setup) == [("day", "", "limit", calls)]
-    regions = [json.loads(text)["region"] for text in setup.state.refusals().newest]
-    assert regions == [f"R{n}" for n in range(calls - MAX_REFUSALS, calls)]
-
-
-def test_more_kinds_than_are_handed_over_at_once_are_all_counted(setup: Setup) -> None:
-    budget, recorder = recorded(setup, limit(1))
-    budget.charge("videos.list")
-    for n in range(MAX_COUNTS + 50):
-        budget.charge("videos.list", job=f"job-{n}")
-    recorder.close()
-    assert sum(calls for _, _, _, calls in counts_of(setup)) == MAX_COUNTS + 50
-    assert len(setup.state.refusals().newest) == MAX_REFUSALS
-
-
 def test_the_recorder_keeps_a_bounded_number_of_kinds(setup: Setup) -> None:
     budget, recorder = recorded(setup, limit(1))
     refused = budget.charge("videos.list", units=1) and budget.charge("videos.list")
@@ -131,20 +105,6 @@ def test_a_child_does_not_report_refusals_of_its_parent(setup: Setup) -> None:
     in_child(be_refused)
     recorder.close()
     assert counts_of(setup) == [("day", "", "limit", 1), ("day", "child", "limit", 1)]
-
-
-@pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
-def test_refusals_count_once_if_the_answer_is_lost(behind_proxy: tuple[Setup, Proxy], fault: str) -> None:
-    setup, proxy = behind_proxy
-    budget, recorder = recorded(setup, limit(1))
-    budget.charge("videos.list")
-    for calls in (1, 2, 3):
-        assert not budget.charge("videos.list").admitted
-        if calls == 2:
-            proxy.fail(fault, match=b'"day"', times=1)  # type: ignore[arg-type]
-        recorder.close()
-        assert counts_of(setup) == [("day", "", "limit", calls)]
-    assert len(setup.state.refusals().newest) == 3
 
 
 def test_a_ledger_that_just_did_not_answer_is_not_asked_and_gets_all_later(behind_proxy: tuple[Setup, Proxy]) -> None:
@@ -175,19 +135,3 @@ def test_a_session_reports_its_refusals_when_it_closes(ledger_url: str, state_di
             session.budget().charge("search.list")
     with session_of(tmp_path, ledger_url, "main") as session:
         assert [count.calls for count in session.project().state.refusals().counts] == [3]
-
-
-@pytest.mark.usefixtures("real_walls")
-def test_a_silent_ledger_delays_many_projects_as_a_few(server: RedisServer, state_dir: Path, tmp_path: Path) -> None:
-    names = [f"p{n}" for n in range(10)]
-    with Proxy(server.port) as proxy:
-        session = session_of(tmp_path, proxy.url, *names)
-        for name in names:
-            for _ in range(2):
-                session.budget(name).charge("search.list")
-        before = proxy.connections
-        proxy.pause()
-        session.close()
-        assert 0 < proxy.connections - before < len(names), "a new connection for each of the first; then it was over"
-    with redis.Redis(port=server.port) as client:
-        assert client.keys("quota:*ledger:log")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import pickle
 import signal
 import subprocess
 import sys
@@ -107,7 +106,7 @@ def world(ledger_url: str, state_dir: Path, tmp_path: Path) -> Any:
     made.session.close()
 
 
-@pytest.mark.parametrize("used", [0, 1, 7_999, 8_000, 8_001, 60_000])
+@pytest.mark.parametrize("used", [0, 8_000, 60_000])
 def test_a_settled_call_counts_what_it_used(world: World, used: int) -> None:
     with world.budget.spend("chat", units=8_000, job="nightly") as call:
         assert (call.admitted, call.cost_units, call.remaining_units) == (True, 8_000, 2_000)
@@ -131,12 +130,6 @@ def test_an_unsettled_reservation_stays(world: World) -> None:
     assert (world.used(), world.reserved()) == (5_010, (5_000, 0))
     world.now_ms += RESERVED_MS
     assert (world.used(), world.reserved()) == (5_010, (0, 0)), "an hour later it is spent"
-
-
-def test_a_copy_of_a_call_is_its_decision(world: World) -> None:
-    with world.budget.spend("chat", units=3_000) as call:
-        copied = pickle.loads(pickle.dumps(call))  # noqa: S301  # our own
-    assert (copied, type(copied)) == (call, quota.Decision)
 
 
 def test_the_reservation_of_a_killed_caller_is_spent(world: World) -> None:

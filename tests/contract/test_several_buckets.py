@@ -4,7 +4,6 @@ free."""
 from __future__ import annotations
 
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from quota.budget import MAX_CHARGES, Budget
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.deciding.allowance import Allowance
-from quota.deciding.project import Project
-from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
+from quota.errors import LedgerError, UnknownCharge, UsageError
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import Log
-from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.rules.entry import END
 from quota.rules.facts import Exhaustion
 from quota.terms.limits import HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
@@ -45,18 +42,9 @@ FORGE = parse_book(
     write = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
     search = { units = 4, bucket = "points" }
     status = 0
-    later = { prices = [
-        { units = 0 },
-        { parts = [{ units = 1 }, { bucket = "points", units = 9 }], since = 2026-12-01 },
-    ] }
-    sooner = { prices = [
-        { parts = [{ units = 1 }, { bucket = "points", units = 9 }] },
-        { units = 0, since = 2026-12-01 },
-    ] }
     """,
     "forge",
 )
-CHANGE_MS = round(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000)
 CORE = limit(60, HOUR_MS, name="core", buckets=("core",))
 POINTS = limit(20, MINUTE_MS, name="points", buckets=("points",))
 EVERYTHING = Limit("all", 99, View(Selector(count="calls"), Sliding(MINUTE_MS)), 99, 0)
@@ -105,23 +93,6 @@ def test_either_bucket_may_refuse_a_call_and_then_neither_is_charged(setup: Setu
     assert only_core.charge("read").refused_by == "core"
 
 
-def test_a_call_never_fits_if_one_part_never_fits(setup: Setup) -> None:
-    with pytest.raises(CostExceedsLimit, match=r"write costs 5 units and limit 'points' .* holds 4"):
-        budget_of(setup, CORE, limit(4, MINUTE_MS, name="points", buckets=("points",))).charge("write")
-
-
-def test_units_of_the_caller_are_for_the_first_bucket(setup: Setup) -> None:
-    budget = budget_of(setup)
-    assert [one.cost_units for one in budget.charge("write", units=8).limits] == [8, 5]
-    assert [(one.bucket, one.units) for one in setup.entries()] == [("core", 8), ("points", 5)]
-
-
-def test_an_unknown_method_costs_the_default_of_its_verb_in_all_buckets(setup: Setup) -> None:
-    budget = budget_of(setup)
-    Meter(budget).attempt("conjure", "POST")
-    assert [(one.bucket, one.units) for one in setup.entries()] == [("core", 2), ("points", 7)]
-
-
 def test_each_call_of_a_batch_has_an_id(setup: Setup) -> None:
     budget = budget_of(setup, CORE, POINTS, EVERYTHING)
     decisions = budget.charge_many(["read", "status", ("search", 3), "write"])
@@ -150,23 +121,16 @@ def test_too_many_charges_for_a_step_are_one_line(setup: Setup) -> None:
     assert len(setup.entries()) == MAX_CHARGES + 102
 
 
-def test_a_refund_returns_all_parts_and_may_be_repeated(setup: Setup) -> None:
+def test_a_refund_returns_all_parts_in_one_step_and_may_be_repeated(setup: Setup) -> None:
     budget = budget_of(setup)
     charge_id = budget.charge("write").id or ""
     budget.charge("read")
+    tip = setup.ledger.begin(setup.project).tip
     before = budget.refund(charge_id)
     assert (before.bucket, before.units) == ("core", 1)
     assert used(budget) == {"core": 1, "points": 1}
     assert budget.refund(charge_id).units == 0
     assert used(budget) == {"core": 1, "points": 1}
-
-
-def test_a_refund_corrects_all_of_its_charges_in_one_step(setup: Setup) -> None:
-    """Nobody sees one of its buckets given back and another not."""
-    budget = budget_of(setup)
-    charge_id = budget.charge("write").id or ""
-    tip = setup.ledger.begin(setup.project).tip
-    budget.refund(charge_id)
     entries = setup.ledger.read(setup.project, tip, END, 10)
     assert [(entry.kind, entry.bucket, entry.units) for entry in entries] == [
         ("correction", "core", 0),
@@ -259,65 +223,3 @@ def test_a_call_of_two_buckets_is_drawn_handed_over_and_refunded_whole(setup: Se
     ]
     budget.refund(third.id or "")
     assert used(budget_over(setup.ledger)) == {"core": 2, "points": 6}, "as the next process sees it"
-
-
-def test_a_call_may_become_dear_or_free_on_a_day(setup: Setup) -> None:
-    budget = budget_of(setup)
-    for setup.now_ms, later, sooner in ((CHANGE_MS - 1, [], [1, 9]), (CHANGE_MS, [1, 9], [])):
-        for _ in range(2):
-            assert [one.cost_units for one in budget.peek("later").limits] == later
-            assert [one.cost_units for one in budget.peek("sooner").limits] == sooner
-    setup.now_ms = CHANGE_MS - 1
-    assert len(budget.charge_many(["later", "sooner"])) == 2
-    setup.now_ms = CHANGE_MS
-    assert [one.id is None for one in budget.charge_many(["later", "sooner"])] == [False, True]
-    assert [(one.method, one.bucket, one.units) for one in setup.entries()] == [
-        ("sooner", "core", 1),
-        ("sooner", "points", 9),
-        ("later", "core", 1),
-        ("later", "points", 9),
-    ]
-
-
-# -- what people are told ----------------------------------------------------------------------------------------------
-
-
-def test_each_charge_of_a_call_is_listed_with_the_id_of_the_call(setup: Setup) -> None:
-    budget = budget_of(setup)
-    ids = [decision.id for decision in budget.charge_many(["write", "search", "write"])]
-    budget.settle(ids[2] or "", 4)
-    listed = read_charges([Project(setup.ledger, setup.project)], 0)
-    assert [(call_id, charge.bucket, charge.units) for _, call_id, charge in listed] == [
-        *[(ids[0], "core", 1), (ids[0], "points", 5)],
-        (ids[1], "points", 4),
-        *[(ids[2], "core", 4), (ids[2], "points", 5)],
-    ]
-
-
-def test_a_spending_counts_one_call_and_units_by_bucket(setup: Setup) -> None:
-    budget = budget_of(setup, limit(10**6, buckets=()))
-    budget.charge_many(["write", "write", "read", "search", "status"], job="nightly", region="DE")
-    budget.refund(budget.charge("write", job="nightly", region="DE").id or "")
-    setup.now_ms += 400 * HOUR_MS
-    budget.charge_many(["write"], job="nightly")
-    setup.now_ms -= 399 * HOUR_MS
-    for _ in range(3):
-        spending = read_spending([Project(setup.ledger, setup.project)], ("method",), 0)
-        assert spending.rows == ((("write",), 4, 18), (("search",), 1, 4), (("read",), 1, 2))
-        by_bucket = read_spending([Project(setup.ledger, setup.project)], ("bucket", "method"), 0)
-        assert sorted(by_bucket.rows) == [
-            (("core", "read"), 1, 1),
-            (("core", "write"), 4, 3),
-            (("points", "read"), 1, 1),
-            (("points", "search"), 1, 4),
-            (("points", "write"), 4, 15),
-        ]
-        by_run = read_spending([Project(setup.ledger, setup.project)], ("run",), 0)
-        assert [(charges, units) for _, charges, units in by_run.rows] == [(6, 24)]
-        sums, _ = read_sums(Project(setup.ledger, setup.project))
-        assert sorted((one.method, one.charges, one.units, one.corrected_units) for one in sums) == [
-            ("read", 1, 2, 0),
-            ("search", 1, 4, 0),
-            ("write", 4, 24, 6),
-        ]
-        setup.now_ms += 2 * HOUR_MS

@@ -65,13 +65,6 @@ def test_calls_of_one_job_that_leave_together_share_it(setup: Setup) -> None:
         budget.charge("search.list", job="a")
 
 
-def test_another_budget_with_the_limit_by_name_counts_the_same_charges(setup: Setup) -> None:
-    every, named = setup.budget(limit(500), SHARE), setup.budget(limit(3, HOUR_MS, name="mine", jobs=("a",)))
-    assert all(every.charge("videos.list", job="a").admitted for _ in range(2))
-    assert [named.charge("videos.list", job="a").admitted for _ in range(2)] == [True, False]
-    assert every.charge("videos.list", job="a").refused_by == "share:a"
-
-
 def test_credentials_of_one_project_have_the_shares_and_leave_what_jobs_of_either_leave(tmp_path: Path) -> None:
     """The metrics of the project are those of whichever credential was asked."""
     (tmp_path / "quota.toml").write_text(TWO_KEYS, encoding="utf-8")
@@ -85,14 +78,10 @@ def test_credentials_of_one_project_have_the_shares_and_leave_what_jobs_of_eithe
         assert session.budget("b").charge("videos.list", units=2, job="trending").refused_by == "day"
 
 
-def test_a_paced_share_is_paced(setup: Setup) -> None:
-    day = Limit("share", 80, View(Selector(("units",)), Calendar("day", "UTC")), 80, 0, paced=True, per_job=True)
-    start_ms = setup.now_ms = day.view.window.edges(setup.now_ms)[0]  # type: ignore[union-attr]
-    budget = setup.budget(limit(500), day)
-    assert sum(budget.charge("videos.list", job="a").admitted for _ in range(20)) == 10
-    assert sum(budget.charge("videos.list", job="b").admitted for _ in range(20)) == 10
-    setup.now_ms = start_ms + 12 * HOUR_MS
-    assert sum(budget.charge("videos.list", job="a").admitted for _ in range(80)) == 40
+def test_the_share_of_a_job_is_paced_and_a_shadow_as_the_limit_says() -> None:
+    view = View(Selector(("units",)), Calendar("day", "UTC"))
+    share = Limit("share", 80, view, 80, 0, paced=True, per_job=True, shadow=True).of_job("a")
+    assert (share.name, share.paced, share.shadow) == ("share:a", True, True)
 
 
 def test_a_share_cannot_select_jobs() -> None:
@@ -132,22 +121,6 @@ def test_a_peek_shows_what_a_shadow_limit_would_refuse(setup: Setup) -> None:
     assert (peeked.admitted, peeked.would_refuse, peeked.remaining_units) == (True, ("trial",), 498)
     assert "limit 'trial' would refuse it" in peeked.sentence()
     assert peeked.as_json()["limits"][1]["would_refuse"] is True  # type: ignore[index]
-
-
-def test_a_paced_shadow_delays_no_refused_call(setup: Setup) -> None:
-    day = View(Selector(("units",)), Calendar("day", "UTC"))
-    setup.now_ms = day.window.edges(setup.now_ms)[0]  # type: ignore[union-attr]
-    budget = setup.budget(limit(12, HOUR_MS), Limit("trial", 80, day, 80, 0, paced=True, shadow=True))
-    decisions = [budget.charge("videos.list") for _ in range(13)]
-    assert [bool(one.would_refuse) for one in decisions[:12]] == [False] * 10 + [True] * 2
-    assert decisions[12].retry_at_ms == setup.now_ms + HOUR_MS
-
-
-def test_each_job_may_have_a_shadow_and_leave_something_in_it(setup: Setup) -> None:
-    share = replace(shadow(3), per_job=True)
-    budget = setup.budget(limit(500), share, leave={"a": {}})
-    assert [budget.charge("videos.list", job="a").would_refuse for _ in range(4)][3] == ("trial:a",)
-    assert budget.charge("videos.list", job="b").would_refuse == ()
 
 
 @pytest.fixture

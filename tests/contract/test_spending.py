@@ -21,7 +21,7 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.log import PAST_MS
 from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.reports.status import read_status
-from quota.rules.entry import END, START, Entry, Id
+from quota.rules.entry import END, START, Entry
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS
@@ -115,12 +115,12 @@ def test_refusals_are_summed_since_an_hour_and_since_the_beginning(setup: Setup)
 
 
 @pytest.mark.usefixtures("_trims_often")
-def test_the_command_names_in_one_line_where_the_charges_begin(ledger_url: str, tmp_path: Path) -> None:
+def test_the_command_names_in_one_line_where_the_charges_begin(any_ledger_url: str, tmp_path: Path) -> None:
     quota = Quota(tmp_path)
-    quota.configure(f'[ledger]\nurl = "{ledger_url}"\n[credentials.main]\napi = "youtube-v3"\n')
+    quota.configure(f'[ledger]\nurl = "{any_ledger_url}"\n[credentials.main]\napi = "youtube-v3"\n')
     end_ms = time.time_ns() // 1_000_000
     now_ms = end_ms - STEPS * STEP_MS
-    with closing(open_ledger(ledger_url, clock=lambda: now_ms)) as ledger:
+    with closing(open_ledger(any_ledger_url, clock=lambda: now_ms)) as ledger:
         budget = budget_of(ledger, limit(500), project="main", clock=lambda: now_ms)
         while now_ms < end_ms:
             assert budget.charge("videos.list").admitted
@@ -132,28 +132,9 @@ def test_the_command_names_in_one_line_where_the_charges_begin(ledger_url: str, 
     assert quota.json("spend", "--since", "7d", "--by", "day")["total_units"] in (55, 56)
 
 
-def test_a_refusal_shows_the_limits_own_number_and_what_the_job_leaves_of_it(setup: Setup) -> None:
-    budget = setup.budget(limit(10), leave={"modest": {"day": 4}})
-    said = {}
-    for units in (5, 4):
-        budget.charge("videos.list", units=units)
-        refused = budget.peek("videos.list", units=2, job="modest")
-        said[refused.reason] = refused.why()
-    assert said == {
-        "leave": "limit 'day' has 5 of 10 units used, this job leaves 4 to others",
-        "limit": "limit 'day' has 9 of 10 units used, this job leaves 4 to others",
-    }
-    assert budget.peek("videos.list").sentence() == "would admit videos.list (1 unit) on main; 1 unit left"
-    assert budget.charge("videos.list").sentence() == "admitted videos.list (1 unit) on main; 0 units left"
-
-
 RESETS = [
     ("youtube-v3", '"24h"', True),
-    ("youtube-v3", '{ calendar = "day", zone = "UTC" }', True),
-    ("youtube-v3", '{ calendar = "day", zone = "America/Los_Angeles" }', True),
     ("youtube-v3", '{ calendar = "month", zone = "Europe/Berlin" }', True),
-    ("gmail-v1", '"24h"', False),
-    ("gmail-v1", '"1m"', False),
     ("gmail-v1", '{ calendar = "day", zone = "UTC" }', False),
 ]
 
@@ -173,7 +154,6 @@ def test_a_reset_is_upstreams_own_or_none(state_dir: Path, tmp_path: Path, api: 
 
 
 def charge(setup: Setup, count: int = 1, *, every_ms: int = 1_000) -> None:
-    """Charge so many calls of one unit, a second apart."""
     budget = setup.budget(limit(1_000_000))
     for _ in range(count):
         assert budget.charge("videos.list").admitted
@@ -181,7 +161,6 @@ def charge(setup: Setup, count: int = 1, *, every_ms: int = 1_000) -> None:
 
 
 def trim(setup: Setup, count: int) -> None:
-    """Move the oldest entries to the past."""
     assert setup.ledger.trim(setup.project, setup.now_ms + 1, count) == count
 
 
@@ -190,7 +169,6 @@ def old(*days: int) -> list[Entry]:
 
 
 def stored(setup: Setup) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """What the past has, and what the log has."""
     ledger, project = setup.ledger, setup.project
     return ledger.past(project, START, END, 1_000), ledger.read(project, START, END, 1_000)
 
@@ -244,9 +222,9 @@ class Trimming:
         return and_trim
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("method", ["begin", "past", "read"])
-@pytest.mark.parametrize("most", [1, 100])
+@pytest.mark.parametrize(
+    ("method", "count", "most"), [("begin", 1, 1), ("begin", 3, 100), ("past", 2, 100), ("past", 3, 1), ("read", 3, 1)]
+)
 def test_an_entry_trimmed_during_a_read_comes_once(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, method: str, count: int, most: int
 ) -> None:
@@ -270,18 +248,6 @@ def test_a_past_dated_ahead_hides_nothing_of_the_log(setup: Setup) -> None:
     assert setup.ledger.past(setup.project, every[-1].id, END, 10), "the past ends behind the log"
     assert [*entries(setup.opened())] == every
     assert [*entries(setup.opened(), every[2].id)] == every[3:]
-
-
-def test_a_reader_gets_what_others_charge_meanwhile(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    charge(setup, 2)
-    monkeypatch.setattr("quota.deciding.history.MAX_READ", 1)
-    read: list[Id] = []
-    for entry in entries(setup.opened()):
-        read.append(entry.id)
-        if len(read) < 4:
-            charge(setup)
-    assert read == [entry.id for entry in stored(setup)[1]]
-    assert len(read) == 5
 
 
 def test_a_history_that_has_dropped_nothing_is_whole(setup: Setup) -> None:

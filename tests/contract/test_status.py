@@ -1,18 +1,12 @@
-"""The verdict that a status begins with, and its JSON, in each state of a credential; and of many projects at once."""
+"""The verdict that a status begins with, and its JSON, in each state of a credential."""
 
 from __future__ import annotations
 
 import io
-import os
 import random
-import shutil
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,15 +14,11 @@ from rich.console import Console
 
 from quota.cli.output import render_parts
 from quota.common.clock import NEVER, moment, rfc3339
-from quota.dashboard.reading import read_now
 from quota.deciding.project import MAX_CLOCK_AHEAD_MS
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
-from quota.ledger.redis_connection import Cluster, Connections
 from quota.reports.metrics import of_status
 from quota.reports.status import read_status
-from quota.rules.entry import Id
-from quota.rules.facts import Grant
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import BUILT_IN_FETCHES
@@ -36,9 +26,7 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Sliding
 from quota.wording import status_parts
 from support.commands import Quota, one_line
 from support.losses import LedgerStorage
-from support.proxy import Proxy
-from support.servers import RedisServer
-from support.setup import charges_at, ids_of
+from support.setup import charges_at
 
 TEN_MS = 1_795_255_200_000
 """Saturday 21 November 2026, 10:00 UTC, 22 h before upstream's midnight."""
@@ -131,17 +119,6 @@ def test_open_shows_how_many_calls_of_the_jobs_dearest_method_fit(scene: Scene) 
     assert read_status(scene.session).exit_status == 0
 
 
-def test_a_shadow_limit_does_not_lower_the_calls_left(scene: Scene) -> None:
-    shadow = NARROW + "shadow = true\n"
-    scene.configure(DAY + shadow.replace("300", "50") + JOB)
-    assert scene.result() == "OPEN: 500 units = 5 searches"
-    now = read_now(scene.session)
-    assert now.calls["main"].left == 5
-    calls = '[[credentials.main.limits]]\nname = "some"\ncount = "calls"\nunits = 50\nwindow = "1h"\nshadow = true\n'
-    scene.configure(calls + DAY.replace("500", "50"))
-    assert scene.session.budget("main").peek("videos.list").left() == "50 units"
-
-
 def test_full_shows_when_the_cheapest_call_fits(scene: Scene) -> None:
     scene.configure(DAY + JOB)
     scene.spend(4)
@@ -155,11 +132,6 @@ def test_full_shows_when_the_cheapest_call_fits(scene: Scene) -> None:
     peeked = scene.session.budget("main").peek("videos.list")
     assert (peeked.admitted, peeked.retry_at_ms) == (False, free_ms)
     scene.now_ms = free_ms
-    assert scene.fields() == OPEN
-
-
-def test_a_limit_that_holds_less_than_the_cheapest_call_is_full_when_it_is_used_up(scene: Scene) -> None:
-    scene.configure(DAY.replace("500", "3"), api="gmail-v1")
     assert scene.fields() == OPEN
 
 
@@ -233,16 +205,6 @@ def test_a_closed_and_full_credential_shows_the_later_time(scene: Scene) -> None
     assert scene.fields() == (False, "units", "day", rfc3339(TEN_MS + DAY_MS))
 
 
-def test_a_closing_until_the_reset_of_a_full_limit_shows_only_the_closing(scene: Scene) -> None:
-    scene.configure(PACED.replace("pacing = true\n", ""))
-    scene.spend(96)
-    assert scene.result().startswith("FULL until 2026-11-22T08:00:00+00:00")
-    scene.shut("units", MIDNIGHT_MS)
-    on = "this machine goes on at 2026-11-22T08:00:03+00:00"
-    assert scene.result() == f'CLOSED by upstream until 2026-11-22T08:00:00+00:00: "{SAID}"; {on}'
-    assert scene.fields() == (False, "units", "pacific-day", rfc3339(MIDNIGHT_MS + 3_000))
-
-
 @pytest.mark.parametrize("api", ["youtube-v3", "youtube-v3-buckets"])
 def test_a_pool_that_upstream_closed_leaves_the_rest_open(scene: Scene, api: str) -> None:
     scene.configure(DAY + NARROW + JOB, api=api)
@@ -250,14 +212,6 @@ def test_a_pool_that_upstream_closed_leaves_the_rest_open(scene: Scene, api: str
     assert (scene.result(), scene.fields()) == ("OPEN: 500 units, no searches until 2026-11-22T08:00:03+00:00", OPEN)
     assert scene.remaining() == {"day": 500, "few": 0}, "all that the second counts is closed"
     assert f'bucket search is closed by upstream until 2026-11-22T08:00:00+00:00: "{SAID}"' in scene.lines()
-
-
-def test_a_bucket_is_counted_in_its_own_units(scene: Scene) -> None:
-    scene.configure(JOB, api="youtube-v3-buckets")
-    scene.spend(3)
-    assert scene.result() == "OPEN: 9,500 units, 92 searches"
-    scene.spend(92)
-    assert scene.result() == "OPEN: 9,500 units, no searches until 2026-11-22T10:00:00+00:00"
 
 
 def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
@@ -269,28 +223,6 @@ def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
         "limit 'pacific-day' has 2,000 of 2,000 units used, of 9,600 by the end of the day"
     )
     assert scene.fields() == (False, None, "pacific-day", rfc3339(TEN_MS + 9_000))
-
-
-def test_a_grant_lowers_the_limit_and_its_pace(scene: Scene) -> None:
-    scene.configure(PACED)
-    scene.session.budget("main").grant([Grant("units", 4_800, TEN_MS, MIDNIGHT_MS)])
-    scene.session.budget("main").charge("videos.list", units=900)
-    (limit,) = scene.json()["limits"]
-    assert [limit[name] for name in ("limit_units", "enforced_units", "paced_units")] == [9_600, 4_800, 1_000]
-    assert limit["next_capacity_at"] == rfc3339(TEN_MS + 18_000), "when its pace, of 4,800, releases one more"
-    numbers = {sample.family: sample.value for sample in of_status(read_status(scene.session), "p")}
-    assert numbers["quota_limit_units"] == 4_800
-
-
-def test_a_limit_whose_grant_admits_no_call_is_full(scene: Scene) -> None:
-    """No time would help its calls, so nobody is told one; others may still leave."""
-    scene.configure(DAY + NARROW)
-    scene.session.budget("main").grant([Grant("units", 99, TEN_MS, MIDNIGHT_MS)])
-    (row,) = read_status(scene.session).credentials
-    assert (row.open, [(limit_row.limit.name, limit_row.level, limit_row.room_ms) for limit_row in row.limits]) == (
-        True,
-        [("day", "open", None), ("few", "full", None)],
-    )
 
 
 def test_credentials_of_one_project_show_that_they_share_a_budget(scene: Scene) -> None:
@@ -335,6 +267,7 @@ def test_units_of_others_count_and_are_shown(scene: Scene) -> None:
     assert "upstream_units" not in scene.json()["limits"][0]
 
 
+@pytest.mark.topology
 def test_a_loss_is_shown_for_a_day(scene: Scene, ledger_place: LedgerStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.deciding.losses.machine_name", lambda: "collector")
     scene.configure(DAY)
@@ -401,66 +334,9 @@ def test_check_exits_with_the_worst_status_of_all_credentials(tmp_path: Path) ->
     assert "cannot be reached" in one_line(quota("status", "--check"), 69)
 
 
-def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
-    quota = Quota(tmp_path)
-    quota.configure('[credentials.main]\napi = "youtube-v3"\n' + DAY)
-    quota("charge", "videos.list", "--units", "500")
-    assert "\x1b" not in quota("status").stdout
-    master, slave = os.openpty()
-    try:
-        from support.commands import QUOTA
-
-        env = {**quota.env, "TERM": "xterm"}
-        subprocess.run([*QUOTA, "status"], cwd=quota.folder, env=env, stdout=slave, stderr=slave, check=True)
-        assert b"\x1b[1;31mFULL until" in os.read(master, 100_000)
-    finally:
-        os.close(master)
-        os.close(slave)
-
-
-def test_only_a_terminal_shows_the_progress_of_a_status(tmp_path: Path) -> None:
-    quota = Quota(tmp_path)
-    quota.configure("".join(f'[credentials.c{n}]\napi = "youtube-v3"\nproject = "p{n}"\n' for n in range(3)))
-    at_once = "from quota.cli import output as c; c.PROGRESS_S = 0; from quota.cli.entry import main; main()"
-    command = [sys.executable, "-c", at_once, "status"]
-    master, slave = os.openpty()
-    try:
-        options: dict[str, Any] = {"cwd": quota.folder, "env": quota.env, "check": True}
-        with open(slave, "wb") as terminal:
-            shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, **options).stdout
-        lines = os.read(master, 100_000).decode().splitlines()
-        assert lines == [f"{read} of 3 credentials read" for read in (1, 2, 3)]
-        logged = subprocess.run(command, capture_output=True, **options)
-        assert (logged.stderr, logged.stdout.count(b"OPEN")) == (b"", shown.count(b"OPEN"))
-    finally:
-        os.close(master)
-
-
 @pytest.mark.usefixtures("ledger_place")
-@pytest.mark.parametrize("searches", [0, 1])
-def test_a_status_reads_only_an_hour_of_the_log(scene: Scene, monkeypatch: pytest.MonkeyPatch, searches: int) -> None:
-    """The hour is read for what is reserved."""
-    session = scene.configure(DAY + NARROW)
-    scene.spend(1, "videos.list")
-    scene.now_ms += 2 * HOUR_MS
-    scene.spend(searches)
-    read, asked_ms = session.ledger.read, []
-
-    def noting(project: str, after: Id, through: Id, count: int) -> Any:
-        asked_ms.append(after[0])
-        return read(project, after, through, count)
-
-    monkeypatch.setattr(session.ledger, "read", noting)
-    rows = {row.limit.name: row for row in read_status(session).credentials[0].limits}
-    assert asked_ms == [scene.now_ms - HOUR_MS]
-    assert rows["few"].next_capacity_ms == (scene.now_ms + HOUR_MS if searches else None)
-    assert rows["day"].next_capacity_ms == TEN_MS + DAY_MS
-
-
-@pytest.mark.usefixtures("ledger_place")
-@pytest.mark.parametrize("seed", range(3))
-def test_the_next_capacity_comes_when_the_oldest_charge_leaves(scene: Scene, seed: int) -> None:
-    session, dice = scene.configure(DAY.replace("500", "50_000") + NARROW.replace("300", "50_000")), random.Random(seed)
+def test_the_next_capacity_comes_when_the_oldest_charge_leaves(scene: Scene) -> None:
+    session, dice = scene.configure(DAY.replace("500", "50_000") + NARROW.replace("300", "50_000")), random.Random(1)
     budget, charged = session.budget(), list[Any]()
     for _ in range(120):
         scene.now_ms += dice.choice((0, 1, 40_000, 40 * MINUTE_MS))
@@ -476,192 +352,3 @@ def test_the_next_capacity_comes_when_the_oldest_charge_leaves(scene: Scene, see
                 counted = [e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job)]
                 leaves_ms = [e.id[0] + window.window_ms for e in counted if e.id[0] + window.window_ms > scene.now_ms]
                 assert row.next_capacity_ms == min(leaves_ms, default=None)
-
-
-SEARCH_UNITS = 100
-
-
-class Several:
-    """A configuration of so many projects, `p0` and on."""
-
-    def __init__(self, url: str, folder: Path, projects: int) -> None:
-        self.folder, self.now_ms = folder, TEN_MS
-        self.names = [f"p{n}" for n in range(projects)]
-        self.place(url)
-
-    def place(self, url: str) -> None:
-        parts = [f'[ledger]\nurl = "{url}"\nname = "tests"\n']
-        parts += [f'[credentials.{name}]\napi = "youtube-v3"\nproject = "{name}"\n' for name in self.names]
-        (self.folder / "quota.toml").write_text("".join(parts), encoding="utf-8")
-
-    def session(self) -> Session:
-        return Session(load_settings(self.folder / "quota.toml"), clock=lambda: self.now_ms)
-
-    def charge(self, every: int = 1, calls: int = 1) -> None:
-        with self.session() as session:
-            for name in self.names[::every]:
-                for _ in range(calls):
-                    assert session.budget(name).charge("search.list").admitted
-
-    def read(self) -> Any:
-        """The status, or what was said instead of it."""
-        with self.session() as session:
-            try:
-                return read_status(session).as_json()["credentials"]
-            except LedgerError as error:
-                return f"{type(error).__name__}: {error}"
-
-
-@pytest.fixture
-def proxied(server: RedisServer) -> Any:
-    with Proxy(server.port) as proxy:
-        yield proxy
-
-
-def test_a_status_without_the_next_capacity_has_every_other_field(ledger_url: str, tmp_path: Path) -> None:
-    scene = Several(ledger_url, tmp_path, 4)
-    scene.charge(every=2)
-    with scene.session() as session:
-        asked, not_asked = (read_status(session, next_capacity=wanted).credentials for wanted in (True, False))
-    times = {row.next_capacity_ms for credential in not_asked for row in credential.limits}
-    assert times == {None} < {row.next_capacity_ms for credential in asked for row in credential.limits}
-    assert not_asked == tuple(
-        credential._replace(limits=tuple(row._replace(next_capacity_ms=None) for row in credential.limits))
-        for credential in asked
-    )
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["first look", "later"])
-def test_the_work_for_each_project_is_bounded(ledger_url: str, state_dir: Path, tmp_path: Path, first: bool) -> None:
-    """Counted in calls of functions, from the files of what was seen to what is shown; rich draws it. Left out is what
-    connecting takes, and learning of a cluster's nodes: how often that is done depends on how many threads meet."""
-    once = (Connections._connected.__code__, Cluster._discovered_nodes.__code__)
-    counted, thread = list[None](), threading.local()
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        if event not in ("call", "return"):  # the others are of functions written in C
-            return
-        if frame.f_code in once:
-            thread.is_left_out = event == "call"
-        elif event == "call" and not getattr(thread, "is_left_out", False):
-            counted.append(None)
-
-    scene, calls = Several(ledger_url, tmp_path, 50), []
-    scene.charge()
-    for projects in (10, 50):
-        scene.names = [f"p{n}" for n in range(projects)]
-        scene.place(ledger_url)
-        if first:
-            shutil.rmtree(state_dir)
-        else:
-            scene.read()
-        counted.clear()
-        with scene.session() as session:
-            threading.setprofile(count)
-            sys.setprofile(count)
-            try:
-                read_status(session)
-            finally:
-                sys.setprofile(None)
-                threading.setprofile(None)
-        calls.append(len(counted))
-    scheme = ledger_url.partition(":")[0]
-    on_the_way = 40 * (scheme.startswith("rediss") + scheme.endswith("cluster"))  # of `ssl`; to find the slot's node
-    assert (calls[1] - calls[0]) / 40 < (960 if first else 840) + on_the_way
-
-
-def test_a_status_puts_back_charges_that_its_machine_read(
-    ledger_place: LedgerStorage, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene = Several(ledger_place.url, tmp_path, 4)
-    scene.charge()
-    copy = ledger_place.copy()
-    scene.now_ms += 1_000
-    with monkeypatch.context() as other_machine:
-        other_machine.setenv("QUOTA_STATE_DIR", str(tmp_path / "elsewhere"))
-        with scene.session() as session:
-            session.budget("p0").charge("search.list")
-            (charge,) = charges_at(session.ledger, "p2")
-            session.budget("p2").settle(*ids_of([charge]), 3 * SEARCH_UNITS)
-    for _ in range(2):
-        assert [row["limits"][0]["used_units"] for row in scene.read()] == [200, 100, 300, 100]
-        ledger_place.restore(copy)  # type: ignore[arg-type]
-
-
-def closed(scene: Several, _: LedgerStorage) -> None:
-    with scene.session() as session:
-        for name in scene.names[::2]:
-            session.budget(name).exhaust("units", TEN_MS, TEN_MS + DAY_MS, "so it said", "host:1")
-            session.budget(name).grant([Grant("units", 5_000, TEN_MS, TEN_MS + DAY_MS)])
-        for name in scene.names[::4]:
-            session.budget(name).reopen("units", "asked")
-
-
-def lost(scene: Several, place: LedgerStorage) -> None:
-    """The server is restored from a copy of before: this machine saw more, of every other project."""
-    copy = place.copy()
-    scene.now_ms += HOUR_MS
-    scene.charge(every=2, calls=3)
-    place.restore(copy)  # type: ignore[arg-type]
-
-
-def moved(scene: Several, _: LedgerStorage) -> None:
-    """Of two the first in the configuration is told of, whichever is asked first."""
-    with scene.session() as session:
-        for name in ("p10", "p12"):
-            done, fence = session.ledger.fence(name, session.ledger.begin(name).epoch, "token")
-            assert done
-            assert session.ledger.seal(name, fence, f"redis://elsewhere/{name}")
-
-
-Check = Callable[[Callable[[Several, LedgerStorage], None]], None]
-
-
-@pytest.fixture
-def check_both_ways(
-    ledger_place: LedgerStorage, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> Check:
-    def check(what: Callable[[Several, LedgerStorage], None]) -> None:
-        scene = Several(ledger_place.url, tmp_path, 16)
-        scene.charge(every=5)
-        scene.charge(every=2, calls=2)
-        what(scene, ledger_place)
-        scene.now_ms += HOUR_MS
-        copy, answers = ledger_place.copy(), []
-        for way in ("side by side", "one by one"):
-            ledger_place.restore(copy)  # type: ignore[arg-type]
-            monkeypatch.setenv("QUOTA_STATE_DIR", str(shutil.copytree(state_dir, tmp_path / way)))
-            answers.append(scene.read())
-            monkeypatch.setattr("quota.reports.status._read_several", map)
-        assert answers[0] == answers[1]
-        assert (type(answers[0]) is str) == (what is moved)
-        assert ("put_back" in str(answers[0])) == (what is lost)
-
-    return check
-
-
-@pytest.mark.topology
-def test_a_parallel_status_equals_a_sequential_status(check_both_ways: Check) -> None:
-    check_both_ways(closed)
-
-
-@pytest.mark.parametrize("what", [lost, moved])
-def test_a_parallel_status_shows_a_ledger_that_lost_charges_or_moved(check_both_ways: Check, what: Any) -> None:
-    check_both_ways(what)
-
-
-@pytest.mark.parametrize("kind", ["drop-request", "drop-reply"])
-def test_a_server_that_vanishes_midway_is_one_line(
-    proxied: Proxy, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
-) -> None:
-    """And after a connection that ended once, the answer is that of a server that stayed."""
-    scene = Several(proxied.url, tmp_path, 30)
-    scene.charge(every=2)
-    expected = scene.read()
-    proxied.fail(kind, match=b"{p17}")
-    assert scene.read() == expected
-    proxied.fail(kind, times=1_000, match=b"{p17}")
-    before = proxied.connections
-    answer = scene.read()
-    assert answer.startswith("LedgerError: ledger redis://127.0.0.1:")
-    assert proxied.connections - before < 16, "no others are asked any more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from bench.cold import lay_out
 from bench.kinds import DECISIONS
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -24,71 +22,30 @@ def bench(module: str, *args: str, **options: Any) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300, check=False, **options)
 
 
-def measured(module: str, folder: Path, *args: str) -> Any:
-    """The figures of a benchmark: all of its bars were measured, and its tables are narrow."""
-    done = bench(module, "--quick", *args, "--json", str(folder / "figures.json"))
+def measured(module: str) -> tuple[str, int]:
+    """What a benchmark printed, and how many bars it holds: all of them were measured, and its tables are narrow."""
+    done = bench(module, "--quick")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    figures = json.loads((folder / "figures.json").read_text())
-    assert [bar["name"] for bar in figures["bars"] if bar["measured"] <= 0] == []
-    return figures
+    tables, _, bars = done.stdout.partition("\nThe bars\n")
+    figures = re.findall(r"([\d.,]+) \S+ +[\d.]+ \S+ +(?:ok|above)$", bars, flags=re.MULTILINE)
+    assert len(figures) == len(bars.splitlines()) - 1, bars
+    assert all(float(figure.replace(",", "")) > 0 for figure in figures), bars
+    return tables, len(figures)
 
 
 @pytest.mark.timeout(300)
-def test_the_benchmark_prints_narrow_tables_and_holds_every_bar_against_a_figure(tmp_path: Path) -> None:
-    figures = measured("bench", tmp_path, "--rounds", "1")
-    assert set(figures["tables"]) == {
-        *("redis", "redis-memory", "redis-growth", "sqlite", "sqlite-size", "sqlite-growth"),
-        *("redis-together", "sqlite-together", "loops", "moments", "many", "cold"),
-        *(["beside-limits"] if find_spec("limits") else ()),
-    }
-    assert len(figures["bars"]) == 11 + (6 if find_spec("limits") else 0), "six are beside the library `limits`"
+def test_the_benchmark_prints_narrow_tables_and_holds_every_bar_against_a_figure() -> None:
+    _, bars = measured("bench")
+    assert bars == 12 + (6 if find_spec("limits") else 0), "six are beside the library `limits`"
 
 
-def test_the_copy_that_is_measured_as_installed_has_every_package_of_a_wheel(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-
-    imports = "import quota.config, quota.jobs; print(quota.__file__, quota.jobs.__file__)"
-    done = subprocess.run([sys.executable, "-c", imports], cwd=tmp_path, capture_output=True, text=True, check=True)
-
-    assert done.stdout.split() == [str(tmp_path / "quota" / name) for name in ("__init__.py", "jobs/__init__.py")]
-    assert (tmp_path / "quota" / "lua" / "charge.lua").is_file()
-    assert (tmp_path / "quota" / "lua" / "parts" / "clock.lua").is_file()
-
-
-def test_an_unknown_revision_to_measure_beside_is_one_line() -> None:
-    done = bench("bench", "--before", "no-such-revision")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("bench: git knows no commit no-such-revision here")
-    assert done.stderr.count("\n") == 1
-
-
-def test_the_load_on_the_api_is_a_narrow_table() -> None:
-    done = bench("bench.api", "--videos", "1600", "--seconds", "0.1")
-    lines = done.stdout.splitlines()
-    assert (len(lines), max(map(len, lines))) <= (10, 80), done.stderr
-    assert re.fullmatch(r"p99 [\d.]+ ms \(at most 150\); memory \d+ MB \(at most 200\): (held|above)", lines[-1])
-    assert done.returncode == 0, "what is above its bar does not keep `make bench` from measuring the rest"
-
-
-def test_a_crowd_on_one_redis_is_a_narrow_table() -> None:
-    done = bench("bench.crowd", "--processes", "1", "--seconds", "0.05")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    measured, computed = done.stdout.split("\ncomputed:")
-    for kind in ("counter", "gcra", "log", "charge"):
-        assert re.search(rf"^{kind} +[\d,]+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+$", measured, re.M), measured
-        assert re.search(rf"^{kind} +[\d.]+ of a server, [\d.]+ of the processes; [\d,]+ a second$", computed, re.M)
-
-
-def test_the_benchmark_of_inbound_limits_prints_narrow_tables_and_holds_every_bar_against_a_figure(
-    tmp_path: Path,
-) -> None:
-    figures = measured("bench.inbound", tmp_path)
-    assert set(figures["tables"]) == {"inbound", "inbound-memory", "inbound-error"}
-    assert len(figures["bars"]) >= 3, "and one for each library that is installed"
-    logs = [row for row in figures["tables"]["inbound-error"] if row["algorithm"] == "log"]
-    assert max(row["most_in_a_window"] for row in logs) == 100, "the exact log is exact"
+def test_the_benchmark_of_inbound_limits_prints_narrow_tables_and_holds_every_bar_against_a_figure() -> None:
+    tables, bars = measured("bench.inbound")
+    assert bars >= 3, "and one for each library that is installed"
+    errors = tables.partition("Inbound limits: error against the exact log")[2]
+    most = [int(units) for units in re.findall(r" log +100\.0% +0\.0% +(\d+)$", errors, flags=re.MULTILINE)]
+    assert (len(most), max(most)) == (7, 100), "the exact log is exact"
 
 
 def test_a_process_of_its_own_makes_each_kind_of_decision_that_is_held_against_an_earlier_revision(

@@ -19,10 +19,8 @@ import pytest
 
 import quota
 from quota.cli.doctor import examine
-from quota.common.sqlite_file import DEADLINE_S
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
-from quota.ledger.sqlite_log import SqliteLog
 from support.commands import Quota, one_line
 from support.configurations import limited
 from support.disks import fill, small_disk
@@ -75,12 +73,6 @@ class Machine(Installation):
         with closing(sqlite3.connect(self.folder / "ledger" / "ledger.db", isolation_level=None)) as holder:
             holder.execute("BEGIN EXCLUSIVE")
             yield
-
-    def use_one_folder(self, name: str) -> None:
-        """Ledger, state and store side by side."""
-        where = self.folder / name
-        self.quota.env["QUOTA_STATE_DIR"] = str(where)
-        self.quota.configure(CONFIG.format(ledger=where, store=where, endpoint=self.endpoint))
 
     def allow(self, name: str, folder_mode: int, file_mode: int) -> None:
         """What others may do with a folder and what is in it. Only for a machine that others can reach."""
@@ -167,48 +159,6 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         assert machine.requests == machine.units() == 12
 
 
-def test_a_full_disk_under_everything_lets_nothing_leave(machine: Machine) -> None:
-    with small_disk(machine.folder / "ledger", 400):
-        machine.use_one_folder("ledger")
-        assert machine.charge()["source"] == "ledger"
-        fill(machine.folder / "ledger")
-        assert machine.charge()["status"] == 69
-        assert one_line(machine.quota("run", "t"), 1)
-        assert machine.requests == 0
-
-
-# Python warns of forking with threads; the child here only becomes somebody else.
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_state_folder_that_may_not_be_written_stops_no_call_and_draws_none(
-    reachable: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = reachable
-
-    def work() -> list[object]:
-        answers: list[object] = []
-        for _ in range(2):
-            with quota.open(machine.folder / "quota.toml") as session:
-                decision = session.budget().charge("videos.list")
-                answers += [decision.source, decision.limits[0].used_units if decision.limits else decision.detail]
-        with monkeypatch.context() as patched, machine.ledger_held():
-            patched.setattr(SqliteLog, "_deadline_s", DEADLINE_S)  # it will never answer: a second is enough
-            with quota.open(machine.folder / "quota.toml") as session:
-                decision = session.budget().charge("videos.list")
-            answers += [decision.reason, "nothing is drawn" in decision.detail]
-        with quota.open(machine.folder / "quota.toml") as session:
-            answers.append(run_job(session, "t", stop=lambda: 15).outcome)
-        return answers
-
-    # Once as the owner: it leaves a debt, and has loaded everything that somebody else may not be able to read.
-    assert work() == ["ledger", 1, "ledger", 2, "ok", False, "stopped"]
-    machine.allow("state", 0o555, 0o444)
-    machine.allow("ledger", 0o755, 0o644)
-    machine.allow("store", 0o755, 0o644)
-    assert machine.as_nobody(work) == ["ledger", 4, "ledger", 5, "ledger-unavailable", True, "stopped"]
-    machine.allow("state", 0o755, 0o644)
-    assert machine.charge()["limits"][0]["used_units"] == 6
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_doctor_says_in_one_finding_that_the_state_folder_may_not_be_written(reachable: Machine) -> None:
     machine = reachable
@@ -285,8 +235,9 @@ with quota.open() as session:
 """
 
 
-@pytest.mark.parametrize("deleted", [("-shm",), ("-wal",), ("-wal", "-shm")], ids="+".join)
-@pytest.mark.parametrize("restored", [False, True], ids=["", "restored"])
+@pytest.mark.parametrize(
+    ("deleted", "restored"), [(("-shm",), False), (("-wal",), True), (("-wal", "-shm"), False)], ids=str
+)
 def test_files_deleted_beside_an_open_ledger_split_it_for_nobody(
     tmp_path: Path, deleted: tuple[str, ...], restored: bool
 ) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,6 @@ import pytest
 from quota import __all__ as public_names
 from quota.cli.program import cli
 from quota.jobs.emulator import Emulator
-from quota.reports.refusal import Filled, Setting
-from quota.rules.refusals import RefusedSum
 from support.commands import Quota
 from support.pages import WARNINGS_ARE_ERRORS, differs, try_page
 from support.servers import RedisServer, free_port
@@ -92,58 +88,6 @@ def test_all_pages_together_have_a_bounded_length() -> None:
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 28_000
 
 
-def fields_in(*nodes: ast.AST) -> set[str]:
-    """The fields of JSON that code writes: keys of its dicts, and what it names to `members`."""
-    found: set[str] = set()
-    for node in (below for one in nodes for below in ast.walk(one)):
-        if isinstance(node, ast.Dict):
-            found |= {str(key.value) for key in node.keys if isinstance(key, ast.Constant)}
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "members":
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            found |= {name for one in given if isinstance(one, ast.Constant) for name in str(one.value).split()}
-    return found
-
-
-DESCRIBED = {
-    "status": (
-        ("status",),
-        set(),
-        {"at", "ledger", "credentials", "name", "project", "api"},
-        ("deploy",),
-    ),
-    "spending": (("spending",), {*RefusedSum._fields}, set(), ("who-spent-it",)),
-    "explanation": (
-        ("refusal", "charge"),
-        {*Filled._fields, *Setting._fields},
-        {"cost_units", "credential", "job", "machine", "method", "project", "reason", "refused_by", "region"},
-        ("explain", "who-spent-it"),
-    ),
-}
-"""Of each answer: the modules of `quota.reports` that write it, more fields, fields that say themselves, the pages."""
-
-
-@pytest.mark.parametrize(("modules", "more", "plain", "pages"), DESCRIBED.values(), ids=DESCRIBED)
-def test_every_field_of_an_answer_is_described(
-    modules: tuple[str, ...], more: set[str], plain: set[str], pages: tuple[str, ...]
-) -> None:
-    trees = [ast.parse((ROOT / f"quota/reports/{name}.py").read_text(encoding="utf-8")) for name in modules]
-    if modules == ("status",):
-        functions = [node for node in ast.walk(trees[0]) if isinstance(node, ast.FunctionDef)]
-        trees = [node for node in functions if node.name.endswith("_json")]
-    fields = fields_in(*trees) | more
-    text = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in pages)
-    assert len(fields) > 12
-    assert sorted(one for one in fields - plain if not re.search(rf"`{one}`|\b{one}, |, {one}\b", text)) == []
-
-
-def test_the_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^\$ make (\w+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert len(targets) > 4
-    for target in targets:
-        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
-
-
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -170,19 +114,6 @@ def test_every_command_is_on_the_page_of_commands() -> None:
     context = cli.make_context("quota", ["status"], resilient_parsing=True)
     for name in cli.list_commands(context):
         assert f"`quota {name}" in page, name
-
-
-def test_the_commands_of_the_installation_are_those_of_this_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (block,) = (block for block in blocks("sh") if "install" in block)
-    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
-    assert [line[0] for line in lines] == ["pipx", "uv", "pip", "make"]
-    for line in lines:
-        if line[0] == "make":
-            assert re.search(rf"^{line[1]}:", makefile, flags=re.MULTILINE)
-        else:
-            assert line[-1] == project["name"]
 
 
 def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
@@ -237,23 +168,6 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site") / "source"
     subprocess.run([sys.executable, ROOT / "docs/site/assemble.py", folder], check=True, timeout=300)
     return folder
-
-
-def test_every_page_is_in_the_contents_and_there(laid_out: Path) -> None:
-    trees = re.findall(r"^```{toctree}\n(.*?)```", (laid_out / "index.md").read_text(encoding="utf-8"), re.M | re.S)
-    listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
-    pages = {path.relative_to(laid_out).with_suffix("").as_posix() for path in laid_out.rglob("*.md")}
-    assert len(trees) == 5
-    assert sorted(listed) == sorted(pages - {"index"})
-
-
-def test_every_link_leads_somewhere_in_the_site(laid_out: Path) -> None:
-    lost = []
-    for page in laid_out.rglob("*.md"):
-        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-        targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text)]
-        lost += [(page.name, to) for to in targets if "://" not in to and not (page.parent / to).exists()]
-    assert lost == []
 
 
 def test_the_reference_has_every_command_setting_and_name(laid_out: Path) -> None:

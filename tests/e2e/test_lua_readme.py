@@ -21,7 +21,6 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.redis_log import keys_of, script
 from quota.rules.facts import Exhaustion
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
-from support.commands import Quota
 from support.proxy import Proxy
 from support.servers import RedisServer
 from support.setup import budget_of, state_at
@@ -30,20 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "lua" / "README.md").read_text(encoding="utf-8")
 DAY = Limit("day", 9_500, View(Selector(buckets=("units",)), Sliding(DAY_MS)), 10_000, 500)
 KEYS = keys_of("demo")
-
-ONLY_A_SERVER = f"""#!{sys.executable}
-import sys, redis
-# As `redis-cli [-x] [--no-raw] COMMAND...` with the port of the test's server; prints what redis-cli prints.
-words = [word for word in sys.argv[1:] if word not in ("-x", "--no-raw")]
-if "-x" in sys.argv:
-    words.append(sys.stdin.read())
-reply = redis.Redis(port=PORT, decode_responses=True).execute_command(*words)
-if isinstance(reply, str):
-    print(reply)
-else:
-    for number, line in enumerate(reply, 1):
-        print(f"{{number}}) (integer) {{line}}" if isinstance(line, int) else f'{{number}}) "{{line}}"')
-"""
 
 
 def example(file: str) -> str:
@@ -76,16 +61,13 @@ def charge(
     return [*reply]
 
 
-def shell(server: RedisServer, folder: Path, *, with_cli: bool) -> dict[str, str]:
+def shell(server: RedisServer, folder: Path) -> dict[str, str]:
     """An environment in which `redis-cli` talks to the test's server."""
     command = folder / "redis-cli"
     real = shutil.which("redis-cli")
-    if with_cli:
-        if real is None:
-            pytest.skip("no redis-cli on PATH")
-        command.write_text(f'#!/bin/sh\nexec {real} -p {server.port} "$@"\n')
-    else:
-        command.write_text(ONLY_A_SERVER.replace("PORT", str(server.port)))
+    if real is None:
+        pytest.skip("no redis-cli on PATH")
+    command.write_text(f'#!/bin/sh\nexec {real} -p {server.port} "$@"\n')
     command.chmod(0o700)
     ours = Path(sys.executable).parent
     return {**os.environ, "PATH": os.pathsep.join(map(str, (folder, ours, os.environ["PATH"])))}
@@ -102,16 +84,13 @@ def timeless(text: str) -> str:
     return re.sub(r"\d{13}", "TIME", text.strip())
 
 
-@pytest.mark.parametrize("with_cli", [True, False], ids=["redis-cli", "only a server"])
-def test_the_commands_print_what_the_readme_shows(
-    server: RedisServer, budget: Budget, tmp_path: Path, with_cli: bool
-) -> None:
+def test_the_commands_print_what_the_readme_shows(server: RedisServer, budget: Budget, tmp_path: Path) -> None:
     commands, shown = console()
     assert commands.count("redis-cli") >= 4
     done = subprocess.run(
         ["bash", "-euc", commands],
         cwd=tmp_path,
-        env=shell(server, tmp_path, with_cli=with_cli),
+        env=shell(server, tmp_path),
         capture_output=True,
         text=True,
         timeout=300,
@@ -294,47 +273,6 @@ def test_an_error_of_the_server_is_named_and_not_retried(
         assert proxy.requests == 1
     assert done.returncode != 0
     assert "WRONGTYPE" in done.stdout + done.stderr
-
-
-SETTINGS = """
-[ledger]
-url = "redis://127.0.0.1:6379/0"
-
-[credentials.main]
-api = "youtube-v3"
-project = "demo"
-key = "env:YOUTUBE_API_KEY"
-
-[[credentials.main.limits]]
-name = "day"
-units = 9_500
-window = "24h"
-"""
-PROGRAM = """
-import quota
-
-with quota.open() as session:
-    decision = session.budget("main").charge("search.list", job="nightly", region="DE")
-    print(decision.admitted, decision.remaining_units)
-"""
-
-
-def test_python_needs_no_script_but_the_same_limit(server: RedisServer, client: redis.Redis, home: Path) -> None:
-    (home / "quota.toml").write_text(SETTINGS.replace(":6379", f":{server.port}"), encoding="utf-8")
-    charge(client, "tick0900-1")
-    done = Quota(home)(script=PROGRAM, YOUTUBE_API_KEY="key")
-    assert (done.stdout, done.stderr, done.returncode) == ("True 9300\n", "", 0)
-    assert charge(client, "tick0900-2")[4] == 300
-
-
-def test_charges_of_other_programs_come_back_after_a_flush(client: redis.Redis, budget: Budget) -> None:
-    epoch = charge(client, "tick0900-1")[3]
-    assert budget.usage()[0].used_units == 100
-    client.flushall()
-    assert charge(client, "tick0900-2", epoch=epoch)[::3] == ["BEHIND", ""]
-    assert budget.usage()[0].used_units == 100
-    assert charge(client, "tick0900-3", epoch=epoch)[0] == "BEHIND"
-    assert charge(client, "tick0900-4")[::4] == ["ADMITTED", 200]
 
 
 def test_a_charge_counts_as_long_as_another_programs_window_whatever_limits_python_has(

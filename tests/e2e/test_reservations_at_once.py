@@ -4,7 +4,6 @@ beyond its bound; and in the end the ledger has what upstream said."""
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from quota.settings.load import load_settings
 from support.http_clients import Httpx, Requests
 from support.model import Model
 from support.processes import Children
-from support.reserving import asked, awaiting, blocking
+from support.reserving import awaiting, blocking
 from support.setup import charges_at
 
 BOOK = """
@@ -87,12 +86,3 @@ def test_reserved_and_used_units_never_exceed_the_limit(state_dir: Path, tmp_pat
     kept = sorted(entry.units for entry in log if not entry.settled)
     assert all(bound < units <= bound + 40 for bound, units in zip(bounds, kept, strict=True))
     assert all(entry.units == entry.charged_units == entry.reserved_units for entry in log if not entry.settled)
-
-
-def test_the_calls_are_of_every_kind() -> None:
-    dice = random.Random(1)
-    calls = [asked(dice) for _ in range(2_000)]
-    silent = sum(one["how"] in ("silent", "quiet") for one in calls)
-    cut = sum(one["how"] in ("cut", "hang-up") for one in calls)
-    dearer = sum(one["use"] > one["max_tokens"] + 40 for one in calls)
-    assert all(abs(found - wanted) < 50 for found, wanted in ((silent, 200), (cut, 200), (dearer, 100)))

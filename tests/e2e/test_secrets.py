@@ -42,11 +42,8 @@ def _everything(quota: Quota, *outputs: str) -> str:
 @pytest.mark.parametrize(
     ("where", "level", "key", "fault", "status"),
     [
-        ("env:YOUTUBE_API_KEY", "debug", "AIzaSyThisIsTheSecretOfTheTests_0123456", None, 0),
         ("file:the-key", "debug", "not~of.the+usual/shape", None, 0),
-        ("env:YOUTUBE_API_KEY", "", "not~of.the+usual/shape", None, 0),
         ("file:the-key", "", "invalid-AIzaSyThisIsTheSecretOfTheTests", None, 78),
-        ("env:YOUTUBE_API_KEY", "debug", "disabled-AIzaSyThisIsTheSecretOfTheTest", None, 78),
         ("file:the-key", "debug", "AIzaSyThisIsTheSecretOfTheTests_0123456", "exhaust", 0),
         ("env:YOUTUBE_API_KEY", "debug", "AIzaSyThisIsTheSecretOfTheTests_0123456", "truncate", 0),
     ],
@@ -109,7 +106,7 @@ def _echo(request: Arrived) -> Answer:
     return ECHOES[parse_qs(urlsplit(request.target).query).get("regionCode", ["US"])[0]]
 
 
-@pytest.mark.parametrize("how", [{}, {"QUOTA_LOG": "debug"}, {"QUOTA_LOG": "debug", "QUOTA_LOG_FORMAT": "json"}])
+@pytest.mark.parametrize("how", [{}, {"QUOTA_LOG": "debug", "QUOTA_LOG_FORMAT": "json"}])
 def test_a_key_that_upstream_or_a_job_says_back_is_seen_nowhere(tmp_path: Path, how: dict[str, str]) -> None:
     """It has no shape by which one could tell it, and commands that read no key show later what was kept."""
     quota = Quota(tmp_path)

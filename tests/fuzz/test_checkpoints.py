@@ -22,29 +22,18 @@ from quota.jobs.runner import ATTEMPTS, run_job
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS
+from support.configurations import configuration
 
 if TYPE_CHECKING:
     from support.plain_http import PlainServer
 
-CONFIG = """
-[ledger]
-url = "sqlite:///ledger.db"
-[credentials.main]
-api = "youtube-v3"
-key = "file:key"
-endpoint = "{}"
-limits = [{{ name = "day", units = 1_000_000_000, window = "24h" }}]
-[store]
-url = "sqlite:///videos.db"
-[jobs.search]
-fetch = "search"
-regions = ["US", "DE"]
-pages = 2
-options = {{ words = "w" }}
-""" + "".join(
+JOBS = "".join(
     f'[jobs.{job}]\nfetch = "{job}"\nregions = ["US", "DE"]\npages = 3\n'
-    for job in ("trending", "channels", "uploads", "videos", "comments")
+    for job in ("trending", "channels", "uploads", "videos", "comments", "search")
 )
+OPTIONS = 'options = { words = "w" }'
+"""Of the last job."""
+
 CURSORS: dict[str, list[dict[str, Any]]] = {
     "trending": [{"token": "t"}],
     "search": [
@@ -64,7 +53,7 @@ NUMBERS = ("pending", "pages", "items", "ranks", "started_at_ms", "completed_at_
 def _upstream(tmp_path: Path, state_dir: Path) -> Any:
     with one_video() as server:
         (tmp_path / "key").write_text("a-key")
-        (tmp_path / "quota.toml").write_text(CONFIG.format(server.address))
+        (tmp_path / "quota.toml").write_text(configuration(server.address, JOBS + OPTIONS, units=1_000_000_000))
         with quota.open("quota.toml") as session:
             for job in CURSORS:
                 assert run_job(session, job).outcome == "done"

@@ -8,7 +8,6 @@ fault makes no call free. The envelope of a batch and the chunks of an upload ca
 separately, as "free"; the calls of the batch count one by one, and so does the call that opens the upload.
 """
 
-import hashlib
 import json
 import re
 import secrets
@@ -210,10 +209,7 @@ def parse_batch(content_type: str, body: bytes) -> list[BatchedCall]:
 
 def compose_batch(answers: Sequence[tuple[str | None, int, bytes]]) -> Reply:
     """The reply to a batch, from each call's (content_id, status, body)."""
-    digest = hashlib.blake2b(digest_size=16)
-    for _, _, body in answers:
-        digest.update(body)
-    boundary = f"batch_{digest.hexdigest()}"
+    boundary = f"batch_{secrets.token_hex(16)}"
     parts = [
         b"".join(
             (

@@ -30,7 +30,7 @@ COLD = "cold"
 class Charging(Scene):
     units: int = 0
     machines = (*MACHINES, COLD)
-    workers = tuple((machine, "spends_cheaply") for machine in machines)
+    workers = tuple((machine, "spends") for machine in machines)
     allowance_units = 0
 
     @property

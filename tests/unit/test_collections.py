@@ -17,14 +17,12 @@ from quota.deciding.project import Project
 from quota.errors import UsageError
 from quota.jobs.fetches import channels
 from quota.jobs.plan.plan import make_plan
-from quota.jobs.runner import run_job
 from quota.ledger.sqlite_log import SqliteLog
 from quota.reports.spending import read_spending
 from quota.settings.load import load_settings
 from quota.terms.api import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
-from support.local import LocalSession
 from support.setup import charges_at
 
 CONFIGURATION = """
@@ -50,13 +48,6 @@ def ledger() -> Iterator[SqliteLog]:
 
 def make_budget(ledger: SqliteLog, limits: Any = FIVE_HUNDRED) -> Budget:
     return Budget(credential="main", book=BOOK, limits=limits, project=Project(ledger, "p"))
-
-
-@pytest.fixture
-def session(state_dir: Path) -> Iterator[LocalSession]:
-    (state_dir.parent / "quota.toml").write_text(CONFIGURATION)
-    with LocalSession(load_settings()) as session:
-        yield session
 
 
 @pytest.mark.parametrize("field", ["buckets", "methods", "jobs"])
@@ -86,12 +77,9 @@ def test_read_spending_sums_one_project_by_one_field(ledger: SqliteLog) -> None:
     assert read_spending([Project(ledger, "p")], "method", 0).rows == ((("videos.list",), 1, 1),)
 
 
-def test_a_run_of_one_region_is_of_that_region(session: LocalSession) -> None:
-    assert [region.region for region in run_job(session, "trending", regions="DE").regions] == ["DE"]
-
-
-def test_a_plan_lets_one_job_be_refused(session: LocalSession) -> None:
-    assert make_plan(session.settings, 1_793_000_000_000, days=1, may_be_refused="trending").fits
+def test_a_plan_lets_one_job_be_refused(tmp_path: Path, state_dir: Path) -> None:
+    (tmp_path / "quota.toml").write_text(CONFIGURATION)
+    assert make_plan(load_settings(), 1_793_000_000_000, days=1, may_be_refused="trending").fits
 
 
 def test_one_id_of_a_channel_is_asked_for_whole() -> None:

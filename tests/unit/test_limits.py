@@ -8,22 +8,18 @@ import sys
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from quota.budget import Budget
-from quota.errors import ConfigError, UsageError
-from quota.settings.load import load_settings
+from quota.errors import UsageError
 from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
-    PERIODS,
     Calendar,
     Count,
     Limit,
@@ -37,7 +33,6 @@ from quota.terms.limits import (
     paced_until,
     parse_duration,
 )
-from support.setup import Setup
 
 PACIFIC = "America/Los_Angeles"
 DAY = Sliding(DAY_MS)
@@ -93,19 +88,13 @@ def test_a_sliding_window_lasts_at_least_a_millisecond() -> None:
     [
         # An ordinary day, from its first to its last millisecond.
         (PACIFIC, "2026-11-21T08:00:00", "2026-11-21T08:00", "2026-11-22T08:00", 24),
-        (PACIFIC, "2026-11-22T07:59:59.999", "2026-11-21T08:00", "2026-11-22T08:00", 24),
         # Clocks go forward and back at two in the morning.
         (PACIFIC, "2026-03-08T20:00", "2026-03-08T08:00", "2026-03-09T07:00", 23),
         (PACIFIC, "2026-11-01T20:00", "2026-11-01T07:00", "2026-11-02T08:00", 25),
         # Midnight does not exist: the day begins at one, the moment of the change.
         ("America/Sao_Paulo", "2018-11-04T12:00", "2018-11-04T03:00", "2018-11-05T02:00", 23),
-        ("Africa/Cairo", "2026-04-24T12:00", "2026-04-23T22:00", "2026-04-24T21:00", 23),
-        ("Asia/Beirut", "2026-03-29T12:00", "2026-03-28T22:00", "2026-03-29T21:00", 23),
-        ("America/Havana", "2026-03-08T12:00", "2026-03-08T05:00", "2026-03-09T04:00", 23),
         # The last hour of the day comes twice.
         ("America/Sao_Paulo", "2018-02-17T12:00", "2018-02-17T02:00", "2018-02-18T03:00", 25),
-        ("Africa/Cairo", "2026-10-29T12:00", "2026-10-28T21:00", "2026-10-29T22:00", 25),
-        ("Asia/Beirut", "2026-10-24T12:00", "2026-10-23T21:00", "2026-10-24T22:00", 25),
         # Midnight itself comes twice: the day begins at the first one.
         ("America/Havana", "2026-11-01T12:00", "2026-11-01T04:00", "2026-11-02T05:00", 25),
         # A change of half an hour, and a date that was left out altogether.
@@ -133,22 +122,10 @@ def test_periods_follow_each_other_without_gap_or_overlap(zone: str, period: Per
         while at_ms < end_ms:
             start_ms, next_ms, after_ms = calendar.edges(at_ms)
             assert start_ms <= at_ms < next_ms < after_ms
+            assert next_ms - start_ms <= calendar.longest_ms
             assert calendar.edges(next_ms - 1) == (start_ms, next_ms, after_ms)
             assert calendar.edges(next_ms)[:2] == (next_ms, after_ms)
             at_ms = next_ms
-
-
-@given(
-    st.sampled_from(PERIODS),
-    st.sampled_from([PACIFIC, "UTC", "Africa/Cairo", "Asia/Kathmandu", "America/Havana"]),
-    st.integers(ms("2000-01-01"), ms("2099-12-31")),
-)
-@example("day", PACIFIC, ms("2026-11-01T07:00"))
-def test_the_edges_of_a_period_enclose_now(period: Period, zone: str, now_ms: int) -> None:
-    calendar = Calendar(period, zone)
-    start_ms, next_ms, after_ms = calendar.edges(now_ms)
-    assert start_ms <= now_ms < next_ms < after_ms
-    assert next_ms - start_ms <= calendar.longest_ms
 
 
 def test_asking_in_any_order_gives_the_same_edges() -> None:
@@ -176,7 +153,6 @@ def test_an_error_names_the_missing_time_zone_package() -> None:
     [
         (("year", "UTC"), "'year' is not a calendar period; use quarter-hour, hour, day, week, month"),
         (("month", "UTC", 0), "0 as the day of a month: that is a whole number from 1 to 31"),
-        (("month", "UTC", 32), "32 as the day of a month: that is a whole number from 1 to 31"),
         (("month", "UTC", True), "True as the day of a month: that is a whole number from 1 to 31"),
         (("day", "UTC", 2), "a day has no `day` to begin on; only a month has"),
         (("week", "UTC", 1, "Sunday"), "'Sunday' is not a weekday; use monday, tuesday, .*"),
@@ -192,30 +168,17 @@ def test_an_unknown_calendar_raises_where_it_is_given(arguments: tuple[Any, ...]
     ("calendar", "at", "edges"),
     [
         (Calendar("month", "UTC"), "2026-12-31T23:59:59.999", "2026-12-01T00:00 2027-01-01T00:00 2027-02-01T00:00"),
-        (Calendar("month", "UTC"), "2028-02-29T12:00", "2028-02-01T00:00 2028-03-01T00:00 2028-04-01T00:00"),
         (Calendar("month", PACIFIC), "2026-11-15T00:00", "2026-11-01T07:00 2026-12-01T08:00 2027-01-01T08:00"),
         # 2026-11-25 is a Wednesday.
         (Calendar("week", "UTC"), "2026-11-25T12:00", "2026-11-23T00:00 2026-11-30T00:00 2026-12-07T00:00"),
-        (Calendar("week", "UTC"), "2026-11-29T23:59", "2026-11-23T00:00 2026-11-30T00:00 2026-12-07T00:00"),
         (Calendar("week", "UTC"), "2026-11-30T00:00", "2026-11-30T00:00 2026-12-07T00:00 2026-12-14T00:00"),
-        (
-            Calendar("week", "UTC", starts="sunday"),
-            "2026-11-28T23:59",
-            "2026-11-22T00:00 2026-11-29T00:00 2026-12-06T00:00",
-        ),
-        # The clocks go back on the Sunday, forward on the Sunday.
-        (Calendar("week", PACIFIC), "2026-10-28T00:00", "2026-10-26T07:00 2026-11-02T08:00 2026-11-09T08:00"),
+        # The clocks go forward on the Sunday.
         (
             Calendar("week", PACIFIC, starts="sunday"),
             "2026-03-10T00:00",
             "2026-03-08T08:00 2026-03-15T07:00 2026-03-22T07:00",
         ),
-        # A week that begins on a day without midnight, and one that begins on a date that was left out.
-        (
-            Calendar("week", "America/Sao_Paulo", starts="sunday"),
-            "2018-11-05T00:00",
-            "2018-11-04T03:00 2018-11-11T02:00 2018-11-18T02:00",
-        ),
+        # A week that begins on a date that was left out.
         (
             Calendar("week", "Pacific/Apia", starts="friday"),
             "2012-01-01T00:00",
@@ -223,17 +186,13 @@ def test_an_unknown_calendar_raises_where_it_is_given(arguments: tuple[Any, ...]
         ),
         # A billing period from the 15th on.
         (Calendar("month", "UTC", 15), "2026-11-14T23:59", "2026-10-15T00:00 2026-11-15T00:00 2026-12-15T00:00"),
-        (Calendar("month", "UTC", 15), "2026-12-15T00:00", "2026-12-15T00:00 2027-01-15T00:00 2027-02-15T00:00"),
         # A month that has no such day begins on its last one.
         (Calendar("month", "UTC", 31), "2027-02-27T23:59", "2027-01-31T00:00 2027-02-28T00:00 2027-03-31T00:00"),
-        (Calendar("month", "UTC", 31), "2027-02-28T00:00", "2027-02-28T00:00 2027-03-31T00:00 2027-04-30T00:00"),
         (Calendar("month", "UTC", 30), "2028-02-29T00:00", "2028-02-29T00:00 2028-03-30T00:00 2028-04-30T00:00"),
         (Calendar("month", PACIFIC, 8), "2026-03-08T07:59", "2026-02-08T08:00 2026-03-08T08:00 2026-04-08T07:00"),
         # An hour that comes twice counts twice. Hours begin where the wall shows a full one.
         (Calendar("hour", PACIFIC), "2026-11-01T08:30", "2026-11-01T08:00 2026-11-01T09:00 2026-11-01T10:00"),
-        (Calendar("hour", PACIFIC), "2026-11-01T09:30", "2026-11-01T09:00 2026-11-01T10:00 2026-11-01T11:00"),
         (Calendar("hour", "Asia/Kolkata"), "2026-01-10T12:50", "2026-01-10T12:30 2026-01-10T13:30 2026-01-10T14:30"),
-        (Calendar("hour", "UTC"), "2026-01-10T12:50", "2026-01-10T12:00 2026-01-10T13:00 2026-01-10T14:00"),
         # Quarters of an hour, also where a zone is three quarters off, and in the hour that comes twice.
         (
             Calendar("quarter-hour", "Asia/Kathmandu"),
@@ -279,6 +238,7 @@ def test_calendar_periods_agree_with_a_wall_clock(zone: str, period: Period, day
     changes = [at_ms for at_ms, shown in first_shown(zone)[1:] if begins(calendar, shown)]
     assert len(changes) >= 13
     for (start_ms, next_ms), (_, after_ms) in pairwise(pairwise(changes)):
+        assert next_ms - start_ms <= calendar.longest_ms or zone == "Antarctica/Troll", "its clocks change by two hours"
         for at_ms in (start_ms, start_ms + 1, (start_ms + next_ms) // 2, next_ms - 1):
             assert calendar.edges(at_ms) == (start_ms, next_ms, after_ms)
 
@@ -302,11 +262,9 @@ def test_each_window_has_a_stable_name() -> None:
     [
         (View(Selector(buckets=("units",)), DAY), "units|*|*|24h"),
         (View(Selector(buckets=("units",)), Calendar("day", PACIFIC)), "units|*|*|day@America/Los_Angeles"),
-        (View(Selector(("units",), ("search.list",)), DAY), "units|search.list|*|24h"),
         (View(Selector(("units",), (), ("backfill",), "calls"), DAY), "units|*|backfill|24h|calls"),
         # What the order in the configuration was does not matter.
         (View(Selector(("units",), ("videos.list", "search.list")), DAY), "units|search.list,videos.list|*|24h"),
-        (View(Selector(("b", "a")), Sliding(90_000)), "a,b|*|*|90s"),
         # Names may contain what separates names.
         (View(Selector((), (), ("a|b", "c,d", "*", "100%")), DAY), "*|*|%2A,100%25,a%7Cb,c%2Cd|24h"),
     ],
@@ -332,7 +290,6 @@ def test_views_of_different_jobs_have_different_names(one: list[str], other: lis
         (Selector(("search",)), False),
         (Selector(methods=("videos.list",)), False),
         (Selector(jobs=("trending",)), False),
-        (Selector(("units",), ("search.list",), ("trending",)), False),
     ],
 )
 def test_a_selector_counts_what_fits_all_its_fields(selector: Selector, counts: bool) -> None:
@@ -352,15 +309,6 @@ def test_a_limit_enforces_at_least_one() -> None:
         Limit("day", 0, view, 10, 10)
 
 
-def test_a_limit_with_methods_or_jobs_is_narrow() -> None:
-    def narrow(selector: Selector) -> bool:
-        return Limit("x", 1, View(selector, DAY), 1, 0).narrow
-
-    assert narrow(Selector(("units",), ("search.list",)))
-    assert narrow(Selector(("units",), (), ("backfill",)))
-    assert not narrow(Selector(("units",), count="calls"))
-
-
 PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
 
 
@@ -369,26 +317,6 @@ def at(*when: int) -> int:
 
 
 MIDNIGHT = at(2026, 7, 1, 7)
-
-
-def paced(units: int) -> Limit:
-    return Limit("pacific-day", units, View(Selector(buckets=("units",)), PACIFIC_DAY), units, 0, paced=True)
-
-
-def start(
-    *limits: Limit, leave: dict[str, dict[str, int]] | None = None, now_ms: int = MIDNIGHT
-) -> tuple[Setup, Budget]:
-    """A budget with these limits, and the clock that moves it."""
-    setup = Setup.open("sqlite://", now_ms=now_ms)
-    return setup, setup.budget(*limits, leave=leave)
-
-
-def spend_all(budget: Budget, units: int, job: str = "") -> int:
-    """Charge until refused; what was admitted."""
-    total = 0
-    while budget.charge("videos.list", units=units, job=job).admitted:
-        total += units
-    return total
 
 
 @pytest.mark.parametrize(
@@ -410,48 +338,6 @@ def test_a_pace_releases_units_at_their_first_millisecond(midnight: int, units: 
         assert edges[0] <= reached_ms < edges[1]
         assert paced_units(units, edges, reached_ms) >= wanted
         assert reached_ms == edges[0] or paced_units(units, edges, reached_ms - 1) < wanted
-
-
-def test_a_paced_day_spends_its_whole_limit() -> None:
-    """Demand without end, every half hour: the whole number is spent, and never more than the pace allows."""
-    setup, budget = start(paced(9_500))
-    spent = 0
-    for tick in range(48):
-        setup.now_ms = MIDNIGHT + tick * HOUR_MS // 2
-        spent += spend_all(budget, 1 if tick == 47 else 50)
-        assert spent <= paced_units(9_500, PACIFIC_DAY.edges(MIDNIGHT), setup.now_ms)
-    assert spent == 9_500
-
-
-CONFIG = """
-[credentials.main]
-api = "youtube-v3"
-limits = [{{ name = "day", units = 2_400, window = {window}, pacing = {pacing} }}]
-"""
-
-
-def test_pacing_is_an_option_of_a_calendar_limit(tmp_path: Path, state_dir: Path) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(CONFIG.format(window='{ calendar = "day", zone = "UTC" }', pacing="true"))
-    assert load_settings(path).credentials["main"].limits[0].paced
-    path.write_text(CONFIG.format(window='"24h"', pacing="false"))
-    assert not load_settings(path).credentials["main"].limits[0].paced
-
-
-@pytest.mark.parametrize(
-    ("window", "pacing", "says"),
-    [
-        ('"24h"', "true", "only a calendar window can be paced"),
-        ('{ calendar = "day", zone = "UTC" }', '"yes"', "a string where true or false is needed"),
-    ],
-)
-def test_wrong_pacing_is_one_line(tmp_path: Path, state_dir: Path, window: str, pacing: str, says: str) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(CONFIG.format(window=window, pacing=pacing))
-    with pytest.raises(ConfigError, match=says) as error:
-        load_settings(path)
-    assert "\n" not in str(error.value)
-    assert "limits[0].pacing" in str(error.value)
 
 
 def test_a_paced_sliding_limit_cannot_be_made() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,6 @@ from quota.errors import UsageError
 from quota.ledger.log import Log
 from quota.rules.claims import MAX_PLACE_BYTES, MAX_REGIONS, PLACE_KEPT_MS, Claim, Claimed
 from quota.rules.entry import END, START
-from quota.terms.limits import MINUTE_MS
 from support.cut_log import CutLog
 from support.setup import HOLD_MS, LEASE_MS, Clocked, claim_of
 
@@ -117,15 +115,6 @@ def test_a_place_is_only_of_a_region_that_the_claim_names(here: Clocked) -> None
         kept(here, *map(str, range(MAX_REGIONS + 1)))
 
 
-def test_all_regions_of_a_job_are_kept_in_one_step(here: Clocked) -> None:
-    regions = tuple(f"R{n}" for n in range(MAX_REGIONS))
-    claim = claim_of("a", "", *regions)
-    here.state.claim(claim)
-    places = {region: f"place of {region}" for region in regions}
-    assert not here.state.keep_places(claim, NAME, places).elsewhere
-    assert kept(here, *regions) == places
-
-
 def test_a_place_is_forgotten_after_35_days_and_not_before(here: Clocked) -> None:
     a = claim_of("a")
     here.state.claim(a)
@@ -137,32 +126,6 @@ def test_a_place_is_forgotten_after_35_days_and_not_before(here: Clocked) -> Non
     assert kept(here) == {"US": "old", "DE": "new"}
     here.now_ms += 4
     assert kept(here) == {"DE": "new"}
-
-
-def test_random_runs_never_overwrite_what_a_later_holder_has_kept(here: Clocked) -> None:
-    dice = random.Random(7)
-    holder: dict[str, tuple[Claim, int]] = {}
-    expected: dict[str, str] = {}
-    runs: list[Claim] = []
-    for number in range(400):
-        here.now_ms += dice.choice((1, MINUTE_MS, LEASE_MS, HOLD_MS))
-        if len(runs) < 4 or dice.random() < 0.2:
-            runs = [*runs[-3:], claim_of(dice.choice("ab"), f"run {number}", machine=f"m{number}")]
-        run = dice.choice(runs)
-        match dice.choice(("claim", "keep", "keep", "keep", "end")):
-            case "claim":
-                lost = here.state.claim(run, take_over=dice.random() < 0.2).elsewhere
-                holder.update({region: (run, number) for region in run.regions if region not in lost})
-            case "keep":
-                region = dice.choice(run.regions)
-                lost = here.state.keep_places(run, NAME, {region: f"{number}"}).elsewhere
-                if region not in lost:
-                    assert holder[region][0] == run, f"{number}: {run.run} is not the last that got {region}"
-                    expected[region] = f"{number}"
-            case _:
-                here.state.end_claim(run, dice.choice(("done", "stopped", "failed")))
-        assert kept(here) == expected, number
-    assert len(expected) == 2
 
 
 def test_jobs_and_projects_are_apart_and_no_marker_is_left(here: Clocked) -> None:

@@ -4,7 +4,7 @@ cannot be read is one error."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 import redis
 
-from quota.errors import ConfigError, StorageAway, UsageError
+from quota.errors import StorageAway, UsageError
 from quota.inbound.contract import MAX_SCALE, Limit, Policy, Storage
+from quota.inbound.names import ROTATION_LEAD_MS
 from quota.inbound.redis_storage import RedisStorage
 from quota.inbound.rules import open_storage
 from support.inbound import ALGORITHMS, MINUTE_MS, Clock, policy, run_sql
-from support.servers import RedisServer
+from support.losses import LedgerStorage, SqliteStorage
+from support.losses import RedisStorage as RedisPlace
+from support.servers import RedisServer, free_port
 
-HOUR_MS = 3_600_000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
 def away(ask: Callable[[], object]) -> str:
@@ -27,6 +30,21 @@ def away(ask: Callable[[], object]) -> str:
         ask()
     assert "\n" not in str(raised.value)
     return str(raised.value)
+
+
+def all_asks(storage: Storage, one: Policy) -> list[Callable[[], object]]:
+    of_one: list[Callable[[], object]] = [partial(ask, one) for ask in (storage.alive, storage.top)]
+    decide, add = partial(storage.decide, one, "ann"), partial(storage.add_totals, {"n": 1})
+    return [decide, add, storage.totals, *of_one, storage.rotate]
+
+
+@pytest.mark.parametrize("kind", ["redis", "unix", "redis+sentinel", "redis+cluster"])
+def test_a_storage_that_is_not_there_is_one_error(kind: str, tmp_path: Path) -> None:
+    place = f"{tmp_path}/none.sock" if kind == "unix" else f"u:secret@127.0.0.1:{free_port()}/0"
+    with closing(open_storage(f"{kind}://{place}")) as storage:
+        for ask in all_asks(storage, policy("log", 1)):
+            said = away(ask)
+            assert ("cannot be reached" in said, "secret" in said) == (True, False)
 
 
 def test_all_workers_start_one_new_file_after_a_deletion(tmp_path: Path, clock: Clock) -> None:
@@ -114,35 +132,21 @@ def spoilt(path: Path, clock: Clock, one: Policy, statement: str, value: object)
 def test_a_damaged_row_of_the_file_is_one_error(path: Path, clock: Clock, algorithm: str, what: str) -> None:
     statement, values = SQL[what]
     one = policy(algorithm)
+
+    def decide_in_the_next_window() -> None:
+        clock.ms += MINUTE_MS
+        storage.decide(one, "ann")
+
     for value in values:
         storage = spoilt(path, clock, one, statement, value)
         asks: dict[str, list[Callable[[], object]]] = {
-            "states": [partial(storage.decide, one, "ann"), partial(storage.top, one)],
+            "states": [partial(storage.decide, one, "ann"), partial(storage.top, one), decide_in_the_next_window],
             "salts": [partial(storage.decide, one, "ann")],
             "names of salts": [partial(storage.decide, one, "ann"), storage.rotate],
             "totals": [storage.totals],
         }
         for ask in asks[what]:
             assert "is damaged; move it away (all limits begin at zero)" in away(ask), value
-
-
-@pytest.mark.parametrize("row", ["MAX", "MIN"], ids=["current", "previous"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_row_damaged_under_a_running_worker_is_one_error(path: Path, clock: Clock, algorithm: str, row: str) -> None:
-    statement = "UPDATE states SET state = ? WHERE expires_ms = (SELECT AGE(expires_ms) FROM states)"
-    statement = statement.replace("AGE", row)
-    one = policy(algorithm, 9)
-    for value in SQL["states"][1]:
-        path.unlink(missing_ok=True)
-        storage = open_storage(f"sqlite:///{path}", clock=clock)
-        clock.ms += MINUTE_MS - clock.ms % MINUTE_MS
-        storage.decide(one, "ann")
-        clock.ms += MINUTE_MS
-        assert storage.decide(one, "ann").admitted
-        assert storage.decide(one, "ann").admitted
-        run_sql(path, statement, value)
-        message = away(partial(storage.decide, one, "ann"))
-        assert "is damaged; move it away (all limits begin at zero)" in message, value
 
 
 def fill(client: redis.Redis, url: str, one: Policy, clock: Clock) -> list[bytes]:
@@ -177,14 +181,7 @@ def test_foreign_data_is_one_error(redis_server: RedisServer, clock: Clock, algo
             spoil(client, fill(client, redis_server.url, one, clock)[n], how)
             storage = open_storage(redis_server.url, clock=clock)
             said = []
-            for ask in (
-                partial(storage.decide, one, "ann"),
-                storage.totals,
-                partial(storage.add_totals, {"n": 1}),
-                partial(storage.alive, one),
-                partial(storage.top, one),
-                storage.rotate,
-            ):
+            for ask in all_asks(storage, one):
                 try:
                     ask()
                 except StorageAway as error:
@@ -252,24 +249,107 @@ def test_an_identity_that_is_not_text_raises(storage: Storage, identity: object)
         storage.decide(policy("log"), identity)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("url", ["", "x", "sqlite", "sqlite:", "sqlite:/x", "redis", "redis:"])
-def test_a_url_that_names_no_storage_is_a_mistake_of_the_configuration(url: str) -> None:
-    with pytest.raises(ConfigError):
-        open_storage(url)
+# -- I3 and I4: what is stored of an identity, and how its names change without freeing anybody ------------------------
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_worker_that_knows_the_server_reads_the_salts_anew_in_two_commands(
-    on_redis: Storage, client: redis.Redis, clock: Clock, algorithm: str
-) -> None:
-    """On a line of 80 ms to and fro these and the decision still fit into the wall."""
-    one = policy(algorithm, 3, HOUR_MS)
-    clock.ms -= clock.ms % HOUR_MS
-    on_redis.decide(one, "ann")
-    clock.ms += MINUTE_MS + 1
-    client.config_resetstat()
-    assert on_redis.decide(one, "ann").limits[0].remaining == 1
-    stats = client.info("commandstats")
-    commands = {name.removeprefix("cmdstat_") for name in stats} & {"hgetall", "mget", "get", "evalsha", "eval"}
-    # The script's own commands are counted too.
-    assert commands == {"hgetall", "evalsha"} | ({"mget"} if algorithm == "counter" else set())
+def everything(place: LedgerStorage) -> Iterator[bytes]:
+    """All that a storage holds: every key, field and value."""
+    if isinstance(place, SqliteStorage):
+        for (table,) in run_sql(place.path, "SELECT name FROM sqlite_master WHERE type = 'table'"):
+            for row in run_sql(place.path, f"SELECT * FROM {table}"):  # noqa: S608  # of our own schema
+                yield repr(row).encode()
+        return
+    with place.open() as client:
+        for key in place.keys("*"):
+            kind = client.type(key)
+            found = {
+                b"hash": client.hgetall,
+                b"list": lambda key: client.lrange(key, 0, -1),
+                b"string": client.get,
+            }[kind](key)
+            yield key + repr(found).encode()
+
+
+def salts(place: LedgerStorage) -> set[str]:
+    if isinstance(place, SqliteStorage):
+        return {name for (name,) in run_sql(place.path, "SELECT name FROM salts")}
+    with place.open(decode_responses=True) as client:
+        days = {key.decode().rpartition("{salts}:")[2] for key in place.keys("quota:inbound:{salts}:*")} - {"fixed"}
+        return days | set(client.hgetall("quota:inbound:{salts}:fixed"))
+
+
+@pytest.mark.parametrize("identity", ["203.0.113.7", "k" * 10_000, "ключ", "\udcff\udc80", "", "a\0b", "2001:db8::/64"])
+def test_no_identity_is_stored(storage: Storage, ledger_place: LedgerStorage, identity: str) -> None:
+    for algorithm in ALGORITHMS:
+        assert storage.decide(policy(algorithm), identity).limits[0].remaining == 2
+        assert storage.decide(policy(algorithm), identity).limits[0].remaining == 1
+        assert storage.decide(policy(algorithm), identity + "x").limits[0].remaining == 2
+    stored = list(everything(ledger_place))
+    assert len(stored) >= 8
+    clear = identity.encode("utf-8", "surrogatepass")
+    for text in {clear, clear[:64], repr(identity).strip("'").encode("utf-8", "backslashreplace")} - {b"", b"a"}:
+        assert [row for row in stored if text in row] == []
+    assert max(map(len, stored)) < 600, "nothing of a long identity is kept"
+
+
+def test_the_names_of_two_days_have_nothing_in_common(storage: Storage, clock: Clock) -> None:
+    names = set()
+    for _ in range(3):
+        storage.decide(policy("counter"), "ann")
+        names |= {one.name for one in storage.top(policy("counter"))}
+        clock.ms += DAY_MS
+    assert len(names) == 3
+
+
+def test_a_days_salt_goes_when_its_windows_end(storage: Storage, clock: Clock, ledger_place: LedgerStorage) -> None:
+    clock.ms = 20_833 * DAY_MS + HOUR_MS
+    storage.decide(policy("counter"), "ann")
+    assert salts(ledger_place) == {"shard", "0", "60000:20833"}
+    if isinstance(ledger_place, RedisPlace):
+        with ledger_place.open() as client:
+            left_ms = client.pttl("quota:inbound:{salts}:60000:20833")
+            assert 23 * HOUR_MS < left_ms <= 23 * HOUR_MS + 2 * MINUTE_MS
+        return
+    clock.ms = 20_834 * DAY_MS + MINUTE_MS
+    storage.decide(policy("counter"), "ann")
+    assert salts(ledger_place) == {"shard", "0", "60000:20833", "60000:20834"}
+    clock.ms = 20_834 * DAY_MS + 2 * MINUTE_MS
+    storage.decide(policy("counter"), "ann")
+    assert salts(ledger_place) == {"shard", "0", "60000:20834"}
+
+
+def test_a_quiet_time_deletes_the_states_of_a_busy_time(on_sqlite: Storage, path: Path, clock: Clock) -> None:
+    for number in range(600):
+        on_sqlite.decide(policy("counter"), f"visitor {number}")
+    clock.ms += 2 * DAY_MS
+    for _ in range(3):
+        on_sqlite.add_totals({})
+    assert run_sql(path, "SELECT COUNT(*) FROM states") == [(0,)]
+    assert run_sql(path, "SELECT name FROM salts ORDER BY name") == [("0",), ("shard",)]
+
+
+@pytest.mark.parametrize("algorithm", ["gcra", "log"])
+def test_a_rotation_changes_names_and_frees_nobody(storage: Storage, url: str, clock: Clock, algorithm: str) -> None:
+    clock.ms -= clock.ms % MINUTE_MS
+    clock.ms += 30_000
+    other = open_storage(url, clock=clock)
+    one = policy(algorithm, 3, 3 * MINUTE_MS)
+    assert [workers.decide(one, "ann").admitted for workers in (storage, other, storage)] == [True] * 3
+    names = {found.name for found in storage.top(one)}
+    since_ms = storage.rotate()
+    assert since_ms == clock.ms + ROTATION_LEAD_MS
+    admitted_ms = []
+    for _ in range(14 * 12):
+        clock.ms += 5_000
+        for worker in (other, storage):
+            if worker.decide(one, "ann").admitted:
+                admitted_ms.append(clock.ms)
+    if algorithm == "log":
+        assert all(late - early >= 3 * MINUTE_MS for early, late in zip(admitted_ms, admitted_ms[3:], strict=False))
+    assert len(admitted_ms) == pytest.approx(14, abs=2), "one a minute"
+    assert {found.name for found in other.top(one)} & names == set()
+    other.close()
+
+
+def test_a_storage_that_nobody_used_has_nothing_to_rotate(storage: Storage, clock: Clock) -> None:
+    assert storage.rotate() == clock.ms

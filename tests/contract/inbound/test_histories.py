@@ -152,17 +152,6 @@ def test_a_limit_admits_its_number_and_shows_when_the_next_request_fits(storage:
     assert storage.decide(LOGIN, "ann").admitted, "at exactly the ms that was named"
 
 
-@pytest.mark.parametrize("algorithm", ["counter", "gcra", "log"])
-@pytest.mark.topology
-def test_identities_rules_and_costs_are_counted_apart(storage: Storage, algorithm: str) -> None:
-    policy, other = (Policy(rule, (Limit(5, MINUTE_MS, 5 * (algorithm == "gcra")),), algorithm) for rule in "ab")  # type: ignore[arg-type]
-    assert storage.decide(policy, "ann", 4).limits[0].remaining == 1
-    assert storage.decide(policy, "bob", 5).admitted
-    assert storage.decide(other, "ann", 5).admitted
-    assert not storage.decide(policy, "ann", 2).admitted
-    assert storage.decide(policy, "ann", 1).admitted
-
-
 def test_a_cost_that_can_never_fit_is_a_mistake_of_the_caller(storage: Storage) -> None:
     for cost in (0, -1, 4, 10**20, True, 1.5, "1", None):
         with pytest.raises(UsageError):

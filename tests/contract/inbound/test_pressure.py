@@ -28,7 +28,7 @@ from support.losses import LedgerStorage, SqliteStorage
 from support.patience import PATIENCE_S
 from support.processes import Children, in_threads
 from support.proxy import Kind, Proxy
-from support.servers import RedisServer, free_port, stopped, until
+from support.servers import RedisServer, stopped, until
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -65,15 +65,6 @@ def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
     assert left_for("ann") == [7, 6, 5]
     assert child.answers() == [[8, 7, 6]]
     storage.close()
-
-
-def test_threads_share_one_storage(url: str) -> None:
-    with closing(open_storage(url)) as storage:
-
-        def admitted() -> int:
-            return sum(storage.decide(policy("log", 100), "ann").admitted for _ in range(30))
-
-        assert sum(in_threads(admitted, *[()] * 4)) == 100
 
 
 @pytest.mark.parametrize("ahead_ms", [-3 * 86_400_000, -45_000, 45_000, 3 * 86_400_000])
@@ -154,24 +145,6 @@ def test_every_key_expires_within_two_windows(redis_server: RedisServer) -> None
         storage.close()
 
 
-def test_all_keys_of_an_identity_lie_in_one_slot_and_the_slots_are_many(on_redis: Storage, client: redis.Redis) -> None:
-    """I5, over midnight and for every algorithm, with several limits."""
-    from redis.crc import key_slot
-
-    slots = set()
-    for n in range(60):
-        client.flushall()  # identities share hashes
-        for algorithm in ALGORITHMS:
-            burst = int(algorithm == "gcra")
-            limits = (Limit(9, 60_000, burst), Limit(9, 3_600_000, burst), Limit(9, 86_400_000, burst))
-            on_redis.decide(Policy("a", limits, algorithm), f"{n}")  # type: ignore[arg-type]
-        new = {key for key in client.keys("quota:inbound:{*") if b"{salts}" not in key}
-        assert len(new) >= 9
-        (slot,) = {key_slot(key) for key in new}
-        slots.add(slot)
-    assert len(slots) > 55
-
-
 def test_a_log_never_outgrows_its_limit(storage: Storage, ledger_place: LedgerStorage, clock: Clock) -> None:
     """I6."""
     one = Policy("a", (Limit(7, 10_000),), "log", count_rejected=True)
@@ -202,49 +175,6 @@ def test_gcra_does_not_misread_the_states_of_another_limit(storage: Storage) -> 
     for number in (10, 20, 7):
         assert storage.decide(policy("gcra", number), "ann", number).admitted
         assert not storage.decide(policy("gcra", number), "ann").admitted
-
-
-def test_decisions_alone_delete_what_expired_in_a_quiet_time(on_sqlite: Storage, path: Path, clock: Clock) -> None:
-    """I5 in SQLite: four expired states for each new one, though no worker hands over its totals."""
-    for when in ("before", "after"):
-        for n in range(500):
-            on_sqlite.decide(policy("counter", 5, 10_000), f"{when} {n}")
-        clock.ms += 30_000
-    counts = run_sql(path, "SELECT expires_ms <= ?, COUNT(*) FROM states GROUP BY 1", clock.ms - 30_000)
-    assert counts == [(0, 500)]
-
-
-@pytest.mark.parametrize("url", ["redis", "unix", "sentinel", "cluster"])
-def test_a_storage_that_is_not_there_is_one_error(url: str, tmp_path: Path) -> None:
-    port = free_port()
-    urls = {
-        "redis": f"redis://u:secret@127.0.0.1:{port}/0",
-        "unix": f"unix://{tmp_path}/none.sock",
-        "sentinel": f"redis+sentinel://u:secret@127.0.0.1:{port}/main",
-        "cluster": f"redis+cluster://u:secret@127.0.0.1:{port}",
-    }
-    storage = open_storage(urls[url])
-    for ask in (
-        lambda: storage.decide(policy("counter", 1), "ann"),
-        lambda: storage.add_totals({"a": 1}),
-        storage.totals,
-        lambda: storage.alive(policy("counter", 1)),
-        lambda: storage.top(policy("log", 1)),
-        storage.rotate,
-    ):
-        with pytest.raises(StorageAway, match="cannot be reached") as raised:
-            ask()
-        assert "secret" not in str(raised.value)
-        assert "\n" not in str(raised.value)
-    storage.close()
-
-
-def test_a_file_that_cannot_be_a_storage_is_the_same_error(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("x" * 5_000)
-    run_sql(tmp_path / "other", "CREATE TABLE t (x)")
-    for name, says in (("text", "is not an SQLite database"), ("other", "another program's")):
-        with pytest.raises(StorageAway, match=says):
-            open_storage(f"sqlite:///{tmp_path / name}").decide(policy("counter", 1), "ann")
 
 
 @pytest.mark.usefixtures("real_walls")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,16 +23,6 @@ from support.users import NOBODY, needs_root, not_root
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again with each entry."""
     monkeypatch.setattr(journal_module, "RETRY_S", 0.0)
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def goes_on_in_memory(noted: Journal, seqs: range, why: str) -> None:
@@ -68,17 +55,6 @@ def test_a_full_disk_keeps_entries_in_memory_and_takes_them_when_there_is_room(
         assert set(ids(fresh, "e")) == {(NOW_MS, seq) for seq in range(200)}
         assert set(ids(fresh, "f")) == {(NOW_MS, seq) for seq in range(200, 301)}
         assert fresh.newest("f") == (NOW_MS, 300)
-
-
-def test_the_journal_repeats_a_short_write_whole(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [entry()])
-    with files_up_to(day_files(tmp_path)[0].stat().st_size + 100):
-        noted.write("e", [entry(seq=1), entry(seq=2)])
-        assert set(ids(noted)) == {(NOW_MS, 0), (NOW_MS, 1), (NOW_MS, 2)}
-        assert noted.trouble
-    noted.write("e", [entry(seq=3)])
-    assert set(ids(journal(tmp_path))) == {(NOW_MS, seq) for seq in range(4)}
 
 
 def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
 from quota.rules.entry import Entry
 from quota.terms.limits import DAY_MS, SLACK_MS
-from support.interrupts import Interrupted, at_every_place, interrupt
 
 SEEN = (NOW_MS - 5, 3)
 
@@ -148,31 +145,6 @@ def test_a_draw_fails_if_the_disk_takes_no_draw(tmp_path: Path, monkeypatch: pyt
     assert Journal.in_memory(IDENTITY).draws.owed() == []
 
 
-def test_a_killed_process_owes_its_noted_draws_and_damages_nothing(tmp_path: Path) -> None:
-    dice, told = random.Random(5), set()
-    for process in range(4):
-        reader, writer = os.pipe()
-
-        def work(process: int = process, writer: int = writer) -> None:
-            draws = journal(tmp_path).draws
-            for number in range(10**9):
-                draw(draws, entry(key=f"{process}-{number}"), allowance_units=10**9)
-                os.write(writer, f"{process}-{number}\n".encode())
-
-        with forked(work) as (child,):
-            os.close(writer)
-            heard = os.read(reader, dice.randint(1, 300))
-            os.kill(child, signal.SIGKILL)
-            while more := os.read(reader, 65_536):
-                heard += more
-        os.close(reader)
-        told |= set(heard.decode().split())
-        with draws_file(tmp_path).open("ab") as file:
-            file.write(b"\nd\ttorn"[: dice.randint(1, 7)])
-    assert told
-    assert told <= {each.entry.key for each in journal(tmp_path).draws.owed()}
-
-
 def test_a_long_file_is_written_anew_and_what_is_owed_stays_however_old(tmp_path: Path) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry(key="owed"))
@@ -192,24 +164,3 @@ def test_a_draw_dated_ahead_counts_and_is_dated_back(tmp_path: Path) -> None:
     assert draws.drawn_units(NOW_MS, DAY_MS) == 50
     assert draw(draws, entry(), allowance_units=51)
     assert draw(draws, entry(), now_ms=NOW_MS + DAY_MS)
-
-
-def test_an_exception_at_any_place_leaves_no_draw_unaccounted(tmp_path: Path) -> None:
-    state, admitted = tmp_path, set[str]()
-
-    def work() -> None:
-        drawn = entry()
-        draws = journal(state).draws
-        draw(draws, drawn, allowance_units=10**9)
-        admitted.add(drawn.key)
-        draws.settle({drawn.key: 2})
-        draws.owed()
-
-    for place, error in enumerate(at_every_place(interrupt, work, step=17)):
-        assert error is None or isinstance(error, Interrupted)
-        fresh = journal(state).draws
-        assert draw(fresh, entry(), allowance_units=10**9)
-        assert admitted <= {each.entry.key for each in fresh.owed()}
-        if place % 4 == 0:
-            state, admitted = tmp_path / str(place), set[str]()
-    assert place > 20

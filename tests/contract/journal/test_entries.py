@@ -14,14 +14,11 @@ import pytest
 
 from contract.journal.journals import IDENTITY, NOW_MS, day_files, entry, forked, ids, journal, keys
 from quota.errors import LedgerError
-from quota.journal import journal as journal_module
-from quota.journal.files import read_record, record_line
+from quota.journal.files import record_line
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, packed
 from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
-from support.interrupts import STEP, Interrupted, at_every_place, interrupt
-from support.processes import in_threads
 from support.servers import until
 
 
@@ -47,18 +44,6 @@ def test_a_key_is_noted_once_in_an_epoch(tmp_path: Path) -> None:
     assert list(journal(tmp_path).records()) == [("e", twice), ("f", twice)]
 
 
-def test_unreadable_entries_are_not_noted(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [Entry((NOW_MS, 1), 0, "", "", "", "", "", "unreadable")])
-    assert list(noted.records()) == []
-
-
-def test_a_name_that_would_end_the_line_spoils_no_entry(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [entry(seq=1)._replace(job="a\nb"), entry(seq=2)])
-    assert [each.job for _, each in noted.records()] == ["a b", "job"]
-
-
 def test_the_newest_is_that_of_all_processes_and_of_the_epoch(tmp_path: Path) -> None:
     mine, others = journal(tmp_path), journal(tmp_path)
     assert mine.newest("e") == START
@@ -80,16 +65,6 @@ def test_the_newest_stands_at_the_end_also_behind_what_was_read_late(tmp_path: P
     reader = journal(tmp_path)
     reader._search_back = None  # type: ignore[method-assign,assignment]  # it needs no more than the tail
     assert reader.newest("e") == (NOW_MS + 5, 0)
-
-
-def test_the_journal_reads_no_file_while_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, others = journal(tmp_path), journal(tmp_path)
-    others.write("e", [entry(seq=1)])
-    mine.newest("e")
-    monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("it was read"))
-    assert mine.newest("e") == (NOW_MS, 1)
-    mine.write("e", [entry(seq=2)])
-    assert mine.newest("e") == (NOW_MS, 2)
 
 
 def test_a_file_has_a_day_and_all_go_over_to_the_next_one(tmp_path: Path) -> None:
@@ -127,32 +102,6 @@ def test_no_clock_alone_makes_a_journal_forget(tmp_path: Path, ahead: str) -> No
     assert len(day_files(tmp_path)) == 2
     assert ids(noted) == [(NOW_MS, 0), (NOW_MS + ledger_ms, 0)]
     assert day_files(tmp_path)[1].name <= "2026-11-30"
-
-
-def test_a_file_of_the_far_future_is_read_and_grows_no_more(tmp_path: Path) -> None:
-    ahead_ms = NOW_MS + 300 * DAY_MS
-    journal(tmp_path, now_ms=ahead_ms).write("e", [entry(ahead_ms)])
-    noted = journal(tmp_path)
-    noted.write("e", [entry()])
-    assert [path.name for path in day_files(tmp_path)] == ["2026-11-28", "2027-09-24"]
-    assert sorted(ids(noted)) == [(NOW_MS, 0), (ahead_ms, 0)]
-
-
-def test_records_older_than_the_journals_window_are_left_out(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [entry(NOW_MS - DAY_MS - SLACK_MS), entry(NOW_MS - DAY_MS - SLACK_MS + 1), entry()])
-    assert ids(noted) == [(NOW_MS - DAY_MS - SLACK_MS + 1, 0), (NOW_MS, 0)]
-
-
-def test_records_go_on_behind_a_position(tmp_path: Path) -> None:
-    noted = journal(tmp_path, NOW_MS + DAY_MS)
-    noted.write("e", [entry(seq=1)])
-    position = noted.position()
-    noted.write("e", [entry(seq=2), entry(NOW_MS + DAY_MS)])
-    assert [each.id for _, each in journal(tmp_path, NOW_MS + DAY_MS).records(position)] == [
-        (NOW_MS, 2),
-        (NOW_MS + DAY_MS, 0),
-    ]
 
 
 def test_files_are_their_users_alone_and_each_identity_has_its_own(tmp_path: Path) -> None:
@@ -236,25 +185,6 @@ def test_damaged_bytes_cost_their_own_record_alone(tmp_path: Path) -> None:
     assert 100 < len(list(journal(tmp_path).records())) < 200
 
 
-def test_a_line_that_was_cut_off_anywhere_is_no_record() -> None:
-    line = record_line("e", (NOW_MS, 1), packed(entry(units=12_345)))
-    assert read_record(line) is not None
-    assert [end for end in range(len(line)) if read_record(line[:end]) is not None] == []
-    assert read_record(line[1:]) is None
-
-
-def test_threads_share_a_journal(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-
-    def work(thread: int) -> None:
-        for seq in range(200):
-            noted.write("e", [entry(seq=seq * 4 + thread)])
-            noted.newest("e")
-
-    in_threads(work, *[(number,) for number in range(4)])
-    assert sorted(ids(journal(tmp_path))) == [(NOW_MS, seq) for seq in range(800)]
-
-
 def test_a_program_that_closes_all_descriptors_loses_nothing_and_is_not_written_into(tmp_path: Path) -> None:
     def work() -> None:
         noted = journal(tmp_path)
@@ -302,100 +232,6 @@ def test_without_a_folder_all_is_in_memory(tmp_path: Path) -> None:
     assert noted.trouble == ""
 
 
-def test_an_exception_at_any_place_loses_nothing_that_was_noted(tmp_path: Path) -> None:
-    noted, done = journal(tmp_path), []
-
-    def work() -> None:
-        seq = len(done) + 1
-        noted.write("e", [entry(seq=seq)])
-        done.append((NOW_MS, seq))
-        assert noted.newest("e") >= (NOW_MS, seq)
-        with noted.locked():
-            noted.uncompared("e")
-            noted.note_whole("e", START, (NOW_MS, seq))
-
-    for place, error in enumerate(at_every_place(interrupt, work, step=STEP)):
-        assert error is None or isinstance(error, Interrupted)
-        state = tmp_path / str(place // 4)
-        if done:
-            assert noted.newest("e") >= max(done)
-            with noted.locked():
-                pass
-        if place % 4 == 0:
-            noted, done = journal(state), []
-        elif place % 4 == 3:
-            assert set(done) <= set(ids(journal(state)))
-            with journal(state).locked():
-                pass
-            noted.start_over_in_child()
-    assert place > 50
-
-
-def test_a_handler_may_use_the_journal_that_it_interrupts(tmp_path: Path) -> None:
-    noted, number, done = journal(tmp_path), iter(range(10**6)), []
-
-    def write() -> None:
-        seq = next(number)
-        noted.write("e", [entry(seq=seq)])
-        done.append((NOW_MS, seq))
-        assert noted.newest("e") >= (NOW_MS, seq)
-
-    assert set(at_every_place(write, write, step=STEP)) == {None}
-    assert sorted(ids(journal(tmp_path))) == sorted(done)
-
-
-def test_random_work_of_processes_agrees_with_a_plain_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals are opened, closed, dropped as by a kill, torn and forked, over days; a dict says what they hold."""
-    monkeypatch.setattr(journal_module, "TAIL_BYTES", 2_000)
-    for seed in range(3):
-        dice, state = random.Random(seed), tmp_path / str(seed)
-        now_ms, clock_ms = NOW_MS, [NOW_MS]
-        open_journals: list[Journal] = []
-        model: list[tuple[str, Entry]] = []
-        newest: dict[str, tuple[int, int]] = {}
-        for step in range(400):
-            if not open_journals or dice.random() < 0.05:
-                open_journals.append(
-                    Journal(state, IDENTITY, keep_ms=40 * DAY_MS, clock=lambda clock_ms=clock_ms: clock_ms[0])
-                )
-            noted = dice.choice(open_journals)
-            action = dice.random()
-            if action < 0.6:
-                now_ms += dice.choice((0, 1, HOUR_MS // 4))
-                clock_ms[0] = now_ms
-                epoch = dice.choice("eef")
-                late_ms = dice.choice((0, 0, 0, HOUR_MS))
-                news = [entry(now_ms - late_ms, step * 100 + seq) for seq in range(dice.choice((1, 1, 2, 60)))]
-                noted.newest(epoch)
-                noted.write(epoch, news)
-                model += [(epoch, each) for each in news]
-                newest[epoch] = max(newest.get(epoch, START), news[-1].id)
-            elif action < 0.7:
-                open_journals.remove(noted)
-            elif action < 0.75:
-                noted.close()
-            elif action < 0.8 and day_files(state):
-                with day_files(state)[-1].open("ab") as file:
-                    file.write(b"\ne\ttorn"[: dice.randint(1, 7)])
-            elif action < 0.82:
-                childs = entry(now_ms, step, key=f"child{step}")
-                with forked(lambda noted=noted, childs=childs: noted.write("e", [childs])):
-                    pass
-                model.append(("e", childs))
-                newest["e"] = max(newest.get("e", START), (now_ms, step))
-            for epoch, expected in newest.items():
-                assert noted.newest(epoch) == expected
-        assert list(journal(state, now_ms, 40 * DAY_MS).records()) == model
-
-
-def test_entries_of_an_epoch_need_no_comparison_with_it(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-    assert not noted.uncompared("e")
-    noted.write("e", [entry()])
-    assert not noted.uncompared("e")
-    assert noted.uncompared("f")
-
-
 def test_the_next_process_compares_notes_of_an_older_epoch(tmp_path: Path) -> None:
     with closing(journal(tmp_path)) as ended:
         ended.write("e", [entry(key="lost")])
@@ -420,16 +256,6 @@ def test_entries_noted_during_a_comparison_are_compared_later(tmp_path: Path) ->
     assert [each.key for _, each in others.records(end)] == ["meanwhile"]
 
 
-def test_a_slow_process_of_an_older_epoch_is_noticed_by_the_others(tmp_path: Path) -> None:
-    mine, slow = journal(tmp_path), journal(tmp_path)
-    slow.write("e", [entry()])
-    mine.compared("f", mine.position())
-    mine.write("f", [entry()])
-    assert not mine.uncompared("f")
-    slow.write("e", [entry()])
-    assert mine.uncompared("f")
-
-
 def test_entries_are_compared_with_each_new_log(tmp_path: Path) -> None:
     """Another machine may have made that one, which lacks what this machine alone has read."""
     noted = journal(tmp_path)
@@ -437,25 +263,6 @@ def test_entries_are_compared_with_each_new_log(tmp_path: Path) -> None:
     noted.compared("f", noted.position())
     assert not noted.uncompared("f")
     assert noted.uncompared("g")
-
-
-def test_marks_follow_so_that_nobody_reads_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [entry(seq=seq) for seq in range(5_000)])
-    assert not noted.uncompared("e")
-    with closing(journal(tmp_path)) as later:
-        monkeypatch.setattr(journal_module, "_has_another", lambda _, name, start, end, epoch: start != end)
-        assert not later.uncompared("e")
-
-
-def test_the_journal_is_not_compared_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [entry()])
-    assert not noted.uncompared("e")
-    monkeypatch.setattr(journal_module, "_has_another", lambda *_: True)
-    assert not noted.uncompared("e")
-    noted.write("e", [entry()])
-    assert noted.uncompared("e")
 
 
 @pytest.mark.parametrize("harm", ["cut short", "replaced"])
@@ -529,37 +336,6 @@ def test_one_process_of_the_machine_compares_at_a_time(tmp_path: Path) -> None:
         assert others.whole("e") == (START, (2, 0)), "who is not alone notes nothing"
 
 
-def test_one_thread_of_a_process_compares_at_a_time(tmp_path: Path) -> None:
-    noted, refused = journal(tmp_path), list[Exception]()
-
-    def work() -> None:
-        try:
-            noted.locked(0)
-        except LedgerError as error:
-            refused.append(error)
-
-    with noted.locked():
-        in_threads(work, ())
-    assert len(refused) == 1
-
-
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-
-    def work() -> None:
-        with journal(tmp_path).locked():
-            os.write(writer, b"x")
-            time.sleep(60)
-
-    with forked(work) as (child,):
-        os.read(reader, 1)
-        os.kill(child, signal.SIGKILL)
-    with journal(tmp_path).locked(0):
-        pass
-    os.close(reader)
-    os.close(writer)
-
-
 def test_a_forked_child_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
     mine = journal(tmp_path)
     with ExitStack() as children:
@@ -570,13 +346,3 @@ def test_a_forked_child_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
                 journal(tmp_path).locked(0)
         with journal(tmp_path).locked(2):
             pass
-
-
-def test_marks_of_two_days_hold_for_both_files(tmp_path: Path) -> None:
-    noted = journal(tmp_path, NOW_MS + DAY_MS)
-    noted.write("e", [entry(), entry(seq=1)])
-    noted.write("e", [entry(NOW_MS + DAY_MS)])
-    noted.compared("f", noted.position())
-    assert not journal(tmp_path, NOW_MS + DAY_MS).uncompared("f")
-    noted.write("e", [entry(NOW_MS + DAY_MS, 1)])
-    assert journal(tmp_path, NOW_MS + DAY_MS).uncompared("f")

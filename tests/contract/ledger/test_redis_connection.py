@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from types import FrameType
 
 import pytest
@@ -19,10 +16,10 @@ import redis
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import ANY, Append
 from quota.ledger.redis_connection import Connections, connections_to
-from quota.ledger.redis_errors import ErrorReply, Lost, NoAnswer, NotRedis
+from quota.ledger.redis_errors import ErrorReply, NoAnswer, NotRedis
 from quota.ledger.redis_url import target_of
 from quota.rules.entry import START, Entry
-from support.processes import in_child, in_threads
+from support.processes import in_threads
 from support.proxy import Proxy
 from support.resp import RespServer
 from support.servers import RedisServer, until
@@ -33,8 +30,6 @@ SHORT_S = 0.2
 """Where a test waits for it. A busy machine may take that long for a call, so that no other test counts on it."""
 
 NAME = "of-the-tests"
-
-needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 
 
 @contextmanager
@@ -48,7 +43,6 @@ def connected(
 
 
 def on_server(server: RedisServer) -> int:
-    """How many of our connections the server has."""
     with redis.Redis(port=server.port) as client:
         return sum(each["name"] == NAME for each in client.client_list())
 
@@ -95,48 +89,15 @@ def test_an_answer_of_another_protocol_is_an_error() -> None:
         assert connections.execute_command("ECHO", "two") == "two"
 
 
-def test_unasked_data_is_not_taken_for_an_answer() -> None:
-    """It came after the answer was read, and before the next question."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
-
-        def serve() -> None:
-            for reply in (b"+first\r\n", b"+two\r\n"):
-                accepted = opened.enter_context(listener.accept()[0])
-                accepted.recv(1000)
-                accepted.sendall(reply)
-                if reply == b"+first\r\n":
-                    assert answered.wait(TIMEOUT_S)
-                    accepted.sendall(b"+unasked\r\n")
-                    sent.set()
-
-        answered, sent = threading.Event(), threading.Event()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with connected(listener.getsockname()[1], name="") as connections:
-            assert connections.execute_command("ECHO", "first") == "first"
-            answered.set()
-            assert sent.wait(TIMEOUT_S)
-            assert connections.execute_command("ECHO", "two") == "two"
-        thread.join()
-
-
 def test_a_long_command_and_a_long_answer_pass(server: RedisServer) -> None:
     with connected(server.port) as connections:
         for size in (65_530, 65_536, 3_000_000):
             assert connections.execute_command("ECHO", "\u00e9" * size) == "\u00e9" * size
 
 
-@contextmanager
-def on_signal(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.parametrize("scheme", ["redis", "unix"])
-def test_an_exception_of_a_handler_during_connect_passes_through(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+def test_an_exception_of_a_handler_during_connect_passes_through(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also a TimeoutError, which is what the library catches: after each call of something written in C, as a handler
     would."""
     monkeypatch.setattr(sys, "unraisablehook", id)
@@ -149,35 +110,19 @@ def test_an_exception_of_a_handler_during_connect_passes_through(monkeypatch: py
             if passed == number:
                 raise TimeoutError
 
-    with RedisServer("--unixsocket", "redis.sock") as server:
-        target = target_of(server.url if scheme == "redis" else f"unix://{server.folder}/redis.sock", TIMEOUT_S)
-        while passed >= number:
-            passed, number = 0, number + 1
-            with closing(connections_to(target)) as connections:
-                sys.setprofile(interrupt)
-                try:
-                    connections.execute_command("PING")
-                except BaseException as error:
-                    raised.append(type(error))
-                finally:
-                    sys.setprofile(None)
+    while passed >= number:
+        passed, number = 0, number + 1
+        with closing(connections_to(target_of(server.url, TIMEOUT_S))) as connections:
+            sys.setprofile(interrupt)
+            try:
+                connections.execute_command("PING")
+            except BaseException as error:
+                raised.append(type(error))
+            finally:
+                sys.setprofile(None)
     gc.collect()  # a socket that was just made when the handler came
     assert {*raised} == {TimeoutError}
     assert len(raised) > 5
-
-
-@needs_signals
-def test_a_signal_handler_may_ask_in_the_middle_of_a_call(server: RedisServer) -> None:
-    with Proxy(server.port) as proxy, connected(proxy.port) as connections:
-        connections.execute_command("PING")
-        inner = []
-        with on_signal(lambda *_: inner.append(connections.execute_command("ECHO", "inner"))):
-            proxy.fail("delay-request", match=b"outer", delay_s=0.1)
-            timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1))
-            timer.start()
-            assert connections.execute_command("ECHO", "outer") == "outer"
-            timer.join()
-        assert inner == ["inner"]
 
 
 def test_an_error_is_an_answer_and_its_connection_is_kept(server: RedisServer) -> None:
@@ -215,18 +160,6 @@ def test_an_append_after_a_restart_is_sent_once() -> None:
         own.close()
 
 
-def test_after_a_lost_answer_no_other_idle_connection_is_tried(server: RedisServer) -> None:
-    """A network that forgot them all says so of none: each would cost the whole time to wait."""
-    with Proxy(server.port) as proxy, connected(proxy.port) as connections:
-        ask_at_once(server, connections, 3)
-        assert proxy.connections == 3
-        proxy.fail("drop-reply", match=b"lost")
-        with pytest.raises(Lost):
-            connections.execute_command("ECHO", "lost")
-        assert connections.execute_command("ECHO", "next") == "next"
-        assert proxy.connections == 4
-
-
 def test_there_are_as_many_connections_as_calls_at_once_and_none_after_close(server: RedisServer) -> None:
     with connected(server.port) as connections:
         wrong: list[str] = []
@@ -246,54 +179,6 @@ def test_there_are_as_many_connections_as_calls_at_once_and_none_after_close(ser
         assert connections.execute_command("ECHO", "again") == "again", "closed means let go of, not ended"
 
 
-def test_a_call_under_way_while_another_thread_closes_is_answered_and_its_connection_ends(server: RedisServer) -> None:
-    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
-        answers: list[object] = []
-        thread = threading.Thread(target=lambda: answers.append(connections.execute_command("BLPOP", "list", "5")))
-        thread.start()
-        until(lambda: client.info("clients")["blocked_clients"] == 1, "the server has not noticed")
-        connections.close()
-        client.rpush("list", "x")
-        thread.join()
-        assert answers == [["list", "x"]]
-        until(lambda: on_server(server) == 0, "the server has not noticed")
-
-
-def _ask(connections: Connections) -> list[int]:
-    ids = [connections.execute_command("CLIENT", "ID") for _ in range(3)]
-    connections.close()
-    return ids
-
-
-# Python warns of forking with threads; what is tested here is that the connections survive it.
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
-def test_a_forked_child_has_connections_of_its_own_and_leaves_the_parents_alone(server: RedisServer) -> None:
-    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
-        ask_at_once(server, connections, 2)
-        before = {each["id"] for each in client.client_list() if each["name"] == NAME}
-        theirs = in_child(lambda: _ask(connections))
-        assert len(set(theirs)) == 1
-        ask_at_once(server, connections, 2)
-        assert {each["id"] for each in client.client_list() if each["name"] == NAME} == before
-        assert str(theirs[0]) not in before
-
-
-def test_a_connection_logs_in_and_chooses_its_database_before_it_asks() -> None:
-    heard: list[bytes] = []
-
-    def answer(words: list[bytes]) -> bytes:
-        heard.append(words[0])
-        return b"+OK\r\n"
-
-    with (
-        RespServer(answer) as server,
-        connected(server.port, place="/3", login="user:secret@") as connections,
-    ):
-        assert connections.execute_command("PING") == "OK"
-    assert heard == [b"AUTH", b"CLIENT", b"SELECT", b"PING"]
-
-
 def test_a_missing_database_takes_no_command(server: RedisServer) -> None:
     with connected(server.port, place="/99") as connections, redis.Redis(port=server.port) as client:
         with pytest.raises(ErrorReply, match="DB index is out of range"):
@@ -301,16 +186,9 @@ def test_a_missing_database_takes_no_command(server: RedisServer) -> None:
         assert client.keys("*") == []
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        *("", "?protocol=3", "?max_connections=1", "?health_check_interval=1"),
-        *("?socket_keepalive=yes", "?socket_timeout=5&socket_connect_timeout=5"),
-        *("?encoding=utf-8",),
-    ],
-)
+@pytest.mark.parametrize("query", ["?protocol=3", "?max_connections=1", "?socket_timeout=5&socket_connect_timeout=5"])
 def test_options_in_the_url_are_the_librarys(server: RedisServer, query: str) -> None:
-    named = f"{server.url}{query}{'&' if query else '?'}client_name={NAME}"
+    named = f"{server.url}{query}&client_name={NAME}"
     with closing(open_ledger(named)) as ledger:
         assert budget_of(ledger, limit(500)).charge("search.list").admitted
         state = state_at(ledger)

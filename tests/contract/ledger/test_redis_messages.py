@@ -19,6 +19,7 @@ from support.setup import budget_of, limit
 Ask = Callable[[str], str]
 
 PASSWORD, OF_SENTINELS = "s3cret", "0f-sentinels"
+WELL = f"?sentinel_password={OF_SENTINELS}"
 
 
 def told(url: str) -> str:
@@ -60,33 +61,22 @@ def at_sentinels(sentinels: Sentinels, service: str = SERVICE, query: str = "", 
 
 @BOTH
 def test_sentinels_may_have_their_own_password(sentinels: Sentinels, ask: Ask) -> None:
-    url = at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}")
-    assert ask(url) == ""
+    assert ask(at_sentinels(sentinels, query=WELL)) == ""
 
 
 @BOTH
 @pytest.mark.parametrize(
-    ("service", "query", "user", "said"),
+    ("service", "query", "said"),
     [
-        (SERVICE, "", f":{PASSWORD}@", "wants a password; add sentinel_password"),
-        (
-            SERVICE,
-            "?sentinel_password=wrong",
-            f":{PASSWORD}@",
-            "refused the password; correct sentinel_username and sentinel_password",
-        ),
-        (
-            "mian",
-            f"?sentinel_password={OF_SENTINELS}",
-            f":{PASSWORD}@",
-            "knows no service 'mian'; write the name after `sentinel monitor`",
-        ),
+        (SERVICE, "", "wants a password; add sentinel_password"),
+        (SERVICE, "?sentinel_password=no", "refused the password; correct sentinel_username and sentinel_password"),
+        ("mian", WELL, "knows no service 'mian'; write the name after `sentinel monitor`"),
     ],
 )
 def test_a_sentinels_error_names_the_sentinel(
-    sentinels: Sentinels, ask: Ask, service: str, query: str, user: str, said: str
+    sentinels: Sentinels, ask: Ask, service: str, query: str, said: str
 ) -> None:
-    line = ask(at_sentinels(sentinels, service, query, user))
+    line = ask(at_sentinels(sentinels, service, query))
     assert line.endswith(f"/{service}/0: sentinel 127.0.0.1:{sentinels.sentinels[0].port} {said}"), line
 
 
@@ -99,7 +89,7 @@ def test_a_sentinels_error_names_the_sentinel(
     ],
 )
 def test_an_error_of_the_primary_blames_no_sentinel(sentinels: Sentinels, ask: Ask, user: str, said: str) -> None:
-    line = ask(at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}", user=user))
+    line = ask(at_sentinels(sentinels, query=WELL, user=user))
     assert f"/{SERVICE}/0 {said}" in line
 
 

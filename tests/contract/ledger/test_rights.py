@@ -5,7 +5,6 @@ That no script stops halfway where a right is missing is shown in `contract.log.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import redis
 
-from quota.async_budget import AsyncBudget, Awaiter
 from quota.deciding.moves import carry_out, plan_move
 from quota.deciding.repairs import ahead, repair
 from quota.inbound import redis_storage
@@ -66,7 +64,6 @@ def client_of(admin: redis.Redis, rights: str) -> Iterator[redis.Redis]:
 
 
 def without(command: str) -> str:
-    """What makes the user with all rights but one."""
     return acl_line("quota", [pattern_of("*")], [right for right in COMMANDS if right != command])
 
 
@@ -147,7 +144,6 @@ class Work:
         assert self.ledger.past(P, START, END, 1)[0].key == "old"
 
     def put_back(self) -> None:
-        """What the ledger has lost."""
         for _ in range(2):
             self.admin.flushall()
             assert self.budget.charge("videos.list").admitted
@@ -167,18 +163,11 @@ class Work:
             assert carry_out(old, new, step, lambda *_: None).charges == 4
 
 
-def test_the_least_rights_are_enough_for_all_that_programs_do(
+def test_the_least_rights_are_enough_for_all_that_programs_do_and_each_is_needed(
     started: RedisServer, admin: redis.Redis, tmp_path: Path
 ) -> None:
+    """The server counts the commands."""
     work = Work(url_of(admin, LEAST), tmp_path, admin)
-    with closing(work.ledger):
-        for step in work.steps():
-            step()
-
-
-def test_no_right_is_given_that_nothing_needs(started: RedisServer, admin: redis.Redis, tmp_path: Path) -> None:
-    """An administrator does all that programs do, and the server counts the commands."""
-    work = Work(url_of(admin, "ACL SETUSER quota reset on >PASSWORD ~* +@all"), tmp_path, admin)
     admin.config_resetstat()
     with closing(work.ledger):
         for step in work.steps():
@@ -208,16 +197,6 @@ DENIED = re.compile(
     r"ledger redis://127\.0\.0\.1:\d+/0: user quota may not run (a command that it needs|[A-Z]+); "
     r"give it the rights that `quota doctor --acl` prints"
 )
-
-
-@pytest.mark.parametrize("command", ["hmget", "evalsha", "xadd"])
-def test_an_awaited_charge_is_refused_in_the_same_line(command: str, started: RedisServer, admin: redis.Redis) -> None:
-    async def charge() -> str:
-        with closing(open_ledger(url_of(admin, without(command)))) as ledger:
-            return (await AsyncBudget(budget_of(ledger, limit(500)), Awaiter(ledger)).charge("search.list")).detail
-
-    assert DENIED.fullmatch(asyncio.run(charge()))
-    assert admin.keys("*") == []
 
 
 def commands_of(name: str) -> set[str]:
@@ -250,7 +229,6 @@ def test_a_program_of_another_language_that_lacks_a_right_charges_nothing_or_all
 
 
 def stored(admin: redis.Redis) -> dict[str, Any]:
-    """All that the server holds."""
     readers = {"hash": admin.hgetall, "stream": admin.xrange}
     return {key: readers[admin.type(key)](key) for key in admin.keys("*")}
 

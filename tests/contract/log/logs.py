@@ -69,12 +69,10 @@ def marker() -> Entry:
 
 
 def entries_of(log: Log, project: str = P) -> list[Entry]:
-    """All that the log has."""
     return list(log.read(project, START, (2**53, 2**53), 10_000))
 
 
 def past_of(log: Log) -> list[Entry]:
-    """All that the past has."""
     return list(log.past(P, START, (2**53, 2**53), 100_000))
 
 
@@ -96,7 +94,6 @@ def added(log: Log, *entries: Entry) -> list[Entry]:
 
 
 def add_many(log: Log, number: int) -> list[Entry]:
-    """Add so many charges of a unit."""
     made = [charge() for _ in range(number)]
     return [entry for first in range(0, number, 100) for entry in added(log, *made[first : first + 100])]
 

@@ -59,8 +59,6 @@ WRITES_OF_A_MOVE = 7
 
 @dataclass
 class Pair:
-    """Two ledgers, each of a kind, under one clock."""
-
     places: tuple[Place, Place]
     clock: Clock
 

@@ -12,7 +12,6 @@ from contract.log.logs import (
     add,
     add_many,
     added,
-    ask,
     charge,
     correction,
     entries_of,
@@ -21,13 +20,11 @@ from contract.log.logs import (
     others,
     past_of,
 )
-from quota.budget import project_of
 from quota.ledger import memory_log, sqlite_log
 from quota.ledger.log import PAST_MS, Log
-from quota.rules.entry import END, START, Entry
+from quota.rules.entry import Entry
 from quota.rules.spent import spent
-from quota.terms.limits import DAY_MS, HOUR_MS
-from support.setup import Setup, limit
+from quota.terms.limits import DAY_MS
 
 
 def test_entries_dated_before_a_time_move_to_the_past_in_order(log: Log, clock: Clock) -> None:
@@ -49,12 +46,6 @@ def test_a_trim_moves_a_bounded_number_the_oldest_first(log: Log) -> None:
     assert log.begin(P).trimmed == entries[1].id
     assert log.trim(P, NOW_MS + 1, 2) == 2
     assert log.trim(P, NOW_MS + 1, 2) == 1
-    assert past_of(log) == entries
-
-
-def test_many_entries_leave_at_once(log: Log) -> None:
-    entries = add_many(log, 700)
-    assert log.trim(P, NOW_MS + 1) == 700
     assert past_of(log) == entries
 
 
@@ -118,16 +109,6 @@ def test_a_fence_lets_no_call_leave(log: Log) -> None:
     assert log.trim(P, NOW_MS + 1) == 1
 
 
-def test_the_past_is_read_like_the_log(log: Log) -> None:
-    entries = added(log, *[charge() for _ in range(6)])
-    ids = [entry.id for entry in entries]
-    log.trim(P, NOW_MS + 1)
-    assert list(log.past(P, ids[1], ids[4], 10)) == entries[2:5]
-    assert list(log.past(P, ids[1], ids[4], 2)) == entries[2:4]
-    assert list(log.past(P, START, END, 10)) == entries
-    assert list(log.past(P, ids[-1], END, 10)) == []
-
-
 def old(*days: int) -> list[Entry]:
     return [charge(id=(NOW_MS - day * DAY_MS, day)) for day in days]
 
@@ -153,20 +134,6 @@ def test_an_entry_that_a_machine_added_is_in_the_past_once(log: Log, clock: Cloc
     assert past_of(log) == [first, second]
 
 
-def test_many_entries_are_added_to_the_past(log: Log) -> None:
-    entries = [charge(id=(NOW_MS - DAY_MS, n)) for n in range(1_500)]
-    log.add_past(P, entries[::2])
-    log.add_past(P, entries[1::2])
-    assert past_of(log) == entries
-
-
-def test_the_past_needs_no_log(log: Log) -> None:
-    log.add_past(P, old(2))
-    assert log.begin(P).epoch == ""
-    assert list(log.projects()) == []
-    assert ask(log, charge()).word == "APPENDED"
-
-
 def test_the_past_ends_with_35_days(log: Log, clock: Clock) -> None:
     """Redis drops a hundred at a time."""
     entries = add_many(log, 300)
@@ -181,17 +148,6 @@ def test_the_past_ends_with_35_days(log: Log, clock: Clock) -> None:
     assert len(left) - 100 < 100
 
 
-def test_the_past_keeps_the_last_entry_that_it_drops(log: Log, clock: Clock) -> None:
-    """It tells that there was more, also where nothing was added for a long time after it."""
-    entries = add_many(log, 300)
-    clock.now_ms += PAST_MS + 1
-    later = add_many(log, 1)
-    log.trim(P, clock.now_ms + 1)
-    left = past_of(log)
-    assert left[-2:] == [entries[-1], *later]
-    assert len(left) < 110, "Redis drops a hundred at a time"
-
-
 @pytest.mark.parametrize("place", ["memory", "sqlite"], indirect=True)
 def test_the_past_has_a_bounded_number_of_entries(place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory_log, sqlite_log):
@@ -203,16 +159,3 @@ def test_the_past_has_a_bounded_number_of_entries(place: Place, clock: Clock, mo
     log.add_past(P, old(2))
     assert past_of(log) == entries[2:]
     add(log, charge())
-
-
-def test_processes_of_one_charge_each_keep_the_log_short(setup: Setup) -> None:
-    """As cron starts them: the longest window and 25 h stay."""
-    for _ in range(100):
-        budget = setup.budget(limit(500))
-        assert budget.charge("videos.list").admitted
-        project_of(budget).close()
-        setup.now_ms += HOUR_MS
-    kept = setup.ledger.read(setup.project, START, END, 1_000)
-    assert len(kept) == 50
-    assert kept[0].id[0] > setup.now_ms - 2 * DAY_MS - 3 * HOUR_MS
-    assert len(setup.ledger.past(setup.project, START, END, 1_000)) == 50

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from contract.log.logs import P, add, add_many, added, ask, charge, entries_of
+from contract.log.logs import P, add, added, ask, charge, entries_of
 from quota.errors import LedgerError, UnusableLedger
-from quota.ledger.log import Append
 from quota.ledger.sqlite_log import APPLICATION_ID, SCHEMA_VERSION, SqliteLog
 from quota.rules.entry import END, START, Entry
-from support.interrupts import OURS, STEP, Interrupted, at_every_place, at_place, interrupt, others_can_write
+from support.interrupts import STEP, at_every_place, others_can_write
 
 
 @pytest.fixture
@@ -34,10 +33,6 @@ def run(path: Path, *statements: str) -> None:
         for statement in statements:
             db.execute(statement)
         db.commit()
-
-
-def test_the_label_of_a_log_is_its_url(log: SqliteLog, path: Path) -> None:
-    assert (log.label, log.shared) == (f"sqlite:///{path}", False)
 
 
 def test_no_file_is_made_before_the_first_call(path: Path) -> None:
@@ -83,15 +78,6 @@ def test_a_table_that_somebody_has_removed_is_damage(log: SqliteLog, path: Path)
     add(log, charge())
     run(path, "DROP TABLE state")
     with pytest.raises(UnusableLedger, match="is damaged"):
-        log.begin(P)
-
-
-def test_an_unreadable_trim_mark_is_damage(log: SqliteLog, path: Path) -> None:
-    add(log, charge())
-    run(path, "INSERT INTO state VALUES ('p', 'trimmed', 'x')")
-    with pytest.raises(UnusableLedger, match="is damaged"):
-        log.begin(P)
-    with log.exclusive(P), pytest.raises(UnusableLedger, match="is damaged"):
         log.begin(P)
 
 
@@ -144,14 +130,6 @@ def test_a_restored_copy_is_another_log(log: SqliteLog, path: Path) -> None:
     assert ask(log, epoch="first", seen=seen).word == "READ"
 
 
-def test_a_deleted_file_is_an_empty_log(log: SqliteLog, path: Path) -> None:
-    seen = add(log, charge())
-    for each in path.parent.iterdir():
-        each.unlink()
-    assert ask(log, epoch="first", seen=seen).word == "BEHIND"
-    assert log.append(P, Append("", START, [charge()], new_epoch="second")).epoch == "second"
-
-
 def test_exclusive_ends_with_the_appended_entries(log: SqliteLog, path: Path) -> None:
     """The answer says that it is in the log, so it is, whatever becomes of the block."""
     with log.exclusive(P) as is_exclusive, closing(SqliteLog(f"sqlite:///{path}")) as other:
@@ -163,18 +141,7 @@ def test_exclusive_ends_with_the_appended_entries(log: SqliteLog, path: Path) ->
     assert len(entries_of(log)) == 3
 
 
-def test_a_block_inside_of_a_block_ends_the_exclusion_and_nothing_else(log: SqliteLog) -> None:
-    with log.exclusive(P):
-        with log.exclusive(P):
-            add(log, charge())
-        add(log, charge())
-    add(log, charge())
-    assert len(entries_of(log)) == 3
-
-
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_a_handler_in_an_exclusive_block_loses_nothing(path: Path, in_memory: bool) -> None:
-    log = SqliteLog("sqlite://" if in_memory else f"sqlite:///{path}")
+def test_a_handler_in_an_exclusive_block_loses_nothing(log: SqliteLog) -> None:
     made, shown = list[str](), list[Entry]()
     add(log, charge())
 
@@ -195,23 +162,6 @@ def test_a_handler_in_an_exclusive_block_loses_nothing(path: Path, in_memory: bo
         assert error is None
         assert entries_of(log)[: len(shown)] == shown
     assert sorted(entry.key for entry in entries_of(log)[1:]) == sorted(made)
-    log.close()
-
-
-def test_a_handler_that_raises_in_an_exclusive_block_holds_nobody_back(log: SqliteLog, path: Path) -> None:
-    def work() -> None:
-        with log.exclusive(P):
-            log.begin(P)
-            add(log, charge())
-
-    add(log, charge())
-    number, more = 0, True
-    while more:
-        with suppress(Interrupted):
-            more = at_place(number, interrupt, work, within=(OURS[0],))
-        assert others_can_write(path), number
-        number += 1
-    assert number > 50
 
 
 def test_a_block_that_was_never_entered_holds_nobody_back(log: SqliteLog, path: Path) -> None:
@@ -222,13 +172,3 @@ def test_a_block_that_was_never_entered_holds_nobody_back(log: SqliteLog, path: 
     assert not others_can_write(path)
     del block
     assert others_can_write(path)
-
-
-def test_an_entry_takes_about_a_hundred_bytes(log: SqliteLog, path: Path) -> None:
-    keys = [f"0f3a9c1e4d2bAbCdEfGhIj{n}" for n in range(10, 90)]
-    add_many(log, 1)
-    before = path.stat().st_size
-    for n in range(100):
-        add(log, *[charge(key=f"{key}{n}") for key in keys[:20]])
-    log.close()
-    assert (path.stat().st_size - before) / 2_000 < 120

@@ -21,7 +21,6 @@ def site(ledger_place: LedgerStorage, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def line(server: RedisServer) -> Iterator[Proxy]:
-    """The way to an empty server."""
     with Proxy(server.port) as proxy:
         yield proxy
 

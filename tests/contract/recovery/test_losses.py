@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-import redis
 
 import quota
-from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.losses import LedgerStorage, Site
-from support.servers import RedisServer
-from support.setup import NOW_MS, budget_of, charges_at, limit
+from support.setup import NOW_MS, charges_at, limit
 from support.torture import Torture
 
 SIXTY = limit(60)
@@ -131,25 +127,6 @@ def test_a_bucket_stays_closed_though_the_clock_of_an_emptied_ledger_was_behind(
     assert budget.charge("videos.list").reason == "exhausted"
     site.now_ms, machine.skew_ms = site.now_ms + 30 * HOUR_MS + MINUTE_MS, 0
     assert budget.charge("videos.list").reason == "exhausted"
-
-
-LIMIT = limit(100)
-
-
-@pytest.mark.parametrize("dumped", [True, False], ids=["with an old dump", "with nothing"])
-def test_a_killed_server_comes_back_and_lacks_nothing(own_server: RedisServer, tmp_path: Path, dumped: bool) -> None:
-    with closing(open_ledger(own_server.url)) as ledger, redis.Redis(port=own_server.port) as client:
-        budget = budget_of(ledger, LIMIT, folder=tmp_path)
-        budget.charge("videos.list", units=5)
-        if dumped:
-            client.save()
-        budget.charge("videos.list", units=3)
-        before = charges_at(ledger)
-        own_server.kill()
-        own_server.start()
-        assert len(charges_at(ledger)) == dumped
-        assert budget.charge("videos.list").limits[0].used_units == 9
-        assert charges_at(ledger)[:2] == before
 
 
 @pytest.mark.parametrize(("kind", "machines"), [("redis", 3), ("sqlite", 1)])

@@ -38,7 +38,7 @@ def test_every_answer_is_the_oracles(kind: str, tmp_path: Path, request: pytest.
     assert all(counts[outcome] > 0 for outcome in OUTCOMES), counts
 
 
-DECISIONS = OPERATIONS // 10
+DECISIONS = OPERATIONS // 20
 
 
 def test_a_call_that_is_admitted_late_exceeds_no_limit() -> None:

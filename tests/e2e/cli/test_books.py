@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import tomllib
@@ -31,7 +29,7 @@ def test_the_books_are_listed_with_their_age(quota: Quota) -> None:
     assert grants == [(200, "quarter-hour@UTC"), (2_000, "day@UTC")]
 
 
-@pytest.mark.parametrize("name", ["analyticsdata-v1beta", "github", "youtube-v3"])
+@pytest.mark.parametrize("name", ["analyticsdata-v1beta", "youtube-v3"])
 def test_another_program_reads_a_book_as_its_file_has_it(quota: Quota, name: str) -> None:
     shown = quota.json("book", "show", name)
     file = tomllib.loads(read_text("quota.config", f"costs/{name}.toml"))
@@ -71,6 +69,10 @@ def test_a_diff_lists_each_difference_of_two_books(quota: Quota) -> None:
     ]
     first = quota.json("book", "diff", "github", "./github.toml")["differences"][0]
     assert first == {"what": "bucket core in 1h", "old": "5,000", "new": "6,000"}
+    moved = '"GET /rate_limit" = "rate-limit"\n'  # the first route that matches decides
+    (quota.folder / "moved.toml").write_text(text.replace(moved, "").replace('"GET /**"', f'{moved}"GET /**"'))
+    places = "~ place of route GET /rate_limit: first -> after route GET /search/**\n"
+    assert quota("book", "diff", "github", "./moved.toml").stdout == places
     assert quota("book", "diff", "stripe", "stripe").stdout == "no difference\n"
     assert quota("book", "diff", "stripe", "stripes").returncode == 78
 
@@ -78,7 +80,6 @@ def test_a_diff_lists_each_difference_of_two_books(quota: Quota) -> None:
 @pytest.mark.parametrize(
     ("name", "before", "after", "said"),
     [
-        ("github", 'api = "github"', 'api = "own"', "~ api: github -> own"),
         ("shopify-admin", "X-Shopify-Access-Token", "X-Own", '~ key.header: "X-Shopify-Access-Token" -> "X-Own"'),
         (
             "analyticsdata-v1beta",
@@ -94,18 +95,6 @@ def test_every_change_of_a_book_is_a_difference(quota: Quota, name: str, before:
     assert quota("book", "diff", name, "./own.toml").stdout == f"{said}\n"
 
 
-def test_a_route_that_stands_elsewhere_is_a_difference(quota: Quota) -> None:
-    text = read_text("quota.config", "costs/github.toml")
-    line = '"GET /search/code" = "code-search"\n'
-    (quota.folder / "github.toml").write_text(text.replace(line, "").replace("[answers]", f"{line}\n[answers]"))
-    moved = '"GET /rate_limit" = "rate-limit"\n'
-    (quota.folder / "first.toml").write_text(text.replace(moved, "").replace('"GET /**"', f'{moved}"GET /**"'))
-    assert quota("book", "diff", "github", "./github.toml").returncode == 78, "it would never be reached there"
-    assert quota("book", "diff", "github", "./first.toml").stdout.splitlines() == [
-        "~ place of route GET /rate_limit: first -> after route GET /search/**"
-    ]
-
-
 def test_a_book_is_shown_by_its_name_and_not_by_a_credential(quota: Quota) -> None:
     done = quota("costs", "github")
     assert (done.returncode, done.stdout) == (2, "")
@@ -113,13 +102,6 @@ def test_a_book_is_shown_by_its_name_and_not_by_a_credential(quota: Quota) -> No
     assert quota("book", "show", "github").stdout.splitlines()[0].split()[0] == "code-search"
     assert " ".join(quota("book", "show", "github", "read").stdout.split()).startswith("read 1 core, 1 points ")
     assert "no method 'raed'" in quota("book", "show", "github", "raed").stderr
-
-
-def test_prices_and_books_are_rows_of_csv(quota: Quota) -> None:
-    (row,) = csv.DictReader(io.StringIO(quota("costs", "search.list", "--format", "csv").stdout))
-    assert (row["method"], row["units"], row["bucket"]) == ("search.list", "100", "units")
-    books = [*csv.DictReader(io.StringIO(quota("book", "list", "--format", "csv").stdout))]
-    assert [row["book"] for row in books] == book_names()
 
 
 def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
@@ -160,8 +142,8 @@ def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, told: b
         assert (said in " ".join(quota(command).stdout.split())) is told, command
 
 
-@pytest.mark.parametrize("name", book_names())
-def test_a_configuration_for_each_book_is_checked_and_asked(quota: Quota, name: str) -> None:
+@pytest.mark.parametrize("name", ["asana", "github", "gmail-v1"])
+def test_a_configuration_for_a_book_is_checked_and_asked(quota: Quota, name: str) -> None:
     (quota.folder / "quota.toml").unlink(missing_ok=True)
     assert quota("init", "--api", name).returncode == 0
     text = (quota.folder / "quota.toml").read_text()
@@ -202,14 +184,6 @@ def test_init_takes_a_cost_book_of_the_user(quota: Quota) -> None:
     assert "did you mean 'github'?" in quota("init", "--api", "gihub", "other.toml").stderr
 
 
-def test_a_configuration_in_another_folder_finds_the_book_that_it_was_made_from(quota: Quota) -> None:
-    (quota.folder / "own.toml").write_text(read_text("quota.config", "costs/github.toml"), encoding="utf-8")
-    (quota.folder / "sub").mkdir()
-    assert quota("init", "sub/quota.toml", "--api", "own.toml").returncode == 0
-    assert quota("check", "--config", "sub/quota.toml").returncode == 0
-    assert not (quota.folder / "other.toml").exists()
-
-
 def test_a_book_is_drafted_from_answers(quota: Quota) -> None:
     headers = {"Date": "Wed, 25 Nov 2026 12:00:00 GMT", "X-RateLimit-Limit": 600, "X-RateLimit-Remaining": 0}
     headers |= {"X-RateLimit-Reset": 1795608030, "X-RateLimit-Resource": "all"}
@@ -242,22 +216,12 @@ def drafted(quota: Quota, name: str = "own", status: int = 200, request: str = "
     return tomllib.loads(quota("book", "new", name, "--answer", "one.json").stdout)
 
 
-@pytest.mark.parametrize("name", ["we\U0001f600ather", "a\x7fb", 'a"b\\'])
-def test_a_draft_is_toml_whatever_its_name(quota: Quota, name: str) -> None:
-    assert drafted(quota, name)["api"] == name
-
-
 def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
     book = drafted(quota, status=429, Retry_After="9")
     assert (book["buckets"]["requests"]["quota"], book["hosts"]) == (0, [])
     assert book["answers"] == {"closed": [{"status": 429, "lasts": "60s"}]}
     (quota.folder / "one.json").write_text("[]")
     assert quota("book", "new", "own", "--answer", "one.json").returncode == 78
-
-
-def test_a_draft_has_a_remaining_header_of_any_vendor(quota: Quota) -> None:
-    book = drafted(quota, X_Acme_Remaining=4999, X_Time_Left=3)
-    assert book["answers"] == {"remaining": "X-Acme-Remaining"}
 
 
 @pytest.mark.parametrize(

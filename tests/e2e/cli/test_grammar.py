@@ -14,7 +14,6 @@ from contextlib import suppress
 import pytest
 
 from quota import open as open_session
-from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 from support.commands import QUOTA, Quota, one_line
 from support.configurations import limited
@@ -51,9 +50,6 @@ def rows(printed: str) -> list[dict[str, str]]:
     return [*csv.DictReader(io.StringIO(printed))]
 
 
-# -- formats -----------------------------------------------------------------------------------------------------------
-
-
 def test_json_is_a_format_and_has_a_short_form(spent: Quota) -> None:
     assert spent.json("spend", "--format", "json")["rows"] == spent.json("spend")["rows"]
     assert spent("spend", "--format", "text").stdout == spent("spend").stdout
@@ -72,15 +68,12 @@ def test_the_same_rows_are_json_and_csv(spent: Quota) -> None:
     assert (refusal["job"], refusal["refused_by"], refusal["calls"]) == ("b", "day", "1")
 
 
-@pytest.mark.parametrize("words", ["spend", "log", "log --refused", "runs", "search x", "tables", "spend --bought"])
+@pytest.mark.parametrize("words", ["spend", "log --refused", "runs", "tables"])
 def test_csv_of_nothing_is_its_header(quota: Quota, words: str) -> None:
     store(quota).close()
     done = quota(*words.split(), "--format", "csv")
     assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
     assert "," in done.stdout
-
-
-# -- lists -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_is_of_one_job(spent: Quota) -> None:
@@ -97,33 +90,6 @@ def test_a_limit_shows_the_dearest_and_the_total_is_of_all(spent: Quota) -> None
     lines = spent("spend", "--by", "job,method", "--limit", "1").stdout.splitlines()
     assert "2 more rows; the total includes them" in lines
     assert [line.split()[-1] for line in lines if line.lstrip().startswith("total")] == ["201"]
-
-
-def test_a_limit_shows_the_newest_charges_and_refusals(spent: Quota) -> None:
-    assert [row["units"] for row in rows(spent("log", "--limit", "2", "--format", "csv").stdout)] == ["100", "1"]
-    assert spent("charge", "search.list", "--job", "c").returncode == 75
-    assert [row["job"] for row in rows(spent("log", "--refused", "--limit", "1", "--format", "csv").stdout)] == ["c"]
-    assert "--limit" in one_line(spent("log", "--limit", "0"), 2)
-
-
-def test_an_export_is_of_one_job_and_as_long_as_its_limit(quota: Quota) -> None:
-    with store(quota) as made:
-        for job, videos in (("trending", "abc"), ("music", "d")):
-            (checkpoint,) = made.start_round(job, ["US"])
-            page = Page([{"id": video, "snippet": {"title": video}} for video in videos], ranked=True)
-            made.save_page(checkpoint, page, started_at_ms=1, finished=True)
-
-    def ids(*words: str) -> list[str]:
-        return [row["video_id"] for row in rows(quota("export", *words, "--format", "csv").stdout)]
-
-    assert ids("rankings", "--job", "trending") == ["a", "b", "c"]
-    assert ids("rankings", "--job", "trending", "--limit", "2") == ["a", "b"]
-    assert ids("rankings", "--job", "music") == ["d"]
-    assert len(quota("export", "videos", "--limit", "3").stdout.splitlines()) == 3
-    assert "videos belong to no job; leave out --job" in one_line(quota("export", "videos", "--job", "music"), 2)
-
-
-# -- what changes much -------------------------------------------------------------------------------------------------
 
 
 def answered(quota: Quota, *args: str, answer: str) -> tuple[int, str]:
@@ -187,16 +153,11 @@ def test_a_repair_asks_at_a_terminal(quota: Quota, monkeypatch: pytest.MonkeyPat
     assert "nothing is dated ahead" in quota("ledger", "repair").stdout
 
 
-# -- as other programs call it -----------------------------------------------------------------------------------------
-
-
 def test_old_spellings_of_other_programs_work(spent: Quota) -> None:
     assert spent("explain", "--last").stdout == spent("explain").stdout
     assert "--last" not in spent("explain", "--help").stdout
     assert "--port" not in spent("emulate", "--help").stdout
 
-
-# -- the Tab key -------------------------------------------------------------------------------------------------------
 
 BASH = """
 source <(_QUOTA_COMPLETE=bash_source quota)

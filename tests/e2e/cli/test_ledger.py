@@ -101,9 +101,6 @@ def test_a_clock_that_disagrees_repairs_nothing(command: Quota, monkeypatch: pyt
     assert command.json("ledger", "repair")["projects"][0]["charges"] == 1
 
 
-# -- the scripts for other languages -----------------------------------------------------------------------------------
-
-
 def scripts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return Quota(folder)("ledger", "scripts", *words)
 
@@ -127,9 +124,6 @@ def test_a_path_that_is_not_a_folder_is_one_line(tmp_path: Path) -> None:
     for words in (("file",), ("file/below",), ("taken",), ()):
         done = scripts(tmp_path, *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-
-
-# -- a project goes to another ledger with all that counts, and comes back ---------------------------------------------
 
 
 @pytest.fixture

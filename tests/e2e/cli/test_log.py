@@ -66,9 +66,6 @@ def test_every_event_is_on_the_page_about_the_log() -> None:
     assert {*listed, "emulator_failed"} == {word for word in words if re.fullmatch(r"[a-z]+(_[a-z]+)+", word)}
 
 
-# -- as JSON -----------------------------------------------------------------------------------------------------------
-
-
 NO_EVENT = "URL being requested: GET https://h/?key=[redacted]"
 BEHIND = "ledger_behind project=p ledger=redis://h:1/0 lost_units=9: charges are missing (emptied?); they count"
 UNUSABLE = "memory_unusable path=/a folder/x: Permission denied; what it sees is lost"
@@ -82,9 +79,7 @@ UNUSABLE = "memory_unusable path=/a folder/x: Permission denied; what it sees is
         (BEHIND, "ledger_behind", {"project": "p", "ledger": "redis://h:1/0", "lost_units": 9}),
         (UNUSABLE, "memory_unusable", {"path": "/a folder/x"}),
         ("some_event message=1 time=2", "some_event", {"message_": 1, "time_": 2}),
-        ("some_event id=-12345678901234567 n=007", "some_event", {"id": "-12345678901234567", "n": 7}),
         (NO_EVENT, "", {"message": NO_EVENT}),
-        ("", "", {"message": ""}),
     ],
 )
 def test_a_line_is_taken_apart_as_it_was_put_together(text: str, event: str, parsed: dict[str, object]) -> None:

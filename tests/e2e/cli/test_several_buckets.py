@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -94,23 +93,3 @@ def test_the_log_names_the_bucket_of_each_charge_of_a_call(quota: Quota) -> None
     quota.configure('[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "youtube-v3"\nproject = "one"\n')
     quota("charge", "videos.list")
     assert "bucket" not in quota("log").stdout, "no call is charged to several"
-
-
-def test_a_free_call_is_admitted_and_leaves_nothing(quota: Quota) -> None:
-    free = "admitted status on main: it is free, and nothing is charged"
-    assert quota("charge", "status").stdout == f"{free}\n"
-    assert quota.json("peek", "status")["admitted"]
-    assert quota("exec", "status", "--", "echo", "ran").stdout == "ran\n"
-    assert one_line(quota("exec", "status", "--", "/nonexistent"), 127) == "/nonexistent: No such file or directory"
-    assert quota("log").stdout == "nothing was charged in the last 24h\n"
-    (quota.folder / "calls").write_text("read\nstatus\nwrite\n")
-    decisions = quota.json("charge", "--file", "calls")
-    assert [(one["admitted"], (one["id"] or "").count("+")) for one in decisions] == [(True, 1), (True, 0), (True, 1)]
-    assert len(quota("log", "--json").stdout.splitlines()) == 4
-
-
-def test_a_command_that_cannot_be_run_is_refunded_in_all_buckets(quota: Quota) -> None:
-    assert "the charge was refunded" in one_line(quota("exec", "write", "--", "/nonexistent"), 127)
-    assert set(used(quota).values()) == {0}
-    charges = [json.loads(line) for line in quota("log", "--json").stdout.splitlines()]
-    assert [(one["units"], one["charged_units"]) for one in charges] == [(0, 1), (0, 5)]

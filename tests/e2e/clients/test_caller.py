@@ -13,7 +13,6 @@ from urllib.parse import parse_qs
 import httpx
 import pytest
 import requests
-from google.auth.exceptions import RefreshError
 from tenacity import wait_none
 
 import quota
@@ -208,20 +207,6 @@ def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kin
     assert tokens == [f"Bearer token-{n}" for n in (1, 2, 2, 3)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_401_whose_token_cannot_be_renewed_leaves_no_connection_open(site: Site, kind: str) -> None:
-    """httpx has a hundred connections, and each such answer kept one."""
-    with site.open(auth=site.account()) as session:
-        client = client_of(session, kind)
-        client.get(f"{site.api.address}/things/1")
-        site.refuse, site.denied = 1, "revoked"
-        with pytest.raises(RefreshError) as failed:
-            client.get(f"{site.api.address}/things/1")
-        frames = [frame.f_locals for frame, _ in traceback.walk_tb(failed.value.__traceback__)]
-        [response] = [names["response"] for names in frames if "attempt" in names and "response" in names]
-        assert response.raw.closed if kind == "requests" else response.is_closed
-
-
 def asked_for(request: Arrived) -> str:
     """The scope in what an account signed to get a token."""
     signed = parse_qs(request.body.decode())["assertion"][0].split(".")[1]
@@ -233,10 +218,7 @@ def asked_for(request: Arrived) -> str:
     [
         ("requests", "service-account", 'scopes = ["https://a.example/b", "openid"]', "", "https://a.example/b openid"),
         ("httpx", "adc", 'scopes = ["openid"]', "", "openid"),
-        ("job", "service-account", 'scopes = ["openid"]', "", "openid"),
         ("requests", "adc", 'scopes = ["openid"]', 'scopes = ["email"]', "email"),
-        ("httpx", "service-account", "", 'scopes = ["email"]', "email"),
-        ("requests", "adc", "", "", ""),
     ],
 )
 def test_an_account_asks_for_the_scopes_of_its_credential_or_of_the_book(
@@ -252,11 +234,7 @@ def test_an_account_asks_for_the_scopes_of_its_credential_or_of_the_book(
     named = account if auth == "service-account" else 'auth = "adc"'
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "account.json"))
     with site.open(of_the_book, f"{named}\n{of_the_credential}") as session:
-        if kind == "job":
-            client = upstream_of(session.budget().book).client(session, "main")
-        else:
-            client = client_of(session, kind)
-        assert client.get(f"{site.api.address}/things/1").status_code == 200
+        assert client_of(session, kind).get(f"{site.api.address}/things/1").status_code == 200
     assert [asked_for(request) for request in site.tokens.arrived] == [scope]
 
 
@@ -322,44 +300,28 @@ def test_a_run_spends_at_most_max_units(site: Site, kind: str) -> None:
     assert len(site.api.arrived) == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_request_that_never_left_does_not_count_for_max_units(site: Site, kind: str) -> None:
-    address = f"http://127.0.0.1:{free_port()}"
-    with site.open('key = { query = "token" }', address=address) as session:
-        client = session.requests(max_units=2) if kind == "requests" else session.httpx(max_units=2)
-        for _ in range(4):
-            with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
-                client.get(f"{address}/things/1")
+LARGEST = b"x" * 1_000_000
+GZIP = {"Content-Encoding": "gzip"}
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "fits"),
-    [
-        (b"x" * 1_000_000, {}, True),
-        (b"x" * 1_000_001, {}, False),
-        (gzip.compress(b"x" * 1_000_000), {"Content-Encoding": "gzip"}, True),
-        (gzip.compress(b"x" * 9_000_000), {"Content-Encoding": "gzip"}, False),
-    ],
-)
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("status", [200, 500])
-def test_a_body_is_no_larger_than_a_job_allows(
-    site: Site, body: bytes, headers: dict[str, str], fits: bool, status: int
-) -> None:
-    site.large = Answer(status, body, headers)
+def test_a_body_is_no_larger_than_a_job_allows(site: Site, packed: bool, status: int) -> None:
+    def body_of(unpacked: bytes) -> Answer:
+        return Answer(status, gzip.compress(unpacked), GZIP) if packed else Answer(status, unpacked)
+
+    url, limits = f"{site.api.address}/things/large", {"max_body_mb": 1, "max_answer_s": 60, "max_units": 10}
     with site.open() as session:
-        client = upstream_of(session.budget().book).client(
-            session, "main", max_body_mb=1, max_answer_s=60, max_items=10, max_units=10, waiting=None
-        )
-        if fits:
-            assert len(client.get(f"{site.api.address}/things/large").content) == 1_000_000
-        else:
-            with pytest.raises(quota.BadAnswer, match="larger than 1 MB; if this is expected, raise max_body_mb"):
-                client.get(f"{site.api.address}/things/large")
-            parts = client.get(f"{site.api.address}/things/large", stream=True)
-            with pytest.raises(quota.BadAnswer):
-                list(parts.iter_content(1_000))
-        assert set(spent(session)) == {("things.read", 1)}, "upstream answered, so it counts"
-        assert len(session.requests().get(f"{site.api.address}/things/large").content) >= 1_000_000, "nobody asked"
+        client = upstream_of(session.budget().book).client(session, "main", **limits, max_items=10, waiting=None)
+        site.large = body_of(LARGEST)
+        assert client.get(url).content == LARGEST
+        site.large = body_of(LARGEST + b"x")
+        with pytest.raises(quota.BadAnswer, match="larger than 1 MB; if this is expected, raise max_body_mb"):
+            client.get(url)
+        with pytest.raises(quota.BadAnswer):
+            list(client.get(url, stream=True).iter_content(1_000))
+        assert spent(session) == [("things.read", 1)] * 3, "upstream answered, so it counts"
+        assert len(session.requests().get(url).content) > len(LARGEST), "nobody asked"
         with pytest.raises(quota.UsageError, match="max_body_mb"):
             session.requests(max_body_mb=0)
 
@@ -367,12 +329,9 @@ def test_a_body_is_no_larger_than_a_job_allows(
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ('key = { header = "X Key" }', "key.header: 1 to 64 characters that a header's name may have"),
         ('key = { header = "X-Key", query = "k" }', "key: name one place"),
-        ("key = {}", "key: name one place"),
         ('key = { query = "k", scheme = "Bearer" }', "key.scheme: is only for a key in a header; remove it"),
         ('scopes = ["two scopes"]', "scopes[0]: not a scope; write for example"),
-        ("scopes = [7]", "scopes: an array where an array of strings is needed"),
         ('scopes = ["a", "a"]', "scopes[1]: 'a' appears twice"),
         ('key = { heeder = "X-Key" }', "key.heeder: unknown key; did you mean 'header'?"),
     ],

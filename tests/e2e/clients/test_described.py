@@ -1,10 +1,8 @@
 """An API that its cost book describes, through each client, over real HTTP: which method a request is, what it costs,
-and what follows from the answers."""
+what follows from the answers, and how they settle a call whose price is a bound."""
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,30 +13,23 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import github
-import gspread
 import pytest
-import requests
-import trustme
 from github.Requester import HTTPRequestsConnectionClass, HTTPSRequestsConnectionClass, Requester
 
-import quota
 from quota.budget import Budget
-from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.httpx import httpx_transport
 from quota.clients.requests import requests_adapter
 from quota.errors import Refused, UsageError
-from quota.ledger.factory import open_ledger
 from quota.ledger.log import Log
+from quota.reports.status import read_status
 from quota.rules.spent import Spent
-from quota.settings.books import default_limits
+from quota.session import Session
+from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS, Limit, Selector, Sliding, View
 from support.books import parse_book
-from support.certificates import Pair
-from support.commands import Quota
-from support.http_clients import CLIENTS, Reply, Requests, asked_once
+from support.http_clients import BROKEN, CLIENTS, Httpx, Reply, Requests, asked_once
+from support.model import Model
 from support.plain_http import Answer, Arrived, PlainServer
-from support.proxy import Proxy
-from support.servers import RedisServer
 from support.setup import budget_of, charges_at
 
 RESETS_IN_S = 1_800
@@ -58,10 +49,6 @@ def answer(request: Arrived) -> Answer:
             return Answer(403, b'{"message": "API rate limit exceeded for user ID 1."}', headers(0))
         case "/repos/same" | "/both/same":
             return Answer(304, b"", headers(4_000))
-        case "/graphql":
-            return Answer(200, b'{"errors": [{"extensions": {"code": "THROTTLED"}}]}')
-        case "/graphql/long":
-            return Answer(200, b" " * 3 * MAX_PEEK_BYTES + b'{"errors": [{"extensions": {"code": "THROTTLED"}}]}')
     return Answer(200, b'{"errors": []}', headers(4_000))
 
 
@@ -101,19 +88,11 @@ def make_budget(ledger: Log, host: str) -> Budget:
         reset = {{ header = "X-RateLimit-Reset", as = "epoch" }}
         bucket = "X-RateLimit-Resource"
         free = [{{ status = 304 }}]
-        closed = [
-          {{ status = 403, body = "secondary rate limit", bucket = "points", lasts = "60s" }},
-          {{ status = 200, json = "/errors/0/extensions/code", is = "THROTTLED" }},
-        ]
         """,
         "github",
     )
-    limit = Limit("hour", 4_750, View(Selector(), Sliding(HOUR_MS)), 5_000, 250)
+    limit = Limit("hour", 4_750, View(Selector(buckets=("core",)), Sliding(HOUR_MS)), 5_000, 250)
     return budget_of(ledger, *[limit], book=book)
-
-
-def entries(ledger: Log) -> list[Spent]:
-    return charges_at(ledger, "p")
 
 
 Get = Callable[[Budget, str], Reply]
@@ -137,16 +116,7 @@ def test_a_first_403_stops_the_next_four_requests(get: Get, server: PlainServer,
         assert decision.retry_at_ms is not None
         assert before_ms <= decision.retry_at_ms - RESETS_IN_S * 1_000 <= ledger.now_ms(), "by this machine's clock"
     assert len(server.arrived) == 1
-    assert [entry.units for entry in entries(ledger)] == [1]
-
-
-def test_the_routes_set_the_cost_of_a_request(get: Get, server: PlainServer, ledger: Log) -> None:
-    budget = make_budget(ledger, server.host)
-    for path in ("/repos/a/b?page=2", "/graphql/x", "/users/17", "/users/18"):
-        assert get(budget, server.address + path)[0] == 200
-    charged = [(entry.method, entry.units, entry.bucket) for entry in entries(ledger)]
-    unknown = ("GET **", 3, "core")
-    assert charged == [("read", 1, "core"), ("graphql", 2, "points"), unknown, unknown]
+    assert [entry.units for entry in charges_at(ledger)] == [1]
 
 
 def test_a_request_that_upstream_does_not_count_is_refunded(get: Get, server: PlainServer, ledger: Log) -> None:
@@ -155,21 +125,7 @@ def test_a_request_that_upstream_does_not_count_is_refunded(get: Get, server: Pl
     assert get(budget, f"{server.address}/repos/a")[0] == 200
     assert get(budget, f"{server.address}/both/same")[0] == 304
     assert get(budget, f"{server.address}/both/a")[0] == 200
-    assert [entry.units for entry in entries(ledger)] == [0, 1, 0, 0, 1, 5], "in both buckets"
-
-
-def test_an_error_inside_a_good_answer_closes(get: Get, server: PlainServer, ledger: Log) -> None:
-    budget, url = make_budget(ledger, server.host), f"{server.address}/graphql"
-    assert get(budget, url) == (200, b'{"errors": [{"extensions": {"code": "THROTTLED"}}]}')
-    with pytest.raises(Refused):
-        get(budget, url)
-
-
-def test_an_answer_that_is_too_long_to_look_into_arrives_whole(get: Get, server: PlainServer, ledger: Log) -> None:
-    budget, url = make_budget(ledger, server.host), f"{server.address}/graphql/long"
-    for _ in range(2):
-        status, body = get(budget, url)
-        assert (status, len(body)) == (200, 3 * MAX_PEEK_BYTES + 51)
+    assert [entry.units for entry in charges_at(ledger)] == [0, 1, 0, 0, 1, 5], "in both buckets"
 
 
 def test_the_caller_gives_what_the_book_lacks(server: PlainServer, ledger: Log) -> None:
@@ -186,59 +142,33 @@ def test_hosts_and_a_method_that_are_given_count_before_the_books(server: PlainS
     client = Requests(make_budget(ledger, "api.github.com"), "graphql", hosts=server.host)
     with closing(client):
         assert client.ask(f"{server.address}/repos/a")[0] == 200
-    assert [entry.method for entry in entries(ledger)] == ["graphql"]
+    assert [entry.method for entry in charges_at(ledger)] == ["graphql"]
 
 
 # -- a second program spends the same token, and our count follows what each answer says remains -----------------------
 
-COUNTED = """
-api = "example"
-hosts = ["{host}"]
-source = "the tests"
-read_on = 2026-11-25
-[buckets.core]
-quota = 5_000
-resets = "1h"
-[default]
-get = 1
-other = 1
-[methods]
-call = 1
-[routes]
-"**" = "call"
-[answers]
-remaining = "X-RateLimit-Remaining"
-limit = "X-RateLimit-Limit"
-reset = {{ header = "X-RateLimit-Reset", as = "epoch" }}
-bucket = "X-RateLimit-Resource"
-"""
+GRANTED_UNITS = 5_000
 
 
 @dataclass
 class Counting:
-    """Grants `limit` units until `reset_s`, as GitHub does: an answer for `PlainServer`. `bodies` are by path."""
+    """Grants 5,000 units until `reset_s`, as GitHub does: an answer for `PlainServer`."""
 
-    limit: int = 5_000
     used: int = 0
     reset_s: int = field(default_factory=lambda: int(time.time()) + 1_800)
-    bodies: dict[str, bytes] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, request: Arrived) -> Answer:
-        if request.verb == "CONNECT":
-            return Answer()
-        with self._lock:
-            left = max(0, self.limit - self.used)
-            self.used = min(self.limit, self.used + 1)
-            headers = {
-                "X-RateLimit-Limit": str(self.limit),
-                "X-RateLimit-Remaining": str(max(0, left - 1)),
-                "X-RateLimit-Reset": str(self.reset_s),
-                "X-RateLimit-Resource": "core",
-            }
+        left = GRANTED_UNITS - self.used
+        self.used = min(GRANTED_UNITS, self.used + 1)
+        headers = {
+            "X-RateLimit-Limit": str(GRANTED_UNITS),
+            "X-RateLimit-Remaining": str(max(0, left - 1)),
+            "X-RateLimit-Reset": str(self.reset_s),
+            "X-RateLimit-Resource": "core",
+        }
         if not left:
             return Answer(403, b'{"message": "API rate limit exceeded for user ID 1."}', headers)
-        return Answer(200, self.bodies.get(request.target.partition("?")[0], b"{}"), headers)
+        return Answer(200, b'{"id": 1, "name": "cat", "full_name": "octo/cat"}', headers)
 
 
 @pytest.fixture
@@ -252,141 +182,253 @@ def counting(upstream: Counting) -> Iterator[PlainServer]:
         yield server
 
 
-def opened(ledger: Log, host: str, project: str = "p", clock: Callable[[], int] | None = None) -> Budget:
-    """A budget, as each run of a program has one."""
-    book = parse_book(COUNTED.format(host=host), "example")
-    limits = default_limits(book)
-    return budget_of(ledger, *limits, project=project, book=book, clock=clock)
-
-
 def used(budget: Budget) -> int:
     (state,) = budget.usage()
     return state.used_units
 
 
-def follows(upstream: Counting, opened: Callable[[], Budget], call: Callable[[Budget], object]) -> None:
-    """Runs of a program, between which a second program spends: after one call of each our count is upstream's, and it
-    never falls."""
-    before = 0
-    for others in (0, 60, 400, 1, 51, 0, 2_000):
-        upstream.used = min(upstream.limit, upstream.used + others)  # a second program spends, and knows nothing of us
-        budget = opened()
-        call(budget)
-        count = used(budget)
-        assert upstream.used - 47 <= count <= upstream.used  # 1 percent of the limit, 4,750
-        assert count >= before
-        before = count
-
-
-# -- real packages, as they are ----------------------------------------------------------------------------------------
-
-
 def test_pygithub_is_charged_and_closed_by_its_answers(upstream: Counting, counting: PlainServer, ledger: Log) -> None:
-    upstream.bodies["/repos/octo/cat"] = json.dumps({"id": 1, "name": "cat", "full_name": "octo/cat"}).encode()
+    """Between the runs of a program a second program spends: after a call of each our count is upstream's, and it
+    never falls."""
 
-    def call(budget: Budget) -> None:
-        class Metered(HTTPRequestsConnectionClass):
-            def __init__(self, *args: object, **kwargs: object) -> None:
-                super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-                self.session.trust_env = False
-                self.session.mount("http://", requests_adapter(budget))
+    class Metered(HTTPRequestsConnectionClass):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.session.trust_env = False
+            self.session.mount("http://", requests_adapter(budget))
 
-        Requester.injectConnectionClasses(Metered, HTTPSRequestsConnectionClass)
-        try:
+    before = 0
+    Requester.injectConnectionClasses(Metered, HTTPSRequestsConnectionClass)
+    try:
+        for others in (0, 60, 400, 1, 51, 0, 2_000):
+            upstream.used += others
+            budget = make_budget(ledger, counting.host)
             hub = github.Github(auth=github.Auth.Token("t"), base_url=counting.address, seconds_between_requests=None)
             assert hub.get_repo("octo/cat").full_name == "octo/cat"
-        finally:
-            Requester.resetConnectionClasses()
-
-    follows(upstream, lambda: opened(ledger, counting.host), call)
-
-
-def test_gspread_is_charged_and_ignores_a_gateways_limits(
-    upstream: Counting, counting: PlainServer, ledger: Log, tmp_path: Path
-) -> None:
-    """Google's own answers do not say what remains; those of a gateway before it may."""
-    certificate, key, authority = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
-    signer = trustme.CA()
-    issued = signer.issue_cert("sheets.googleapis.com")
-    issued.cert_chain_pems[0].write_to_path(certificate)
-    issued.private_key_pem.write_to_path(key)
-    signer.cert_pem.write_to_path(authority)
-    upstream.bodies["/v4/spreadsheets/an-id/values/A1%3AB1"] = b'{"range": "A1:B1", "values": [["1", "2"]]}'
-    sheet = {"properties": {"sheetId": 0, "title": "One", "index": 0, "gridProperties": {}}}
-    upstream.bodies["/v4/spreadsheets/an-id"] = json.dumps({"properties": {"title": "T"}, "sheets": [sheet]}).encode()
-
-    def call(budget: Budget) -> None:
-        with requests.Session() as session:
-            session.trust_env, session.verify = False, str(authority)
-            session.proxies = {"https": google.address.replace("https", "http")}
-            session.mount("https://", requests_adapter(budget))
-            assert gspread.Client(None, session=session).open_by_key("an-id").title == "T"  # type: ignore[arg-type]
-
-    with PlainServer(upstream, Pair(certificate, key)) as behind, PlainServer(upstream, to=behind.host) as google:
-        follows(upstream, lambda: opened(ledger, "sheets.googleapis.com"), call)
+            count = used(budget)
+            assert upstream.used - 47 <= count <= upstream.used  # 1 percent of the limit, 4,750
+            assert count >= before
+            before = count
+    finally:
+        Requester.resetConnectionClasses()
 
 
 def test_every_client_follows_and_closes_what_is_used_up(
     upstream: Counting, counting: PlainServer, ledger: Log, get: Get
 ) -> None:
-    budget = opened(ledger, counting.host)
+    budget, url = make_budget(ledger, counting.host), f"{counting.address}/repos/octo/cat"
     upstream.used = 1_000
-    get(budget, counting.address)
+    get(budget, url)
     assert used(budget) == 1_001
     upstream.used = 4_999
-    get(budget, counting.address)  # the last one that upstream has
+    get(budget, url)  # the last one that upstream has
     with pytest.raises(Refused) as refused:
-        get(opened(ledger, counting.host), counting.address)
+        get(make_budget(ledger, counting.host), url)
     assert len(counting.arrived) == 2
     decision = refused.value.decision
     assert (decision.reason, decision.detail) == ("exhausted", "0 of 5,000 remain")
     assert abs((decision.retry_at_ms or 0) - 1_000 * upstream.reset_s) <= 2_000  # headers have whole seconds
 
 
-def test_status_names_the_units_of_others(
-    upstream: Counting, counting: PlainServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = Quota(tmp_path)
-    monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
-    (tmp_path / "example.toml").write_text(COUNTED.format(host=counting.host), encoding="utf-8")
-    config = command.configure(
-        '[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "example.toml"\nproject = "p"\n'
-    )
-    upstream.used = 4_900
-    with quota.open(config) as q:
-        asked_once(Requests, counting.address, q.budget())
-        assert used(q.budget()) == 4_901
-        with pytest.raises(Refused):
-            asked_once(Requests, counting.address, q.budget())
-    shown = " ".join(command("status").stdout.split())
-    assert "hour: 4,900 units used by others, as upstream said, until" in shown
-    assert "hour 1h 4,901 4,750 0" in shown
-    explained = " ".join(command("explain").stdout.split())
-    assert "Filled by: others, as upstream said: 4,900 of 4,901" in explained
+# -- a call to a language model is charged the most that it may cost, and settled by its answer ------------------------
+
+BOOK = """
+api = "model"
+source = "https://model.example/limits"
+read_on = 2026-11-21
+hosts = ["{host}"]
+[routes]
+"POST /v1/chat" = "chat"
+[answers]
+units = {units}
+[buckets.requests]
+quota = 1_000
+resets = "24h"
+[buckets.tokens]
+quota = 1_000_000
+resets = "24h"
+[default]
+get = 1
+other = 5
+[methods]
+chat = [
+  {{ bucket = "tokens", reserve = {{ json = "/max_tokens", default = 4_096, bytes_per_unit = 3 }} }},
+  {{ units = 1, bucket = "requests" }},
+]
+"""
+
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "model.toml"
+project = "model"
+[[credentials.main.limits]]
+name = "tokens"
+bucket = "tokens"
+units = 10_000
+window = "24h"
+"""
+
+BODY_JSON = '{ json = "/usage/total_tokens" }'
+HEADER = '{ header = "X-Cost" }'
 
 
-def test_evidence_adds_no_cost_to_a_decision(
-    redis_server: RedisServer, upstream: Counting, counting: PlainServer
-) -> None:
-    """An answer that changes nothing asks nobody; one that does asks at most once a second."""
-    now_ms = time.time_ns() // 1_000_000
-    with Proxy(redis_server.port) as proxy:
-        ledger = open_ledger(proxy.url, clock=lambda: now_ms)
-        project = f"p{now_ms}"
+class World:
+    def __init__(self, url: str, folder: Path, model: Model) -> None:
+        self.model = model
+        self._folder, self._url = folder, url
+        self.session = self._open(BODY_JSON)
 
-        def trips(budget: Budget, calls: int) -> int:
-            before = proxy.trips
-            for _ in range(calls):
-                asked_once(Requests, counting.address, budget)
-            return proxy.trips - before
+    def _open(self, units: str) -> Session:
+        (self._folder / "model.toml").write_text(BOOK.format(host=self.model.host, units=units))
+        config = self._folder / "quota.toml"
+        config.write_text(CONFIG.format(url=self._url))
+        return Session(load_settings(config))
 
-        budget = opened(ledger, counting.host, project=project, clock=lambda: now_ms)
-        upstream.used += 500
-        trips(budget, 1)  # connects, begins the log, and loads the scripts
-        assert trips(budget, 5) == 5
-        upstream.used += 500
-        assert trips(budget, 5) == 5, "told within this second"
-        now_ms += 1_000
-        assert trips(budget, 5) == 5 + 2, "a look, and an entry"
-        assert used(budget) == upstream.used
-        ledger.close()
+    def where_answers_say_it_in(self, units: str) -> None:
+        self.session.close()
+        self.session = self._open(units)
+
+    @property
+    def budget(self) -> Budget:
+        return self.session.budget()
+
+    def tokens(self) -> list[Spent]:
+        log = charges_at(self.session.ledger, "model")
+        assert [entry.units for entry in log if entry.bucket == "requests"] == [1] * (len(log) // 2)
+        return [entry for entry in log if entry.bucket == "tokens"]
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with Model() as model:
+        yield model
+
+
+@pytest.fixture
+def world(state_dir: Path, tmp_path: Path, model: Model) -> Iterator[World]:
+    world = World(f"sqlite:///{tmp_path}/ledger.db", tmp_path, model)
+    yield world
+    world.session.close()
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest, world: World) -> Iterator[Any]:
+    client = request.param(world.budget)
+    yield client
+    client.close()
+
+
+def asking(how: str, use: int, max_tokens: int = 1_000) -> tuple[dict[str, Any], int]:
+    """A request, and its bound but for what its bytes add."""
+    data = {"how": how, "use": use, "max_tokens": max_tokens}
+    return data, max_tokens
+
+
+# -- what is charged ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "use"),
+    [("json", 70), ("json", 1_500), ("gzip", 70), ("br", 70), ("events", 70), ("no-done", 70), ("packed", 70)],
+)
+def test_an_answer_with_its_usage_settles_the_call(world: World, client: Any, how: str, use: int) -> None:
+    data, bound = asking(how, use)
+    client.ask(world.model.url, "POST", json=data)
+    (entry,) = world.tokens()
+    assert bound < entry.charged_units <= bound + 40, "with a unit for three bytes of the body"
+    assert (entry.units, entry.settled, entry.reserved_units) == (use, True, 0)
+    assert read_status(world.session).credentials[0].limits[0].reserved_units == 0
+
+
+@pytest.mark.parametrize("how", ["silent", "quiet", "cut", "hang-up"])
+def test_an_answer_without_a_figure_keeps_the_reservation(world: World, client: Any, how: str) -> None:
+    data, bound = asking(how, 70)
+    if how in ("cut", "hang-up"):
+        with pytest.raises(BROKEN):
+            client.ask(world.model.url, "POST", json=data)
+    else:
+        client.ask(world.model.url, "POST", json=data)
+    (entry,) = world.tokens()
+    assert bound < entry.units == entry.charged_units == entry.reserved_units
+    assert read_status(world.session).credentials[0].limits[0].reserved_units == entry.units
+
+
+def test_a_header_may_have_the_units_of_a_call(world: World) -> None:
+    world.where_answers_say_it_in(HEADER)
+    for number, kind in enumerate(CLIENTS):
+        client = kind(world.budget)
+        client.ask(world.model.url, "POST", json=asking("header", 30 + number)[0])
+        client.close()
+    assert [entry.units for entry in world.tokens()] == [30, 31, 32, 33]
+
+
+PEEKED = """
+free = [{ json = "/free" }]
+closed = [{ status = 200, json = "/error", bucket = "requests", lasts = "60s" }]"""
+"""With these rules every body is read ahead of its caller."""
+
+
+@pytest.mark.parametrize("units", [BODY_JSON, HEADER, BODY_JSON + PEEKED, HEADER + PEEKED])
+def test_an_answer_that_nobody_reads_settles_nothing(world: World, units: str) -> None:
+    world.where_answers_say_it_in(units)
+    url, data = world.model.url, asking("header" if HEADER in units else "json", 0)[0]
+    by_requests, by_httpx = Requests(world.budget), Httpx(world.budget)
+    by_requests.session.post(url, json=data, timeout=100, stream=True).close()
+    with by_httpx.client.stream("POST", url, json=data):
+        pass
+    by_requests.close()
+    by_httpx.close()
+    assert [entry.units - entry.charged_units for entry in world.tokens()] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_whole_answer_that_closes_a_bucket_by_its_body_settles_as_it_is_read(world: World, kind: Any) -> None:
+    world.where_answers_say_it_in(BODY_JSON + PEEKED)
+    client = kind(world.budget)
+    client.ask(world.model.url, "POST", json=asking("closed", 12)[0])
+    with pytest.raises(Refused):
+        client.ask(world.model.url, "POST", json=asking("json", 1)[0])
+    client.close()
+    assert [entry.units for entry in world.tokens()] == [12]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_whole_answer_may_be_free_by_its_body(world: World, kind: Any) -> None:
+    world.where_answers_say_it_in(BODY_JSON + PEEKED)
+    client = kind(world.budget)
+    client.ask(world.model.url, "POST", json=asking("free", 12)[0])
+    client.close()
+    assert [entry.units for entry in charges_at(world.session.ledger, "model")] == [0, 0]
+
+
+def test_a_run_may_spend_the_unused_part_of_a_reservation(world: World) -> None:
+    with Requests(world.budget, max_units=1_200).session as session:
+        for use in (70, 80, 600):
+            session.post(world.model.url, json=asking("json", use)[0], timeout=100)
+        with pytest.raises(Refused) as refused:
+            session.post(world.model.url, json=asking("json", 70)[0], timeout=100)
+        assert (refused.value.decision.reason, refused.value.decision.remaining_units) == ("run", 450)
+        session.post(world.model.url, json=asking("json", 1_500, max_tokens=400)[0], timeout=100)
+        with pytest.raises(Refused) as refused:
+            session.post(world.model.url, json=asking("json", 1, max_tokens=1)[0], timeout=100)
+    assert (refused.value.decision.reason, refused.value.decision.remaining_units) == ("run", 0)
+    assert [entry.units for entry in world.tokens()] == [70, 80, 600, 1_500]
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_caller_settles_only_if_it_reads_to_the_end(world: World, client: Any) -> None:
+    for way in getattr(client, "WAYS", ("",)):
+        client.way = way
+        client.stream(world.model.url, lambda piece: b"[DONE]" in piece, asking("events", 70, 500)[0])
+        world.model.go_on.release()
+        client.stream(world.model.url, lambda piece: b"data" in piece, asking("steps", 70, 500)[0])
+        settled, kept = world.tokens()[-2:]
+        assert (settled.units, kept.units) == (70, kept.charged_units), way
+        world.model.forget()
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------

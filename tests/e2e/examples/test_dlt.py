@@ -7,24 +7,22 @@ import json
 from e2e.examples.conftest import Taken
 from support.servers import free_port
 
-WITHOUT_A_LEDGER = """
+RUNS = """
+import logging, pathlib, sys
 import dlt_pipeline, quota
 
+config = pathlib.Path("quota.toml")
+text = config.read_text()
+config.write_text(text.replace("sqlite:///ledger.db", "redis://127.0.0.1:PORT/0"))
 try:
     dlt_pipeline.run()
 except quota.Refused as refused:
     print(refused)
-"""
-
-RUNS = """
-import logging, pathlib, sys
-import dlt_pipeline
-
+config.write_text(text)
 dlt_pipeline.logger.addHandler(logging.StreamHandler(sys.stdout))
 assert not dlt_pipeline.run().has_failed_jobs
 assert not dlt_pipeline.run().has_failed_jobs
-config = pathlib.Path("quota.toml")
-config.write_text(config.read_text().replace("units = 3", "units = 10"))
+config.write_text(text.replace("units = 3", "units = 10"))
 assert not dlt_pipeline.run().has_failed_jobs
 """
 
@@ -52,19 +50,12 @@ def settle(taken: Taken) -> None:
     }
 
 
-def test_without_a_ledger_a_pipeline_fails(taken: Taken) -> None:
-    settle(taken)
-    taken.ledger = f"redis://127.0.0.1:{free_port()}/0"
-    taken.take("dlt_pipeline", units=3)
-    assert "cannot be reached" in taken.python(WITHOUT_A_LEDGER)
-    assert taken.sent() == 0
-
-
 def test_a_refused_pipeline_ends_well_and_a_later_run_goes_on_at_its_page(taken: Taken) -> None:
-    """The budget has room for three of four pages. The run after that calls nobody."""
+    """Without a ledger, a run fails. The budget has room for three of four pages; the run after that calls nobody."""
     settle(taken)
     taken.take("dlt_pipeline", units=3)
-    first, second = taken.python(RUNS).splitlines()
+    failed, first, second = taken.python(RUNS.replace("PORT", str(free_port()))).splitlines()
+    assert "cannot be reached" in failed
     for line in first, second:
         assert line.startswith("refused videos.list (1 unit) on main: limit 'hour' has 3 of 3 units used; next at ")
     files = sorted((taken.folder / "loaded" / "videos" / "videos").rglob("*.jsonl"))

@@ -1,4 +1,4 @@
-"""The examples in docs/inbound.md, each under a real server. PHP, Node and Python share one limit exactly."""
+"""The examples in docs/inbound.md, each under a real server. PHP, Node and Python share one limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,44 +144,30 @@ function connect(port) {
 }
 """
 
-LOOPS = {
-    "php": """
-$ends = microtime(true) + 1.5;
-while (microtime(true) < $ends) {
-    $answer = admit($redis, 'ann', 20, 1000);
-    if ($answer['admitted']) { echo $answer['now_ms'], "\\n"; }
-}
-""",
-    "js": """
+ASK = """
 (async () => {
   const { send, close } = connect(PORT);
   console.log(JSON.stringify(await admit(send, '203.0.113.7')));
-  for (const ends = Date.now() + LASTING; Date.now() < ends; ) {
-    const answer = await admit(send, 'ann', 20, 1000);
-    if (answer.admitted) console.log(answer.now_ms);
-  }
   close();
 })();
-""",
-}
+"""
 
 
 def example(language: str) -> str:
     return (ROOT / "docs" / "examples" / f"login_limit.{language}").read_text(encoding="utf-8")
 
 
-def program(language: str, server: RedisServer, folder: Path, *, loops: bool) -> list[str]:
-    """The command that runs the example, and then asks one limit for a while."""
+def program(language: str, server: RedisServer, folder: Path) -> list[str]:
+    """The command that runs the example, which asks once."""
     path = folder / f"inbound.{language}"
     if language == "php":
         if shutil.which("php") is None:
             pytest.skip("no php on PATH; on Debian: apt-get install php-cli php-redis")
-        path.write_text(example("php").replace("6379", str(server.port)) + (LOOPS["php"] if loops else ""))
+        path.write_text(example("php").replace("6379", str(server.port)))
         return ["php", str(path)]
     if shutil.which("node") is None:
         pytest.skip("no node on PATH; on Debian: apt-get install nodejs")
-    loop = LOOPS["js"].replace("PORT", str(server.port)).replace("LASTING", "1500" if loops else "0")
-    path.write_text(example("js") + SEND + loop)
+    path.write_text(example("js") + SEND + ASK.replace("PORT", str(server.port)))
     return ["node", str(path)]
 
 
@@ -198,22 +183,10 @@ def test_one_visitor_has_three_logins_whatever_they_are_counted_by(
             if language == "python":
                 left.append(storage.decide(LOGIN, "203.0.113.7").admitted)
             else:
-                command = program(language, server, home, loops=False)
+                command = program(language, server, home)
                 done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300, check=False)
                 assert (done.stderr, done.returncode) == ("", 0), done.stdout
                 left.append(json.loads(done.stdout)["admitted"])
         assert left in ([True] * 3, [False] * 3)
     assert left == [False] * 3
     storage.close()
-
-
-def test_php_node_and_python_together_are_exact(server: RedisServer, home: Path) -> None:
-    worker = [sys.executable, "-m", "support.inbound_worker", server.url, "log", "20", "1000", "1.5", "0", "login"]
-    commands = [program("php", server, home, loops=True), program("js", server, home, loops=True)]
-    running = [subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, text=True) for command in commands]
-    running.append(subprocess.Popen(worker, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True))
-    printed = [process.communicate(timeout=300)[0].splitlines() for process in running]
-    times_ms = sorted(int(line) for lines in printed for line in lines if line.isdigit())
-    assert [process.returncode for process in running] == [0, 0, 0]
-    assert len(times_ms) >= 40
-    assert min(late - early for early, late in zip(times_ms, times_ms[20:], strict=False)) >= 1_000

@@ -94,20 +94,6 @@ def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_metrics_take_the_place_of_no_other_file(quota: Quota) -> None:
-    """The folder may be a wrong one, or a variable that is not set."""
-    before = {path.name: path.lstat().st_ino for path in quota.folder.iterdir()}
-    for name, status in (("quota.toml", 1), ("/dev/stdout", 1), ("", 2)):
-        done = quota("inbound", "status", "--textfile", name)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
-        assert f"{name!r}" in done.stderr
-    assert quota("inbound", "status", "--textfile", ".").returncode == 0
-    after = {path.name: path.lstat().st_ino for path in quota.folder.iterdir()}
-    (new,) = after.keys() - before.keys()
-    assert new.endswith(".prom")
-    assert {name: after[name] for name in before} == before
-
-
 def test_an_absent_storage_is_reported_as_absent(quota: Quota) -> None:
     quota.configure(RULES.replace("sqlite:///inbound.db", "redis://127.0.0.1:1/0"))
     away = quota("inbound", "status", "--textfile", ".")
@@ -136,19 +122,3 @@ def test_the_inbound_commands_make_no_file(quota: Quota) -> None:
     done = quota("inbound", "rotate")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert not (quota.folder / "inbound.db").exists()
-
-
-def test_without_a_credential_only_what_needs_none_runs(quota: Quota) -> None:
-    assert quota("inbound", "top", "default").stdout == "rule default has counted no request in this window\n"
-    done = quota("status")
-    assert done.returncode == 78
-    assert "credentials: missing" in done.stderr
-
-
-def test_the_gate_imports_nothing_of_inbound(quota: Quota) -> None:
-    """Nor does it pay for a configuration that has rules."""
-    quota.configure(RULES + '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n')
-    script = "import sys, quota; q = quota.open(); q.budget().peek('videos.list'); q.close(); "
-    script += "print([name for name in sys.modules if name.startswith('quota.inbound')])"
-    quota.forked = False
-    assert quota(script=script).stdout == "[]\n"

@@ -83,6 +83,12 @@ def test_a_refusal_reads_no_body_and_never_reaches_the_application(rules: Rules)
     assert (status[:3], list(body), application.called) == ("429", [], 2)
 
 
+def test_fail_decides_while_the_storage_is_away() -> None:
+    rules = [Rule("open", Limit(1, 60_000), path="/open"), Rule("closed", Limit(1, 60_000), fail="closed")]
+    app = wsgi(Streaming(), Rules(rules, url="redis://127.0.0.1:1/0"))
+    assert [ask(app, path)[0] for path in ("/open", "/closed")] == ["200 OK", "503 Service Unavailable"]
+
+
 def test_the_path_is_whole_and_decoded(tmp_path: Path) -> None:
     """PEP 3333 hands over bytes as characters, and a mounted application only a part of the path."""
     rules = Rules(

@@ -6,10 +6,8 @@ import os
 import pty
 import re
 import signal
-import socket
 import time
 from datetime import datetime, timedelta
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import httpx
@@ -84,17 +82,6 @@ def test_people_read_one_moment_in_one_notation_wherever_it_stands(quota: Quota,
         assert shown in done.stdout + done.stderr, command
 
 
-def test_a_run_prints_one_line_for_each_region_and_its_result_last(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream.address)
-    done = quota("run", "trending")
-    assert done.returncode == 0
-    assert done.stdout == "trending: done: 2 regions, 400 items, 8 pages (8 units)\n"
-    assert done.stderr.splitlines() == [
-        "trending US: done, 4 pages, 200 items",
-        "trending DE: done, 4 pages, 200 items",
-    ]
-
-
 def test_a_refused_run_shows_where_and_when_it_resumes(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address, units=5)
     done = quota("run", "trending")
@@ -138,25 +125,6 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
     assert errors[2:] == ["quota: odd: 2 of 3 regions failed (XX, QQ)"]
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_warning_of_googles_library_about_python_is_hidden(quota: Quota, upstream: Emulator, asked: bool) -> None:
-    source = """
-from warnings import warn_explicit
-def fetch(client, region, cursor):
-    warn_explicit("too old", FutureWarning, "a.py", 1, module="google.api_core._python_version_support")
-    warn_explicit("mine", FutureWarning, "b.py", 1, module="mine")
-"""
-    (quota.folder / "mine.py").write_text(source)
-    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "mine:fetch"\nregions = ["US"]')
-    if asked:
-        quota.env["PYTHONWARNINGS"] = "default"
-    stderr = quota("run", "mine", "--quiet").stderr
-    assert [said for said in ("a.py:1: FutureWarning: too old", "b.py:1: FutureWarning: mine") if said in stderr] == [
-        "a.py:1: FutureWarning: too old",
-        "b.py:1: FutureWarning: mine",
-    ][not asked :]
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -166,12 +134,13 @@ def fetch(client, region, cursor):
         (["run", "trending", "--config", "nowhere.toml"], 78, "nowhere.toml"),
         (["run", "broken"], 78, "cannot be imported: ModuleNotFoundError"),
         (["search", "x"], 1, "there is no store"),
-        (["search"], 2, "Missing argument"),
         (["emulate", "--port", "99999"], 2, "not in the range 0<=x<=65535"),
         (["emulate", "--listen", "9000"], 2, "--listen '9000': write HOST:PORT, for example 127.0.0.1:8765"),
         (["emulate", "--listen", "0.0.0.0:9000"], 2, "the emulator listens on 127.0.0.1 only"),
-        (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
         (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
+        (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
+        (["emulate", "--errors", "101%"], 2, "--errors"),
+        (["emulate", "--delay", "soon"], 2, "--delay"),
         (["demo", "--units", "0"], 2, "not in the range 1<=x<=10000"),
         (["plan", "--from", "9999-12-31"], 2, "--from '9999-12-31': the year must be from 1971 to 9998"),
     ],
@@ -268,24 +237,6 @@ def test_the_emulator_can_be_slow_and_fail_now_and_then(quota: Quota) -> None:
         started_s, url = time.monotonic(), f"{served.address}/youtube/v3/videos?key=x"
         assert [httpx.get(url, timeout=100).status_code for _ in range(4)] == [400, 503, 400, 503]
         assert time.monotonic() - started_s >= 0.2
-
-
-@pytest.mark.parametrize("words", [["--errors", "101%"], ["--delay", "soon"]])
-def test_an_invalid_delay_or_share_is_an_error(quota: Quota, words: list[str]) -> None:
-    assert words[0] in one_line(quota("emulate", *words), 2)
-
-
-def test_a_taken_port_is_one_line(quota: Quota) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}: " in one_line(quota("emulate", "--port", str(port)), 1)
-
-
-def test_recorded_pages_are_served_as_they_are(quota: Quota, shared_data: Path) -> None:
-    folder = shared_data / "recorded" / "trending_2018"
-    with Served(quota.start("emulate", "--port", "0", "--recorded", str(folder))) as served:
-        configure(quota, served.address)
-        assert [region["items"] for region in quota.json("run", "trending")["regions"]] == [200, 200]
 
 
 def test_the_demo_shows_the_whole_product_and_leaves_nothing_behind(quota: Quota) -> None:

@@ -9,14 +9,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quota.cli.program import cli
 from quota.jobs.emulator import Emulator
 from quota.settings.schedules import parse_schedule
 from support.commands import Quota
@@ -90,49 +87,6 @@ def test_the_readmes_crontab_runs_and_keeps_the_key_out_of_the_command(quota: Qu
     assert upstream.usage()["requests"] == 1
 
 
-def test_the_lines_of_schedule_crontab_run_as_cron_starts_them(quota: Quota, upstream: Emulator) -> None:
-    path = configured(quota, upstream)
-    settings, ((when, command),) = crontab(quota("schedule", "--crontab", "--config", path).stdout)
-    assert parse_schedule(when)
-    as_cron(command, quota.env | settings)
-    assert upstream.usage()["by_method"] == {"videos.list": 1}
-
-
-def examples() -> dict[str, str]:
-    """Every text with examples in it: pages, files to paste, and the help of each command."""
-    texts = {path.name: path.read_text(encoding="utf-8") for path in DEPLOY.iterdir()}
-    texts |= {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for top in ROOT.iterdir()
-        if not top.name.startswith(".")  # the packages in .venv have thousands of folders
-        for path in ([top] if top.suffix == ".md" else top.glob("**/*.md"))
-    }
-    texts |= {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "config").glob("*.toml")}
-    context = cli.make_context("quota", ["status"], resilient_parsing=True)
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        texts[f"quota {name} --help"] = command.help or ""
-    return texts
-
-
-IN_A_COMMAND = (
-    r"\w*(KEY|TOKEN|SECRET|PASSWORD)=\S+ +\S*[a-z/]",  # set for one command: the shell that cron starts shows it
-    r"--from-literal",
-    r"(curl|wget|http) .*(key=|\$URL|\$KEY|[Aa]uthorization)",
-    r"redis-cli .*(-a |--pass )",
-    r"--(key|token|password)[ =](?!file:)",
-)
-
-
-def test_no_example_puts_a_secret_into_a_command() -> None:
-    """`ps` shows every command to every user of the machine."""
-    for name, text in examples().items():
-        for line in text.splitlines():
-            code = line.split("   (")[0]  # what stands behind in brackets is said about the line
-            assert not [shape for shape in IN_A_COMMAND if re.search(shape, code)], (name, line)
-
-
 @pytest.mark.parametrize(
     ("unit", "command", "needs_s"),
     [
@@ -160,22 +114,15 @@ def test_the_guide_makes_the_services_user_and_looks_at_their_state_as_that_user
     assert f"`sudo -u {user} env {' '.join(service['Environment'])} {INSTALLED} status`" in guide
 
 
-@pytest.fixture(scope="session")
-def analyze() -> Callable[..., subprocess.CompletedProcess[str]]:
+def analyze(*args: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")
     env = {"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "warning"}
-    return partial(run_by_program, program, env)
-
-
-def run_by_program(program: str, env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *args], env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_systemd_understands_the_units(
-    tmp_path: Path, analyze: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
     for path in DEPLOY.glob("quota-*"):
         text = path.read_text(encoding="utf-8").replace(INSTALLED, "/bin/true")  # it looks whether the program is there
         (tmp_path / path.name.replace("@.", "@trending.")).write_text(text, encoding="utf-8")
@@ -188,9 +135,7 @@ def test_systemd_understands_the_units(
 
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in DEPLOY.glob("*.service")))
-def test_the_services_are_closed_to_what_they_do_not_need(
-    unit: str, analyze: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_the_services_are_closed_to_what_they_do_not_need(unit: str) -> None:
     done = analyze("security", "--offline=true", "--threshold=15", "--no-pager", str(DEPLOY / unit))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -214,10 +159,6 @@ def manifest(home: Path) -> list[Any]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
-def cron_job(home: Path) -> Any:
-    return manifest(home)[0]
-
-
 def test_all_that_the_pod_names_is_in_the_manifest_or_in_a_command_that_makes_it(tmp_path: Path) -> None:
     job, *others = manifest(tmp_path)
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -234,7 +175,7 @@ def test_all_that_the_pod_names_is_in_the_manifest_or_in_a_command_that_makes_it
 
 
 def test_the_kubernetes_cron_job_runs_one_tick_at_a_time(tmp_path: Path) -> None:
-    job = cron_job(tmp_path)
+    job = manifest(tmp_path)[0]
     spec = job["spec"]
     assert (job["apiVersion"], job["kind"]) == ("batch/v1", "CronJob")
     assert (spec["concurrencyPolicy"], spec["timeZone"]) == ("Forbid", "Etc/UTC")
@@ -251,7 +192,7 @@ def test_the_kubernetes_cron_job_runs_one_tick_at_a_time(tmp_path: Path) -> None
 
 
 def test_the_pod_has_no_rights(tmp_path: Path) -> None:
-    pod = cron_job(tmp_path)["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    pod = manifest(tmp_path)[0]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -341,12 +282,7 @@ def test_the_images_commands_run_as_its_user_on_a_read_only_root(tmp_path: Path)
     }
     env |= {"YOUTUBE_API_KEY": "a-key-for-tests", "PYTHONPATH": str(ROOT)}
     (program,) = map(json.loads, words("ENTRYPOINT"))
-    tries = [
-        ["check"],
-        ["run", "trending", "--quiet"],
-        ["status", "--json"],
-        ["search", "a*"],
-    ]
+    tries = [["check"], ["run", "trending", "--quiet"], ["status", "--json"], ["search", "a*"]]
     with Emulator() as upstream:
         (config / "quota.toml").write_text(CONFIG.format(upstream.address))
         user = f"{setpriv} --reuid 10001 --regid 10001 --clear-groups --bounding-set=-all --no-new-privs"

@@ -19,7 +19,6 @@ from quota.jobs.runner import run_job
 from support.commands import ROOT
 from support.installation import Installation
 from support.plain_http import Answer, Arrived, PlainServer
-from support.servers import free_port
 
 CONFIG = """
 [ledger]
@@ -120,29 +119,6 @@ def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(fo
     assert len(server.arrived) == 5
 
 
-def test_only_transient_errors_are_retried(folder: Path) -> None:
-    with served(lambda number: Answer(200 if number > 2 else 500, b"Oops")) as server:
-        assert run(folder, server.address).outcome == "done"
-    assert len(server.arrived) == 8
-    with served(lambda number: Answer(404, b'{"message": "Not Found"}')) as server:
-        report = run(folder, server.address)
-    assert [region.error for region in report.regions] == ["upstream said 404: Not Found"] * 2
-    assert len(server.arrived) == 2
-    with served(lambda number: Answer(403, b'{"message": "Resource not accessible"}')) as server:
-        report = run(folder, server.address)
-    assert (report.outcome, report.exit_status, len(server.arrived)) == ("failed", 78, 1)
-    assert report.why.startswith("upstream said 403: Resource not accessible; the credential may not do this")
-
-
-def test_an_upstream_that_is_away_is_named(folder: Path) -> None:
-    address = f"http://127.0.0.1:{free_port()}"
-    report = run(folder, address)
-    assert report.outcome == "failed"
-    assert report.units == 0, "nothing left"
-    assert report.regions[0].error is not None
-    assert report.regions[0].error.endswith(f"to reach {address}; check network and endpoint, then run again")
-
-
 def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:
     with PlainServer(lambda request: Answer(200)) as api, PlainServer(lambda request: Answer(200)) as other:
         (folder / "quota.toml").write_text(CONFIG.format(address=api.address))
@@ -154,27 +130,6 @@ def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(fol
     (folder / "quota.toml").write_text(CONFIG.format(address="http://192.0.2.1"))
     with quota.open(folder / "quota.toml") as session, pytest.raises(quota.ConfigError, match="in plain text"):
         session.requests().get("http://192.0.2.1/issues/a")
-
-
-def test_a_session_without_a_login_sends_none(folder: Path) -> None:
-    with PlainServer(lambda request: Answer(200)) as server:
-        plain = CONFIG.format(address=server.address).replace('auth = "bearer:env:GITHUB_TOKEN"\n', "")
-        (folder / "quota.toml").write_text(plain)
-        with quota.open(folder / "quota.toml") as session:
-            assert session.requests().get(f"{server.address}/issues/a").status_code == 200
-    assert "authorization" not in server.arrived[0].headers
-
-
-def test_an_api_whose_host_is_another_one_for_each_customer_is_described_too(folder: Path) -> None:
-    (folder / "github.toml").write_text(BOOK.replace('hosts = ["api.github.com"]\n', 'key = { header = "X-Token" }\n'))
-    (folder / "key").write_text("a-key-of-mine")
-    with served(lambda number: Answer(200)) as server:
-        config = CONFIG.format(address=server.address).replace('auth = "bearer:env:GITHUB_TOKEN"', 'key = "file:key"')
-        (folder / "quota.toml").write_text(config)
-        with quota.open(folder / "quota.toml") as session:
-            report = run_job(session, "issues", wait=wait_none())
-    assert (report.outcome, report.units) == ("done", 12)
-    assert {request.headers["x-token"] for request in server.arrived} == {"a-key-of-mine"}
 
 
 class GitHub(Installation):

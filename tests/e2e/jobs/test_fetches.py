@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ import quota
 from quota.common.clock import host_clock
 from quota.jobs.emulator import Emulator
 from quota.jobs.emulator.catalogue import CHANNELS, INLINE_REPLIES, GeneratedCatalogue, _channel_id, replies_to, threads
-from quota.jobs.job import RunReport, load_fetch
+from quota.jobs.job import RunReport
 from quota.jobs.plan.plan import make_plan
 from support.configurations import configuration
 from support.installation import Installation
@@ -83,9 +82,8 @@ def site(tmp_path: Path, state_dir: Path) -> Iterator[Site]:
         yield Site(tmp_path, upstream)
 
 
-def channel(videos: int, skip: int = 0) -> str:
-    numbers = [number for number in range(CHANNELS) if (3 + number * 37 % 120) == videos]
-    return _channel_id(numbers[skip])
+def channel(videos: int) -> str:
+    return next(_channel_id(number) for number in range(CHANNELS) if (3 + number * 37 % 120) == videos)
 
 
 def published(name: str) -> list[str]:
@@ -113,14 +111,6 @@ def test_uploads_are_stored_for_a_unit_a_page_and_a_channel_that_is_known_costs_
     assert site.calls() == {"playlistItems.list": 3}
 
 
-def test_a_pass_that_pages_cut_off_drops_neither_channels_nor_old_videos(site: Site) -> None:
-    names = [channel(120), channel(122), channel(60), channel(3)]
-    site.configure("uploads", channels=names, pages=1)
-    for _ in range(17):
-        site.run()
-    assert all(site.videos(name) == set(published(name)) for name in names)
-
-
 def test_new_uploads_are_fetched_until_all_of_a_page_is_known(site: Site) -> None:
     name = channel(120)
     site.configure("uploads", channels=name)
@@ -131,16 +121,6 @@ def test_new_uploads_are_fetched_until_all_of_a_page_is_known(site: Site) -> Non
         site.run()
         assert site.calls() == {"playlistItems.list": calls}
         assert site.videos() == set(published(name))
-
-
-def test_a_channel_of_which_only_the_newest_are_known_is_walked_to_its_end(site: Site) -> None:
-    name = channel(120)
-    site.configure("uploads", channels=name)
-    site.run()
-    site.change("DELETE FROM rows")
-    site.forget("NOT IN", published(name)[:60])
-    site.run()
-    assert site.videos() == set(published(name))
 
 
 def test_a_channel_is_walked_anew_before_its_videos_expire(site: Site) -> None:
@@ -178,19 +158,6 @@ def test_an_id_that_upstream_does_not_know_is_named_once(
     assert "upstream does not know 'not-there'" in site.run().why
     site.run()
     assert caplog.messages == ["unknown_ids job=j: upstream does not know 'not-there': correct or remove them"]
-
-
-@pytest.mark.parametrize(
-    ("names", "why"),
-    [
-        (["https://www.youtube.com/@x"], "'https://www.youtube.com/@x' is not the id of a channel"),
-        ([], "channels = [] asks for nothing"),
-        ([5], "channels: 5"),
-    ],
-)
-def test_an_invalid_id_is_a_configuration_error(names: list[object], why: str) -> None:
-    with pytest.raises(quota.ConfigError, match=re.escape(why)):
-        load_fetch("uploads", {"channels": names})
 
 
 def test_check_and_run_refuse_an_invalid_id(site: Site) -> None:
@@ -342,14 +309,6 @@ def test_comments_are_stored_with_all_replies_and_a_video_that_allows_none_is_pa
     assert (json.loads(row)["reply_count"], json.loads(row)["parent_id"]) == (len(replies), None)
     assert (json.loads(reply)["parent_id"], json.loads(reply)["video_id"]) == (thread, names[3])
     assert json.loads(reply)["text"]
-
-
-def test_a_pass_that_pages_cut_off_drops_no_comment(site: Site) -> None:
-    names = [with_threads(5, 60), DISABLED]
-    site.configure("comments", pages=3, videos=names)
-    for _ in range(2 + sum(calls_for(names[0]).values())):
-        site.run()
-    assert comments(site) == all_of(names[0])
 
 
 def test_a_video_whose_comments_are_known_costs_a_unit_and_is_walked_anew_before_they_expire(site: Site) -> None:

@@ -115,7 +115,6 @@ PIECE = b"x" * 65_536
 TOO_LARGE: dict[str, Callable[[], Iterable[bytes]]] = {
     "without an end": lambda: [head() + b"\r\n", *repeat(PIECE, 20_000)],
     "in tiny chunks": lambda: [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"2\r\nxx\r\n" * 8_000, 20_000)],
-    "of a size it says": lambda: [head("Content-Length: 5800000000") + b"\r\n", *repeat(PIECE, 20_000)],
     "an error": lambda: [head("Content-Length: 99999999999", status="503 No") + b"\r\n", *repeat(PIECE, 20_000)],
     "packed": lambda: [whole(bomb(400), "Content-Encoding: gzip")],
 }
@@ -145,7 +144,6 @@ def filled(start: str, piece: str, end: str) -> bytes:
 
 MUCH = {  # what it starts with, the piece that fills it, and how it ends
     "objects as many as may be": ('{"items":[{"id":"v1","snippet":{"tags":[', '{"a":0},' + " " * 24, "0]}}]}"),
-    "a wide title": ('{"items":[{"id":"v1","snippet":{"title":"\U0001f600', "xyz ", '"}}]}'),
     "an escaped title": ('{"items":[{"id":"v1","snippet":{"title":"', "\\u6771", '"}}]}'),
 }
 
@@ -177,8 +175,6 @@ def test_a_body_at_its_bound_is_stored(site: Site) -> None:
 DRIPS = {
     "a body": (head("Content-Length: 9999999") + b"\r\n{", b" "),
     "chunks": (head("Transfer-Encoding: chunked") + b"\r\n", b"1\r\n \r\n"),
-    "a chunk's size": (head("Transfer-Encoding: chunked") + b"\r\n", b"0"),
-    "trailers": (head("Transfer-Encoding: chunked") + b"\r\n0\r\n", b"a: b\r\n"),
     "a header": (head() + b"X-A: ", b"a"),
     "interim answers": (b"", head(status="100 Continue") + b"\r\n"),
     "nothing": (b"", b""),
@@ -194,28 +190,18 @@ def test_an_answer_has_a_deadline_however_it_drips(site: Site, kind: str) -> Non
     assert error == "upstream's answer was not complete after 1 s; if this is expected, raise max_answer_s"
 
 
-def test_an_upstream_that_is_too_slow_ends_the_run_in_the_second_region(site: Site) -> None:
-    site.configure("max_answer_s = 1", regions=("US", "DE", "FR"))
-    site.answer = lambda _: site.server.drip(head() + b"\r\n{")
-    report = site.run()
-    assert [(r.region, r.outcome, r.units) for r in report.regions] == [
-        ("US", "failed", 1),
-        ("DE", "failed", 1),
-        ("FR", "skipped", 0),
-    ]
-    assert report.why.endswith("does not answer; the other regions wait for the next run")
-
-
-def test_redirects_share_one_deadline(site: Site) -> None:
+def test_redirects_share_one_deadline_and_two_slow_answers_end_the_run(site: Site) -> None:
     def answer(target: str) -> Iterator[bytes]:
         site.server.pause(0.4)
         yield whole(b"", "Location: /youtube/v3/videos?x=1", status="302 Found")
 
-    site.configure("max_answer_s = 1")
+    site.configure("max_answer_s = 1", regions=("US", "DE", "FR"))
     site.answer = answer
     report = site.run()
     assert "not complete after 1 s" in str(report.regions[0].error)
-    assert len(site.server.targets) <= 3
+    assert len(site.server.targets) <= 2 * 3
+    assert [region.outcome for region in report.regions] == ["failed", "failed", "skipped"]
+    assert report.why.endswith("does not answer; the other regions wait for the next run")
 
 
 # -- not what the API promises -----------------------------------------------------------------------------------------
@@ -224,12 +210,10 @@ HTML = b"<!DOCTYPE html><html><body><h1>Sign in to the network</h1></body></html
 SHAPES = {
     "html": (whole(HTML, "Content-Type: text/html"), "answered with text/html instead of a JSON object"),
     "empty": (whole(b"", "Content-Type: application/json"), "answered with an empty body instead of a JSON object"),
-    "nothing": (head(status="204 No Content") + b"\r\n", "answered with an empty body instead of a JSON object"),
     "an error that is none": (
         whole(b'{"error": {"message": "Daily limit"}}'),
         "holds an error, but no status of one: 'Daily limit'; check endpoint",
     ),
-    "no text": (whole(b"\xff\xfe\x00"), "answered with text instead of a JSON object"),
     "cut": (
         whole(PAGE[:-3], "Content-Type: application/json"),
         "answered with unreadable JSON instead of a JSON object",
@@ -237,19 +221,13 @@ SHAPES = {
     "deep": (whole(b"[" * 100_000), "instead of a JSON object"),
     "a number too long": (whole(b'{"items": ' + b"9" * 5_000 + b"}"), "instead of a JSON object"),
     "an array": (whole(b"[]"), "answered with a JSON array instead of"),
-    "an empty string": (whole(b'""'), "answered with a JSON string instead of"),
-    "items: a number": (whole(b'{"items": 5}'), "items that are not a list of objects"),
     "items: texts": (whole(b'{"items": ["v1"]}'), "items that are not a list of objects"),
     "an item without an id": (whole(b'{"items": [{}]}'), "an item with an invalid id: None"),
-    "an id that is a number": (whole(b'{"items": [{"id": 5}]}'), "an item with an invalid id: 5"),
     "an id that is long": (whole(b'{"items": [{"id": "%s"}]}' % (b"x" * 129)), "an item with an invalid id"),
-    "a token that is a number": (whole(b'{"items": [], "nextPageToken": 5}'), "an invalid nextPageToken"),
     "a token that is long": (whole(b'{"nextPageToken": "%s"}' % (b"x" * 9_000)), "an invalid nextPageToken"),
     "a token of half a pair": (whole(b'{"nextPageToken": "\\ud800"}'), "an invalid nextPageToken"),
     "another protocol": (b"SSH-2.0-OpenSSH_9.2p1\r\n", "answer is no HTTP; check endpoint and proxies"),
-    "no status": (b"HTTP/1.1 OK\r\n\r\n", "answer is no HTTP"),
     "a long status line": (b"HTTP/1.1 200 " + b"x" * 70_000, "answer is no HTTP"),
-    "a long header": (head("x: " + "x" * 70_000), "answer is no HTTP"),
     "no gzip": (whole(HTML, "Content-Encoding: gzip"), "does not unpack as gzip"),
     "cut gzip": (whole(gzip.compress(HTML)[:-9], "Content-Encoding: gzip"), "does not unpack as gzip"),
 }
@@ -305,12 +283,6 @@ def tokens(*following: str) -> Answer:
 CIRCLE = "upstream named a page that this pass has already fetched; the next round begins with the first page"
 
 
-def test_a_token_that_is_repeated_ends_the_region_at_once(site: Site) -> None:
-    site.configure(pages=1_000)
-    site.answer = tokens("a")
-    assert site.fails(site.run(), attempts=2) == CIRCLE
-
-
 def test_later_runs_know_the_tokens_of_a_pass(site: Site) -> None:
     following = {"": "a", "a": "b", "b": "c", "c": "a"}
 
@@ -346,7 +318,7 @@ def test_an_unused_repeated_token_is_no_error(site: Site) -> None:
 # -- told to stop ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drip", ["a body", "a header", "nothing"])
+@pytest.mark.parametrize("drip", ["a body", "nothing"])
 def test_a_page_that_does_not_arrive_is_abandoned_and_stays_charged(
     site: Site, monkeypatch: pytest.MonkeyPatch, drip: str
 ) -> None:
@@ -395,12 +367,7 @@ def test_a_run_ends_in_time_after_a_signal(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "times", "more", "said"),
-    [
-        (signal.SIGINT, 1, [], STOPPING),
-        (signal.SIGINT, 3, ["--quiet"], ""),
-        (signal.SIGHUP, 1, [], STOPPING),
-    ],
+    ("number", "times", "more", "said"), [(signal.SIGINT, 3, ["--quiet"], ""), (signal.SIGHUP, 1, [], STOPPING)]
 )
 def test_the_page_in_flight_is_stored_after_any_signals(
     site: Site, number: int, times: int, more: list[str], said: str
@@ -512,28 +479,3 @@ def test_without_limits_a_client_is_as_it_was(site: Site) -> None:
         assert len(client.videos().list(part="id").execute()["items"]) == 10_001
         site.answer = lambda _: [whole(HTML)]
         assert client.videos().list(part="id").execute() == HTML.decode()
-
-
-def test_with_limits_it_raises_and_goes_on(site: Site) -> None:
-    slow = DRIPS["chunks"][0]
-    answers: dict[str, Answer] = {
-        "over 2;": lambda _: [page()],
-        "larger than 1 MB": lambda _: [whole(bytes(MB + 1))],
-        "after 2 s": lambda _: site.server.drip(slow),
-    }
-    with quota.open(site.folder / "quota.toml") as session:
-        client = session.google(max_body_mb=1, max_answer_s=2, max_items=2)
-        for said, answer in answers.items():
-            site.answer = answer
-            with pytest.raises(quota.BadAnswer, match=said):
-                client.videos().list(part="id").execute()
-            site.answer = lambda _: [whole(PAGE)]
-            assert client.videos().list(part="id").execute() == {"items": [VIDEO]}
-        assert session.budget().usage()[0].used_units == len(site.server.targets) == 6
-
-
-@pytest.mark.parametrize("value", [0, "16", float("nan"), 10**9])
-@pytest.mark.parametrize("name", ["max_body_mb", "max_answer_s", "max_items"])
-def test_an_invalid_limit_is_refused(site: Site, name: str, value: Any) -> None:
-    with quota.open(site.folder / "quota.toml") as session, pytest.raises(quota.UsageError, match=name):
-        session.google(**{name: value})

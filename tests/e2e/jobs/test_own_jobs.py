@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from quota.jobs.emulator import Emulator
-from quota.jobs.job import Page, attempt_of, first_attempt
 from support.commands import ROOT, Quota, one_line
 from support.configurations import configuration
 
@@ -80,11 +75,8 @@ def test_a_run_whose_function_ignores_its_client_reports_no_charged_call(tmp_pat
     assert run(tmp_path, "run", "daily").stdout == "daily: done: 1 region, 1 item, 1 page (no call was charged)\n"
 
 
-@pytest.mark.parametrize("own_folder", [True, False], ids=["beside a folder jobs", "alone"])
-def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path, own_folder: bool) -> None:
+def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path) -> None:
     write(tmp_path, "mine:daily", module="jobs.job")
-    if not own_folder:
-        shutil.rmtree(tmp_path / "jobs")
     said = one_line(run(tmp_path, "run", "daily"), 78)
     assert "fetch = 'mine:daily' cannot be imported: ModuleNotFoundError: No module named 'jobs" in said
     assert said.endswith(
@@ -96,14 +88,8 @@ def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path, own_folder: bool) ->
 
 
 def test_the_folder_refuses_an_import_under_another_name() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from jobs.job import Page"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, "-c", "from jobs.job import Page"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     said = "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"
     assert done.stderr.splitlines()[-1] == f"ImportError: {said}"
 
@@ -130,30 +116,6 @@ def test_a_function_that_ends_the_program_is_a_failed_run(tmp_path: Path) -> Non
     assert said == f"daily: fetch ended with SystemExit: 0 ({where}); let it return a page, or raise an error"
     past = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]
     assert (past["outcome"], past["why"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
-
-
-def test_a_module_that_exits_on_import_is_one_line(tmp_path: Path) -> None:
-    write(tmp_path, "mine:daily")
-    config = tmp_path / "quota.toml"
-    config.write_text(config.read_text() + 'schedule = "every 1h"\n')
-    (tmp_path / "mine.py").write_text("import sys\nsys.exit(0)\n")
-    said = "fetch = 'mine:daily' cannot be imported: SystemExit: 0"
-    for command in (("schedule",), ("run", "daily"), ("plan",)):
-        assert one_line(run(tmp_path, *command), 78) == said
-    checked = run(tmp_path, "check")
-    assert checked.returncode == 78
-    assert "'mine:daily' cannot be imported: SystemExit: 0" in checked.stdout + checked.stderr
-
-
-@pytest.mark.parametrize("mark", [lambda cursor: 5, ["videos.list"]])
-def test_a_mark_that_names_no_method_is_one_line(mark: Any, caplog: pytest.LogCaptureFixture) -> None:
-    @first_attempt(mark)
-    def fetch(client: object, region: str, cursor: object) -> Page:
-        return Page()
-
-    assert attempt_of(fetch, None) is None
-    value = 5 if callable(mark) else mark
-    assert caplog.messages == [f"first_attempt_failed fetch=fetch: TypeError: {value} is no method"]
 
 
 def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:

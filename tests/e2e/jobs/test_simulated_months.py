@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from quota.deciding.history import charges as charges_of
-from quota.jobs.emulator import Emulator
-from quota.jobs.plan.simulation import Refusal, read_state, simulate
+from quota.jobs.plan.simulation import Refusal, simulate
 from quota.jobs.runner import run_job
 from quota.jobs.ticks import ticks
 from quota.rules.spent import Spent
-from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, Calendar
 from support.configurations import both_windows
@@ -160,78 +158,3 @@ def test_months_keep_the_limits_waste_nothing_and_go_as_foreseen(
     assert [without_limit(refusal) for refusal in foreseen.refusals] == [without_limit(x) for x in months.refusals]
     assert {name: job.passes for name, job in foreseen.jobs.items()} == months.passes
     assert sum(sum(x.units.values()) for x in foreseen.spent) == sum(charge.units for charge in months.charges)
-
-
-FILES = '[ledger]\nurl = "sqlite:///ledger.db"\n[store]\nurl = "sqlite:///videos.db"\n'
-WEEK_START_MS = PACIFIC.edges(int(datetime(2026, 10, 29, 12, tzinfo=UTC).timestamp() * 1000))[0]
-
-
-def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path) -> None:
-    """Half a day is run and leaves a full budget and rounds begun, some in the middle of a search. The plan made from
-    that foresees the next day, tick for tick; the plan from empty does not. The ledger was deleted in between: what was
-    lost is put back."""
-    config = tmp_path / "quota.toml"
-    config.write_text(both_windows(9_500, pacing=True) + CONFIG.format(ledger="sqlite:///ledger.db", **OFTEN))
-    now_ms, until_ms = WEEK_START_MS + DAY_MS // 2 + 60_000, WEEK_START_MS + DAY_MS * 3 // 2
-    settings = load_settings(config)
-    live(config, WEEK_START_MS, now_ms)
-    (tmp_path / "ledger.db").unlink()
-    with LocalSession(settings, clock=lambda: now_ms) as session:
-        state = read_state(session)
-    assert any(one.pending for checkpoints in state.checkpoints.values() for one in checkpoints)
-    coming = list(ticks(settings.jobs.values(), now_ms, until_ms))
-    foreseen = simulate(settings, coming, now_ms, until_ms, state=state)
-    empty = simulate(settings, coming, now_ms, until_ms)
-    real = live(config, now_ms, until_ms)
-    assert [without_limit(x) for x in foreseen.refusals] == [without_limit(x) for x in real.refusals]
-    assert {name: job.passes for name, job in foreseen.jobs.items()} == real.passes
-    assert empty.refusals != foreseen.refusals
-
-
-HTTP_JOBS = """
-[jobs.trending]
-fetch = "trending"
-regions = ["US", "GB"]
-pages = 4
-schedule = "0 */3 * * *"
-[jobs.searches]
-fetch = "search"
-regions = ["US", "GB", "DE", "FR", "IN"]
-pages = 2
-schedule = "30 * * * *"
-options = { words = "live" }
-"""
-
-
-def test_a_day_over_http_meets_no_quota_error(state_dir: Path, tmp_path: Path) -> None:
-    """The day of 25 hours, with the real client and an upstream that counts by the same clock: it grants 10,000, demand
-    is twice that, and upstream never has to say no."""
-    now_ms = PACIFIC.edges(int(CHANGES["november"].timestamp() * 1000))[0]
-    until_ms = PACIFIC.edges(now_ms)[1]
-    start_ms = now_ms
-
-    def clock() -> int:
-        return now_ms
-
-    config = tmp_path / "quota.toml"
-    charged = refused = 0
-    with Emulator(clock=clock) as upstream:
-        (tmp_path / "key").write_text("a-key")
-        credential = f'key = "file:key"\nendpoint = "{upstream.address}"'
-        config.write_text(FILES + both_windows(9_500, credential=credential, pacing=True) + HTTP_JOBS)
-        settings = load_settings(config)
-        coming = list(ticks(settings.jobs.values(), start_ms, until_ms))
-        with Session(settings, clock=clock) as session:
-            for tick in coming:
-                now_ms = tick.at_ms
-                report = run_job(session, tick.job, regions=tick.regions, by_rotation=True, clock=clock)
-                assert report.outcome in ("done", "stopped"), report.why
-                charged += report.units
-                refused += report.refused
-            assert session.project("main").state.facts().exhaustions == ()
-        usage = upstream.usage()
-    assert usage["units"] == {"units": charged}
-    assert not any(usage["refused_units"].values())
-    assert 0.98 * 9_500 <= charged <= 9_500
-    foreseen = simulate(settings, coming, start_ms, until_ms)
-    assert len(foreseen.refusals) == refused > 0

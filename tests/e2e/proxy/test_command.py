@@ -74,10 +74,7 @@ def test_a_socket_is_its_users_alone_and_gone_with_the_process(house: House, quo
     ("options", "status"),
     [
         (["--listen", "0.0.0.0:0"], 2),
-        (["--listen", "[::]:0"], 2),
         (["--listen", "8790"], 2),
-        (["--listen", ""], 2),
-        (["--listen", "127.0.0.1:99999"], 2),
         (["--listen", "127.0.0.1:0", "--unix", "x"], 2),
         (["--token", SECRET], 2),
         (["--token", "file:nothing"], 78),

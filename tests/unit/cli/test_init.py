@@ -24,6 +24,8 @@ def test_another_quota_in_a_new_configuration_is_enough(words: list[str], tmp_pa
     credential = next(iter(load_settings(path).credentials.values()))
     if words != ["--full"]:
         assert credential.limits == default_limits(credential.book), "the limits that the book alone gives"
+    for method in re.findall(r"^#   quota peek (\S+)$", written, flags=re.MULTILINE):
+        assert credential.book.price(method)
     numbers = sorted(set(re.findall(r"\bquota = ([0-9_]+)\b", written)))
     assert numbers, "there is a number to change"
     least = max(credential.book.least_units(limit.view.selector) for limit in credential.limits)

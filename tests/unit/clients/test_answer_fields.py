@@ -42,13 +42,6 @@ def test_the_last_event_with_a_figure_counts() -> None:
     assert units_said(event(3), event(7)[:-9]) is None, "the last event is cut"
 
 
-def test_a_usage_figure_is_taken_once() -> None:
-    reader = usage()
-    assert reader.feed(event(3)) is None
-    assert reader.feed(b"data: [DONE]\n\n") == 3
-    assert (reader.feed(b"data: [DONE]\n\n"), reader.feed(event(9)), reader.end()) == (None, None, None)
-
-
 def test_a_caller_that_stops_early_settles_only_after_the_final_event() -> None:
     assert units_said(event(3), event(7), end=False) is None
     assert units_said(event(7), b"data: [DONE]\n", end=False) == 7

@@ -52,15 +52,6 @@ def test_a_library_is_patched_when_it_comes(made: str, patches: Patches) -> None
     assert "__wrapped__" not in vars(library.Client.say)
 
 
-def test_a_library_that_is_there_is_patched_at_once(made: str, patches: Patches) -> None:
-    library = importlib.import_module(made)
-    original = library.Client.say
-    patches.put_on()
-    assert library.Client().say("a") == "A"
-    patches.take_off()
-    assert library.Client.say is original
-
-
 @pytest.mark.parametrize("seam", [("Other", "say", ()), ("Client", "other", ()), ("Client", "say", ("whom",))])
 def test_a_library_without_the_seam_stays_unpatched_and_is_logged(
     made: str, seam: tuple[str, str, tuple[str, ...]], caplog: pytest.LogCaptureFixture
@@ -149,7 +140,6 @@ def test_a_library_that_has_no_place_to_patch_is_named_once(
     ("command", "program"),
     [
         ("fetch -s http://api.example/", "fetch"),
-        ("/usr/bin/env A=b fetch", "fetch"),
         ("env -i python x.py", "env -i"),
         ("timeout 5 nice -n 3 fetch x", "fetch"),
         ("sh -c 'cat x | A=b fetch - >y 2>&1'", "fetch"),
@@ -157,25 +147,16 @@ def test_a_library_that_has_no_place_to_patch_is_named_once(
         ("bash -c 'x=$(fetch y)\necho $x'", "fetch"),
         ("python -I x.py", "python -I"),
         ("python -W ignore -Ec pass", "python -E"),
-        ("python -BS x.py", "python -S"),
         ("script", "script"),
         ("find . -name x -exec fetch {} ;", "fetch"),
         ("env PYTHONPATH=src python x.py", "python with its own PYTHONPATH"),
-        ("env -u PYTHONPATH tool", "tool"),
-        ("sh -c 'PYTHONPATH= python x.py'", "python with its own PYTHONPATH"),
         ("sh -c 'cd x && export PYTHONPATH=src; nice python x.py'", "python with its own PYTHONPATH"),
         ("sh -c 'PYTHONPATH=src:$PYTHONPATH python x.py'", None),
         ("sh -c 'python x.py; unset PYTHONPATH'", None),
-        ("flock -n lock python x.py", None),
         ("python x.py -I", None),
-        ("python -m tool -E", None),
-        ("python -Wignore -c -I", None),
-        ("env A=b python x.py", None),
         ("tool -I", None),
-        ("sh script.sh", None),
         ("sh -c 'python x.py; echo done | tee y'", None),
         ("sh -c 'echo \"unclosed", None),
-        ("uname -a", None),
         ("not-there", None),
         ("", None),
     ],

@@ -62,46 +62,28 @@ def test_every_recorded_body_is_what_its_index_says(shared_data: Path) -> None:
     [
         # The same status and reason, told apart by the limit that the details name.
         (429, body("Too many", "rateLimitExceeded", metadata=SEARCH_DAY), "daily_exhausted"),
-        (429, body("Too many", "rateLimitExceeded", metadata={"quota_unit": "1/d/{project}"}), "daily_exhausted"),
         (429, body("Too many", "rateLimitExceeded", metadata={"quota_unit": "1/min/{project}"}), "transient_rate"),
         (429, body("Too many", "rateLimitExceeded"), "transient_rate"),
         # The details outweigh the message, the message outweighs the reason.
         (429, body(PER_DAY, "quotaExceeded", metadata={"quota_unit": "1/min/{project}"}), "transient_rate"),
         (403, body(PER_MINUTE, "quotaExceeded"), "transient_rate"),
-        (403, body("Quota exceeded, 100 requests per 100 seconds", "quotaExceeded"), "transient_rate"),
         (429, body(PER_DAY, "rateLimitExceeded"), "daily_exhausted"),
-        (429, body(PER_DAY, status="RESOURCE_EXHAUSTED"), "daily_exhausted"),
-        (429, body(PER_DAY), "daily_exhausted"),
         (403, body("Spent.", "quotaExceeded"), "daily_exhausted"),
-        (403, body("Spent.", "dailyLimitExceeded"), "daily_exhausted"),
         # A limit of 0 does not recover at any reset. One for each user may be open to others.
         (429, body("No.", "rateLimitExceeded", metadata={**SEARCH_DAY, "quota_limit_value": "0"}), "project_blocked"),
-        (429, body("No.", "rateLimitExceeded", metadata={**SEARCH_DAY, "quota_limit_value": 0}), "project_blocked"),
         (
             429,
             body("No.", "x", metadata={"quota_unit": "1/d/{project}/{user}", "quota_limit_value": "0"}),
             "daily_exhausted",
         ),
-        (429, body("No.", "rateLimitExceeded", metadata={**SEARCH_DAY, "quota_limit_value": "10"}), "daily_exhausted"),
         # "Per day" in an error that is not about the project's quota.
         (400, body("A channel may upload 5 videos per day.", "uploadLimitExceeded"), "channel_limit"),
-        (429, body("5 thumbnails per day.", "uploadRateLimitExceeded"), "channel_limit"),
-        (400, body("publishAt: at most one change per day", "invalidValue"), "request"),
-        (403, body("Comments per day are disabled.", "commentsDisabled"), "request"),
         # A call without a key is a matter of configuration, not of quota.
         (403, body("Daily Limit for Unauthenticated Use Exceeded.", "dailyLimitExceededUnreg"), "config"),
-        (401, body("Invalid Credentials", "authError"), "config"),
-        (403, body("Forbidden", "forbidden", "PERMISSION_DENIED"), "config"),
         (403, b'{"error": "invalid_grant", "error_description": "Token has been revoked."}', "config"),
-        (403, body("Forbidden", "forbidden"), "config"),
         # A reason that names quota is about quota whatever the status; a message alone needs the status for it.
         (400, body("Spent.", "quotaExceeded"), "daily_exhausted"),
-        (503, body("Slow down.", "rateLimitExceeded"), "transient_rate"),
         (400, body(PER_DAY), "request"),
-        # A method's own refusal is the request's.
-        (403, body("Comments are disabled.", "commentsDisabled"), "request"),
-        (404, body("Gone.", "videoNotFound"), "request"),
-        (503, body("Backend Error", "backendError"), "transient_server"),
         (500, b"[" + body("Backend Error", "backendError") + b"]", "transient_server"),
     ],
 )
@@ -128,9 +110,7 @@ def test_the_evidence_is_asked_in_the_order_of_its_precision(status: int, raw: b
         # The limit's name outweighs the message.
         (body("'Video Uploads per day'", "rateLimitExceeded", metadata=SEARCH_DAY), "search.list", "search"),
         # Without a mark it is the bucket that the method is charged to.
-        (body("Spent.", "quotaExceeded"), "videos.list", "units"),
         (body("Spent.", "quotaExceeded"), "youtube.search.list", "units"),
-        (body("Spent.", "quotaExceeded"), "new.method", "units"),
     ],
 )
 def test_the_bucket_to_close_is_the_one_that_the_error_names(raw: bytes, method: str, closed: str) -> None:
@@ -147,21 +127,14 @@ def test_under_the_book_with_buckets_an_unmarked_error_closes_the_methods_own() 
 
 GARBAGE = [
     b"",
-    b"null",
-    b"[]",
-    b"[[[]]]",
     b'"per day"',
     b"\xff\xfe\x00\x01",
     b"<html><title>Quota per day</title><body>You used 5 GB per day</body>",
     body("Spent. Queries per day", "quotaExceeded", metadata=SEARCH_DAY)[:-30],
     b"[" * 100_000,
-    b'{"error": ' * 20_000,
     b'{"error": {"code": ' + b"9" * 10_000 + b"}}",
-    b'{"error": null}',
-    b'{"error": []}',
     b'{"error": {"errors": {"reason": "quotaExceeded"}, "details": 3, "message": ["per day"], "status": {}}}',
     b'{"error": {"errors": [null, 1, "x", []], "details": [{"metadata": "1/d/"}], "message": 12}}',
-    b'{"error": {"details": [{"metadata": {"other": "1/d/"}}]}}',
     b'{"error": {"message": "\\ud800"}}',
     b"&#" + b"9" * 5_000 + b";",  # more digits than Python reads
     b"a." * 10_000,  # time by the square of it, once
@@ -175,12 +148,9 @@ GARBAGE = [
     [
         (400, "request"),
         (401, "config"),
-        (403, "config"),
-        (404, "request"),
         (407, "config"),
         (408, "transient_server"),
         (429, "transient_rate"),
-        (500, "transient_server"),
         (503, "transient_server"),
     ],
 )

@@ -25,27 +25,23 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     time.tzset()
 
 
-@pytest.mark.usefixtures("zone")
-@pytest.mark.parametrize("zone", ["UTC+25", "UTC-25:61", "Nowhere/City", "\n"], indirect=True)
-def test_times_are_in_utc_without_a_time_zone() -> None:
-    assert moment(AT_MS) == "2026-10-26T07:33:20+00:00"
+LOCAL = "2026-10-26T08:33:20+01:00"
 
 
 @pytest.mark.usefixtures("zone")
-@pytest.mark.parametrize("zone", ["Europe/Berlin"], indirect=True)
-def test_a_time_is_local_with_its_offset_and_rounded_up_to_the_second() -> None:
-    assert moment(AT_MS) == moment(AT_MS - 999) == "2026-10-26T08:33:20+01:00"
-    assert moment(AT_MS + 1) == "2026-10-26T08:33:21+01:00"
-
-
-@pytest.mark.usefixtures("zone")
-@pytest.mark.parametrize("zone", ["Europe/Berlin"], indirect=True)
-def test_a_time_of_upstreams_has_upstreams_clock_beside_the_local_one() -> None:
-    beside = "2026-10-26T08:33:20+01:00 (2026-10-26T00:33:20-07:00 in America/Los_Angeles)"
-    assert moment(AT_MS, PACIFIC) == beside
-
-
-@pytest.mark.usefixtures("zone")
-@pytest.mark.parametrize("zone", [PACIFIC], indirect=True)
-def test_a_time_is_shown_once_if_upstreams_zone_is_the_local_zone() -> None:
-    assert moment(AT_MS, PACIFIC) == "2026-10-26T00:33:20-07:00"
+@pytest.mark.parametrize(
+    ("zone", "at_ms", "upstream", "shown"),
+    [
+        # A name that is none is UTC.
+        *((wrong, AT_MS, None, "2026-10-26T07:33:20+00:00") for wrong in ("UTC+25", "UTC-25:61", "Nowhere/City", "\n")),
+        # Rounded up to the second.
+        ("Europe/Berlin", AT_MS, None, LOCAL),
+        ("Europe/Berlin", AT_MS - 999, None, LOCAL),
+        ("Europe/Berlin", AT_MS + 1, None, "2026-10-26T08:33:21+01:00"),
+        ("Europe/Berlin", AT_MS, PACIFIC, f"{LOCAL} (2026-10-26T00:33:20-07:00 in America/Los_Angeles)"),
+        (PACIFIC, AT_MS, PACIFIC, "2026-10-26T00:33:20-07:00"),
+    ],
+    indirect=["zone"],
+)
+def test_a_time_is_local_and_upstreams_stands_beside_it(at_ms: int, upstream: str | None, shown: str) -> None:
+    assert moment(at_ms, upstream) == shown

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from quota.common import redact as redact_module
-from quota.common.log_lines import LineFormatter, RedactingFilter, install
+from quota.common.log_lines import LineFormatter, install
 from quota.common.redact import MIN_PIECE_LENGTH, REDACTED, redact, register
 from quota.common.text import describe, one_line, shorten, show
 
@@ -39,23 +39,19 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
     [
         # A URL's query.
         ("GET https://h/videos?part=id&key=s3cret&alt=json", f"GET https://h/videos?part=id&key={REDACTED}&alt=json"),
-        ("https://h/?access_token=s3cret", f"https://h/?access_token={REDACTED}"),
         ("api_key=s3cret", f"api_key={REDACTED}"),
         # Headers: as text, as a dict, as bytes in a repr, as JSON, as JSON in JSON.
-        ("X-Goog-Api-Key: s3cret", f"X-Goog-Api-Key: {REDACTED}"),
         ("{'x-goog-api-key': 's3cret', 'a': 'b'}", f"{{'x-goog-api-key': '{REDACTED}', 'a': 'b'}}"),
         (r"b'GET /\r\nx-goog-api-key: s3cret\r\n'", rf"b'GET /\r\nx-goog-api-key: {REDACTED}\r\n'"),
         ('{"Authorization": "Bearer s3cret"}', f'{{"Authorization": "Bearer {REDACTED}"}}'),
         (r"{\"X-Goog-Api-Key\": \"s3cret\"}", rf"{{\"X-Goog-Api-Key\": \"{REDACTED}\"}}"),
         ("Authorization: Basic czNjcmV0", f"Authorization: Basic {REDACTED}"),
-        ("Authorization: s3cret", f"Authorization: {REDACTED}"),
         ("sent bearer s3cret-token", f"sent bearer {REDACTED}"),
         # What gives itself away by its form.
         ("the key AIzaSyA0123456789012345678901234567890 is", f"the key {REDACTED} is"),
         ("token ya29.a0AfH6SMB_x-y", f"token {REDACTED}"),
         ("redis://user:s3cret@host/0", f"redis://user:{REDACTED}@host/0"),
         ("refresh_Token=s3cret", f"refresh_Token={REDACTED}"),
-        ("client_secret=s3cret", f"client_secret={REDACTED}"),
         # What only looks similar.
         ("min(rows, key=len)", "min(rows, key=len)"),
         ("monkey=1 turnkey=2", "monkey=1 turnkey=2"),
@@ -64,7 +60,6 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
         # Letters outside of ASCII that stand for one of it where case does not matter.
         ("author\u0131zation: s3cret", f"author\u0131zation: {REDACTED}"),
         ("client_\u017fecret=s3cret", f"client_\u017fecret={REDACTED}"),
-        ("ACCESS_TO\u212aEN=s3cret", f"ACCESS_TO\u212aEN={REDACTED}"),
     ],
 )
 def test_a_text_like_a_secret_is_replaced_once(text: str, clean: str) -> None:
@@ -102,12 +97,6 @@ def test_a_record_loses_its_secrets_in_message_arguments_fields_and_traceback(
     assert "ValueError: GET https://h/?key=[redacted]" in written
 
 
-def test_a_record_without_secrets_keeps_its_arguments(log: tuple[logging.Logger, io.StringIO]) -> None:
-    record = logging.LogRecord("x", logging.INFO, "f", 1, "%d units of %s", (3, "day"), None)
-    assert RedactingFilter().filter(record)
-    assert record.args == (3, "day")
-
-
 def test_a_message_that_does_not_fit_its_arguments_is_still_redacted(
     log: tuple[logging.Logger, io.StringIO], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,21 +104,6 @@ def test_a_message_that_does_not_fit_its_arguments_is_still_redacted(
     logger, stream = log
     logger.warning("one %s, not two", "?key=s3cret", "?key=s3cret")
     assert "s3cret" not in stream.getvalue() + capsys.readouterr().err
-
-
-def test_installing_twice_puts_one_filter_on_each_root_handler() -> None:
-    handler = logging.NullHandler()
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        install()
-        install()
-        assert [type(known) for known in handler.filters] == [RedactingFilter]
-    finally:
-        root.removeHandler(handler)
-        for known in [*root.handlers, logging.lastResort]:
-            for installed in [f for f in (known.filters if known else []) if isinstance(f, RedactingFilter)]:
-                known.removeFilter(installed)  # type: ignore[union-attr]
 
 
 def test_a_log_line_is_one_line_and_a_traceback_keeps_its_own() -> None:

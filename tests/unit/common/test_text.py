@@ -26,7 +26,6 @@ class Mute:
         ("a", "'a'"),
         ("\x1b[31m", r"'\x1b[31m'"),
         ("x" * 100, "'" + "x" * 56 + "..."),
-        (10**30, "1" + "0" * 30),
         pytest.param(10**5_000, "a number that large", id="huge"),
         (Rude(), r"\x1b[31m\n"),
         (Mute(), "this Mute"),
@@ -64,9 +63,6 @@ def test_a_value_in_the_log_reads_one_way_only() -> None:
     ]  # fmt: skip
 
 
-# -- a record in JSON: in the order asked for, with times as text ------------------------------------------------------
-
-
 class Row(NamedTuple):
     name: str
     units: int
@@ -81,11 +77,8 @@ def test_fields_have_their_names_and_times_are_text() -> None:
     assert list(members(ROW, "units name").items()) == [("units", 0), ("name", "day")]
     assert members(ROW, "since since_at") == dict.fromkeys(("since", "since_at"), "1970-01-01T00:00:01.000Z")
     assert members(ROW._replace(since_ms=0), "since") == {"since": "1970-01-01T00:00:00.000Z"}
-
-
-@pytest.mark.parametrize("never", [None, NEVER])
-def test_a_time_that_does_not_come_is_null(never: int | None) -> None:
-    assert members(ROW._replace(resets_ms=never), "resets_at") == {"resets_at": None}
+    for never in (None, NEVER):
+        assert members(ROW._replace(resets_ms=never), "resets_at") == {"resets_at": None}
 
 
 def test_members_leaves_out_empty_values() -> None:
@@ -93,8 +86,3 @@ def test_members_leaves_out_empty_values() -> None:
         "name": "day",
         "since": "1970-01-01T00:00:01.000Z",
     }
-
-
-def test_a_field_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(AttributeError):
-        members(ROW, "nam")

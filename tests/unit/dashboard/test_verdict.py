@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import rfc3339
 from quota.dashboard.app import Dashboard
 from quota.dashboard.pages import verdict
 from quota.dashboard.reading import read_now
@@ -105,11 +105,6 @@ def test_units_of_others_are_in_the_legend_and_the_forecast(room: Room) -> None:
     assert 'others, as upstream said <span class="number">70</span>' in page
 
 
-def test_the_overview_writes_one_unit_in_the_singular(room: Room) -> None:
-    room.configure("1")
-    assert "1 unit in any hour, only search.list" in overview(Dashboard(room.session))
-
-
 JOB = """
 [[credentials.main.limits]]
 name = "calendar"
@@ -142,13 +137,3 @@ def test_the_verdict_is_closed_if_upstream_stops_every_job(room: Room) -> None:
     assert (shown.state, shown.headline) == ("closed", "Closed for its jobs until")
     row = json.dumps(read_now(room.session).status.as_json())
     assert '"closed_by": "search", "full_by": null' in row
-
-
-def test_two_limits_of_one_state_tell_one_forecast(room: Room) -> None:
-    """The forecast counts each run that is stopped for the limit that stops it longest."""
-    room.now_ms = host_clock()
-    room.configure("400", JOB)
-    room.session.budget("main").charge("videos.list", units=9_432)
-    page = overview(Dashboard(room.session))
-    assert "runs will be stopped by it" in page
-    assert "which stops them longer" in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quota.dashboard.pages import NAME_CHARACTERS, away, duration, percent, short_name, spelled_out
+from quota.dashboard.pages import NAME_CHARACTERS, away, duration, percent, short_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 NOW_MS = 1_795_300_000_000
@@ -14,14 +14,10 @@ NOW_MS = 1_795_300_000_000
     ("span_ms", "down", "up"),
     [
         (0, "0 s", "0 s"),
-        (1, "0 s", "1 s"),
         (59_999, "59 s", "1 min"),
-        (MINUTE_MS, "1 min", "1 min"),
         (59 * MINUTE_MS + 1, "59 min", "1 h"),
         (2 * HOUR_MS + 10 * MINUTE_MS, "2 h 10 min", "2 h 10 min"),
         (DAY_MS, "24 h", "24 h"),
-        (DAY_MS + MINUTE_MS, "24 h 1 min", "24 h 1 min"),
-        (3 * DAY_MS + 4 * HOUR_MS, "3 d 4 h", "3 d 4 h"),
         (3 * DAY_MS + 23 * HOUR_MS + MINUTE_MS, "3 d 23 h", "4 d"),
         (-5, "0 s", "0 s"),
     ],
@@ -33,12 +29,6 @@ def test_a_duration_has_its_two_largest_units(span_ms: int, down: str, up: str) 
 def test_a_time_ahead_is_rounded_up() -> None:
     said = [away(NOW_MS + ahead, NOW_MS) for ahead in (1, 61_000, HOUR_MS + 1, -1, -SECOND_MS, -90 * MINUTE_MS)]
     assert said == ["in 1 s", "in 2 min", "in 1 h 1 min", "just now", "1 s ago", "1 h 30 min ago"]
-
-
-def test_a_window_is_spelled_out() -> None:
-    spans_ms = (DAY_MS, 7 * DAY_MS, HOUR_MS, 10 * MINUTE_MS, 100 * SECOND_MS, 1_500)
-    said = ["24 hours", "7 days", "hour", "10 minutes", "100 seconds", "1,500 milliseconds"]
-    assert [spelled_out(span_ms) for span_ms in spans_ms] == said
 
 
 def test_a_name_from_outside_is_one_short_line_that_moves_nothing() -> None:

@@ -77,10 +77,6 @@ RULE = '[inbound.a]\npath = "/a"\nlimit = 1\nwindow = "60s"\n'
             "[inbound]\ntrusted_proxy = []\n" + RULE,
             "inbound.trusted_proxy: unknown key; did you mean 'trusted_proxies'?",
         ),
-        (
-            "[inbound.a]\nlimits = [{ limit = 1, windw = '60s' }]\n",
-            "inbound.a.limits[0].windw: unknown key; did you mean 'window'?",
-        ),
         ("inbound = 3\n", "inbound: a number where a table is needed"),
     ],
 )
@@ -96,7 +92,6 @@ def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str
     ("text", "said"),
     [
         ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
-        ("[inbound]\n", "inbound: at least one rule is needed;"),
         ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a key of [inbound] is called so; give the rule another name"),
         (
             RULE.replace("60s", "1500ms"),
@@ -110,7 +105,6 @@ def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str
         (RULE + "burst = 1\n", "inbound.a: only the algorithm gcra has a burst"),
         (RULE + "limits = [{ limit = 1, window = '60s' }]\n", "inbound.a.limit: stands in each of limits"),
         ('[inbound]\nkeys = "s3cret-key"\n' + RULE, 'inbound.keys: write "file:/path"'),
-        ('[inbound]\nkeys = "file:absent"\n' + RULE, "inbound.keys: the file cannot be read: No such file"),
         ('[inbound]\nkey_field = "X Key"\n' + RULE, "inbound.key_field: 'X Key' is not the name of a header field"),
     ],
 )
@@ -169,7 +163,6 @@ DEFAULT = """
 limit = 100
 window = "60s"
 """
-NO_HOME = "Could not determine home directory."
 AGAIN = LOGIN.replace("login]", "again]").replace('"/login"', '"/Login/"')
 
 
@@ -185,11 +178,6 @@ def lines_of(folder: Path, rules: str) -> list[str]:
 @pytest.mark.parametrize(
     ("rules", "line"),
     [
-        (
-            DEFAULT + LOGIN,
-            "login: no request reaches it: rule default before it has no path, so it takes every request; put login "
-            "before it",
-        ),
         (LOGIN + AGAIN, "again: no request reaches it: rule login before it takes '/login'; put again before it"),
         (
             '[inbound]\nexempt = ["/login/*"]\n' + LOGIN,
@@ -206,11 +194,9 @@ def lines_of(folder: Path, rules: str) -> list[str]:
             "keys: has no effect without key_field; add key_field, or remove this key",
         ),
         (
-            '[inbound]\nforwarded = "forwarded"\n' + LOGIN,
-            "forwarded: has no effect without trusted_proxies; add trusted_proxies, or remove this key",
+            '[inbound]\nurl = "sqlite:///~nobody-has-it/x.db"\n' + LOGIN,
+            "url: Could not determine home directory.",
         ),
-        ('[inbound]\nurl = "sqlite:///~nobody-is-called-so/x.db"\n' + LOGIN, f"url: {NO_HOME}"),
-        ('[inbound]\nkey_field = "X-Key"\nkeys = "file:~nobody-is-called-so/keys"\n' + LOGIN, f"keys: {NO_HOME}"),
     ],
 )
 def test_a_rule_that_no_request_reaches_or_that_cannot_be_used(rules: str, line: str, tmp_path: Path) -> None:
@@ -228,8 +214,7 @@ def test_a_method_that_nobody_sends_is_a_warning(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("spelt", ["{}.db", "./{}.db", "{}-link.db", "sub/../{}.db"])
-@pytest.mark.parametrize("used", ["ledger", "store"])
+@pytest.mark.parametrize(("used", "spelt"), [("ledger", "{}-link.db"), ("store", "sub/../{}.db")])
 def test_a_storage_in_the_file_of_the_ledger_or_the_store_is_an_error(tmp_path: Path, used: str, spelt: str) -> None:
     """Whichever were there first, the other would not open it: all budgets would be refused, or nobody limited."""
     (tmp_path / "sub").mkdir()

@@ -112,24 +112,13 @@ def test_fail_decides_if_no_thread_can_start(tmp_path: Path) -> None:
     assert in_child(in_this_process) == ["failed_open", "failed_closed"]
 
 
-def test_counts_become_totals() -> None:
+def test_a_histogram_has_the_time_of_each_decision() -> None:
     counts = Counts()
     for took_s in (0.00005, BUCKETS_S[0], 0.3):
         counts.add("a", "admitted", took_s)
-    counts.add("b", "refused", 0.002)
     lines = exposition(Report(counts._counts, {})).splitlines()
-    assert [line for line in lines if line.startswith("quota_inbound_requests_total")] == [
-        'quota_inbound_requests_total{outcome="admitted",rule="a"} 3',
-        'quota_inbound_requests_total{outcome="refused",rule="b"} 1',
-    ]
-    decisions = [line.removeprefix("quota_inbound_decision_seconds_") for line in lines if "decision_seconds_" in line]
-    assert (decisions[0], *decisions[-4:]) == (
-        'bucket{le="0.0001"} 2',
-        'bucket{le="0.25"} 3',
-        'bucket{le="+Inf"} 4',
-        "sum 0.30215",
-        "count 4",
-    )
+    for line in ('bucket{le="0.0001"} 2', 'bucket{le="0.25"} 2', 'bucket{le="+Inf"} 3', "sum 0.30015", "count 3"):
+        assert f"quota_inbound_decision_seconds_{line}" in lines
 
 
 def test_totals_that_the_storage_refuses_are_kept() -> None:
@@ -173,11 +162,3 @@ def test_retry_after_is_never_too_early(wait_ms: int) -> None:
         assert problem.members == {"violated-policies": ["api-1m"]}
     least_s = -(-wait_ms // 1000)
     assert least_s <= min(waits) < max(waits) <= least_s + max(1, min(60, least_s // 10))
-
-
-def test_a_rule_without_an_answer_tells_its_policy_alone() -> None:
-    away = Verdict(RULE, "failed_open", None)
-    assert [name for name, _ in fields_of([away], with_x=True)] == ["ratelimit-policy"]
-    problem = problem_of(away, with_x=True)
-    assert (problem.status, [name for name, _ in problem.more]) == (503, ["ratelimit-policy"])
-    assert problem.retry_after_s in (1, 2)

@@ -16,7 +16,6 @@ from quota.inbound.identity import (
     Identify,
     Proxies,
     as_text,
-    parse_address,
 )
 
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
@@ -33,7 +32,6 @@ def forwarded(peer: str | None, *lines: str) -> str:
 @pytest.mark.parametrize(
     ("peer", "lines", "client"),
     [
-        ("10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
         ("10.0.0.1", ("2001:db8:1:2:3::4",), "a:2001:db8:1:2::"),
         # Cloudflare sends one; of several the last was written last.
         ("10.0.0.1", ("1.1.1.1", "203.0.113.7"), "a:203.0.113.7"),
@@ -50,31 +48,22 @@ def test_cloudflares_field_has_the_client(peer: str, lines: tuple[str, ...], cli
     ("peer", "lines", "client"),
     [
         # Whoever is no proxy of ours may write what it likes.
-        ("203.0.113.7", (), "a:203.0.113.7"),
         ("203.0.113.7", ("10.0.0.1",), "a:203.0.113.7"),
         # Through one proxy: what it appended counts, not what the client had sent.
         ("10.0.0.1", ("10.9.9.9, 203.0.113.7",), "a:203.0.113.7"),
-        ("10.0.0.1", ("198.51.100.1", "203.0.113.7"), "a:203.0.113.7"),
         # Through several.
         ("10.0.0.1", ("1.1.1.1, 203.0.113.7, 10.0.0.2, 10.0.0.3",), "a:203.0.113.7"),
-        ("10.0.0.1", ("10.0.0.3, 10.0.0.2",), "a:10.0.0.3"),
         # The proxy sent nothing, or no address: it answers itself.
-        ("10.0.0.1", (), "a:10.0.0.1"),
-        ("10.0.0.1", ("203.0.113.7, unknown",), "a:10.0.0.1"),
-        ("10.0.0.1", ("203.0.113.7, _hidden, 10.0.0.2",), "a:10.0.0.2"),
         ("10.0.0.1", ("1.2.3.4, " + "9" * 9_999,), "a:10.0.0.1"),
         # Ports, brackets, zones, IPv4 inside IPv6, a customer's network.
         ("10.0.0.1", ("203.0.113.7:4711",), "a:203.0.113.7"),
         ("10.0.0.1", ("[2001:db8:1:2:3::4]:4711",), "a:2001:db8:1:2::"),
         ("10.0.0.1", ("::ffff:203.0.113.7",), "a:203.0.113.7"),
-        ("::ffff:10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
         ("10.0.0.1", ("64:ff9b::203.0.113.7",), "a:203.0.113.7"),
-        ("fd00::1", ("203.0.113.7",), "a:203.0.113.7"),
         ("fe80::1%eth0", (), "a:fe80::"),
         # A unix socket has no address.
         (None, ("203.0.113.7",), "a:203.0.113.7"),
         (None, (), "a:unix"),
-        ("testclient", ("203.0.113.7",), "a:testclient"),
     ],
 )
 def test_the_address_is_counted_from_the_right(peer: str | None, lines: tuple[str, ...], client: str) -> None:
@@ -89,25 +78,18 @@ def test_without_trusted_proxies_no_field_is_believed() -> None:
 @pytest.mark.parametrize(
     ("lines", "client"),
     [
-        (("for=203.0.113.7",), "a:203.0.113.7"),
         (("For=203.0.113.7;proto=https;by=10.0.0.1",), "a:203.0.113.7"),
         (('for="[2001:db8::1]:4711"',), "a:2001:db8::"),
-        (('proto=https; for="203.0.113.7:80"',), "a:203.0.113.7"),
-        (('for=203.0.113.7;by="a, b"',), "a:203.0.113.7"),
         (("for=1.1.1.1, for=203.0.113.7, for=10.0.0.2",), "a:203.0.113.7"),
         # A quote that never closes must not swallow what our proxy wrote behind it.
         (('for="1.1.1.1, for=203.0.113.7',), "a:203.0.113.7"),
         (('for="1.1.1.1\\", for="203.0.113.7:1"',), "a:203.0.113.7"),
         (('for="', "for=203.0.113.7"), "a:203.0.113.7"),
         (("for=1.1.1.1, for=_hidden",), "a:10.0.0.1"),
-        (("for=unknown",), "a:10.0.0.1"),
-        (("203.0.113.7",), "a:10.0.0.1"),
-        (("proto=https",), "a:10.0.0.1"),
         (('for="' + "a," * 5_000,), "a:10.0.0.1"),
         # A text of the client's in our own proxy's element: very long, or with a backslash at its end.
         ((f'for=1.1.1.1;a=b, proto=http;host="{"a" * 2_000}";for=203.0.113.7',), "a:10.0.0.1"),
         (('for=1.1.1.1;a=b, proto=http;host="a\\\\";for=203.0.113.7',), "a:203.0.113.7"),
-        ((f'proto=http;host="{"a" * 900}";for=203.0.113.7',), "a:203.0.113.7"),
     ],
 )
 def test_the_field_of_rfc_7239_is_read_from_the_right_too(lines: tuple[str, ...], client: str) -> None:
@@ -181,14 +163,10 @@ def test_two_different_keys_name_no_visitor() -> None:
 
 def test_a_long_identity_is_hashed() -> None:
     assert len(asgi(x_api_key="k" * 9_999)) <= MAX_CHARS
-    assert re.fullmatch("u#[0-9a-f]{32}", asgi(User("u" * 9_999)))
-    assert asgi(User("u" * 9_999)) != asgi(User("u" * 9_998))
+    hashed = asgi(User("u" * 9_999))
+    assert re.fullmatch("u#[0-9a-f]{32}", hashed)
+    assert hashed not in (asgi(User("u" * 9_998)), asgi(User(hashed.removeprefix("u#"))))
     assert len(xff("x" * 9_999)) <= MAX_CHARS
-
-
-def test_a_name_that_looks_like_a_hash_is_not_taken_for_one() -> None:
-    long = asgi(User("u" * 9_999))
-    assert asgi(User(long.removeprefix("u#"))) != long
 
 
 def test_wsgi_identifies_callers_like_asgi() -> None:
@@ -231,7 +209,6 @@ def test_the_applications_function_names_the_user() -> None:
     [
         (["10.0.0.1/8"], "its last bits zero"),
         (["proxy.internal"], "not an address"),
-        (["300.0.0.0/8"], "not an address"),
         ("10.0.0.0/8", "a list"),
         (["::ffff:10.0.0.0/104"], "write the IPv4 address"),
         ([167772161], "not an address"),
@@ -245,9 +222,3 @@ def test_a_proxy_that_is_none_is_an_error(trusted: Any, said: str) -> None:
 def test_an_unknown_proxy_field_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'forwarded'"):
         Proxies(field="forward")
-
-
-@pytest.mark.parametrize("text", ["", " ", ":", "::g", "1.2.3", "1.2.3.4.5", "01.2.3.4", "[", "[]", "[::1", "a" * 999])
-def test_an_invalid_address_is_ignored(text: str) -> None:
-    parsed = parse_address(text)
-    assert parsed is None or text == "[::1"

@@ -6,18 +6,9 @@ import pytest
 
 from quota.errors import StorageAway
 from quota.inbound.contract import Limit, Policy
-from quota.inbound.names import Met, outdated, plan, salt_names
+from quota.inbound.names import Met, outdated, plan
 
 DAY_MS = 86_400_000
-
-
-def test_a_window_uses_the_salt_of_the_day_in_which_it_began() -> None:
-    policy = Policy("a", (Limit(1, 7 * 3_600_000),))  # no divisor of a day
-    at_ms = 20_000 * DAY_MS + 60_000
-    needed = salt_names(policy, at_ms)
-    begun_ms = at_ms - at_ms % (7 * 3_600_000)
-    assert begun_ms // DAY_MS == 19_999
-    assert needed == {"25200000:19999": 20_000 * DAY_MS + 14 * 3_600_000}, "and it is needed for two windows more"
 
 
 def test_a_permanent_salt_is_used_by_the_windows_that_begin_after_it() -> None:
@@ -50,19 +41,6 @@ def take_nothing(met: Met) -> None:
         met.note(SEARCH, was_before=True)
         met.note(LOGIN, was_before=True)
         raise StorageAway("away")
-
-
-def test_new_identities_and_those_of_the_window_before_are_counted_apart() -> None:
-    met = Met()
-    met.note(SEARCH, was_before=False)
-    met.note(SEARCH, was_before=True)
-    met.note(SEARCH, was_before=True)
-    met.note(LOGIN, was_before=False)
-
-    with met.handed_over() as counts:
-        assert counts == {SEARCH: [1, 2], LOGIN: [1, 0]}
-
-    assert len(met) == 0
 
 
 def test_refused_totals_are_added_to_newer_totals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,12 @@ RULES = Rules(
         ("GET", "/login", ["default"]),
         ("GET", "/api/a", ["reads"]),
         ("HEAD", "/api/a", ["reads"]),
-        ("DELETE", "/api/a", ["api"]),
         ("BREW", "/api/a", ["api"]),
-        ("GET", "/", ["default"]),
         ("GET", "/healthz", []),
-        ("GET", "/static/a/b.css", []),
         # Whether or not the application resolves it, the rule of what it reaches counts.
         ("POST", "/healthz/../login", ["default", "login"]),
-        ("POST", "/static/../login", ["login"]),
-        ("GET", "/login/../healthz", ["default"]),
         ("POST", "/login/../healthz", ["default"]),
         ("GET", "/static/../healthz", []),
-        ("GET", "/api/../x", ["reads", "default"]),
         ("GET", "/api/./x", ["reads"]),
     ],
 )
@@ -66,12 +61,9 @@ def test_the_first_rule_that_matches_counts(method: str, path: str, counted: lis
     [
         ("/api/login", "/api", ["login"]),
         ("/login", "/api", ["login"]),
-        ("/api/login\n", "/api/", ["login"]),
         ("/api/x/../login", "/api", ["default", "login"]),
-        ("/api/../api/login", "/api", ["default", "login"]),
         # As Litestar reads it.
         ("/apilogin", "/api", ["default", "login"]),
-        ("/x/api/login", "/api", ["default", "login"]),
         ("/api/healthz", "/api", []),
         ("/caf\u00e9/login", "/caf\u00e9", None),
     ],
@@ -107,8 +99,6 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
     [
         (lambda: Rule("a", Limit(0, 60_000)), "rule a: .*a limit"),
         (lambda: Rule("a", [(1, 2)]), r"write each as Limit\(number, window_ms\)"),  # type: ignore[list-item]
-        (lambda: Rule("a", MINUTE, fail="shut"), "fail: 'shut': known: open, closed"),  # type: ignore[arg-type]
-        (lambda: Rule("a", MINUTE, cost=101), "cost: 101 is not a whole number from 1 to 100"),
         (lambda: Rule("a", [MINUTE, Limit(7, 1_000)], cost=8), "from 1 to 7"),
         (lambda: Rule("a", MINUTE, cost=True), "cost: True is not a whole number"),
         (lambda: Rule("a", Limit(9, 60_000, 3), algorithm="gcra", cost=4), "from 1 to 3"),
@@ -117,8 +107,6 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: Rule("a", MINUTE, methods=["GET /"]), "methods: 'GET /' is not a method"),
         (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a is used twice"),
         (lambda: Rules([MINUTE]), "rules: pass Rule objects"),  # type: ignore[list-item]
-        (lambda: Rules([], exempt="/a"), "a list of paths"),
-        (lambda: Rules([], exempt=[7]), "exempt: 7 is not a path"),  # type: ignore[list-item]
     ],
 )
 def test_an_unusable_rule_is_refused_with_the_reason(make: Any, said: str) -> None:
@@ -129,14 +117,11 @@ def test_an_unusable_rule_is_refused_with_the_reason(make: Any, said: str) -> No
 @pytest.mark.parametrize(
     ("rule", "limits", "algorithm", "says"),
     [
-        ("", (Limit(1, MINUTE_MS),), "counter", "rule '': a name is 1 to 64"),
         ("a:b", (Limit(1, MINUTE_MS),), "counter", "a name is 1 to 64"),
         ("a", (Limit(1, MINUTE_MS),), "sliding", "algorithm: 'sliding': known: counter, gcra, log"),
-        ("a", (), "counter", "give it 1 to 8 limits, not 0"),
         ("a", tuple(Limit(1, MINUTE_MS + n) for n in range(9)), "counter", "give it 1 to 8 limits, not 9"),
         ("a", (Limit(1, MINUTE_MS), Limit(2, MINUTE_MS)), "counter", "two limits have the same window"),
         ("a", (Limit(1, 999),), "counter", "from 1,000 to 2,678,400,000"),
-        ("a", (Limit(1, 2_678_400_001),), "counter", "from 1,000 to 2,678,400,000"),
         ("a", (Limit(1.5, MINUTE_MS),), "counter", "whole number"),
         ("a", (Limit(MAX_SCALE // MINUTE_MS + 1, MINUTE_MS),), "counter", "too much to count"),
         ("a", (Limit(1_001, MINUTE_MS),), "log", "use counter for 1001"),
@@ -171,27 +156,6 @@ def test_limits_have_names_that_clients_tell_apart() -> None:
     assert both.policy_field == '"api-1m";q=100;w=60, "api-24h";q=5000;w=86400'
 
 
-@pytest.mark.parametrize("given", [5, None, True, object(), print])
-def test_a_value_that_is_not_a_list_is_one_line(given: Any) -> None:
-    rule = Rule("a", MINUTE)
-    doors = {
-        "limits": lambda: Rule("a", given),
-        "methods": lambda: Rule("a", MINUTE, methods=given),
-        "rules": lambda: Rules(given),
-        "exempt": lambda: Rules([rule], exempt=given),
-        "trusted_proxies": lambda: Rules([rule], trusted_proxies=given),
-        "forwarded": lambda: Rules([rule], forwarded=given),
-    }
-    if given is not None and not callable(given):
-        doors["keys"] = lambda: Rules([rule], keys=given)
-        doors["user"] = lambda: Rules([rule], user=given)
-    for key, door in doors.items():
-        with pytest.raises(ConfigError) as error:
-            door()
-        said = str(error.value)
-        assert (said.startswith(f"{key}: "), said.isprintable(), len(said) < 200) == (True, True, True)
-
-
 class Rude:
     """Nothing that a message could quote."""
 
@@ -199,38 +163,41 @@ class Rude:
         raise RuntimeError("no words\nfor it")
 
 
-@pytest.mark.parametrize("given", ["no", "", 0, 1, None, [], Rude()], ids=lambda given: type(given).__name__)
-def test_a_value_that_is_not_a_boolean_is_one_line(given: Any) -> None:
+RULE = Rule("a", MINUTE)
+DOORS: dict[str, Callable[[Any], object]] = {
+    "^limits: ": lambda given: Rule("a", given),
+    "^methods: ": lambda given: Rule("a", MINUTE, methods=given),
+    "^rules: ": lambda given: Rules(given),
+    "^exempt: ": lambda given: Rules([RULE], exempt=given),
+    "^trusted_proxies: ": lambda given: Rules([RULE], trusted_proxies=given),
+    "^keys: ": lambda given: Rules([RULE], keys=given),
+    "^shadow: .* is neither True nor False": lambda given: Rule("a", MINUTE, shadow=given),
+    "^count_rejected: .* is neither True nor False": lambda given: Rule("a", MINUTE, count_rejected=given),
+    "^x_fields: .* is neither True nor False": lambda given: Rules([RULE], x_fields=given),
+    "algorithm: ": lambda given: Rule("a", MINUTE, algorithm=given),
+    "fail: ": lambda given: Rule("a", MINUTE, fail=given),
+    "^rule a: ": lambda given: Rule("a", Limit(given, 60_000)),
+    "^forwarded: ": lambda given: Rules([RULE], forwarded=given),
+    "^user: ": lambda given: Rules([RULE], user=given),
+    "^url: ": lambda given: Rules([RULE], url=given),
+    "is not an application": lambda given: asgi(given, [RULE]),
+    "; pass an ASGI or WSGI": lambda given: wsgi(given, [RULE]),
+}
+
+
+@pytest.mark.parametrize("said", DOORS)
+def test_an_argument_of_the_wrong_type_is_one_line(said: str, state_dir: Path) -> None:
     """ "no" counted as yes: a shadow rule refuses nobody."""
-    doors = {
-        "shadow": lambda: Rule("a", MINUTE, shadow=given),
-        "count_rejected": lambda: Rule("a", MINUTE, count_rejected=given),
-        "x_fields": lambda: Rules([Rule("a", MINUTE)], x_fields=given),
-    }
-    for key, door in doors.items():
-        with pytest.raises(ConfigError, match=f"^{key}: .* is neither True nor False") as refused:
-            door()
-        assert str(refused.value).isprintable()
-
-
-@pytest.mark.parametrize("given", [5.5, b"redis://:s3cret@db/0", Rude()], ids=lambda given: type(given).__name__)
-def test_an_argument_of_the_wrong_type_is_one_line(given: Any, state_dir: Path) -> None:
-    rules = [Rule("a", MINUTE)]
-    for door in (
-        lambda: Rule("a", MINUTE, algorithm=given),
-        lambda: Rule("a", MINUTE, fail=given),
-        lambda: Rule("a", Limit(given, 60_000)),
-        lambda: Rules(rules, forwarded=given),
-        lambda: Rules(rules, url=given),
-        lambda: Policy("a", (MINUTE,), given),
-        lambda: asgi(given, rules),
-        lambda: wsgi(given, rules),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            door()
+    booleans: list[Any] = ["no", "", 0, None] if "True" in said else []
+    for given in (5.5, object(), Rude(), *booleans):
+        with pytest.raises(ConfigError, match=said) as refused:
+            DOORS[said](given)
         assert (str(refused.value).isprintable(), len(str(refused.value)) < 200) == (True, True)
+
+
+def test_a_url_of_the_wrong_type_is_not_shown() -> None:
     with pytest.raises(ConfigError) as refused:
-        Rules(rules, url=given)
+        Rules([RULE], url=b"redis://:s3cret@db/0")  # type: ignore[arg-type]
     assert "s3cret" not in str(refused.value)
 
 

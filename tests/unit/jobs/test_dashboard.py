@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,8 +50,3 @@ def test_the_forecast_shows_today_that_a_limit_runs_dry_tomorrow(
     assert search.refused_ticks > 10
     assert search.dry_ms == MIDNIGHT_MS + 5 * HOUR_MS + HOUR_MS // 2, "after 20 searches"
     assert (berlin.refused_ticks, berlin.dry_ms) == (0, None)
-
-
-def test_a_command_that_shows_jobs_does_not_load_the_emulators_regions() -> None:
-    script = "import sys, quota.jobs.contributions; sys.exit('quota.jobs.emulator.catalogue' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=300).returncode == 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 from quota.decision import Decision, LimitState
-from quota.jobs.progress import _Lines, _Live
+from quota.jobs.progress import _Lines
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.reports.runs import RegionOfRun
 
@@ -48,15 +47,6 @@ def test_progress_reports_a_long_region_once_a_minute(capsys: pytest.CaptureFixt
     ]
 
 
-def test_a_region_that_waits_says_for_what(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    lines = _Lines("trending", clock=clock)
-    lines.retry(at("DE", 0, 0), "status 503", 4.2)
-    clock.now_s = 61
-    lines.retry(at("DE", 0, 0), "status 503", 4.2)
-    assert capsys.readouterr().err == "trending DE: status 503; again in 4.2 s\n"
-
-
 def test_verbose_says_each_decision_and_a_refusal_spends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     lines = _Lines("trending", verbose=True)
     lines.decided(decision(1, 7))
@@ -65,34 +55,3 @@ def test_verbose_says_each_decision_and_a_refusal_spends_nothing(capsys: pytest.
     assert printed[0] == "admitted videos.list (1 unit) on main; 7 units left"
     assert printed[1].startswith("refused videos.list (100 units) on main: full")
     assert lines.units() == "1 unit, 7 left"
-
-
-def test_the_live_lines_fit_into_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with _Live("trending") as live:
-        live.began([at("DE", 0, 0), at("FR", 0, 0)], 100)
-        live.decided(decision(1, 999_999))
-        live.page(at("DE", 1, 50))
-        rows = [line.rstrip() for line in _shown(live)]
-        assert rows[0].startswith("trending ")
-        assert rows[0].endswith("1 of 200 pages, 1 unit, 999,999 left")
-        assert rows[1].startswith("  DE ")
-        assert rows[1].endswith("1 of 100 pages, 50 items")
-        live.ended(RegionOfRun("DE", "done", pages=1, items=50))
-        assert _shown(live)[0].rstrip().endswith("left"), "the run is expected to have 99 pages less"
-        assert live._task().total == 101
-    assert "trending DE: done, 1 page, 50 items" in capsys.readouterr().err
-
-
-def _shown(live: _Live) -> list[str]:
-    console = live._progress.console
-    with console.capture() as captured:
-        console.print(live._progress.get_renderable())
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", captured.get()).split("\n")
-    shown = [line for line in lines if "━" in line or "╺" in line]
-    assert max(map(len, shown)) <= 80
-    return shown

@@ -48,20 +48,16 @@ ROWS = [
     # what stands, what upstream says, when it is recorded, whether it is what stands then
     # nothing
     (None, exhaustion(), NOW, True),
-    (None, exhaustion(until_ms=NOW - 1), NOW, True),
     # closed: a repeat extends nothing, be it of an earlier or a later call
     (exhaustion(), exhaustion(until_ms=NOW + DAY_MS), NOW + 5, False),
     (exhaustion(), exhaustion(since_ms=NOW + 5, until_ms=NOW + DAY_MS), END - 1, False),
-    (exhaustion(), exhaustion(since_ms=NOW - 5, until_ms=NEVER), NOW + 5, False),
     (exhaustion(until_ms=NEVER), exhaustion(since_ms=NOW + DAY_MS), NOW + 400 * DAY_MS, False),
     # that is over
     (exhaustion(), exhaustion(since_ms=END - 1, until_ms=END + DAY_MS), END, True),
     # reopened: late answers of calls that left before do not close it
-    (LIFTED, exhaustion(), NOW + 20, False),
     (LIFTED, exhaustion(since_ms=NOW + 9, until_ms=NEVER), NOW + 20, False),
     # one of a call that left at that moment, or later, does
     (LIFTED, exhaustion(since_ms=NOW + 10), NOW + 20, True),
-    (LIFTED, exhaustion(since_ms=NOW + 11), NOW + 20, True),
     # a reopening in the clock's future holds nothing open
     (LIFTED, exhaustion(since_ms=NOW - HOUR_MS), NOW + 9, True),
     (LIFTED, exhaustion(since_ms=NOW - HOUR_MS), NOW + 10, False),
@@ -110,7 +106,6 @@ DAY = exhaustion("day", until_ms=NOW + DAY_MS)
         (closed(exhaustion(until_ms=NEVER)), ("units",), NOW + 4_000 * DAY_MS, 60_000, "units"),
         # only what the call needs
         (closed(exhaustion()), ("search",), NOW, 0, None),
-        (closed(exhaustion()), (), NOW, 0, None),
         # not what was lifted
         (closed(LIFTED), ("units",), NOW, 60_000, None),
         (closed(exhaustion("units", until_ms=NEVER, reopened_ms=1), DAY), ("units", "day"), NOW, 0, "day"),
@@ -119,10 +114,8 @@ DAY = exhaustion("day", until_ms=NOW + DAY_MS)
         (closed(exhaustion("a"), exhaustion("b", until_ms=END + 1)), ("a", "b"), NOW, 0, "b"),
         (closed(exhaustion("b"), exhaustion("a")), ("b", "a"), NOW, 0, "b"),
         (closed(exhaustion("b"), exhaustion("a")), ("a", "b"), NOW, 0, "a"),
-        (closed(exhaustion("b", until_ms=NEVER), exhaustion("a", until_ms=NEVER)), ("b", "a"), NOW, 0, "b"),
         # the longest of those that the jitter keeps closed
         (closed(exhaustion("a"), exhaustion("b", until_ms=END - 5)), ("a", "b"), END + 1, 3, "a"),
-        (closed(exhaustion("a", until_ms=END - 5), exhaustion("b")), ("a", "b"), END + 1, 3, "b"),
     ],
 )
 def test_an_exhaustion_closes_a_call(
@@ -165,22 +158,15 @@ def facts_with(value: Exhaustion | Grant | Compared) -> Facts:
     "wrong",
     [
         exhaustion(""),
-        exhaustion("a b"),
-        exhaustion("b" * 65),
         exhaustion(since_ms=-1),
         exhaustion(since_ms=LATEST_MS),
-        exhaustion(since_ms=NEVER),
         exhaustion(until_ms=LATEST_MS),
         exhaustion(until_ms=NEVER + 1),
-        exhaustion(until_ms=1.5),  # type: ignore[arg-type]
         exhaustion(evidence=None),
         Grant("a;b", 1, 1, 2),
         Grant("units", -1, 1, 2),
-        Grant("units", 10**15, 1, 2),
         Grant("units", 1, 2, 2),
-        Grant("units", 1, 1, LATEST_MS),
         Compared("units", 1, 1, 0, -1, 1, 2, 3),
-        Compared("", 1, 1, 0, 0, 1, 2, 3),
         Compared("units", 1, 1, 0, 0, 1, 2, LATEST_MS),
     ],
 )
@@ -197,11 +183,9 @@ def test_a_value_that_no_fact_can_have_is_refused_and_in_a_text_left_out(wrong: 
 @pytest.mark.parametrize(
     "value",
     [
-        exhaustion("b:-._9" * 10, 0, 0),
         exhaustion(since_ms=LATEST_MS - 1, until_ms=NEVER, evidence="\ud800 \n", reported_by=""),
         exhaustion(since_ms=1, until_ms=LATEST_MS - 1, reopened_ms=LATEST_MS - 1, reopened_because="é"),
         Grant("b" * 64, 0, LATEST_MS - 2, LATEST_MS - 1),
-        Grant("units", 10**15 - 1, 0, 1),
         Compared("units", *[10**14 - 1] * 7),
     ],
 )
@@ -216,20 +200,13 @@ def test_facts_at_their_bounds_are_read(value: Any) -> None:
     "text",
     [
         "",
-        "x",
         "{",
-        "7",
-        "null",
-        "[]",
         "{}",
         '{"version": 2, "granted_ms": 5}',
-        '{"granted_ms": 5}',
         '{"version": 1, "exhaustions": 7, "grants": {"a": 1}, "compared": null, "changed_by": "ab", "granted_ms": "1"}',
         '{"version": 1, "exhaustions": [7, null, [], ["units"], "sevenxx"], "changed_by": [[1, ""], [1], [-1, "k"]]}',
         '{"version": 1, "granted_ms": -1}',
-        '{"version": 1, "granted_ms": true}',
         f'{{"version": 1, "granted_ms": {LATEST_MS}}}',
-        f'{{"version": 1, "granted_ms": {"9" * 5_000}}}',
         "[" * 100_000,
     ],
 )
@@ -278,7 +255,6 @@ UNIONS = [
     (closed(exhaustion()), closed(LIFTED), closed(LIFTED)),
     (closed(exhaustion(since_ms=NOW + 9)), closed(LIFTED), closed(LIFTED)),
     (closed(exhaustion(since_ms=NOW + 10)), closed(LIFTED), closed(exhaustion(since_ms=NOW + 10))),
-    (closed(exhaustion(since_ms=NOW + 11)), closed(LIFTED), closed(exhaustion(since_ms=NOW + 11))),
     # each bucket by itself
     (closed(exhaustion("a"), LIFTED), closed(exhaustion("b")), closed(exhaustion("a"), exhaustion("b"), LIFTED)),
     # grants come together, and were taken back together

@@ -32,8 +32,6 @@ write = 5
 marks = ["code_search"]
 """
 
-HOSTS = 'hosts = ["api.github.com"]\n'
-
 
 def read(more: str = "", hosts: str = "") -> CostBook:
     return parse_book(f"{hosts}{BOOK}{more}", "github")
@@ -69,16 +67,12 @@ def test_hosts_are_names() -> None:
         ("GET", "/search/code", "search"),
         ("HEAD", "/search", "search"),
         ("GET", "/search//code/", "search"),
-        ("GET", "/Search/code", "search"),
         ("GET", "/searches", "read"),
         ("POST", "/search/code", "write"),
-        ("GET", "/repos/a/b", "search"),
-        ("GET", "/repos/a/b/c", "read"),
         ("GET", "/repos/a%2Fb/c", "search"),
         ("POST", "/v1/properties/7:runReport", "search"),
         ("POST", "/v1/properties/7:runPivotReport", "write"),
         ("PURGE", "/", "write"),
-        ("GET", "/", "read"),
     ],
 )
 def test_the_first_route_that_a_request_takes_names_its_method(verb: str, path: str, method: str) -> None:
@@ -98,32 +92,18 @@ def test_the_first_route_that_a_request_takes_names_its_method(verb: str, path: 
 @pytest.mark.parametrize(
     ("first", "then", "covered"),
     [
-        ("GET /a", "GET /a", True),
         ("GET /a", "HEAD /A/", True),
         ("HEAD /a", "GET /a", False),
         ("/a", "GET /a", True),
-        ("GET /a", "/a", False),
-        ("GET /{x}", "GET /a", True),
         ("GET /{x}", "GET /{y}", True),
-        ("GET /{x}", "GET /a/b", False),
         ("GET /a", "GET /{x}", False),
-        ("GET /{x}:run", "GET /{x}", False),
-        ("GET /{x}", "GET /{x}:run", True),
         ("GET /a/**", "GET /a", True),
-        ("GET /a/**", "GET /a/{x}", True),
-        ("GET /{x}/**", "GET /**", False),
         ("GET /a/{x}", "GET /a/**", False),
-        ("**", "GET /**", True),
         ("GET **", "GET /**", True),
-        ("GET /**", "GET **", True),
-        ("GET /**", "**", False),
     ],
 )
 def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, covered: bool) -> None:
-    rows = f'[routes]\n"{first}" = "read"\n'
-    if first == then:
-        then += "/"
-    both = f'{rows}"{then}" = "write"\n'
+    both = f'[routes]\n"{first}" = "read"\n"{then}" = "write"\n'
     if covered:
         assert (
             message(both)
@@ -137,17 +117,11 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
     ("key", "why"),
     [
         ("GETT /a", "'GETT' is no verb; did you mean 'GET'?"),
-        ("get /a", "'get' is no verb; did you mean 'GET'?"),
         ("GET a", "a path begins with /"),
-        ("https://api.github.com/a", "a path begins with /"),
         ("GET /a?b=c", "a route is a path without a query"),
         ("GET /a/*", "** matches the rest of a path: put it at the end, after a /"),
-        ("GET /**/a", "** matches the rest of a path: put it at the end, after a /"),
-        ("GET /a**", "** matches the rest of a path: put it at the end, after a /"),
         ("GET /{a}{b}", "{x} matches one segment"),
         ("GET /{a", "{x} matches one segment"),
-        ("GET /{a/b}", "{x} matches one segment"),
-        ("GET /{}", "{x} matches one segment"),
     ],
 )
 def test_a_route_is_a_verb_and_a_path(key: str, why: str) -> None:
@@ -204,55 +178,30 @@ def test_an_answer_table_is_read() -> None:
         ("remaning = 'X'", "remaning: unknown key; did you mean 'remaining'?"),
         ("limit = 'X'", "limit: has no effect without `remaining`; add the header that says what remains"),
         ("remaining = 'X Y'", "remaining: 'X Y' is not the name of a header"),
-        ("remaining = { as = 'epoch' }", "remaining: give either a header or a place in the answer, such as { json ="),
         (
             "remaining = { header = 'X', json = '/a' }",
             "remaining: give either a header or a place in the answer, such as { json =",
         ),
         ("remaining = { header = 'X', as = 'epoch' }", "remaining.as: is only for times, such as `reset`; remove it"),
         ("remaining = { json = 'usage.total' }", "remaining.json: 'usage.total' is no JSON pointer; write for example"),
-        ("remaining = { json = '/a~2' }", "remaining.json: '/a~2' is no JSON pointer; write for example"),
         ("remaining = 'X'\nreset = 'Y'", 'reset: give the form of the time, for example as = "epoch"; known: epoch'),
-        (
-            "remaining = 'X'\nreset = { header = 'Y', as = 'epok' }",
-            "reset.as: 'epok' is not allowed here; did you mean 'epoch'?",
-        ),
         ("units = { header = 'X', pattern = '[0-9]+' }", "units.pattern: the pattern needs a group, (?P<units>[0-9]+)"),
-        (
-            "units = { header = 'X', pattern = '(?P<unit>[0-9]+)' }",
-            "units.pattern: there is no group 'unit' here; did you mean 'units'?",
-        ),
         (
             "remaining = { header = 'X', pattern = '(?P<used>[0-9]+)' }",
             "remaining: the pattern needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)",
         ),
-        ("units = { header = 'X', pattern = '(' }", "units.pattern: not a pattern: missing )"),
         ("units = { header = 'X', pattern = '(?P<units>(a+)+)' }", "units.pattern: a group cannot be repeated; repeat"),
         (
             "units = { header = 'X', pattern = '.*(?P<units>1)' }",
             "units.pattern: a repeated . matches all that follows",
         ),
         (f"units = {{ header = 'X', pattern = '{'a' * 201}' }}", "units.pattern: longer than 200 characters"),
-        ("units = [{ json = '/a' }, { json = ['/b', 'c'] }]", "units[1].json[1]: 'c' is no JSON pointer; write for"),
+        ("units = { header = 'X', pattern = '(' }", "units.pattern: not a pattern: missing )"),
         ("units = [" + "{ json = '/a' }," * 101 + "]", "units: 101 rules; 100 are the most"),
+        ("free = [{ json = '/a', is = 1.5 }]", "free[0].is: write a text, a whole number, true or false"),
         ("free = [{}]", "free[0]: the rule has no condition; give `status`, `body` or `json`"),
         ("free = [{ status = 304, is = 1 }]", "free[0].is: needs `json`: the place in the answer that has this"),
-        ("free = [{ json = '/a', is = 1.5 }]", "free[0].is: write a text, a whole number, true or false"),
-        (
-            "closed = [{ status = 429, bucket = 'cor' }]",
-            "closed[0].bucket: 'cor' is not allowed here; did you mean 'core'?",
-        ),
         ("closed = [{ status = 200 }]", "closed[0]: every good answer has status 200; add `body` or `json` to match"),
-        ("closed = [{ status = 429, lasts = 'long' }]", "closed[0].lasts: 'long' is not a duration; write for example"),
-        (
-            "closed = [{ status = 429, lasts = { json = '/a' } }]",
-            "closed[0].lasts: give the form of the time, for example as =",
-        ),
-        ("closed = [{ status = 429, lasts = { asked = '/a' } }]", "closed[0].lasts.left: missing; the key is required"),
-        (
-            "closed = [{ status = 429 }, { status = 429, body = 'x' }]",
-            "closed[1]: never reached: closed[0] matches the same answers; put this rule first",
-        ),
         (
             "closed = [{ body = 'rate limit' }, { status = 403, body = 'secondary rate limit', lasts = '60s' }]",
             "closed[1]: never reached: closed[0] matches the same answers; put this rule first",
@@ -267,12 +216,8 @@ def test_each_mistake_is_one_line(line: str, why: str) -> None:
     ("first", "then", "covered"),
     [
         (Match(pointer=("code",)), Match(pointer=("code",), value=7), True),
-        (Match(pointer=("code",)), Match(pointer=("code",)), True),
         (Match(pointer=("code",)), Match(pointer=("code",), value=0), False),  # 0 and "" are as if it was not there
-        (Match(pointer=("code",)), Match(pointer=("code",), value=""), False),
-        (Match(pointer=("code",)), Match(pointer=("other",), value=7), False),
         (Match(pointer=("code",), value=7), Match(pointer=("code",)), False),
-        (Match(pointer=("code",), value=0), Match(pointer=("code",), value=0), True),
         (Match(status=429), Match(status=429, pointer=("code",), value=0), True),
     ],
 )

@@ -167,7 +167,11 @@ MISTAKES = [
     ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
     ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),
     # Windows.
-    (RESETS, 'window = "24h"', "buckets.calls.window: unknown key; a cost book calls it 'resets', and several of them 'windows'"),
+    (
+        RESETS,
+        'window = "24h"',
+        "buckets.calls.window: unknown key; a cost book calls it 'resets', and several of them 'windows'",
+    ),
     ('"month"', '"day", day = 3', 'buckets.calls.resets.day: only calendar = "month" has it; remove this key'),
     (
         RESETS,

@@ -15,7 +15,6 @@ from quota.session import Session
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.settings.model import Settings
-from quota.settings.toml import Texts, TomlTable
 
 SMALL, TIMES = int(os.environ.get("QUOTA_TEST_LENGTH", "16")), 4
 """`make soak` takes 90: what is quadratic by little shows there."""
@@ -34,23 +33,15 @@ def names(n: int) -> str:
 LIMITS = '[[credentials.main.limits]]\nname = "l{i}"\nunits = 500\nwindow = "{j}h"\n'
 NARROW = '[[credentials.main.limits]]\nname = "l{i}"\nunits = 500\nwindow = "24h"\njobs = ["unknown-{i}"]\n'
 JOBS = '[jobs.j{i}]\nfetch = "trending"\n'
-LEAVING = JOBS + "leave = {j}\n"
 
 CONFIGURATIONS: dict[str, Callable[[int], str]] = {
     "credentials of one project": lambda n: lines(
         '[credentials.c{i}]\napi = "youtube-v3"\nproject = "p"\nkey = "file:/nowhere-{i}"\n', n
     ),
-    "credentials with limits": lambda n: lines(
-        '[credentials.c{i}]\napi = "youtube-v3"\n[[credentials.c{i}.limits]]\nname = "day"\nunits = 500\n'
-        'window = "24h"\n',
-        n,
-    ),
     "credentials with a job each": lambda n: lines(
         '[credentials.c{i}]\napi = "youtube-v3"\n[jobs.j{i}]\ncredential = "c{i}"\nfetch = "trending"\n', n
     ),
     "jobs that leave the same": lambda n: MAIN + lines(LIMITS, n) + lines(JOBS + "leave = 5\n", 8),
-    "jobs that leave different numbers": lambda n: MAIN + lines(LEAVING, n),
-    "scheduled jobs": lambda n: MAIN + lines(JOBS + 'schedule = "every 45m"\n', n),
     "limits for unknown jobs, among many jobs": lambda n: MAIN + lines(NARROW, 2 * n) + lines(JOBS, 2 * n),
     "a job that leaves of each limit": lambda n: (
         MAIN + lines(LIMITS, n) + JOBS.format(i=0) + "[jobs.j0.leave]\n" + lines("l{i} = 1\n", n)
@@ -61,7 +52,6 @@ CONFIGURATIONS: dict[str, Callable[[int], str]] = {
         + f"jobs = [{names(2 * n)}]\n"
         + lines("[jobs.name-{i}]\nfetch='trending'\n", 2 * n)
     ),
-    "regions": lambda n: MAIN + JOBS.format(i=0) + f"regions = [{names(4 * n)}]\n",
 }
 
 
@@ -135,28 +125,6 @@ def test_all_budgets_of_a_session_grow_with_the_length(load: Callable[[str, int]
         return work
 
     assert growth(opening) < TIMES * 1.2
-
-
-class Compared(str):
-    """A name that counts what is compared with it: `in` runs no lines."""
-
-    __slots__ = ()
-    times = 0
-
-    def __eq__(self, other: object) -> bool:
-        Compared.times += 1
-        return str.__eq__(self, str(other))
-
-    __hash__ = str.__hash__
-
-
-def test_each_name_of_an_array_is_compared_with_few_others() -> None:
-    def compared(n: int) -> int:
-        Compared.times = 0
-        Texts().read(TomlTable({"regions": [Compared(f"name-{i}") for i in range(n)]}, "test"), "regions")
-        return Compared.times
-
-    assert compared(1_000) < 1_000
 
 
 def test_messages_name_twenty_of_many(load: Callable[[str, int], Settings]) -> None:

@@ -8,7 +8,6 @@ import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import quota
 from quota.cli.doctor import ask_ledger
 from quota.common.findings import file_system
 from quota.jobs.store.store import Store
-from quota.settings.books import book_names
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
 from quota.settings.model import Unavailable
@@ -129,19 +127,12 @@ def test_a_good_configuration_has_no_findings(tmp_path: Path) -> None:
     assert findings(tmp_path, GOOD) == []
 
 
-def test_a_folder_that_cannot_even_be_looked_for_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "closed" / "in").mkdir(parents=True)
-    (tmp_path / "closed").chmod(0)
-    load_settings(_written(tmp_path, GOOD))  # what this imports is not readable to everybody
-    for folder in (f"{'x' * 300}/in", "closed/in"):
-        path = _written(tmp_path, GOOD + f'[store]\nurl = "sqlite:///{folder}/videos.db"\n')
-        settings = load_settings(path)
-        with not_root():
-            (reported,) = lint(settings)
+def test_a_folder_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+    for folder in ("none", f"{'x' * 300}/in"):
+        (reported,) = findings(tmp_path, GOOD + f'[store]\nurl = "sqlite:///{folder}/videos.db"\n')
         assert str(reported).startswith(f"warning: store.url: folder {tmp_path}/{folder[:99]}")
         assert str(reported).endswith(" is not there; make it, or correct the path")
         assert len(str(reported)) < 500
-    (tmp_path / "closed").chmod(0o700)
 
 
 def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,11 +151,6 @@ def test_check_without_a_file_names_only_the_missing_key() -> None:
     ]
 
 
-@pytest.mark.parametrize("api", book_names())
-def test_the_default_limits_have_no_findings(tmp_path: Path, api: str) -> None:
-    assert findings(tmp_path, f'[credentials.main]\napi = "{api}"\nkey = "env:LINT_KEY"\n') == []
-
-
 FINDINGS = [
     # What may be spent without the ledger has to fit into what is left unspent.
     (
@@ -173,12 +159,6 @@ FINDINGS = [
         "error: ledger.unavailable: 3 machines x 250 units = 750 may be spent while the ledger is away, and limit "
         "'day' of credential 'main' leaves 500 of the quota unspent; "
         "lower allowance to 166, or raise that limit's headroom to 750",
-    ),
-    (
-        "headroom = 500\nwindow = {",
-        "window = {",
-        "error: ledger.unavailable: 2 machines x 250 units = 500 may be spent while the ledger is away, and limit "
-        "'pacific-day' of credential 'main' leaves 0 of the quota unspent; raise that limit's headroom to 500",
     ),
     (
         "redis://127.0.0.1:6379/0",
@@ -206,14 +186,10 @@ FINDINGS = [
         "error: jobs.trending.leave: leaves 9500 of the 9500 that limit 'day' holds: no call of this job that it "
         "counts could ever be admitted; leave 9499 or less",
     ),
-    *(
-        (
-            '["US", "GB"]',
-            f'["US", "{region}"]',
-            f"error: jobs.trending.regions[1]: '{region}' is no region code of ISO 3166-1, like 'US'; "
-            f"did you mean '{near}'?",
-        )
-        for region, near in {"uk": "GB", "de": "DE"}.items()
+    (
+        '["US", "GB"]',
+        '["US", "uk"]',
+        "error: jobs.trending.regions[1]: 'uk' is no region code of ISO 3166-1, like 'US'; did you mean 'GB'?",
     ),
     (
         '["US", "GB"]',
@@ -227,12 +203,6 @@ FINDINGS = [
         "ignore this if scripts charge under that name; did you mean 'trending'?",
     ),
     # What the commands that use it reject.
-    (
-        "redis://127.0.0.1:6379/0",
-        "redis://:s3cret@h:abc/0",
-        "error: ledger.url: redis://h:abc/0: one of its parts cannot be read; write redis://HOST:PORT/DB, a password "
-        "as USER:PASSWORD@ before HOST and with %XX for its special characters",
-    ),
     (
         'fetch = "trending"',
         'fetch = "json:fetch"',
@@ -269,15 +239,12 @@ FINDINGS = [
                 "order: 'best' is not one of date, rating, relevance, title, videoCount, viewCount; correct it",
             ),
             (
-                'words = "a", published_after = "2026-01-01"',
-                "published_after: '2026-01-01' is not a time like '2026-01-01T00:00:00Z'; correct it",
-            ),
-            (
                 'words = "a", published_after = "2026-13-01T00:00:00Z"',
                 "published_after: '2026-13-01T00:00:00Z' is not a time like '2026-01-01T00:00:00Z'; correct it",
             ),
         )
     ),
+    # Keys.
     (
         "leave = 500",
         'ping = "env:NO_SUCH_PING"',
@@ -290,7 +257,6 @@ FINDINGS = [
         "warning: notify.url: environment variable NO_SUCH_HOOK is not set; put the address into it, or write "
         "file:/path instead of env:NO_SUCH_HOOK",
     ),
-    # Keys.
     (
         "env:LINT_KEY",
         "env:NO_SUCH_KEY",
@@ -349,12 +315,6 @@ def test_a_key_or_token_is_one_budget_in_each_api(tmp_path: Path) -> None:
         ]
 
 
-def test_a_function_of_ones_own_names_its_regions_as_it_likes(tmp_path: Path) -> None:
-    own = '[jobs.own]\nfetch = "os:getcwd"\nregions = ["usa"]\n[jobs.videos]\nfetch = "videos"\n'
-    reported = findings(tmp_path, GOOD + own + 'regions = ["usa", "USA"]\n')
-    assert [finding.location for finding in reported if "regions" in finding.location] == ["jobs.videos.regions[1]"]
-
-
 def test_a_limit_may_name_the_jobs_of_any_credential_of_its_project(tmp_path: Path) -> None:
     second = '[credentials.second]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\nproject = "main"\n'
     limited = GOOD.replace("units = 4_000", 'units = 4_000\njobs = ["trending"]', 1)
@@ -362,15 +322,6 @@ def test_a_limit_may_name_the_jobs_of_any_credential_of_its_project(tmp_path: Pa
         tmp_path, limited.replace("[jobs.trending]", f'{second}[jobs.trending]\ncredential = "main"', 1)
     )
     assert not [str(finding) for finding in reported if finding.location.endswith(".jobs")]
-
-
-def test_errors_of_a_projects_limits_name_the_place_of_the_limits(tmp_path: Path) -> None:
-    second = '[credentials.a]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\nproject = "main"\n'
-    text = GOOD.replace("units = 4_000", "units = 99", 1).replace(
-        "[jobs.trending]", '[jobs.trending]\ncredential = "main"'
-    )
-    reported = findings(tmp_path, second + text)
-    assert [finding.location for finding in reported if ".limits" in finding.location] == ["credentials.main.limits[2]"]
 
 
 def limits(text: str) -> str:
@@ -407,11 +358,9 @@ def test_a_limit_for_some_jobs_does_not_hold_a_bucket(tmp_path: Path) -> None:
         # A day of 25 hours touches two windows of 24 hours, or 25 of one hour, but only one of 26.
         (5_000, '"24h"', True),
         (5_001, '"24h"', False),
-        (400, '"1h"', True),
         (401, '"1h"', False),
         (10_000, '"26h"', True),
         # Two calendar days of another zone.
-        (5_000, '{ calendar = "day", zone = "UTC" }', True),
         (5_001, '{ calendar = "day", zone = "UTC" }', False),
     ],
 )
@@ -435,20 +384,14 @@ def test_an_allowance_has_to_fit_into_every_pool_that_such_calls_draw_on(tmp_pat
     assert reported.remedy == "lower allowance to 5, or raise that limit's headroom to 50"
 
 
-def test_an_allowance_has_to_fit_into_the_headroom_of_a_quota_below_the_books(tmp_path: Path) -> None:
-    text = GOOD.replace("quota = 10_000\nheadroom = 500", "quota = 400\nheadroom = 20").replace("leave = 500\n", "")
-    reported = findings(tmp_path, text)[0]
-    assert "limit 'day' of credential 'main' leaves 20 of the quota unspent" in reported.message
-    share = _written(tmp_path, text.replace("allowance = 250", 'allowance = "10%"'))
-    assert load_settings(share).ledger.unavailable == Unavailable(1, 2, 2)
-
-
 def test_a_written_quota_without_headroom_leaves_nothing_for_the_allowance(tmp_path: Path) -> None:
     """A written quota is upstream's, whatever the book says; `units` alone stay below the book's quota."""
     without = GOOD.replace("quota = 10_000\nheadroom = 500", "quota = 400").replace("leave = 500\n", "")
     reported = findings(tmp_path, without)[0]
     assert "limit 'day' of credential 'main' leaves 0 of the quota unspent" in reported.message
     assert findings(tmp_path, without.replace("quota = 400", "units = 400")) == []
+    share = without.replace("quota = 400", "quota = 400\nheadroom = 20").replace("allowance = 250", 'allowance = "10%"')
+    assert load_settings(_written(tmp_path, share)).ledger.unavailable == Unavailable(1, 2, 2)
 
 
 def test_the_gap_of_units_is_to_the_quota_of_no_longer_window(tmp_path: Path) -> None:
@@ -497,20 +440,15 @@ def test_check_names_what_reconcile_needs(tmp_path: Path) -> None:
         "warning: credentials.main.auth: missing: `quota reconcile` may not read the project's figures; "
         'add "adc", "service-account:PATH" or "authorized-user:PATH"'
     ]
-    assert message('cloud_project = 1\nendpoint = "http://127.0.0.1:1"') == []
     file = tmp_path / "account.json"
     text = RECONCILED.replace("adc", "service-account:account.json")
     unread = f"warning: credentials.main.auth: {file} cannot be read: No such file or directory; make it readable"
     assert message(text) == [unread]
-    as_account = KEYLESS.replace("[[cred", f"{text.splitlines()[1]}\n[[cred", 1)
-    assert list(map(str, findings(tmp_path, as_account))) == [unread], "who calls without a key needs no cloud_project"
     file.write_text("{}")
     file.chmod(0o644)
     assert message(text) == [
         "warning: credentials.main.auth: every user of this machine can read this file; chmod 600 the file"
     ]
-    file.chmod(0o600)
-    assert message(text) == []
 
 
 def test_scopes_are_for_an_account(tmp_path: Path) -> None:
@@ -520,12 +458,7 @@ def test_scopes_are_for_an_account(tmp_path: Path) -> None:
         return [str(finding) for finding in findings(tmp_path, text) if finding.location.endswith(".scopes")]
 
     assert message('auth = "adc"') == message('auth = "service-account:account.json"') == []
-    for text in (
-        "",
-        'auth = "authorized-user:user.json"',
-        'auth = "bearer:env:TOKEN"',
-        'key = "env:KEY"\nauth = "adc"',
-    ):
+    for text in ("", 'auth = "authorized-user:user.json"', 'key = "env:KEY"\nauth = "adc"'):
         assert message(text) == [
             "warning: credentials.main.scopes: have no effect: only an account asks for them, and a key or a token has "
             'its rights already; remove the key, or add auth = "adc" or "service-account:PATH"'
@@ -576,12 +509,6 @@ def test_check_names_a_reservation_that_no_answer_settles_once(tmp_path: Path) -
     assert message("9") == []
 
 
-def test_a_book_without_upstreams_names_cannot_be_reconciled(tmp_path: Path) -> None:
-    text = f'[credentials.main]\napi = "gmail-v1"\nkey = "env:LINT_KEY"\n{RECONCILED}'
-    (reported,) = findings(tmp_path, text)
-    assert (reported.level, reported.location) == ("warning", "credentials.main.cloud_project")
-
-
 def test_check_warns_of_a_key_file_that_everybody_can_read(tmp_path: Path) -> None:
     key: Any = tmp_path / "key"
     key.write_text("k\n")
@@ -604,25 +531,15 @@ def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path)
     assert findings(tmp_path, text) == []
 
 
-@pytest.mark.parametrize(
-    ("fetch", "own", "hides"),
-    [("calendar:fetch", "calendar.py", calendar), ("quota.mine:fetch", "quota/mine.py", quota)],
-)
-def test_an_installed_module_that_hides_the_users_own_is_named(
-    tmp_path: Path, fetch: str, own: str, hides: ModuleType
-) -> None:
-    (tmp_path / own).parent.mkdir(exist_ok=True)
-    (tmp_path / own).write_text("def fetch(client, region, cursor): ...\n")
-    (reported,) = findings(tmp_path, GOOD.replace('fetch = "trending"', f'fetch = "{fetch}"'))
-    assert reported.remedy == f"{hides.__name__} is {hides.__file__} here: give yours another name"
+def test_an_installed_module_that_hides_the_users_own_is_named(tmp_path: Path) -> None:
+    (tmp_path / "calendar.py").write_text("def fetch(client, region, cursor): ...\n")
+    (reported,) = findings(tmp_path, GOOD.replace('fetch = "trending"', 'fetch = "calendar:fetch"'))
+    assert reported.remedy == f"calendar is {calendar.__file__} here: give yours another name"
 
 
 def test_errors_come_first(tmp_path: Path) -> None:
     reported = findings(tmp_path, GOOD.replace("env:LINT_KEY", "env:NO_KEY").replace("leave = 500", "leave = 9_500"))
     assert [finding.level for finding in reported] == ["error", "error", "warning"]
-
-
-# -- the ledger itself -------------------------------------------------------------------------------------------------
 
 
 ALONE = '[credentials.main]\napi = "youtube-v3"\n[credentials.two]\napi = "gmail-v1"\n'
@@ -668,19 +585,6 @@ def test_a_server_that_no_command_can_use_is_one_error(tmp_path: Path) -> None:
         assert len(line) == 1
         assert line[0].startswith("error: ledger.url: ")
         assert message in line[0]
-
-
-@pytest.mark.usefixtures("real_walls")
-def test_a_ledger_that_is_only_busy_is_a_warning(tmp_path: Path) -> None:
-    assert asked(tmp_path, "sqlite:///ledger.db") == []
-    with quota.open(tmp_path / "quota.toml") as session:
-        session.budget("main").charge("videos.list")
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        db.execute("BEGIN EXCLUSIVE")
-        (line,) = asked(tmp_path, "sqlite:///ledger.db")
-    assert line.startswith("warning: ledger.url: ")
-    assert "is locked by another process" in line
 
 
 def test_a_store_of_another_format_is_an_error(tmp_path: Path) -> None:

@@ -54,10 +54,8 @@ ADDRESSES = [
     (('url = "redis://h/0"',), "redis://h/0", {}),
     (('url = "env:URL"',), "redis://h:1/2", {}),
     (('url = "file:url"',), "rediss://:inside@h/0", {"ssl_ca_certs": "{}/ca.pem"}),
-    (('url = "redis://h/0"', 'password = "env:SECRET"'), "redis://h/0", {"password": SECRET}),
     (('url = "redis://h/0"', 'password = "env:WITH_BREAK"'), "redis://h/0", {"password": SECRET}),
     (('url = "redis://h/0"', 'password = "file:secret"'), "redis://h/0", {"password": SECRET}),
-    (('url = "env:URL"', f'password = "{SECRET}"'), "redis://h:1/2", {"password": SECRET}),
     (
         ('url = "redis://h/0?db=3"', 'username = "file:secret"', 'password = "env:SECRET"'),
         "redis://h/0",
@@ -89,18 +87,12 @@ ADDRESSES = [
             "sentinel_ssl": "false",
         },
     ),
-    # In the url a path belongs to the configuration's folder too.
-    (
-        ('url = "rediss://h/0?ssl_certfile=a%20b.pem&ssl_keyfile=/k.pem"',),
-        "rediss://h/0",
-        {"ssl_certfile": "{}/a b.pem", "ssl_keyfile": "/k.pem"},
-    ),
     *((((f'url = "{alias}://h/0"'),), f"{ours}://h/0", {}) for alias, ours in ALIASES.items()),
 ]
 
 
 @pytest.mark.parametrize(
-    ("table", "lines", "url", "options"), [*(("ledger", *row) for row in ADDRESSES), ("inbound", *ADDRESSES[8])]
+    ("table", "lines", "url", "options"), [*(("ledger", *row) for row in ADDRESSES), ("inbound", *ADDRESSES[6])]
 )
 def test_keys_beside_the_url_reach_the_server(
     tmp_path: Path, table: str, lines: tuple[str, ...], url: str, options: dict[str, str]
@@ -117,18 +109,13 @@ MISTAKES = [
         "url: environment variable NOT_SET is not set; put the url into it, or write file:/path ",
     ),
     (('url = "file:none"',), "url: url file {}/none cannot be read: No such file or directory"),
-    (('url = "env:EMPTY"',), "url: environment variable EMPTY is empty; put the url into it"),
     (('url = "env:not a name"',), 'url: do not write the url itself here; write "env:VARIABLE" or "file:/path"'),
-    (('url = "redis://h"', 'password = "env:NOT_SET"'), "password: environment variable NOT_SET is not set; put the"),
     (('url = "redis://h"', 'password = "file:none"'), "password: password file {}/none cannot be read: No such"),
-    (('url = "redis://h"', 'password = "file:~nobody-is-called-so/x"'), "password: Could not determine home dir"),
     (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: Could not determine home dir"),
     (('url = "redis://h"', "password = 5"), "password: a number where a non-empty string is needed"),
     (('url = "redis://h"', 'password = "s3cret\\n"'), "password: a password has no control characters"),
     (('url = "redis://h"', 'pasword = "s3cret"'), "pasword: unknown key; did you mean 'password'?"),
     (('url = "redis://:s3cret@h"', 'password = "s3cret"'), "password: the url has one too; keep one of them"),
-    (('url = "redis://me@h"', 'username = "me"'), "username: the url has one too; keep one of them"),
-    (('url = "rediss://h?ssl_ca_certs=x"', 'ssl_ca_certs = "y"'), "ssl_ca_certs: the url has one too; keep one of"),
     (('url = "sqlite:///l.db"', 'password = "s3cret"'), "password: an embedded ledger has no server; remove this key"),
     (('password = "s3cret"',), "password: has no effect without a url of Redis; add one, or remove this key"),
 ]
@@ -154,9 +141,7 @@ def test_a_mistake_names_the_key_and_shows_no_secret(
     [
         (f'url = "redis://:{"s3cret"}@h:1/2"',),
         ('url = "redis://h:1/2"', 'password = "s3cret"'),
-        ('url = "redis://h:1/2?password=other"',),
         ('url = "redis://h:1/2"', 'password = "env:SECRET"', 'username = "me"'),
-        ('url = "env:URL"', 'password = "file:secret"'),
         ('url = "valkey://h:1/2"',),
     ],
 )
@@ -171,14 +156,6 @@ def test_the_ledger_is_the_same_wherever_its_password_stands(tmp_path: Path, lin
             assert "s3cret" not in repr(shown)
 
 
-@pytest.mark.parametrize("scheme", ["redis://h", "rediss://h", "redis+sentinel://h/main", "redis+cluster://h"])
-def test_a_password_of_any_characters_arrives_as_it_is(tmp_path: Path, scheme: str) -> None:
-    path = write(tmp_path, f'url = "{scheme}"', 'password = "env:SECRET"')
-    target = target_of(load_settings(path).ledger.url, 1.0)
-    assert target.options["password"] == SECRET
-    assert SECRET not in repr(target)
-
-
 CLEAR = "a password stands here, and every user of this machine can read this file; "
 READABLE = "every user of this machine can read {}/secret, which holds a password; chmod 600 the file"
 UNCHECKED = (
@@ -188,28 +165,20 @@ UNCHECKED = (
 WARNINGS = [
     (('url = "redis://h"', 'password = "s3cret"'), 0o644, f"password: {CLEAR}"),
     (('url = "redis://:s3cret@h"',), 0o644, f"url: {CLEAR}"),
-    (('url = "redis://h?password=s3cret"',), 0o644, f"url: {CLEAR}"),
-    (('url = "redis+sentinel://h/main"', 'sentinel_password = "s3cret"'), 0o644, f"sentinel_password: {CLEAR}"),
-    (('url = "redis://h"', 'password = "s3cret"'), 0o640, ""),
     (('url = "redis://h"', 'password = "env:SECRET"'), 0o644, ""),
-    (('url = "redis://h"', 'username = "me"'), 0o644, ""),
-    (('url = "redis://me@h"',), 0o644, ""),
     (('url = "redis://h"', 'password = "file:secret"'), 0o600, f"password: {READABLE}"),
     (('url = "rediss://h?ssl_cert_reqs=none"',), 0o600, f"ssl_cert_reqs: {UNCHECKED}; "),
-    (('url = "rediss+cluster://h"', 'ssl_cert_reqs = "none"'), 0o600, f"ssl_cert_reqs: {UNCHECKED}; "),
     (
         ('url = "rediss://h"', "ssl_check_hostname = false"),
         0o600,
         "ssl_check_hostname: any certificate of a trusted CA",
     ),
-    (('url = "rediss://h"', "ssl_check_hostname = true"), 0o600, ""),
     (
         ('url = "rediss+sentinel://h/main"', "sentinel_ssl = false"),
         0o600,
         "sentinel_ssl: the sentinels are asked without TLS: whoever is in between can read their password and say that "
         "there is no server; ",
     ),
-    (('url = "redis+sentinel://h/main"', "sentinel_ssl = true"), 0o600, ""),
     (('url = "redis+sentinel://h/main"', "sentinel_ssl = false"), 0o600, ""),
     (
         ('url = "rediss://h"', 'ssl_certfile = "secret"', 'ssl_keyfile = "secret"'),
@@ -236,35 +205,18 @@ def test_an_exposed_secret_is_a_warning(
     assert "s3cret" not in "".join(warnings)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("redis://h/0", "unix:///s.sock", "redis+sentinel://h/main", "redis+cluster://h"),
-        *("rediss://h/0", "rediss+sentinel://h/main", "rediss+cluster://h", "valkey://h/0"),
-    ],
-)
-def test_an_unknown_option_is_named_with_the_nearest_known(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"it has no option 'sock_timeout'; did you mean 'socket_timeout'\?"):
-        open_ledger(f"{url}?sock_timeout=1")
-
-
 OPTIONS = [
+    *(
+        (f"{url}?sock_timeout=1", "it has no option 'sock_timeout'; did you mean 'socket_timeout'?")
+        for url in ("redis://h/0", "unix:///s.sock", "rediss+sentinel://h/main", "redis+cluster://h")
+    ),
     (
         "redis://h/0?ssl_ca_certs=x",
         "ssl_ca_certs is an option of TLS, which this url does not speak; write rediss://",
     ),
-    ("redis+cluster://h?ssl_keyfile=x", "this url does not speak; write rediss+cluster://"),
-    ("unix:///s.sock?ssl_cert_reqs=none", "this url does not speak; remove it"),
     ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
-    ("rediss://h/0?sentinel_ssl=true", "sentinel_ssl is an option of redis+sentinel:// only; remove it"),
     ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
-    (
-        "redis+sentinel://h/main?sentinel_ssl=false&ssl_ca_certs=x",
-        "this url does not speak; write rediss+sentinel://",
-    ),
     ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none cannot be read"),
-    ("redis://h/0?nonsense", "it has no option 'nonsense'; "),
-    ("rediss://h/0?ssl_ca_cert=x", "it has no option 'ssl_ca_cert'; did you mean 'ssl_ca_certs'?"),
     ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
 ]
 WITH_XX = (
@@ -274,10 +226,7 @@ UNCLEAR = [
     # A password with the characters that end a host, or stand before one.
     *(f"redis://:7711{mark}s3cret@192.0.2.1:6379/0" for mark in "#/?"),
     "redis://:7711?password=s3cret@192.0.2.1:6379/0",
-    "redis://me:7711/s3cret@192.0.2.1/0",
     "redis+sentinel://me:7711/s3cret@192.0.2.1:26379/0",
-    "redis+sentinel://me:7711#s3cret@192.0.2.1:26379/main/0",
-    "redis+cluster://me:7711#s3cret@192.0.2.1:6379",
     "unix://me:pass#s3cret@/run/redis.sock",
     # What redis-py, or Python's parser, would drop.
     *("redis://h:6379/0#s3cret", "unix:///run/redis#s3cret.sock", "redis+cluster://h:6379#s3cret"),
@@ -290,12 +239,8 @@ TWICE = [
         for url in ("redis:///0", "redis://:6379/0", "redis://u:p@")
     ),
     ("redis://h/0?db=3", "it has two of db"),
-    ("redis://h?db=1&db=2", "it has two of db"),
     ("redis://:s3cret@h/0?password=s3cret", "it has two of password"),
-    ("redis://me@h/0?username=you", "it has two of username"),
     ("redis://h/0?host=i", "it has two of host"),
-    ("redis://h:1/0?port=2", "it has two of port"),
-    ("unix:///a.sock?path=/b.sock", "it has two of path"),
     ("unix://run/redis.sock", "a socket is on this machine and has no host; write unix:///PATH"),
 ]
 
@@ -322,14 +267,17 @@ def test_a_url_of_which_a_part_would_be_dropped_or_misread_is_refused(
     ("url", "node"),
     [
         ("redis://:77%2311%2Fs%40x@[::1]:6379/0", ("::1", 6379)),
-        ("redis://me:p:w@h/3?db=3", ("h", 6379)),
-        ("redis://?host=h&port=7", ("h", 7)),
         ("redis+sentinel://a:1,[::1]:2/main", ("a", 1)),
-        ("redis://h/0?password=p%40i&client_name=a", ("h", 6379)),
     ],
 )
 def test_a_url_that_says_each_part_once_is_taken(url: str, node: tuple[str, int]) -> None:
     assert target_of(url, 1.0).nodes[0] == node
+
+
+def test_a_password_of_any_characters_arrives_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, 'url = "redis://h"', 'password = "env:SECRET"')
+    target = target_of(load_settings(path).ledger.url, 1.0)
+    assert (target.options["password"], SECRET in repr(target)) == (SECRET, False)
 
 
 @pytest.mark.parametrize("url", ["redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?s3%20cret=1"])

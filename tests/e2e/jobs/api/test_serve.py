@@ -137,32 +137,6 @@ def test_the_pages_of_a_ranking_are_the_ranking(api: Api, limit: int) -> None:
     assert all(len(page["items"]) == limit for page in pages[:-1])
 
 
-def test_a_video_has_upstreams_names_and_types(api: Api) -> None:
-    first = api.json(TRENDING, region="US", limit=1)["items"][0]
-    upstream = httpx.get(
-        f"{api.upstream.address}/youtube/v3/videos",
-        params={"part": "snippet,contentDetails,statistics", "id": first["id"], "key": "k"},
-    ).json()["items"][0]
-    for part in ("snippet", "contentDetails", "statistics"):
-        known = {name: value for name, value in upstream[part].items() if name in first[part]}
-        assert {**first[part], "thumbnails": known.get("thumbnails")} == {
-            **known,
-            "thumbnails": known.get("thumbnails"),
-        }
-        assert len(known) > 2
-
-
-def test_equal_matches_stand_in_the_order_of_their_views(api: Api, store: Store) -> None:
-    (checkpoint,) = store.start_round("equal", ["XY"])
-    equal = [video(number, "equally") for number in (5, 0, 7, 3, 1)] + [video(9, "equally") | {"statistics": {}}]
-    store.save_page(checkpoint, Page(equal), started_at_ms=1, finished=True)
-    expected = ["v7", "v5", "v3", "v1", "v0", "v9"]
-    assert [
-        one["id"]["videoId"] for page in api.pages(SEARCH, q="equally", limit=4) for one in page["items"]
-    ] == expected
-    assert [one["video_id"] for one in api.quota.json("search", "equally")["videos"]] == expected
-
-
 def test_a_video_is_found_by_its_id(api: Api, store: Store) -> None:
     (checkpoint,) = store.start_round("one", ["XY"])
     named = {"id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}, "statistics": {"viewCount": "7"}}
@@ -191,6 +165,7 @@ def test_a_word_that_more_videos_have_than_are_ranked_finds_the_newest_by_views(
     store.save_page(checkpoint, Page(many), started_at_ms=1, finished=True)
     found = [one["id"]["videoId"] for page in api.pages(SEARCH, q="ubiquitous", limit=100) for one in page["items"]]
     assert found == [f"v{number}" for number in range(MAX_HITS + 19, 19, -1)]
+    assert [one["video_id"] for one in api.quota.json("search", "ubiquitous", "--limit", "9")["videos"]] == found[:9]
 
 
 def test_the_page_lists_the_document_and_asks_nobody_else(api: Api) -> None:
@@ -228,20 +203,6 @@ def test_an_answer_that_is_the_same_is_not_sent_again(api: Api, path: str) -> No
     head = api.client.head(path)
     assert (head.status_code, head.content) == (200, b"")
     assert {**head.headers, "date": ""} == {**first.headers, "date": ""}
-
-
-def test_an_old_answer_may_be_cached_longer(api: Api, store: Store) -> None:
-    def kept_s() -> int:
-        return int(api.get(TRENDING, region="OLD").headers["cache-control"].removeprefix("public, max-age="))
-
-    save(store, range(3), region="OLD")
-    assert kept_s() == 10
-    for age_s, fresh_s in ((600, 60), (10**6, 300), (-(10**6), 10)):
-        with closing(sqlite3.connect(api.store)) as db, db:
-            sql = "UPDATE charts SET taken_at_ms = 1, completed_at_ms = ? WHERE region = 'OLD'"
-            db.execute("UPDATE rankings SET taken_at_ms = 1 WHERE region = 'OLD'")
-            db.execute(sql, (host_clock() - age_s * 1_000,))
-        assert kept_s() in (fresh_s, fresh_s + 1)
 
 
 # -- pages while runs write --------------------------------------------------------------------------------------------
@@ -344,20 +305,13 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
 BAD = [
     (TRENDING, "", "region"),
     (TRENDING, "region=YY", "region"),
-    (TRENDING, "region=DE%00", "region"),
     (TRENDING, "region=DE&limit=101", "limit"),
     (TRENDING, f"region=DE&cursor={'A' * 24}", "cursor"),
     (TRENDING, "region=DE&Limit=5", "Limit"),
     (SEARCH, "", "q"),
-    (SEARCH, "q=%20+%09", "q"),
     (SEARCH, f"q={'a+' * 33}", "q"),
-    (SEARCH, f"q={'a' * 101}", "q"),
     (SEARCH, "q=a*", "q"),
-    (SEARCH, "q=aa.a.*", "q"),
-    (SEARCH, "q=%E6%9D%B1a*", "q"),
     (SEARCH, "q=aa*+bb*+cc*+dd*", "q"),
-    (SEARCH, "q=a&region=DE", "region"),
-    ("/api/v1/channels/a", "limit=5", "limit"),
     ("/healthz", "verbose=1", "verbose"),
     ("/", "x" * 30_000, "x" * 97 + "..."),
 ]
@@ -366,15 +320,6 @@ BAD = [
 @pytest.mark.parametrize(("path", "query", "parameter"), BAD)
 def test_a_question_that_cannot_be_right_is_400(api: Api, path: str, query: str, parameter: str) -> None:
     assert problem(api.client.get(f"{path}?{query}"), 400)["parameter"] == parameter
-
-
-@pytest.mark.parametrize(
-    "path", [f"{SEARCH}?q=%ff", f"{SEARCH}?q=%ED%A0%80", f"{TRENDING}?region=DE&%ff=1", "/api/v1/channels/%ff"]
-)
-def test_a_request_that_is_not_utf_8_is_400(api: Api, path: str) -> None:
-    detail = problem(api.client.get(path), 400)["detail"]
-    assert "not UTF-8" in detail
-    assert "b'" not in detail, "as it was written, not as Python writes bytes"
 
 
 def test_a_cursor_of_another_query_is_400(api: Api) -> None:
@@ -401,10 +346,8 @@ def test_the_absolute_form_of_a_target_is_that_of_a_path(api: Api) -> None:
     """Its host decides, not the Host: RFC 9112, 3.2.2."""
     url = api.client.base_url
     for target, status in (
-        (f"http://{url.host}:{url.port}/healthz", b" 200 "),
         (f"HTTP://{url.host}/%68ealthz", b" 200 "),
         ("http://rebound.example/healthz", b" 421 "),
-        (f"http://{url.host}", b" 200 "),
     ):
         with socket.create_connection((url.host, url.port or 80), timeout=60) as one:
             one.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -546,8 +489,3 @@ def test_the_reason_for_a_failed_start_is_one_line(own: Quota) -> None:
         assert "write only the name" in one_line(own("serve", "--listen", "127.0.0.1:0", "--hostname", name), 2)
     own.configure("[oops]\n")
     assert "oops" in one_line(own("serve", "--listen", "127.0.0.1:0"), 78)
-
-
-def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
-    script = "import sys; sys.modules['uvicorn'] = None; from quota.cli.entry import main; main()"
-    assert "pip install 'quota-ledger[web]'" in one_line(Quota(tmp_path)("serve", script=script), 2)

@@ -38,27 +38,13 @@ def test_a_cursor_leads_back_to_its_place(position: int) -> None:
         check_version(version, "v2")
 
 
-FOREIGN = encode("trending FR", "v1", 50)
-
-
-@pytest.mark.parametrize(
-    "written", [FOREIGN, "", "a", "A" * 23, "A" * 24, "A" * 25, "A" * 23 + "+", "A" * 23 + "\n", "ä" * 24]
-)
-def test_decode_rejects_foreign_cursors(written: str) -> None:
-    with pytest.raises(ParameterError, match="not a nextPageToken of this query"):
-        decode("trending DE", {"cursor": written})
-
-
 @pytest.mark.parametrize(
     ("query", "parameters"),
     [
         (b"", {}),
-        (b"a=1", {"a": "1"}),
         (b"a=1&b=", {"a": "1", "b": ""}),
-        (b"a", {"a": ""}),
         (b"a=1+2%2B%26", {"a": "1 2+&"}),
         (b"%61=x=y", {"a": "x=y"}),
-        ("a=東".encode(), {"a": "東"}),
         (b"a=%E6%9D%B1", {"a": "東"}),
         (b"a=%zz", {"a": "%zz"}),
     ],
@@ -71,13 +57,9 @@ def test_parameters_are_read(query: bytes, parameters: dict[str, str]) -> None:
     "query",
     [
         b"c=1",
-        b"a=1&a=1",
         b"a=1&%61=2",
         b"a=1&",
-        b"&",
-        b"=",
         b"A=1",
-        b"a=%ff",
         b"a=%ED%A0%80",
         b"%ff=1",
         b"a=\xff",
@@ -88,11 +70,6 @@ def test_parameters_that_no_answer_heeds_are_turned_away(query: bytes) -> None:
     with pytest.raises(ParameterError) as caught:
         read_parameters(query, ("a", "b"))
     assert caught.value.problem.detail.isprintable()
-
-
-@pytest.mark.parametrize("written", ["1", "50", "100", "007"])
-def test_a_limit_is_from_1_to_100(written: str) -> None:
-    assert limit_of({"limit": written}) == int(written)
 
 
 @pytest.mark.parametrize("written", ["", "0", "101", "-1", "1.5", "1e1", " 1", "٣", "0x1", "9" * 5000, "+1", "1_0"])
@@ -112,20 +89,6 @@ def test_a_damaged_row_is_a_resource_without_what_is_damaged(value: Any) -> None
         assert None not in resource.get("snippet", {}).values()
 
 
-@pytest.mark.parametrize(
-    ("url", "size"),
-    [
-        ("https://i.ytimg.com/vi/x/maxresdefault.jpg", "maxres"),
-        ("https://i.ytimg.com/vi/x/hqdefault_live.jpg", "default"),
-        ("https://i.ytimg.com/vi/x/mqdefault.webp", "medium"),
-        ("https://yt3.ggpht.com/abc=s88", "default"),
-        ("", "default"),
-    ],
-)
-def test_a_thumbnail_stands_under_the_size_of_its_file(url: str, size: str) -> None:
-    assert video({"video_id": "v", "thumbnail_url": url})["snippet"]["thumbnails"] == {size: {"url": url}}
-
-
 def test_the_document_has_the_numbers_of_the_code() -> None:
     listed = document()
     limit = listed["components"]["parameters"]["limit"]["schema"]
@@ -137,12 +100,3 @@ def test_the_document_has_the_numbers_of_the_code() -> None:
     assert f"after {MIN_BEGINNING} or more letters" in words["description"]
     assert f"If more than {MAX_HITS} videos match" in search["description"]
     assert listed["info"]["version"] == version("quota-ledger")
-
-
-def test_the_document_names_every_schema_that_it_refers_to() -> None:
-    listed = document()
-    written = json.dumps(listed)
-    for kind in ("schemas", "headers", "parameters", "responses"):
-        named = {one.partition('"')[0] for one in written.split(f"#/components/{kind}/")[1:]}
-        assert named
-        assert named <= set(listed["components"][kind])
