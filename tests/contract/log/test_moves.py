@@ -438,6 +438,21 @@ def test_a_way_back_that_fails_leaves_the_seal(pair: Pair, monkeypatch: pytest.M
 
 
 @each_target
+def test_a_way_back_whose_last_step_fails_seals_the_log_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other log is closed by then, so both wait for the next move."""
+    used(pair.old, pair.clock)
+    move(pair.old, pair.new)
+    held = content(pair.new)
+    with monkeypatch.context() as patched:
+        patched.setattr(fences.Fence, "open", no_answer)
+        with pytest.raises(LedgerError, match="no answer"):
+            move(pair.new, pair.old)
+    assert (pair.old.begin(P).epoch, pair.new.begin(P).epoch) == (f"!{pair.new.label}", f"!{pair.old.label}")
+    assert move(pair.new, pair.old).kind == "go on"
+    assert (content(pair.old), is_open(pair.old)) == (held, True)
+
+
+@each_target
 def test_a_replaced_log_does_not_stand_under_its_old_epoch(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has read it under that one would not read what was put into it."""
     used(pair.old, pair.clock)
