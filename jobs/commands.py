@@ -70,8 +70,8 @@ def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
     spent, and reads neither ledger nor store; --from DATE does the same at midnight of that day.
 
-    If the schedule fits, the exit status is 0. Refusals count only if they would also come without the units that are
-    already spent. If it does not fit, the status is 1, and the output has the smallest changes that make it fit.
+    If the schedule fits, the exit status is 0. If it does not fit, the status is 1, and the output has the smallest
+    changes that make it fit. A refusal that comes only from units already spent does not make the status 1.
 
     \b
     Example:

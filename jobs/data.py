@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -28,6 +29,8 @@ from quota.cli.output import confirmed, json_text, print_csv, print_json, print_
 from quota.common.clock import host_clock, moment
 from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.tick import configured
+from quota.session import projects_of
+from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +72,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
 
     since_ms = since_ms_of("--since", since)
     with configured(config) as session, Store.existing(session.settings.store) as store:
-        past_runs = store.runs.read(job, since_ms, limit)
+        past_runs = _told_by_the_log(session, store.runs.read(job, since_ms, limit))
     if as_json:
         print_json({"runs": [run_json(run) for run in past_runs]})
     elif as_csv:
@@ -79,6 +82,27 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
     else:
         of = "" if job is None else f" of {show(job)}"
         say(f"no run{of} in the last {since} on this machine{_hint(session.settings.jobs, job, None)}")
+
+
+def _told_by_the_log(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs. What a run without an end has spent is in the ledger's log, if the ledger answers."""
+    began_ms = min((run.began_ms for run in past_runs if run.ended_ms is None), default=None)
+    if began_ms is None:
+        return past_runs
+    from quota.reports.spending import read_spending
+
+    try:
+        projects = [session.project(settings.name) for settings in projects_of(session).values()]
+        rows = read_spending(projects, ["run"], began_ms - MINUTE_MS).rows
+    except quota.LedgerError:
+        return past_runs
+    spent = {run: (calls, units) for (run,), calls, units in rows}
+
+    def completed(run: Run) -> Run:
+        attempts, units = spent.get(run.run, (run.attempts, run.units))
+        return replace(run, attempts=attempts, units=units)
+
+    return [completed(run) if run.ended_ms is None else run for run in past_runs]
 
 
 def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:

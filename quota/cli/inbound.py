@@ -67,13 +67,13 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
 
 
-@inbound.command(short_help="Show who uses most of a rule's limits, by hashed identities.")
+@inbound.command(short_help="Show the heaviest users of a rule, by hashed identities.")
 @click.argument("rule")
 @limit_option(default=10, most=1_000)
 @format_option
 @config_option
 def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
-    """Show who uses most of a rule's limits, by hashed identities.
+    """Show the heaviest users of a rule, by hashed identities.
 
     The hash of an identity does not show the identity. It changes every day (`counter`) or with `quota inbound rotate`
     (`gcra`, `log`).

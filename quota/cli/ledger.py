@@ -235,7 +235,7 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
         if not as_json and not yes:
             _show_ahead(log, there_ms, ahead_of, yes=False)
         asks = needs_repair and not dry_run and not yes and can_ask()
-        does = yes or (asks and confirmed("If that time is right: repair the ledger?", yes=False))
+        does = yes or (asks and confirmed("If the ledger's clock is right: repair the ledger?", yes=False))
         for project in projects if does else ():
             repairs.repair(log, project, host_clock())
     if as_json:
@@ -251,7 +251,7 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     elif does:
         _show_ahead(log, there_ms, ahead_of, yes=True)
     else:
-        hint = " If that time is right: quota ledger repair --yes" if needs_repair and not asks else ""
+        hint = " If the ledger's clock is right: quota ledger repair --yes" if needs_repair and not asks else ""
         say(f"Nothing was changed.{hint}")
     return int(asks and not does)
 

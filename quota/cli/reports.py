@@ -202,7 +202,8 @@ def spend(
     line says where the charges begin.
 
     With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
-    new in the store, and what they cost. A line names the pages that bring little. Days are whole days in UTC.
+    new in the store, and what they cost. A line names the pages that bring little. With --bought, days are whole
+    days in UTC.
 
     \b
     Example:
@@ -287,7 +288,7 @@ def _spending_notes(spending: Spending) -> Iterator[str]:
         yield f"{many(more, 'more row')}; the total includes them"
     for refused, happened, see in (
         (spending.refused, "refused", "; see `quota log --refused`"),
-        (spending.would_refuse, "left that a shadow limit would have refused", ""),
+        (spending.would_refuse, "would have been refused by a shadow limit", ""),
     ):
         if refused:
             calls = many(sum(refusal.calls for refusal in refused), "call")

@@ -177,7 +177,8 @@ def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[
     """The union of both logs, and the id up to which it is trimmed. The union has every entry that either log still
     has, because a window of some configuration may be as long."""
     edge = min(_edge(old, project), _edge(new, project))
-    trimmed = START if edge == END else edge
+    is_whole = all(log.begin(project).trimmed == START for log in (old, new))
+    trimmed = START if is_whole else edge
     have, seen = [
         # By key, because an entry of the log may be in the past too.
         {

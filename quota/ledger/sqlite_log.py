@@ -169,7 +169,7 @@ class SqliteLog(OfOneProcess):
                 path,
                 "ledger",
                 version=SCHEMA_VERSION,
-                lost_then="this machine puts back what it has read",
+                lost_then="this machine puts back what its journal has",
                 waited_s=DEADLINE_S,
                 remedy="move it away, or name another file in the url",
             ),

@@ -226,7 +226,7 @@ def test_the_page_marks_a_shadow_limit_and_its_refusals(page: Served) -> None:
     text = get(page).text
     assert len(re.findall(r"700 units in any 24 hours, only [^<]*; a shadow, which refuses no call", text)) == 1
     assert re.search(
-        r"\d+ calls left that a shadow limit would have refused: <bdi>\d+ by limit &#39;trial&#39;</bdi>\.", text
+        r"\d+ calls would have been refused by a shadow limit: <bdi>\d+ by limit &#39;trial&#39;</bdi>\.", text
     )
     assert "trial: a shadow: it counts and refuses no call, and would refuse calls now" in text
 

@@ -115,7 +115,7 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
     run.send_signal(signal.SIGKILL)
     run.wait()
     (row,) = runs(command)
-    assert row["outcome"] == "unfinished"
+    assert (row["outcome"], row["attempts"], row["units"]) == ("unfinished", 1, 1), "as the ledger's log tells"
     assert "unfinished" in command("runs").stdout
 
 
