@@ -23,7 +23,7 @@ from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transien
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.redact import redact
-from quota.common.text import describe, many, one_line
+from quota.common.text import describe, many, one_line, spell
 from quota.errors import SlowAnswer
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of, wants_store
@@ -191,7 +191,8 @@ class Attempts:
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
             return False
-        return self.failure_of(error, checkpoint).kind == "transient"
+        failure = self.failure_of(error, checkpoint)
+        return failure.kind == "transient" and failure.wait_ms < LAST_ATTEMPT_S * 1_000
 
     def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
         why, wait_s = self.failure_of(state.outcome.exception(), checkpoint).message, state.next_action.sleep
@@ -242,7 +243,7 @@ Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 class Failure(NamedTuple):
     """One failed step, classified. `message` is one line without secrets. `answered`: upstream answered with the error;
-    `silent`: the address that did not answer, or not in time.
+    `silent`: the address that did not answer, or not in time. `wait_ms`: how long upstream asks to wait.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
     transient   another attempt may succeed
@@ -257,6 +258,7 @@ class Failure(NamedTuple):
     bucket: str | None = None
     answered: bool = False
     silent: str = ""
+    wait_ms: int = 0
 
     @property
     def of_one_call(self) -> bool:
@@ -295,7 +297,7 @@ _UNREACHABLE = frozenset(
 
 
 def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
-    from quota.clients.upstream import upstream_of
+    from quota.clients.upstream import asked_wait_ms, upstream_of
 
     status, headers, body = answer
     fault = upstream_of(book).read(status, headers, body, method=method, at_ms=host_clock()).error
@@ -307,7 +309,9 @@ def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
         case "daily_exhausted" | "project_blocked" | "closed":
             return Failure("exhausted", message, fault.bucket, answered=True)
         case "transient_rate" | "transient_server":
-            return Failure("transient", message, answered=True)
+            wait_ms = asked_wait_ms(status, headers, host_clock())
+            asks = f"; upstream asks to wait {spell(wait_ms)}" if wait_ms else ""
+            return Failure("transient", message + asks, answered=True, wait_ms=wait_ms)
         case "config":
             return Failure("config", f"{message}; {fault.remedy}" if fault.remedy else message, answered=True)
         case "request" if fault.reason == "invalidPageToken":

@@ -49,7 +49,7 @@ def videos(region: str, refusals: list[quota.Refused]) -> Iterator[list[dict[str
         except quota.Refused as refused:
             refusals.append(refused)  # dlt loads the fetched pages together with the place
         except requests.HTTPError as error:
-            if "invalidPageToken" not in error.response.text:
+            if error.response is None or "invalidPageToken" not in error.response.text:
                 raise
             place["token"] = None  # upstream no longer takes the stored page token: the next run begins anew
             logger.warning("%s: no page for the stored token", region)

@@ -95,6 +95,11 @@ def upstream_of(book: CostBook) -> Google:
     return Described(book) if book.described else Google(book)
 
 
+def asked_wait_ms(status: int, headers: Headers, at_ms: int) -> int:
+    """How long the Retry-After of an answer asks to wait, in ms; 0 if it does not say."""
+    return max(0, (Answer(status, headers, b"", at_ms).retry_at_ms or at_ms) - at_ms)
+
+
 def passes_on(book: CostBook, endpoint: str | None) -> bool:
     """Whether `quota proxy` can serve a credential with this book and endpoint: it must know where the API is, and
     which method a request is."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from quota.jobs.runner import _refused, run_job
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.reports.runs import RegionOfRun
 from support.configurations import configuration
-from support.emulator import Emulator
+from support.emulator import Emulator, faulted
 from support.installation import Installation, outcomes
 from support.servers import until
 
@@ -253,6 +255,19 @@ def test_trouble_that_stays_fails_the_region_alone_and_the_next_run_goes_on_from
     assert list(outcomes(again).items()) == [("DE", "done"), ("US", "done"), ("FR", "done")]
     assert again.regions[0].pages == 1
     assert bench.rows("SELECT count(*), count(DISTINCT taken_at_ms) FROM rankings WHERE region = 'DE'") == [(100, 1)]
+
+
+def test_a_long_wait_that_upstream_asks_for_costs_no_further_attempts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = replace(faulted(429, None), headers=(("Retry-After", "7200"),))
+    monkeypatch.setattr("support.emulator.faulted", lambda *_: busy)
+    bench.configure(regions=["US"], pages=2)
+    bench.upstream.fault("status", status=429)
+    (failed,) = bench.run().regions
+    assert (failed.outcome, failed.units, bench.requests) == ("failed", 1, 1)
+    assert failed.error is not None
+    assert re.search(r"; upstream asks to wait (2h 00m|1h 59m)", failed.error)
 
 
 @pytest.mark.parametrize(
