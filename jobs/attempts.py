@@ -299,8 +299,8 @@ _UNREACHABLE = frozenset(
 def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
     from quota.clients.upstream import asked_wait_ms, upstream_of
 
-    status, headers, body = answer
-    fault = upstream_of(book).read(status, headers, body, method=method, at_ms=host_clock()).error
+    (status, headers, body), at_ms = answer, host_clock()
+    fault = upstream_of(book).read(status, headers, body, method=method, at_ms=at_ms).error
     if fault is None:
         return Failure("region", f"upstream said {status}", answered=True)
     reason = f" ({fault.reason})" if fault.reason else ""
@@ -309,7 +309,7 @@ def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
         case "daily_exhausted" | "project_blocked" | "closed":
             return Failure("exhausted", message, fault.bucket, answered=True)
         case "transient_rate" | "transient_server":
-            wait_ms = asked_wait_ms(status, headers, host_clock())
+            wait_ms = asked_wait_ms(status, headers, at_ms)
             asks = f"; upstream asks to wait {spell(wait_ms)}" if wait_ms else ""
             return Failure("transient", message + asks, answered=True, wait_ms=wait_ms)
         case "config":

@@ -94,7 +94,7 @@ def _told_by_the_log(session: Session, past_runs: Sequence[Run]) -> Sequence[Run
     try:
         projects = [session.project(settings.name) for settings in projects_of(session).values()]
         rows = read_spending(projects, ["run"], began_ms - MINUTE_MS).rows
-    except quota.LedgerError:
+    except (quota.LedgerError, quota.ConfigError):
         return past_runs
     spent = {run: (calls, units) for (run,), calls, units in rows}
 

@@ -66,7 +66,7 @@ def test_every_command_that_a_message_names_exists_with_its_options() -> None:
 
 
 def test_every_option_that_a_message_names_is_one_of_a_command() -> None:
-    known = {option for command in COMMANDS for option in options_of(command)}
+    options = {option for command in COMMANDS for option in options_of(command)}
     for text in (text for path in SOURCES for text in texts(tree_of(path)) if " " in text):  # several words
         ours = re.sub(r"`quota [^`]*`|(?:: |#   )quota .*|pipx .*", "", text)
-        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours)) <= known, text
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours)) <= options, text

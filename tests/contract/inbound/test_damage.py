@@ -43,8 +43,8 @@ def test_a_storage_that_is_not_there_is_one_error(kind: str, tmp_path: Path) -> 
     place = f"{tmp_path}/none.sock" if kind == "unix" else f"u:secret@127.0.0.1:{free_port()}/0"
     with closing(open_storage(f"{kind}://{place}")) as storage:
         for ask in all_asks(storage, policy("log", 1)):
-            said = away(ask)
-            assert ("cannot be reached" in said, "secret" in said) == (True, False)
+            message = away(ask)
+            assert ("cannot be reached" in message, "secret" in message) == (True, False)
 
 
 def test_all_workers_start_one_new_file_after_a_deletion(tmp_path: Path, clock: Clock) -> None:
@@ -63,7 +63,7 @@ def test_all_workers_start_one_new_file_after_a_deletion(tmp_path: Path, clock: 
         assert running.decide(one, "ann").admitted
     for one in rules:
         assert not running.decide(one, "ann").admitted
-        assert [found.used for found in new.top(one)] == [3]
+        assert [entry.used for entry in new.top(one)] == [3]
     running.close()
     new.close()
 
@@ -180,14 +180,14 @@ def test_foreign_data_is_one_error(redis_server: RedisServer, clock: Clock, algo
         for n in range(len(fill(client, redis_server.url, one, clock))):
             spoil(client, fill(client, redis_server.url, one, clock)[n], how)
             storage = open_storage(redis_server.url, clock=clock)
-            said = []
+            messages = []
             for ask in all_asks(storage, one):
                 try:
                     ask()
                 except StorageAway as error:
-                    said.append(str(error))
-            assert 0 < len(said) < 6
-            assert [text for text in said if "\n" in text] == []
+                    messages.append(str(error))
+            assert 0 < len(messages) < 6
+            assert [text for text in messages if "\n" in text] == []
             storage.close()
         client.flushall()
 
@@ -262,12 +262,12 @@ def everything(place: LedgerStorage) -> Iterator[bytes]:
     with place.open() as client:
         for key in place.keys("*"):
             kind = client.type(key)
-            found = {
+            value = {
                 b"hash": client.hgetall,
                 b"list": lambda key: client.lrange(key, 0, -1),
                 b"string": client.get,
             }[kind](key)
-            yield key + repr(found).encode()
+            yield key + repr(value).encode()
 
 
 def salts(place: LedgerStorage) -> set[str]:
@@ -335,7 +335,7 @@ def test_a_rotation_changes_names_and_frees_nobody(storage: Storage, url: str, c
     other = open_storage(url, clock=clock)
     one = policy(algorithm, 3, 3 * MINUTE_MS)
     assert [workers.decide(one, "ann").admitted for workers in (storage, other, storage)] == [True] * 3
-    names = {found.name for found in storage.top(one)}
+    names = {entry.name for entry in storage.top(one)}
     since_ms = storage.rotate()
     assert since_ms == clock.ms + ROTATION_LEAD_MS
     admitted_ms = []
@@ -347,7 +347,7 @@ def test_a_rotation_changes_names_and_frees_nobody(storage: Storage, url: str, c
     if algorithm == "log":
         assert all(late - early >= 3 * MINUTE_MS for early, late in zip(admitted_ms, admitted_ms[3:], strict=False))
     assert len(admitted_ms) == pytest.approx(14, abs=2), "one a minute"
-    assert {found.name for found in other.top(one)} & names == set()
+    assert {entry.name for entry in other.top(one)} & names == set()
     other.close()
 
 

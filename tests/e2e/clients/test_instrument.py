@@ -847,17 +847,17 @@ def test_opentelemetrys_own_instrumentation_goes_on_in_either_order(
     try:
         if quota_first:
             quota.instrument()
-        for one in instrumentors:
-            one.instrument(tracer_provider=provider)
+        for instrumentor in instrumentors:
+            instrumentor.instrument(tracer_provider=provider)
         if not quota_first:
             quota.instrument()
         assert seen() == (3, 3, 3)
-        assert all("traceparent" in one.headers for one in server.arrived)
+        assert all("traceparent" in instrumentor.headers for instrumentor in server.arrived)
         quota.uninstrument()
         assert seen() == (6, 3, 6)
     finally:
-        for one in instrumentors:
-            one.uninstrument()
+        for instrumentor in instrumentors:
+            instrumentor.uninstrument()
     quota.instrument()
     assert seen() == (9, 6, 6)
 
