@@ -13,7 +13,7 @@ import atexit
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
@@ -64,7 +64,7 @@ class Recorder:
         if not self._has_begun:
             self._has_begun = True
             start_over_in_child(self)
-            _recorders.add(self)
+            _recorders[id(self)] = self
         counts = self._counts
         if kind in counts or len(counts) < MAX_KINDS:
             counts[kind] = counts.get(kind, 0) + calls
@@ -97,7 +97,7 @@ class Recorder:
                 refusal_text(decision, job, region, run, machine_name(), calls)
                 for decision, job, region, run, calls in newest
             ]
-            rows = [RefusalCount(*kind, calls) for kind, calls in counts.items()]
+            rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]  # others may add meanwhile
             for first in range(0, len(rows), MAX_COUNTS):
                 self._state.add_refusals(rows[first : first + MAX_COUNTS], texts)
                 texts = []
@@ -111,7 +111,7 @@ class Recorder:
             self._lock.release()
 
 
-_recorders: WeakSet[Recorder] = WeakSet()
+_recorders: WeakValueDictionary[int, Recorder] = WeakValueDictionary()
 
 
 def close_all(recorders: Iterable[Recorder]) -> float:
@@ -127,4 +127,4 @@ def close_all(recorders: Iterable[Recorder]) -> float:
 @atexit.register
 def _at_exit() -> None:
     with suppress(Exception):  # the process ends
-        close_all(list(_recorders))
+        close_all([recorder for ref in _recorders.valuerefs() if (recorder := ref()) is not None])

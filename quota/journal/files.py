@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 from zlib import crc32
 
 from quota.common.clock import utc
@@ -385,8 +385,6 @@ class _LockFile(io.FileIO):
     """A file that is locked until it is closed. C code closes it, where no signal handler runs: at the end of its
     block, or, if an exception comes before the block begins, as soon as nobody refers to it."""
 
-    holder = 0
-
     def __del__(self) -> None:
         self.close()
 
@@ -399,7 +397,8 @@ class FileLock:
 
     def __init__(self, path: str, what: str) -> None:
         self._path, self._what = path, what
-        self._files: WeakSet[_LockFile] = WeakSet()
+        self._opened: WeakSet[_LockFile] = WeakSet()  # nobody goes through it while other threads add to it
+        self._held: WeakValueDictionary[int, _LockFile] = WeakValueDictionary()  # by the thread that locked it
 
     def taken(self, wait_s: float) -> AbstractContextManager[object]:
         """Take the lock, until the `with` block of the returned value ends.
@@ -407,14 +406,15 @@ class FileLock:
         Raises LedgerError if another process holds it for `wait_s`, and OSError if nobody can lock it.
         """
         me = threading.get_ident()
-        if any(file.holder == me and not file.closed for file in self._files):
+        held = self._held.get(me)
+        if held is not None and not held.closed:
             return nullcontext()
         make_folder(os.path.dirname(self._path))
         file = _LockFile(self._path, "r+", opener=_open_lock)
         try:
-            self._files.add(file)
+            self._opened.add(file)
             self._wait_for(file, wait_s)
-            file.holder = me
+            self._held[me] = file
         except BaseException:
             file.close()
             raise
@@ -422,7 +422,7 @@ class FileLock:
 
     def start_over(self) -> None:
         """In a forked child: close the copies, which would hold the parent's lock as long as the child lives."""
-        for file in list(self._files):
+        for file in list(self._opened):
             file.close()
 
     def _wait_for(self, file: _LockFile, wait_s: float) -> None:

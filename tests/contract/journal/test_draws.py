@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from contract.journal.journals import IDENTITY, NOW_MS, entry, forked, journal
 from quota.errors import LedgerError
 from quota.journal.draws import SPARE_LINES, Draws
+from quota.journal.files import FileLock
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
 from quota.rules.entry import Entry
@@ -164,3 +168,29 @@ def test_a_draw_dated_ahead_counts_and_is_dated_back(tmp_path: Path) -> None:
     assert draws.drawn_units(NOW_MS, DAY_MS) == 50
     assert draw(draws, entry(), allowance_units=51)
     assert draw(draws, entry(), now_ms=NOW_MS + DAY_MS)
+
+
+def test_threads_that_begin_meanwhile_lock_each_other_out(tmp_path: Path, often_switching: None) -> None:
+    lock, inside, most_inside = FileLock(str(tmp_path / "lock"), "the lock"), [], []
+
+    def lock_twice(number: int) -> None:
+        with lock.taken(30), lock.taken(30):
+            inside.append(number)
+            most_inside.append(len(inside))
+            inside.remove(number)
+
+    with ThreadPoolExecutor(150) as threads:  # each thread locks for the first time while others wait
+        with lock.taken(30):
+            waiting = [threads.submit(lock_twice, number) for number in range(150)]
+        for each in waiting:
+            each.result()
+    assert most_inside == [1] * 150
+
+
+@pytest.fixture
+def often_switching() -> Iterator[None]:
+    """Threads take turns as often as Python lets them."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
