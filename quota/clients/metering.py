@@ -39,8 +39,8 @@ from quota.rules.entry import CALLS, others_units
 from quota.rules.facts import Exhaustion
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
-from quota.terms.evidence import Heard, Level, heard, no_longer
-from quota.terms.limits import DAY_MS, SECOND_MS, leaves_at
+from quota.terms.evidence import Heard, Level, heard
+from quota.terms.limits import DAY_MS, SECOND_MS, leaves_at, no_longer
 
 _log = logging.getLogger("quota")
 
@@ -416,7 +416,7 @@ def _granted(budget: Budget, level: Level) -> int | None:
         return None
     for limit in budget.limits:
         most = granted_units(limit, {bucket.name: units})
-        if most == 0 or (most is not None and not no_longer(limit.view.window, bucket.window)):
+        if most == 0 or (most is not None and not no_longer(limit.view.window.longest_ms, bucket.window.longest_ms)):
             return None
     return units
 

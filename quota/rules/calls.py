@@ -22,7 +22,7 @@ from quota.rules.entry import FURTHER, RESERVED, START, Entry
 from quota.rules.facts import Facts, Grant
 from quota.terms.arguments import MAX_NUMBER, check_name, whole
 from quota.terms.costs import MAX_PARTS, CostBook, Part
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs, paced_units
+from quota.terms.limits import DAY_MS, Calendar, Limit, no_longer, of_jobs, paced_units
 
 MAX_CHARGE_UNITS = 10**9
 """The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
@@ -78,13 +78,10 @@ def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
     0 or more. None if the grants do not apply: the limit counts another bucket, several buckets, or calls, or its
     window is longer than a day, which is the longest period of an upstream grant."""
     selector = limit.view.selector
-    if selector.count == "calls" or len(selector.buckets) != 1 or limit.view.window.longest_ms > _LONG_DAY_MS:
+    if selector.count == "calls" or len(selector.buckets) != 1 or not no_longer(limit.view.window.longest_ms, DAY_MS):
         return None
     units = granted.get(selector.buckets[0])
     return None if units is None else max(0, units - limit.headroom_units)
-
-
-_LONG_DAY_MS = 25 * HOUR_MS
 
 
 def wanted_grants(

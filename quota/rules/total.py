@@ -23,7 +23,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from quota.rules.entry import CALLS, START, Entry, Id, Others, id_text, others_units, read_id
-from quota.terms.limits import SLACK_MS, Calendar, View, cutoff, leaves_at
+from quota.terms.limits import SLACK_MS, Calendar, View, as_long, cutoff, leaves_at
 
 MAX_LEAVING = 2_000
 """The most leaving charges that a total holds. It reads more when these have left."""
@@ -123,9 +123,7 @@ class RunningTotal:
             return False
         if not entry.method.isdigit():
             return True
-        heard_ms = int(entry.method)  # 24 hours are a day, which may have 25, and 30 days a month
-        is_as_long = 24 * longest_ms <= 25 * heard_ms and 24 * heard_ms <= 25 * longest_ms
-        return is_as_long and (selector.count == "units" or entry.region == CALLS)
+        return as_long(longest_ms, int(entry.method)) and (selector.count == "units" or entry.region == CALLS)
 
     def _others_leave_ms(self, entry: Entry) -> int:
         """When an entry of others leaves: at the end of its period, or of the calendar period in which it began, but no

@@ -16,7 +16,7 @@ from quota.common.hosts import is_googles
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, KeyPlace, RequestBody, Reserve, Route
-from quota.terms.limits import HOUR_MS, Calendar, Limit, Selector, Window
+from quota.terms.limits import Calendar, Limit, Selector, Window, no_longer
 
 
 class Quota(NamedTuple):
@@ -349,6 +349,5 @@ def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> l
 
 def _granted_within(bucket: Bucket, window: Window) -> int:
     """The least that upstream grants in a window which a limit of that window bounds."""
-    longest_ms = window.longest_ms + HOUR_MS  # 24 hours bound a day, and a day with a clock change is longer
-    grants = [quota.units for quota in bucket.quotas if quota.window.longest_ms <= longest_ms]
-    return min(grants, default=bucket.quota_units)
+    bounded = [quota for quota in bucket.quotas if no_longer(quota.window.longest_ms, window.longest_ms)]
+    return min((quota.units for quota in bounded), default=bucket.quota_units)

@@ -3,7 +3,6 @@
     Level          `remaining_units` of `limit_units` until `reset_ms`, as one answer says it
     Heard          what follows from a level: until when it holds, and which limits it concerns
     heard          makes a Heard of a Level; None if nothing follows
-    no_longer      whether a window is no longer than another
     whole_limits   the limits that count every unit of a bucket, whoever uses it
 
 A level never frees units. It only says that no more than this remains: if we expect more, others have used the
@@ -29,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from quota.terms.costs import Bucket, CostBook
-from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Window
+from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Window, as_long, no_longer
 
 
 class Level(NamedTuple):
@@ -89,7 +88,7 @@ def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int
         return None
     if level.reset_ms is not None:
         until_ms = min(until_ms, level.reset_ms)
-    concerned = tuple([limit for limit in whole if _as_long(limit.view.window, window)])
+    concerned = tuple([limit for limit in whole if as_long(limit.view.window.longest_ms, window.longest_ms)])
     alone = tuple([limit for limit in concerned if (limit.view.selector.buckets or (*book.buckets,)) == (bucket.name,)])
     return Heard(level, since_ms, until_ms, concerned, alone)
 
@@ -100,23 +99,14 @@ def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -
 
     def numbers(window: Window) -> set[int]:
         granted = {quota.units for quota in bucket.quotas if quota.window == window}
-        return granted | {limit.quota_units for limit in whole if _as_long(limit.view.window, window)}
+        length_ms = window.longest_ms
+        return granted | {limit.quota_units for limit in whole if as_long(limit.view.window.longest_ms, length_ms)}
 
     named = [window for window in windows if level.limit_units in numbers(window)] or windows
     if level.reset_ms is None:
         return named[0]
     left_ms = level.reset_ms - now_ms
-    return next((window for window in named if 24 * left_ms <= 25 * window.longest_ms), named[-1])
-
-
-def _as_long(window: Window, other: Window) -> bool:
-    """Whether two windows have the same length."""
-    return no_longer(window, other) and no_longer(other, window)
-
-
-def no_longer(window: Window, other: Window) -> bool:
-    """Whether a window is no longer than another: 24 hours are a day, which may have 25, and 30 days a month."""
-    return 24 * window.longest_ms <= 25 * other.longest_ms
+    return next((window for window in named if no_longer(left_ms, window.longest_ms)), named[-1])
 
 
 def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:

@@ -157,6 +157,17 @@ class Calendar:
 Window = Sliding | Calendar
 
 
+def no_longer(length_ms: int, other_ms: int) -> bool:
+    """Whether a window is no longer than another. A day may have 25 hours and a month 31 days: both are as long as
+    24 hours and 30 days."""
+    return 24 * length_ms <= 25 * other_ms
+
+
+def as_long(length_ms: int, other_ms: int) -> bool:
+    """Whether two windows have the same length."""
+    return no_longer(length_ms, other_ms) and no_longer(other_ms, length_ms)
+
+
 def cutoff(window: Window, at_ms: int) -> int:
     """The newest millisecond that no longer counts (L5)."""
     return window.edges(at_ms)[0] - 1 if isinstance(window, Calendar) else at_ms - window.window_ms
