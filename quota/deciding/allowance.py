@@ -15,10 +15,12 @@ the ledger; then `debt_repaid`, or `allowance_used` if the process ends before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.log import warn
 from quota.deciding.corrections import add, correct, find
+from quota.deciding.losses import StillCountingError
 from quota.decision import AllowanceState
 from quota.errors import LedgerError
 from quota.rules.entry import START, Entry, Id, is_reservation
@@ -144,11 +146,17 @@ def owed_units(project: Project) -> int:
 
 def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
     """Set the units of draws of this machine, by their keys; returns the first draw as it was. Returns None, and sets
-    nothing, if any of them is not here. The next hand-over tells the ledger. Raises LedgerError."""
+    nothing, if any of them is not here. The ledger learns it now if it has the draws, else by their hand-over. Raises
+    LedgerError."""
     if project.journal is None:
         return None
     before = project.journal.draws.settle(units)
-    return None if before is None else before.entry
+    if before is None:
+        return None
+    if before.handed_id is not None:  # another machine may settle it next
+        with suppress(LedgerError, StillCountingError):
+            hand_over(project)
+    return before.entry
 
 
 def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:

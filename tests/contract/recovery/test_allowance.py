@@ -94,3 +94,13 @@ def test_a_refusal_shows_what_was_drawn_and_when_it_frees(far: Site, line: Proxy
         "frees_at": rfc3339(frees_ms),
     }
     assert f"20 of 20 units drawn, 0 left until {moment(frees_ms)}" in refused.sentence()
+
+
+def test_a_draw_that_was_handed_over_has_the_units_that_it_was_settled_to_last(far: Site, line: Proxy) -> None:
+    here, elsewhere = far.machine().budget(limit(100), allowance=ALLOWANCE), far.machine().budget(limit(100))
+    with cut(line):
+        drawn = here.charge("videos.list", units=5).id
+    here.usage()  # hands it over
+    here.refund(drawn)
+    elsewhere.settle(drawn, 4)
+    assert [budget.usage()[0].used_units for budget in (here, elsewhere)] == [4, 4]
