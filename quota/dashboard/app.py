@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -167,12 +166,12 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
     def file(content: bytes, media_type: str) -> Callable[[Request], Response]:
         return lambda _: Response(content, media_type=media_type, headers={"cache-control": "max-age=86400"})
 
-    async def not_found(_: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        text = "There is no such page." if status == 404 else "This page answers GET and HEAD only."
-        html = await run_in_threadpool(site.error, "Not found" if status == 404 else "Not allowed", text, host_clock())
-        more = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        return HTMLResponse(html, status, {"cache-control": "no-store", **more})
+    # Starlette finds a handler by its status only for an HTTPException.
+    async def not_found(_: Request, error: Any) -> Response:
+        is_missing = error.status_code == 404
+        text = "There is no such page." if is_missing else "This page answers GET and HEAD only."
+        html = await run_in_threadpool(site.error, "Not found" if is_missing else "Not allowed", text, host_clock())
+        return HTMLResponse(html, error.status_code, {"cache-control": "no-store", **(error.headers or {})})
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from quota.common.clock import local
@@ -189,23 +189,23 @@ def chart(curve: Curve, limit_units: int, colours: Mapping[str, int], next_ms: i
     return Chart(
         tuple(bands),
         ahead,
-        y(ahead_units[0]) if ahead_units else 100,
-        y(ahead_units[-1]) if ahead_units else 100,
-        bool(ahead_units) and ahead_units[len(ahead_units) // 3] > ahead_units[0],
-        bool(ahead_units) and ahead_units[-1] < ahead_units[0] - top * TALL,
+        y(ahead_units[0]),
+        y(ahead_units[-1]),
+        ahead_units[len(ahead_units) // 3] > ahead_units[0],
+        ahead_units[-1] < ahead_units[0] - top * TALL,
         x(curve.now_ms),
         y(limit_units),
         tuple(_times(curve, x)),
-        tuple(_unit_ticks(limit_units, y, y(ahead_units[-1]) if ahead_units else None)),
+        tuple(_unit_ticks(limit_units, y, y(ahead_units[-1]))),
         x(next_ms) if next_ms is not None and curve.now_ms <= next_ms <= curve.end_ms else None,
     )
 
 
 def _grouped(curve: Curve, colours: Mapping[str, int]) -> list[tuple[str, int, Sequence[int]]]:
     """Jobs with their colours and units, from the bottom of the stack to its top."""
-    own = sorted((job for job in curve.jobs if colours.get(job)), key=lambda job: colours[job])
-    rest = [units for job, units in curve.jobs.items() if not colours.get(job)]
-    stack: list[tuple[str, int, Sequence[int]]] = [(job, colours[job], curve.jobs[job]) for job in own]
+    stack: list[tuple[str, int, Sequence[int]]]
+    stack = [(job, colour, curve.jobs[job]) for job, colour in colours.items() if job in curve.jobs]
+    rest = [units for job, units in curve.jobs.items() if job not in colours]
     if rest:
         stack.append((OTHERS, 0, [sum(of_job) for of_job in zip(*rest, strict=True)]))
     return stack
@@ -228,13 +228,10 @@ def _label_y(job: str, below: Sequence[int], above: Sequence[int], top: float, n
 
 def _stretches(units: Sequence[int]) -> Iterable[tuple[int, int]]:
     """The stretches with units, one place wider on each side: first and end."""
-    first: int | None = None
-    for n, own in enumerate([*units, 0]):
-        if own and first is None:
-            first = max(0, n - 1)
-        elif not own and first is not None:
-            yield first, min(n + 1, len(units))
-            first = None
+    for has_units, group in groupby(range(len(units)), lambda n: bool(units[n])):
+        if has_units:
+            places = list(group)
+            yield max(0, places[0] - 1), min(places[-1] + 2, len(units))
 
 
 def _line(xs: Sequence[str], ys: Sequence[float], begin: str = "M") -> str:
@@ -248,14 +245,14 @@ def _n(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
-def _unit_ticks(limit_units: int, y: Callable[[float], float], ahead_end: float | None) -> Iterable[Tick]:
+def _unit_ticks(limit_units: int, y: Callable[[float], float], ahead_end: float) -> Iterable[Tick]:
     """Round numbers below the limit, at most four, at the right edge. At the end of the forecast stands no label."""
     size = 10 ** (len(str(limit_units)) - 1)
     step = next(size * part // 10 for part in (2, 5, 10, 20, 50) if limit_units * 10 <= size * part * 4)
     step = max(1, step)
     for units in range(step, limit_units, step):
         at = y(units)
-        hidden = (ahead_end is not None and -3 < ahead_end - at < 9) or at > 95
+        hidden = -3 < ahead_end - at < 9 or at > 95
         if units <= limit_units * 0.9:
             yield Tick(at, "" if hidden else f"{units:,}")
 

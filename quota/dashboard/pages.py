@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -59,14 +60,6 @@ class State(NamedTuple):
         return [reading.value for _, reading in self.added if reading.value is not None]
 
     @property
-    def forecast(self) -> Forecast | None:
-        return forecast_of(reading for _, reading in self.added)
-
-    @property
-    def regions(self) -> list[Region]:
-        return [region for part in self.parts for region in part.regions]
-
-    @property
     def runs(self) -> list[Run]:
         return [run for part in self.parts for run in part.runs]
 
@@ -111,6 +104,7 @@ class Site:
         """The verdict, the limits, who spent it, freshness, refusals and runs."""
         now, now_ms = state.now.value, state.now_ms
         down = state.now.error is not None
+        forecast = forecast_of(reading for _, reading in state.added)
         credentials = [] if now is None else [self._credential(row, now, down) for row in now.status.credentials]
         verdicts = [credential["verdict"] for credential in credentials]
         return self._render(
@@ -120,17 +114,17 @@ class Site:
             refresh_s=refresh_s,
             notices=_notices(state),
             credentials=credentials,
-            projects=[] if now is None else self._projects(now, state.curves.value or {}, state.forecast),
+            projects=[] if now is None else self._projects(now, state.curves.value or {}, forecast),
             read_ms=state.now.read_ms,
             spending=[_spending(project, spans) for project, spans in (state.spent.value or {}).items()],
             spans=[duration(span_ms) for span_ms in SPANS_MS],
-            jobs=_freshness(state.regions),
+            jobs=_freshness(region for part in state.parts for region in part.regions),
             notes=[note for part in state.parts for note in part.notes],
             refusals=_folded([{"kept": kept, "key": key_of(kept)} for kept in now.refusals] if now else [], REFUSALS),
             runs=_folded(state.runs, RUNS),
             knows_jobs=bool(state.added),
             several_projects=now is not None and len({row.settings.project for row in now.status.credentials}) > 1,
-            prices=list(self._prices(now)),
+            prices=[] if now is None else list(self._prices(now)),
         )
 
     def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
@@ -170,10 +164,8 @@ class Site:
         order = list(self._settings.jobs)
         return sorted(largest, key=lambda job: (-largest[job], order.index(job) if job in order else len(order), job))
 
-    def _prices(self, now: Now | None) -> Iterator[tuple[str, int]]:
+    def _prices(self, now: Now) -> Iterator[tuple[str, int]]:
         """The prices of a few calls, for a reader who does not know units."""
-        if now is None:
-            return
         first = next(iter(self._settings.credentials.values()))
         book = first.book.at(now.status.at_ms)
         typical = [method for method in TYPICAL if method in book.methods]
@@ -260,7 +252,6 @@ def _limit(
         "key": key,
         "row": row,
         "window": _window(row),
-        "noun": state.noun,
         "reset_ms": reset_ms,
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
@@ -318,18 +309,8 @@ def _spending(project: str, spans: Sequence[Spending]) -> dict[str, Any]:
     totals, longest = [spending.total_units for spending in spans], spans[-1]
     leading = next((n for n, total in enumerate(totals) if total), 0)
     largest = max((units[leading] for units in spent.values()), default=0) or 1
-    rows = [
-        {
-            "job": job,
-            "method": method,
-            "region": region,
-            "units": units,
-            "share": round(units[leading] * 100 / largest, 1),
-        }
-        for (job, method, region), units in sorted(
-            spent.items(), key=lambda row: ([-units for units in row[1]], row[0])
-        )
-    ]
+    ordered = sorted(spent.items(), key=lambda row: ([-units for units in row[1]], row[0]))
+    rows = [(who, units, round(units[leading] * 100 / largest, 1)) for who, units in ordered]
     begins_late = longest.since_ms > longest.until_ms - SPANS_MS[-1] + DAY_MS
     return {
         "project": project,
@@ -350,7 +331,7 @@ def _by(refusals: Sequence[RefusedSum]) -> str:
 # -- freshness, explanations -------------------------------------------------------------------------------------------
 
 
-def _freshness(regions: Sequence[Region]) -> list[dict[str, Any]]:
+def _freshness(regions: Iterable[Region]) -> list[dict[str, Any]]:
     jobs: dict[tuple[str, str], list[Region]] = {}
     for region in regions:
         jobs.setdefault((region.project, region.job), []).append(region)
@@ -365,13 +346,8 @@ def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
 
 def _paragraphs(parts: Iterator[Part]) -> list[list[Part]]:
     """An explanation in groups: an empty line begins a new group."""
-    groups: list[list[Part]] = [[]]
-    for part in parts:
-        if isinstance(part, Table) or part.text:
-            groups[-1].append(part)
-        else:
-            groups.append([])
-    return [group for group in groups if group]
+    groups = groupby(parts, lambda part: isinstance(part, Table) or bool(part.text))
+    return [[*group] for has_words, group in groups if has_words]
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------

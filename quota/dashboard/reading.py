@@ -117,9 +117,9 @@ def _calls(session: Session, credential: str) -> Searches | None:
         return Searches(0, str(error))
     if not decision.admitted:
         why = decision.why()
-        is_long = decision.reason in ("exhausted", "closed")  # upstream's words stand below
-        brief = why.partition(" (")[0] if is_long else why
-        return Searches(0, brief, decision.retry_at_ms)
+        if decision.reason in ("exhausted", "closed"):  # upstream's words stand below
+            why = why.partition(" (")[0]
+        return Searches(0, why, decision.retry_at_ms)
     left = [state.remaining_units // state.cost_units for state in enforced(decision.limits) if state.cost_units]
     return Searches(min(left)) if left else None
 

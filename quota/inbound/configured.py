@@ -96,8 +96,7 @@ def rule_of(table: TomlTable, name: str) -> Rule:
     """One rule. Raises ConfigError."""
     row = table.read(name)
     limits = [_limit(limit) for limit in row.read("limits") or [row]]
-    keys = ("path", "methods", "algorithm", "cost", "fail", "shadow", "count_rejected")
-    given: dict[str, Any] = {key: row.read(key) for key in keys}
+    given = row.members("path methods algorithm cost fail shadow count_rejected")
     try:
         return Rule(name, limits, **given)
     except ConfigError as error:

@@ -148,11 +148,16 @@ class Decider:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._breaker = Breaker(storage.label)
-        self.counts = Counts()
-        self._threads = _threads()
-        self._hand_over_at = 0.0
+        self.start_over_in_child()
         start_over_in_child(self)
         atexit.register(_hand_over_rest, ref(self))
+
+    def start_over_in_child(self) -> None:
+        """The parent hands over its own counts. Its threads do not exist in the child."""
+        self.counts = Counts()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
+        self._hand_over_at = 0.0
+        self._breaker.start_over_in_child()
 
     def decide(self, rule: Rule, identity: str) -> Verdict:
         """Decide in this thread, which may wait up to WALL_S."""
@@ -223,17 +228,6 @@ class Decider:
             timer.daemon = True
             with suppress(RuntimeError):  # no thread can start; the process also hands over at its end
                 timer.start()
-
-    def start_over_in_child(self) -> None:
-        """The parent hands over its own counts. Its threads do not exist in the child."""
-        self.counts = Counts()
-        self._threads = _threads()
-        self._hand_over_at = 0.0
-        self._breaker.start_over_in_child()
-
-
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
 
 
 def _hand_over_rest(decider: ref[Decider]) -> None:

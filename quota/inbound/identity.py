@@ -117,7 +117,12 @@ class Proxies:
         return self._address(client, peer)
 
     def _address(self, client: Address | None, peer: str | None) -> str:
-        if client is None and not peer and not self._is_warned:
+        """The identity of an address. An IPv6 address is cut to its network."""
+        if isinstance(client, IPv6Address):
+            client = IPv6Address(int(client) >> IPV6_BITS << IPV6_BITS)
+        if client is not None or peer:
+            return _named("a", str(client or peer))
+        if not self._is_warned:
             self._is_warned = True
             trust = "" if self._unix else f'add "{UNIX}" to trusted_proxies, and '
             warn(
@@ -125,7 +130,7 @@ class Proxies:
                 f"requests over a unix socket name no client, so all of them share one limit; {trust}have the proxy "
                 f"send {self.field}",
             )
-        return _written(client, peer)
+        return f"a:{UNIX}"
 
     def _look_up(self, address: Address) -> bool:
         return any(address.version == network.version and address in network for network in self._networks)
@@ -168,8 +173,7 @@ class Identify:
         user_of: Callable[[Mapping[str, Any]], str | None],
         lines_of: Callable[[Mapping[str, Any], str], list[str]],
     ) -> str:
-        key = None if self._key_field is None else self._key(lines_of(request, self._key_field))
-        if key:
+        if self._key_field is not None and (key := self._key(lines_of(request, self._key_field))):
             return key
         name = at_once("user", (user_of if self._user is None else self._user)(request))
         if name:
@@ -229,15 +233,6 @@ def _parsed(text: str) -> Address | None:
     if isinstance(address, IPv6Address) and any(address in network for network in _EMBEDDING):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
-
-
-def _written(address: Address | None, peer: str | None) -> str:
-    """The identity of an address. An IPv6 address is cut to its network."""
-    if address is None:
-        return _named("a", peer or UNIX)
-    if isinstance(address, IPv6Address):
-        return f"a:{IPv6Address(int(address) >> IPV6_BITS << IPV6_BITS)}"
-    return f"a:{address}"
 
 
 def _from_the_right(text: str, *, quotes: bool) -> Iterable[str]:

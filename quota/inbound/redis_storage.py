@@ -187,19 +187,14 @@ class RedisStorage:
         """The name of each identity in a window, and its stored number. A list has its name in its key."""
         wanted = f"{PREFIX}{{*}}{_suffix(policy, limit, number)}" + (":*" if policy.algorithm == "log" else "")
         packed = "1" if policy.algorithm == "gcra" else "0"
-        for key in self._keys(wanted):
-            cursor = "0"
-            while True:
-                cursor, *states = self._script("inbound_top", ["1", key, cursor, packed])
-                with self._reading(key):
-                    for name, stored in zip(states[::2], states[1::2], strict=True):
-                        yield name or key.rpartition(":")[2], _count(stored)
-                if cursor == "0":
-                    break
-
-    def _keys(self, wanted: str) -> Iterator[str]:
         try:
-            yield from self._client.scan(wanted)
+            for key in self._client.scan(wanted):
+                cursor = ""
+                while cursor != "0":
+                    cursor, *states = self._script("inbound_top", ["1", key, cursor or "0", packed])
+                    with self._reading(key):
+                        for name, stored in zip(states[::2], states[1::2], strict=True):
+                            yield name or key.rpartition(":")[2], _count(stored)
         except Failed as error:
             raise self._away(error) from error
 

@@ -196,8 +196,6 @@ class Rules:
 
 
 def _pattern(key: str, path: object) -> Pattern:
-    if not isinstance(path, str):
-        raise ConfigError(f"{key}: {show(path)} is not a path; a path begins with /")
     try:
         return parse_pattern(path)
     except ValueError as error:
@@ -268,9 +266,9 @@ class Pattern(NamedTuple):
 EVERYTHING = Pattern((), below=True)
 
 
-def parse_pattern(text: str) -> Pattern:
+def parse_pattern(text: object) -> Pattern:
     """Parse a pattern. Raises ValueError with the mistake and the remedy."""
-    if not text.startswith("/"):
+    if not isinstance(text, str) or not text.startswith("/"):
         raise ValueError(f"{show(text)} is not a path; a path begins with /")
     if len(text) > MAX_PATTERN or not text.isprintable():
         raise ValueError(f"{show(text)}: a pattern has at most {MAX_PATTERN} printable characters")

@@ -45,6 +45,7 @@ from quota.reconcile.reconcile import Counted, Figures
 from quota.session import login_of
 from quota.settings.model import CredentialSettings
 from quota.terms.costs import Monitoring
+from quota.terms.limits import MAX_UNITS
 
 SCOPE = "https://www.googleapis.com/auth/monitoring.read"
 PERMISSION = "monitoring.timeSeries.list"
@@ -61,8 +62,6 @@ ALL_S = 120.0
 PAGE_POINTS = 10_000
 MAX_PAGES = 200
 MAX_BODY_MB = 16
-MAX_UNITS = 10**15
-"""No project uses more; sums of such numbers stay exact."""
 
 LIMIT_SAMPLED_MS = 49 * 3_600_000
 """How old the newest point of a limit may be. Upstream samples it once a day."""
@@ -170,9 +169,7 @@ def _units(point: dict[str, Any]) -> int:
     text = point["value"]["int64Value"]
     if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,19}", text):
         raise TypeError
-    units = int(text)
-    # "No limit" is -1 or the largest number.
-    return min(units, MAX_UNITS)
+    return min(int(text), MAX_UNITS)  # "no limit" is -1 or the largest number
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -205,14 +202,12 @@ def _send(request: HttpRequest, project: str) -> dict[str, Any]:
 
 def _refused(status: int, content: bytes, project: str) -> BadAnswer:
     if status in (401, 403):
-        disabled = "SERVICE_DISABLED" in content.decode("utf-8", "replace")
-        remedy = (
-            "enable the Cloud Monitoring API there"
-            if disabled
-            else f"grant {PERMISSION} (the role Monitoring Viewer) on it to the account that auth names"
-            if status == 403
-            else f"auth must name an account with the permission {PERMISSION}; an API key does not do"
-        )
+        if b"SERVICE_DISABLED" in content:
+            remedy = "enable the Cloud Monitoring API there"
+        elif status == 403:
+            remedy = f"grant {PERMISSION} (the role Monitoring Viewer) on it to the account that auth names"
+        else:
+            remedy = f"auth must name an account with the permission {PERMISSION}; an API key does not do"
         return _failed(f"refused project {project!r} with {status}{_message(content)}; {remedy}")
     if status == 404:
         return _failed(f"knows no project {project!r} (404); check cloud_project")
@@ -234,11 +229,9 @@ def _message(content: bytes) -> str:
     return f" ({shorten(spaced(redact(message)), 160).replace('; ', ', ')})"
 
 
-class _Request(HttpRequest):  # type: ignore[misc]  # the client ships no types
+def _request(http: Any, postproc: Any, *args: Any, **options: Any) -> HttpRequest:
     """A request whose answer must be a JSON object within the limits."""
-
-    def __init__(self, http: Any, postproc: Any, *args: Any, **options: Any) -> None:
-        super().__init__(http, checked(postproc, _LIMITS), *args, **options)
+    return HttpRequest(http, checked(postproc, _LIMITS), *args, **options)
 
 
 _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
@@ -263,7 +256,7 @@ def _service(credential: CredentialSettings) -> Any:
     return build_from_document(
         document,
         http=http,
-        requestBuilder=_Request,
+        requestBuilder=_request,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
 

@@ -253,8 +253,8 @@ def reconcile(
     figures = read_figures(credential, names, since_ms, now_ms)
 
     whole_after_ms = whole_since_ms(project)
-    granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name)) for m in metrics}
-    grants = {bucket: units for bucket, units in granted.items() if units is not None and units >= 0}
+    granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name), -1) for m in metrics}
+    grants = {bucket: units for bucket, units in granted.items() if units >= 0}
     ours = charges(project, since_ms - TOLERANCE_MS)
     counts = [
         count._replace(granted_units=grants.get(count.bucket))

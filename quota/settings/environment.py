@@ -21,11 +21,6 @@ from quota.settings.toml import Either, Keys, Kind, Named, Rows, Table, Text, Va
 PREFIX = "QUOTA__"
 
 
-def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that set a key, with their values."""
-    return {name: environ[name] for name in sorted(environ) if name.startswith(PREFIX)}
-
-
 def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The tables with the values of these variables, and the variable of each path.
 

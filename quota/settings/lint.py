@@ -23,18 +23,14 @@ from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
 from quota.settings.books import as_written
-from quota.settings.model import (
-    BUILT_IN_FETCHES,
-    STORE_FETCHES,
-    CredentialSettings,
-    JobSettings,
-    Settings,
-    state_folder,
-)
+from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, state_folder
 from quota.settings.references import address_of, read_key
 from quota.settings.tables import inbound_table
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
+
+STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
+"""The built-in fetch functions that keep their place in the store."""
 
 
 def lint(settings: Settings) -> list[Finding]:

@@ -28,12 +28,11 @@ from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
 from quota.settings.books import default_limits, load_book, parse_limits
-from quota.settings.environment import PREFIX, overlaid, variables_of
+from quota.settings.environment import PREFIX, overlaid
 from quota.settings.model import (
     BUILT_IN,
     BUILT_IN_FETCHES,
     GIVEN,
-    MAX_MISFIRE_GRACE_MS,
     CredentialSettings,
     JobSettings,
     LedgerSettings,
@@ -50,7 +49,9 @@ from quota.settings.schedules import Every, parse_schedule
 from quota.settings.tables import A_CREDENTIAL, INBOUND, INBOUND_RULE, JOB, NO_ADDRESS, PLACES, ROOT, rule_names
 from quota.settings.toml import Keys, Kind, Rows, TomlTable, parse_toml, read_file
 from quota.terms.costs import CostBook, headrooms
-from quota.terms.limits import Limit, format_duration, load_zone
+from quota.terms.limits import DAY_MS, Limit, format_duration, load_zone
+
+MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
 
 
 def find_config(named: str | Path | None = None) -> Path | None:
@@ -92,7 +93,7 @@ def read_config(config: str | Path | None = None) -> Config:
     path = find_config(config)
     if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):
         _check_found(path)
-    variables = variables_of(os.environ)
+    variables = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
     if path is None:
         # The built-in configuration has a credential for users without any.
         alone = any(name.startswith(f"{PREFIX}CREDENTIALS__") for name in variables)

@@ -16,7 +16,7 @@ from quota.errors import ConfigError
 from quota.ledger.factory import file_of
 from quota.ledger.files import path_of
 from quota.terms.costs import CostBook
-from quota.terms.limits import DAY_MS, MINUTE_MS, Limit
+from quota.terms.limits import Limit
 
 BUILT_IN_FETCHES = {
     "trending": "videos.list",
@@ -28,15 +28,7 @@ BUILT_IN_FETCHES = {
 }
 """The built-in fetch functions, each with the API method that it calls first."""
 
-STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
-"""The built-in fetch functions that keep their place in the store."""
-
 DEFAULT_HEADROOM_PERCENT = 5
-DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
-MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
-DEFAULT_MAX_BODY_MB = 16
-DEFAULT_MAX_ANSWER_S = 120
-DEFAULT_MAX_ITEMS = 10_000
 BUILT_IN = "built-in configuration"
 GIVEN = "settings"
 """What messages call a configuration that a program made."""
@@ -160,12 +152,12 @@ class JobSettings(NamedTuple):
     stagger_ms: int
     leave: Mapping[str, int]
     options: Mapping[str, object]
+    misfire_grace_ms: int
+    max_body_mb: int
+    max_answer_s: int
+    max_items: int
     timezone: str = "UTC"
     jitter_ms: int = 0
-    misfire_grace_ms: int = DEFAULT_MISFIRE_GRACE_MS
-    max_body_mb: int = DEFAULT_MAX_BODY_MB
-    max_answer_s: int = DEFAULT_MAX_ANSWER_S
-    max_items: int = DEFAULT_MAX_ITEMS
     on_each_machine: bool = False
     ping_ref: str | None = None
     insecure_endpoint: bool = False

@@ -14,14 +14,7 @@ from typing import Any, ClassVar, get_args
 
 from quota.common.text import nearest, show
 from quota.rules.calls import MAX_CHARGE_UNITS
-from quota.settings.model import (
-    BUILT_IN_FETCHES,
-    DEFAULT_MAX_ANSWER_S,
-    DEFAULT_MAX_BODY_MB,
-    DEFAULT_MAX_ITEMS,
-    DEFAULT_MISFIRE_GRACE_MS,
-    Settings,
-)
+from quota.settings.model import BUILT_IN_FETCHES, Settings
 from quota.settings.references import ADDRESS, FilePath, Login, Reference, TextOrReference
 from quota.settings.toml import (
     MISSING,
@@ -48,7 +41,7 @@ from quota.settings.toml import (
 )
 from quota.terms.api import Field, Form, Hosts, Refill
 from quota.terms.costs import MAX_PARTS
-from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, format_duration
+from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding
 
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
@@ -202,10 +195,7 @@ JOB = Keys(
         "pages": Whole("The most pages to fetch for each region in a run.", default=1, maximum=100_000),
         "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
         **_NEEDS_SCHEDULE,
-        "misfire_grace": Span(
-            "A tick or run that cannot start within this time is dropped.",
-            default=format_duration(DEFAULT_MISFIRE_GRACE_MS),
-        ),
+        "misfire_grace": Span("A tick or run that cannot start within this time is dropped.", default="10m"),
         "leave": Either(
             'What the job leaves to others: units or "5%" of each main limit\'s quota; or units by limit.',
             kinds=(_SHARE, Values(each=Whole(minimum=0)), Whole(minimum=0)),
@@ -227,9 +217,9 @@ JOB = Keys(
             says='not a function; write it as "package.module:function"',
         ),
         "options": Values("Arguments of the fetch function, by name.", names="[A-Za-z_][A-Za-z0-9_]*", empty=True),
-        "max_body_mb": Whole("The largest answer, in MB.", default=DEFAULT_MAX_BODY_MB, maximum=1_000),
-        "max_answer_s": Whole("The longest time for an answer, in s.", default=DEFAULT_MAX_ANSWER_S, maximum=3_600),
-        "max_items": Whole("The most items of a page.", default=DEFAULT_MAX_ITEMS, maximum=1_000_000),
+        "max_body_mb": Whole("The largest answer, in MB.", default=16, maximum=1_000),
+        "max_answer_s": Whole("The longest time for an answer, in s.", default=120, maximum=3_600),
+        "max_items": Whole("The most items of a page.", default=10_000, maximum=1_000_000),
         "machines": Text(
             '"each": every machine runs the job, into its own store.', choices=("one", "each"), default="one"
         ),

@@ -230,7 +230,10 @@ class CostBook(NamedTuple):
         """
         prices = self.methods.get(self.canonical(method))
         if prices is None:
-            raise UnknownMethod(self._unknown(method))
+            hint = nearest(self.canonical(method), self.methods)
+            if hint.startswith("known:"):
+                hint = f"`quota costs` lists the {len(self.methods)} it has."
+            raise UnknownMethod(f"cost book {self.name!r} has no method {show(method)}; {hint}")
         return prices[-1]
 
     def price_at(self, method: str, at_ms: int) -> tuple[Price, tuple[int, int]]:
@@ -291,12 +294,6 @@ class CostBook(NamedTuple):
             for method in selector.methods
         )
         return min(filter(None, counted), default=1)
-
-    def _unknown(self, method: str) -> str:
-        hint = nearest(self.canonical(method), self.methods)
-        if hint.startswith("known:"):
-            hint = f"`quota costs` lists the {len(self.methods)} it has."
-        return f"cost book {self.name!r} has no method {show(method)}; {hint}"
 
 
 class _Valid(NamedTuple):

@@ -66,6 +66,7 @@ _FIELDS = (
 )
 
 _HOST = re.compile(r"(?:\[([^]]*)\]|(?!\[)([^:]*?)\.?)(?::[0-9]*)?")
+"""A Host field: the name is `::1` in `[::1]:80`, and `localhost` in `localhost:80`."""
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
@@ -250,21 +251,19 @@ class _Silent:
     """Connections that wait for their client to send a request or to read an answer, and since when."""
 
     def __init__(self) -> None:
-        self._since: dict[Any, tuple[object, int, float]] = {}
+        self._since: dict[tuple[Any, object, int], float] = {}
 
     def close(self, connections: Iterable[Any]) -> None:
         """Close connections that sent no request for HEAD_WITHIN_S, or read nothing of an answer for READ_WITHIN_S.
         uvicorn itself closes a connection between two requests earlier."""
         now_s = time.monotonic()
-        waiting: dict[Any, tuple[object, int, float]] = {}
+        waiting: dict[tuple[Any, object, int], float] = {}
         for connection in list(connections):
             last = getattr(connection, "cycle", None)  # the last request
             unsent = connection.transport.get_write_buffer_size()
             if unsent or last is None or getattr(last, "response_complete", False):
-                before, before_unsent, since_s = self._since.get(connection, (last, unsent, now_s))
-                if before is not last or before_unsent != unsent:
-                    since_s = now_s
-                waiting[connection] = (last, unsent, since_s)
+                waits = connection, last, unsent  # until either changes
+                waiting[waits] = since_s = self._since.get(waits, now_s)
                 if unsent and now_s - since_s > READ_WITHIN_S:
                     connection.transport.abort()  # close() would wait for the client
                 elif not unsent and now_s - since_s > HEAD_WITHIN_S:
@@ -361,13 +360,8 @@ def _in_origin_form(scope: Any) -> Any:
 
 def _wrong_host(scope: Any, hosts: Collection[str]) -> Problem | None:
     named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    if len(named) == 1 and _without_port(named[0]) in hosts:
+    name = _HOST.fullmatch(named[0]) if len(named) == 1 else None
+    if name is not None and (name[1] or name[2] or "").lower() in hosts:
         return None
     host = show(named[0]) if named else "missing"
     return Problem(421, f"This server does not have this name: the Host is {host}.")
-
-
-def _without_port(host: str) -> str:
-    """The name in a Host field: `[::1]:80` -> `::1`, `Localhost:80` -> `localhost`; "" for an invalid field."""
-    match = _HOST.fullmatch(host)
-    return (match[1] or match[2] or "").lower() if match else ""

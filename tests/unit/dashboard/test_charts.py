@@ -104,7 +104,7 @@ def test_a_capacity_beyond_what_is_shown_has_no_mark() -> None:
 
 def test_jobs_beyond_the_colours_are_one_band() -> None:
     jobs = [f"j{n}" for n in range(9)]
-    made = Curve(0, 10, 20, (0, 10), dict.fromkeys(jobs, (1, 2)), ())
+    made = Curve(0, 10, 20, (0, 10), dict.fromkeys(jobs, (1, 2)), ((10, 18),))
     shapes = chart(made, 20, colours_of(jobs), None)
     assert [(band.job, band.colour, band.units) for band in shapes.bands] == [
         *((job, n, 2) for n, job in enumerate(jobs[:COLOURS], 1)),
