@@ -52,9 +52,7 @@ async def send(
         status, headers = response.status, response.headers
         head, whole = await peek(response) if attempt.reads_body(status, headers) else (b"", False)
         await gate.answered(attempt, status, head, headers, whole=whole, read=False)
-        usage = attempt.usage(status, headers)
-        if usage is not None:
-            response.content = _Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
+        watch(gate, attempt, response)
     except BaseException:  # cancelled: nobody else closes the response
         response.close()
         raise
@@ -66,6 +64,13 @@ def _never_left(error: BaseException) -> bool:
     aiohttp sends no byte before that."""
     before = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
     return isinstance(error, before) or has_passed(error, "aiohttp.connector", "aiohttp.http_writer.write_headers")
+
+
+def watch(gate: AsyncHostGate, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
+    """Settle the attempt while the caller reads the answer, if its body has the usage."""
+    usage = attempt.usage(response.headers)
+    if usage is not None:
+        response.content = _Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
 
 
 def _watched(name: str) -> Callable[..., Awaitable[bytes]]:

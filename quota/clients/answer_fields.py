@@ -2,8 +2,7 @@
 
     AnswerLimits   the limits on an answer, for every client
     Answer         an answer; each method answers one question of the book
-    units_in       the figures of a call's usage in a JSON document
-    Usage          finds these figures in a body while the caller reads it
+    Usage          finds the figures of a call's usage in a body while the caller reads it
 
 A missing or absurd header counts as absent, and so does a header that was sent with several values.
 `Answer.unread` has the headers that could not be read.
@@ -14,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -28,9 +27,6 @@ from quota.terms.arguments import seconds, whole
 from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
-
-Figures = Sequence[int | None]
-"""The parts of a call's usage; None for a part that the answer lacks."""
 
 MB = 1_000_000
 MAX_BODY_MB = 1_000
@@ -247,11 +243,6 @@ class Answer:
         return ms if date_ms is None else self.at_ms + ms - date_ms
 
 
-def units_in(used: Used, document: bytes) -> list[int | None]:
-    """The figures of a call's usage in a JSON document, which is a whole body or one event."""
-    return Answer(200, (), document, 0).units(used)
-
-
 def _figure(value: object) -> float | None:
     """A number from 0 to the largest that a ledger stores, with its fraction."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_UNITS:
@@ -323,32 +314,24 @@ def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
 class Usage:
     """Finds a call's usage in the body of its answer while the caller reads the body.
 
-        usage = attempt.usage(status, headers)    # None where nothing in the body settles the call
-        attempt.settle(usage.feed(piece))         # each piece of the unpacked body, before the caller has it
-        attempt.settle(usage.end())               # the caller has read all
+        usage = attempt.usage(headers)       # None where nothing in the body settles the call
+        attempt.settle(usage.feed(piece))    # each piece of the unpacked body, before the caller has it
+        attempt.settle(usage.end())          # the caller has read all
 
     Both return the usage once, as soon as it is complete; else None.
 
-    `read` finds the figures in a JSON document, `total` makes units of them, and `announced` has those of the headers.
-    In a stream of documents (text/event-stream) the last value of each figure counts. Nothing is held back. At most
-    MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES of an answer that is one JSON document.
+    `used` are the book's figures; the headers may have some of them. In a stream of documents (text/event-stream) the
+    last value of each figure counts. Nothing is held back. At most MAX_EVENT_BYTES of one event are kept, or
+    MAX_BODY_BYTES of an answer that is one JSON document.
 
     A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
     a body that is shorter than its Content-Length, for a stream that ends with the connection and without DONE, and for
     a stream that ends within an event. `framed`: the protocol itself marks the end, as HTTP/2 does.
     """
 
-    def __init__(
-        self,
-        read: Callable[[bytes], Figures],
-        total: Callable[[Figures], int | None],
-        headers: Mapping[str, str],
-        announced: Figures = (),
-        *,
-        framed: bool = False,
-    ) -> None:
-        self._read = read
-        self._total = total
+    def __init__(self, used: Used, headers: Mapping[str, str], *, framed: bool = False) -> None:
+        self._used = used
+        self._figures = Answer(200, headers, b"", 0).units(used)
         kind = headers.get("content-type", "").lower()
         self._events = kind.startswith("text/event-stream")
         length = "" if headers.get("content-encoding") else headers.get("content-length", "")
@@ -360,7 +343,6 @@ class Usage:
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
-        self._figures = announced
         self._over = False
 
     def feed(self, piece: bytes) -> int | None:
@@ -388,7 +370,7 @@ class Usage:
         return self._units() if self._to_come <= 0 and self._end_is_clear else None
 
     def _units(self) -> int | None:
-        return self._total(self._figures) if self._figures else None
+        return self._used.total(self._figures)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -419,9 +401,8 @@ class Usage:
             self._hear(data)
 
     def _hear(self, document: bytes) -> None:
-        figures = self._read(document)
-        before = self._figures or [None] * len(figures)
-        self._figures = [old if new is None else new for old, new in zip(before, figures, strict=True)]
+        figures = Answer(200, (), document, 0).units(self._used)
+        self._figures = [old if new is None else new for old, new in zip(self._figures, figures, strict=True)]
 
 
 def _is_cut(data: bytes) -> bool:

@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from http.client import HTTPResponse, IncompleteRead
 from socket import socket
 from typing import TYPE_CHECKING, Any
@@ -92,10 +92,10 @@ class Watch(threading.local):
 class _Arriving(io.RawIOBase):
     """The bytes of an answer as they arrive. Short waits keep the deadline for a slow answer, too."""
 
-    def __init__(self, raw: io.RawIOBase, sock: socket, timeout_s: float | None, watch: Watch) -> None:
+    def __init__(self, raw: io.RawIOBase, sock: socket, timeout_s: float, watch: Watch) -> None:
         self._raw = raw
         self._sock = sock
-        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._timeout_s = timeout_s
         self._watch = watch
 
     def readable(self) -> bool:
@@ -120,7 +120,7 @@ class _Arriving(io.RawIOBase):
 class LimitedResponse(HTTPResponse):
     """An answer that is read within the limits of a watch. It unpacks a compressed body."""
 
-    def __init__(self, sock: socket, *, timeout_s: float | None, watch: Watch, method: str | None) -> None:
+    def __init__(self, sock: socket, *, timeout_s: float, watch: Watch, method: str | None) -> None:
         super().__init__(sock, method=method)
         raw: io.RawIOBase = self.fp.detach()
         self.fp = io.BufferedReader(_Arriving(raw, sock, timeout_s, watch))
@@ -136,19 +136,16 @@ class LimitedResponse(HTTPResponse):
         if self.length is not None and self.length > most:
             raise self._limits.too_large()
         content = bytearray()
-        while piece := self._piece():
-            content += piece
-            if len(content) > most:
-                raise self._limits.too_large()
+        try:
+            while piece := super().read(READ_BYTES):
+                content += piece
+                if len(content) > most:
+                    raise self._limits.too_large()
+        except ValueError as error:  # a chunk of less than nothing
+            raise no_http() from error
         if self.length:  # http.client accepts a body that is shorter than announced
             raise IncompleteRead(bytes(content), self.length)
         return bytes(content)
-
-    def _piece(self) -> bytes:
-        try:
-            return super().read(READ_BYTES)
-        except ValueError as error:  # a chunk of less than nothing
-            raise no_http() from error
 
     def _unpacked(self, content: bytes, most: int) -> bytes:
         packing = (self.headers.get("content-encoding") or "").strip().lower()
@@ -173,17 +170,17 @@ class PatientConnection(HTTPConnection):
     connection class of httplib2, and sets `watch` and `timeout_s`.
     """
 
-    watch: Watch | None
+    watch: Watch
     timeout_s: float
     spoiled = False
-    _answer: HTTPResponse | None = None
+    _answer: LimitedResponse | None = None
 
     def connect(self) -> None:
         self.timeout = self.patience_s()
         super().connect()
 
     def patience_s(self) -> float:
-        return self.timeout_s if self.watch is None else min(self.timeout_s, self.watch.left_s())
+        return min(self.timeout_s, self.watch.left_s())
 
     def set_debuglevel(self, level: int) -> None:
         """Do nothing: at higher levels, http.client would print whole requests, including the key."""
@@ -192,10 +189,7 @@ class PatientConnection(HTTPConnection):
         self, sock: Any, debuglevel: int = 0, method: str | None = None
     ) -> HTTPResponse:
         """Create the object that reads the next answer."""
-        if self.watch is None:
-            self._answer = HTTPResponse(sock, method=method)
-        else:
-            self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
+        self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
         return self._answer
 
     @property
@@ -216,7 +210,7 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     connection that is spoiled or has an unread answer."""
 
     def __init__(
-        self, root: str, kind: type[PatientConnection], *, watch: Watch | None, timeout_s: float, **of_each: Any
+        self, root: str, kind: type[PatientConnection], *, watch: Watch, timeout_s: float, **of_each: Any
     ) -> None:
         self.watch = watch
         of_each |= {"watch": watch, "timeout_s": timeout_s}
@@ -243,7 +237,7 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         headers = self._leaving(uri, headers)
         kind = self._types.get(uri.partition(":")[0].lower())
         try:
-            with nullcontext() if self.watch is None else self.watch.request():
+            with self.watch.request():
                 response, content = super().request(uri, method, body, headers, redirections, kind)
         except (httplib2.RedirectLimit, httplib2.RedirectMissingLocation) as error:
             raise BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies") from error

@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from email.parser import BytesParser
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import google_auth_httplib2
@@ -37,12 +37,11 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
-from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked, no_http
+from quota.clients.answers import LimitedResponse, PatientConnection, PatientHttp, Watch, checked, no_http
 from quota.clients.metering import Attempt, Meter
 from quota.clients.upstream import Google, Routes, description, scopes_of, verb_of
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import (
-    comes_from_socket,
     default_port,
     has_hung_up,
     is_http_address,
@@ -116,8 +115,7 @@ def service(
             )
     root: str = document["rootUrl"]
     limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
-    watch = Watch(limits, waiting) if any(limits) or waiting is not None else None
-    http = MeteredHttp(Meter(budget, max_units), document, timeout_s=timeout_s, watch=watch)
+    http = MeteredHttp(Meter(budget, max_units), document, Watch(limits, waiting), timeout_s=timeout_s)
     authorized: Any = http
     if credentials is not None:
         credentials = with_scopes_if_required(credentials, scopes_of(document))  # type: ignore[no-untyped-call]
@@ -254,11 +252,8 @@ BatchHttpRequest._execute = _send_checked_batch
 # -- charging it -------------------------------------------------------------------------------------------------------
 
 
-class _Sent(NamedTuple):
-    """One charged attempt that was sent. `content_id` identifies it inside a batch."""
-
-    attempt: Attempt
-    content_id: str = ""
+_Sent = tuple[Attempt, str]
+"""One charged attempt that was sent, and its content id inside a batch."""
 
 
 class _Gate:
@@ -292,10 +287,10 @@ class _Gate:
     def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         """Charge one request that is about to leave. Returns [] if it does not call this API. Raises Refused."""
         self.forget()
-        path, query = urlsplit(url).path, urlsplit(url).query
-        sent_verb, verb = verb.upper(), verb_of(self._upstream, verb, headers).upper()
+        path, sent_verb = urlsplit(url).path, verb
+        verb = verb_of(self._upstream, verb, headers).upper()
         on_the_wire = self._upstream.named(self._routes, verb, path)
-        is_batch = self._routes.is_batch(verb, path)
+        is_batch = self._routes.is_batch(verb, url)
         if place not in self._hosts and not (place in self._also and (on_the_wire or is_batch)):
             return []
         if place[0].lower() == _SHARED_HOST and not on_the_wire and _TOKEN_PATH.fullmatch(path):
@@ -303,19 +298,19 @@ class _Gate:
         request = _sending.get()
         if request is None and is_batch:
             sent = self._charge_batch(headers, body)
-        elif self._is_chunk(request, sent_verb, path, query):
+        elif self._is_chunk(request, sent_verb, url):
             sent = []
         else:
             method = (request.methodId if request is not None else None) or on_the_wire or f"{verb} {path}"
-            sent = [_Sent(self._meter.attempt(method, verb, RequestBody.of(body)))]
+            sent = [(self._meter.attempt(method, verb, RequestBody.of(body)), "")]
         self._waiting.sent = sent
         return sent
 
-    def _is_chunk(self, request: HttpRequest | None, verb: str, path: str, query: str) -> bool:
+    def _is_chunk(self, request: HttpRequest | None, verb: str, url: str) -> bool:
         """Whether this request continues an upload. The request that opened the upload was charged."""
         if request is not None:
             return request.resumable is not None and request.resumable_uri is not None
-        return self._routes.is_part(verb, path, query)
+        return self._routes.is_part(verb, url)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
@@ -326,8 +321,8 @@ class _Gate:
             calls.append((self._upstream.named(self._routes, verb, path) or f"{verb} {path}", verb))
             ids.append(content_id)
         if not calls:
-            return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but the client sends it anyway
-        return [*map(_Sent, self._meter.attempts(calls), ids)]
+            return [(self._meter.attempt("batch", "POST"), "")]  # unreadable, but the client sends it anyway
+        return [*zip(self._meter.attempts(calls), ids, strict=True)]
 
     def forget(self) -> None:
         """Forget the attempts of this thread that still wait for an answer."""
@@ -335,23 +330,21 @@ class _Gate:
 
     def never_left(self) -> None:
         """Refund what this thread charged last: no byte of it left, or a mock answered."""
-        for call in self._waiting.sent:
-            call.attempt.never_left()
+        for attempt, _ in self._waiting.sent:
+            attempt.never_left()
 
     def answered(self, response: Any, content: bytes) -> None:
         """Pass the answer to the attempts that this thread sent last."""
         sent: list[_Sent] = self._waiting.sent
         self.forget()
         status = int(response.status)
-        if status >= 400 or not any(call.content_id for call in sent):
-            for call in sent:
-                call.attempt.answered(status, content, response)
-            return
-        answers = list(batched_answers(response.get("content-type", ""), content))
+        answers = batched_answers(response.get("content-type", ""), content) if status < 400 else ()
         by_id = {content_id: (inner, body) for inner, body, content_id in answers}
-        for call in sent:
-            inner_status, inner_body = by_id.get(call.content_id, (status, b""))
-            call.attempt.answered(inner_status, inner_body)
+        for attempt, content_id in sent:
+            if status < 400 and content_id:
+                attempt.answered(*by_id.get(content_id, (status, b"")))
+            else:
+                attempt.answered(status, content, response)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -393,6 +386,7 @@ class _Connection(PatientConnection):
     """Charges each request to the API with its `gate`, after connecting and before the first byte leaves."""
 
     gate: _Gate
+    charges = True  # `quota exec --auto` leaves it alone
     _left = False
     _used = False
     _has_answered = False
@@ -437,7 +431,7 @@ class _Connection(PatientConnection):
         another charge. That is allowed only after an earlier answer, and only if nothing arrived. With limits no
         request is sent again here: the caller decides how often to try.
         """
-        limited = self.watch is not None and any(self.watch.limits)
+        limited = any(self.watch.limits)
         try:
             answer = (self._mocked or super().getresponse)()
         except ResponseNotReady:
@@ -451,9 +445,12 @@ class _Connection(PatientConnection):
                 raise no_http() from error
             raise HTTPException(f"upstream's answer is no HTTP: {type(error).__name__}") from error
         self._has_answered = True
-        if not self._left and not comes_from_socket(answer):
+        if not self._left and not isinstance(answer, LimitedResponse):  # a mock made it
             self.gate.never_left()
         return answer
+
+
+_Pools = dict[threading.Thread, dict[str, _Connection]]
 
 
 class MeteredHttp(PatientHttp):
@@ -464,11 +461,7 @@ class MeteredHttp(PatientHttp):
     opens its first one.
     """
 
-    charges = True
-
-    def __init__(
-        self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None
-    ) -> None:
+    def __init__(self, meter: Meter, document: Mapping[str, Any], watch: Watch, *, timeout_s: float) -> None:
         self.gate = _Gate(meter, document)
         self._start_pool()
         start_over_in_child(self)
@@ -488,8 +481,7 @@ class MeteredHttp(PatientHttp):
     # -- a pool of connections for each thread -------------------------------------------------------------------------
 
     def _start_pool(self) -> None:
-        self._mine = threading.local()
-        self._pools: list[tuple[threading.Thread, dict[str, _Connection]]] = []
+        self._pools: _Pools = {}
         self._pools_lock = threading.Lock()
 
     def start_over_in_child(self) -> None:
@@ -504,32 +496,29 @@ class MeteredHttp(PatientHttp):
     @property
     def connections(self) -> dict[str, _Connection]:
         """This thread's open connections, by scheme and authority."""
-        pool: dict[str, _Connection] | None = getattr(self._mine, "pool", None)
+        thread = threading.current_thread()
+        pool = self._pools.get(thread)
         if pool is None:
-            pool = self._mine.pool = {}
             with self._pools_lock:
-                ended = [entry for entry in self._pools if not entry[0].is_alive()]
-                self._pools = [entry for entry in self._pools if entry[0].is_alive()]
-                self._pools.append((threading.current_thread(), pool))
+                pool = self._pools[thread] = {}
+                ended = {other: self._pools.pop(other) for other in list(self._pools) if not other.is_alive()}
             _close_all(ended)
         return pool
 
     @connections.setter
     def connections(self, value: dict[str, _Connection]) -> None:
-        pool = self.connections
-        pool.clear()
-        pool.update(value)
+        self._pools[threading.current_thread()] = value
 
     def close(self) -> None:
         """Close the connections of all threads. A later request opens new ones."""
         with self._pools_lock:
-            pools = list(self._pools)
+            pools = dict(self._pools)
         _close_all(pools)
         self.certificates.clear()
         self.clear_credentials()
 
 
-def _close_all(pools: list[tuple[threading.Thread, dict[str, _Connection]]]) -> None:
-    for _, pool in pools:
+def _close_all(pools: _Pools) -> None:
+    for pool in pools.values():
         while pool:
             pool.popitem()[1].close()

@@ -321,7 +321,7 @@ def _body_of(request: httpx.Request) -> RequestBody:
 def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: Any = None) -> httpx.Response:
     """The response over this stream, watched if its body may settle the attempt."""
     framed = not response.http_version.startswith("HTTP/1")
-    usage = attempt.usage(response.status_code, response.headers, framed=framed)
+    usage = attempt.usage(response.headers, framed=framed)
     if usage is None and stream is response.stream:
         return response
     kind = httpx.Response if usage is None else _Watched

@@ -17,11 +17,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
-from quota.clients.answer_fields import Answer, Headers, Usage, units_in
+from quota.clients.answer_fields import Headers, Usage
 from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
 from quota.clients.upstream_errors import UpstreamError
 from quota.common.clock import NEVER, rfc3339
@@ -272,18 +271,15 @@ class Attempt:
                 error.remedy,
             )
 
-    def usage(self, status: int, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
+    def usage(self, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
         """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
         protocol itself marks the end of the body."""
         used = self._budget.book.answers.units
-        if self._settlement is None or used is None:
-            return None
-        announced = Answer(status, headers, b"", 0).units(used)
-        return Usage(partial(units_in, used), used.total, headers, announced, framed=framed)
+        return None if self._settlement is None or used is None else Usage(used, headers, framed=framed)
 
-    def settle_by(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def settle_by(self, headers: Mapping[str, str], body: bytes) -> None:
         """Settle the charge by the whole unpacked body of the answer, if the body has the usage."""
-        if (usage := self.usage(status, headers)) is not None:
+        if (usage := self.usage(headers)) is not None:
             self.settle(usage.feed(body))
             self.settle(usage.end())
 

@@ -19,8 +19,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from operator import itemgetter
+from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -31,7 +31,7 @@ from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import ClosedRule, KeyPlace, LevelRule, Route
+from quota.terms.api import ClosedRule, LevelRule, Route
 from quota.terms.costs import CostBook
 from quota.terms.evidence import Level
 from quota.terms.limits import SECOND_MS
@@ -75,14 +75,13 @@ NOTHING = Reading()
 class Access(NamedTuple):
     """What a proxy needs to pass requests on to an API.
 
-    `root` is the API's address without a slash at the end, `place` where its key goes, `scopes` what a login requests.
-    `method` names a request by its verb and URL; if it is None, the routes of the book do. `is_batch` tells whether a
-    request carries several calls, and `continues` whether it continues a call that was charged at its beginning.
-    `secret_fields` are fields of a query that hold a secret, beside `place`.
+    `root` is the API's address without a slash at the end, `scopes` what a login requests. `method` names a request by
+    its verb and URL; if it is None, the routes of the book do. `is_batch` tells whether a request carries several
+    calls, and `continues` whether it continues a call that was charged at its beginning. `secret_fields` are fields of
+    a query that hold a secret, beside the place of the key.
     """
 
     root: str
-    place: KeyPlace
     scopes: tuple[str, ...] = ()
     method: Callable[[str, str], str] | None = None
     is_batch: Callable[[str, str], bool] = lambda verb, url: False
@@ -144,11 +143,6 @@ def _routes_of(api: str, version: str) -> Routes | None:
     return None if document is None else Routes(document)
 
 
-def _is_part(routes: Routes, verb: str, url: str) -> bool:
-    parts = urlsplit(url)
-    return routes.is_part(verb.upper(), parts.path, parts.query)
-
-
 @dataclass(frozen=True)
 class Google:
     """An API of Google. The installed client knows the methods, and errors name what has run out. Headers are
@@ -168,14 +162,14 @@ class Google:
 
     def continues(self, verb: str, url: str) -> bool:
         """Whether a request continues a call that was charged at its beginning."""
-        return self._routes is not None and _is_part(self._routes, verb, url)
+        return self._routes is not None and self._routes.is_part(verb, url)
 
     def method(self, verb: str, url: str) -> str | None:
         """The API method of a request; None if it is unknown. Raises UsageError for a batch: it holds several calls."""
-        routes, path = self._routes, urlsplit(url).path
-        if routes is not None and routes.is_batch(verb.upper(), path):
+        routes = self._routes
+        if routes is not None and routes.is_batch(verb, url):
             raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
-        return None if routes is None else self.named(routes, verb.upper(), path)
+        return None if routes is None else self.named(routes, verb.upper(), urlsplit(url).path)
 
     def named(self, routes: Routes, verb: str, path: str) -> str | None:
         """The method of a request by these routes; the dearest, if several fit."""
@@ -223,15 +217,8 @@ class Google:
             path = urlsplit(url).path
             return self.named(routes, verb, path) or f"{verb} {path}"
 
-        return Access(
-            root,
-            self.book.key,
-            tuple(scopes_of(document)),
-            method,
-            lambda verb, url: routes.is_batch(verb, urlsplit(url).path),
-            partial(_is_part, routes),
-            ("key", "access_token", "oauth_token"),
-        )
+        secret_fields = ("key", "access_token", "oauth_token")
+        return Access(root, tuple(scopes_of(document)), method, routes.is_batch, routes.is_part, secret_fields)
 
 
 class Described(Google):
@@ -316,7 +303,7 @@ class Described(Google):
             return super().access(endpoint)
         if not (self.book.hosts or endpoint):
             raise ConfigError(f"cost book {self.book.name!r} names no host; give the credential its endpoint")
-        return Access(endpoint or self.book.address, self.book.key)
+        return Access(endpoint or self.book.address)
 
     # -- what is closed ----------------------------------------------------------------------------------------------
 
@@ -472,22 +459,15 @@ class Routes:
     def __init__(self, document: Mapping[str, Any]) -> None:
         prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
         self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
-        self._patterns: list[tuple[int, str, re.Pattern[str], str]] = []
-        self._uploads: list[re.Pattern[str]] = []
-        base = f"/{document['servicePath']}"
+        base = f"{prefix}/{document['servicePath']}"
+        calls: list[Route] = []
+        self._uploads: list[Route] = []
         for method in methods_of(document):
-            path = base + method.get("flatPath", method["path"])
-            self._add(method, prefix + path)
-            if "mediaUpload" in method:
-                for protocol in method["mediaUpload"]["protocols"].values():
-                    self._add(method, prefix + protocol["path"])
-                    self._uploads.append(_pattern(prefix + protocol["path"]))
+            calls.append(_route(method, base + method.get("flatPath", method["path"])))
+            protocols = method.get("mediaUpload", {}).get("protocols", {}).values()
+            self._uploads += [_route(method, prefix + protocol["path"]) for protocol in protocols]
         # `/things/x:cancel` also fits `/things/{id}`, so the method with the longest fixed path comes first.
-        self._patterns.sort(key=itemgetter(0), reverse=True)
-
-    def _add(self, method: Mapping[str, Any], path: str) -> None:
-        fixed = len(re.sub(r"\{[^}]*\}", "", path))
-        self._patterns.append((fixed, method["httpMethod"], _pattern(path), method["id"]))
+        self._all = sorted([*calls, *self._uploads], key=attrgetter("named_chars"), reverse=True)
 
     def methods(self, verb: str, path: str) -> list[str]:
         """For example ["youtube.videos.list"] for ("GET", "/youtube/v3/videos"). A path with several readings has
@@ -496,36 +476,30 @@ class Routes:
         `/youtube/v3//Search/` counts as a search, and HEAD as GET: upstream may read them so, and the book's default
         price is far below a search.
         """
-        get = "GET" if verb == "HEAD" else verb
-        names = [self._matching(verb, path), *(self._matching(get, reading) for reading in readings_of(path))]
-        return [name for name in names if name is not None]
+        firsts = [
+            next((route.method for route in self._all if route.matches(verb, reading)), None)
+            for reading in (path, *readings_of(path))
+        ]
+        return [name for name in firsts if name is not None]
 
-    def _matching(self, verb: str, path: str) -> str | None:
-        return next((name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
-
-    def is_batch(self, verb: str, path: str) -> bool:
+    def is_batch(self, verb: str, url: str) -> bool:
         begins = f"{self._batch}/".lower()
-        return verb == "POST" and any(f"{reading}/".lower().startswith(begins) for reading in readings_of(path))
+        readings = readings_of(urlsplit(url).path) if verb.upper() == "POST" else ()
+        return any(f"{reading}/".lower().startswith(begins) for reading in readings)
 
-    def is_part(self, verb: str, path: str, query: str) -> bool:
+    def is_part(self, verb: str, url: str) -> bool:
         """Whether a request continues an upload. With another verb than PUT, or another `uploadType`, it may begin
         one."""
-        fields = parse_qs(query)
+        path, fields = urlsplit(url).path, parse_qs(urlsplit(url).query)
         is_resumed = "upload_id" in fields and {*fields.get("uploadType", ())} <= {"resumable"}
-        is_clear = is_resumed and verb == "PUT" and len(readings_of(path)) == 1
-        return is_clear and any(pattern.fullmatch(path) for pattern in self._uploads)
+        is_clear = is_resumed and verb.upper() == "PUT" and len(readings_of(path)) == 1
+        return is_clear and any(route.pattern.fullmatch(path) for route in self._uploads)
 
 
-def _pattern(path: str) -> re.Pattern[str]:
+def _route(method: Mapping[str, Any], path: str) -> Route:
     """`{+name}` may contain slashes, `{name}` may not."""
-    parts = re.split(r"(\{[^}]*\})", path)
-    return re.compile(
-        "".join(
-            re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
-            for part in parts
-        ),
-        re.IGNORECASE,
-    )
+    pattern = re.sub(r"\\{(\\\+)?[^}]*\}", lambda named: ".+" if named[1] else "[^/]+", re.escape(path))
+    return Route(method["httpMethod"], path, method["id"], re.compile(pattern, re.IGNORECASE), ())
 
 
 def methods_of(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

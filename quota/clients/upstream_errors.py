@@ -26,6 +26,7 @@ import html
 import json
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -68,7 +69,7 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
     """What this answer to a call of `method` means. Never raises: an unreadable body is classified by its status."""
     error = _read(body)
     kind: Kind | None = _quota_kind(status, error)
-    message = error.message or f"HTTP {status}"
+    message = error.message or _other_words(body) or f"HTTP {status}"
     if kind is None:
         kind, remedy = _other_kind(status, error)
         return UpstreamError(kind, None, error.reason, message, remedy)
@@ -79,7 +80,7 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
 def words_of(body: bytes) -> tuple[str, str]:
     """The reason and the message in a body; each is "" where it has none."""
     error = _read(body)
-    return error.reason, error.message
+    return error.reason, error.message or _other_words(body)
 
 
 def bucket_of(method: str, book: CostBook) -> str:
@@ -159,6 +160,36 @@ def _read(body: bytes) -> _ErrorBody:
             if "quota_limit" in info or "quota_unit" in info
         ),
     )
+
+
+_WORDS = (
+    *("message", "detail", "description", "error_description", "error_message", "msg", "faultstring", "title"),
+    *("", "errors", "reason", "error", "code", "type"),
+)
+"""The names under which APIs say what is wrong, the clearest first; "" is a text without a name."""
+
+MAX_VALUES = 500
+
+
+def _other_words(body: bytes) -> str:
+    """What a body of another shape says: the text under the clearest name, of several the outermost. No kind depends
+    on it."""
+    if len(body) > MAX_BODY_BYTES:
+        return ""
+    texts: dict[str, str] = {}
+    with contextlib.suppress(ValueError, RecursionError):
+        left: deque[tuple[str, object]] = deque([("", json.loads(body))])
+        for _ in range(MAX_VALUES):
+            if not left:
+                break
+            name, value = left.popleft()
+            if isinstance(value, dict):
+                left.extend((inner.lower(), part) for inner, part in value.items())
+            elif isinstance(value, list):
+                left.extend((name, part) for part in value)
+            elif isinstance(value, str) and value.strip():
+                texts.setdefault(name, value)
+    return next((_plain(texts[name]) for name in _WORDS if name in texts), "")
 
 
 def _dicts(value: object) -> Iterator[dict[str, object]]:

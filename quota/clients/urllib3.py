@@ -94,7 +94,7 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
         head = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
         attempt.answered(status, head, headers, whole=whole, read=False)
         if whole:
-            attempt.settle_by(status, headers, raw.data)
+            attempt.settle_by(headers, raw.data)
         return raw
     if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # the answer to a HEAD has no body
         attempt.answered(status, b"", headers, whole=raw.length_remaining == 0, read=False)
@@ -133,7 +133,7 @@ def _unpacker(raw: Any) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
 
 def _watched(attempt: Attempt, raw: Any) -> Any:
     """The answer. It settles the attempt while the caller reads its stream, if its body has the usage."""
-    usage = attempt.usage(raw.status, raw.headers)
+    usage = attempt.usage(raw.headers)
     if usage is None:
         return raw
     unwatched = raw.stream

@@ -119,10 +119,3 @@ def has_hung_up(sock: Any) -> bool:
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(0))
-
-
-def comes_from_socket(answer: Any) -> bool:
-    """Whether an answer of http.client is read from a socket. A mock makes its own."""
-    from socket import SocketIO  # late: most processes that read a configuration open no connection
-
-    return isinstance(getattr(getattr(answer, "fp", None), "raw", None), SocketIO)

@@ -35,7 +35,7 @@ from starlette.routing import Route
 from yarl import URL
 
 from quota.async_session import AsyncSession
-from quota.clients.aiohttp import peek
+from quota.clients.aiohttp import peek, watch
 from quota.clients.caller import with_query
 from quota.clients.gate import AsyncHostGate, unpacked
 from quota.clients.metering import Attempt
@@ -105,7 +105,7 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
-        async with session, proxy:
+        async with session, connections() as proxy.http:
             yield
 
     own = Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)], lifespan=lifespan)
@@ -158,7 +158,7 @@ def _ledger(session: Session) -> Check:
 
 
 class Proxy:
-    """Passes requests on, inside `async with`. Raises ConfigError if no credential is usable."""
+    """Passes requests on, by its `http` session. Raises ConfigError if no credential is usable."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._targets: dict[str, Target] = {}
@@ -173,19 +173,13 @@ class Proxy:
             warn("proxy_without", why, credential=credential)
         if not self._targets:
             raise ConfigError(wrong[-1][1])
-        self._http: aiohttp.ClientSession  # set by `async with`
-
-    async def __aenter__(self) -> None:
-        self._http = connections()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.close()
+        self.http: aiohttp.ClientSession
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
             asked = asked_of(scope)
             target = self._target(asked.credential)
-            await Passage(asked, target, CallerSide(receive, asked.length), send, self._http).make()
+            await Passage(asked, target, CallerSide(receive, asked.length), send, self.http).make()
         except UnfitError as error:
             await send_problem(send, error.problem)
         except CallerGoneError:
@@ -215,20 +209,18 @@ class Target:
         inner = session._session
         chosen = inner.credential(credential)
         self._upstream = upstream_of(chosen.book)
-        access = self._upstream.access(chosen.endpoint)
+        self.access = access = self._upstream.access(chosen.endpoint)
         self.credential = credential
-        self.root = access.root
         self.host = urlsplit(access.root).netloc
-        self.is_batch, self.continues = access.is_batch, access.continues
         self.gate = AsyncHostGate.of(session.budget(credential), access.method, self.host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self.caller = inner._caller(chosen, (self.host,))
-        self._secret_fields = tuple(filter(None, (access.place.query, *access.secret_fields)))
-        self._secret_headers = {access.place.header.lower(), *SENT_INSTEAD}
+        self._secret_fields = tuple(filter(None, (chosen.book.key.query, *access.secret_fields)))
+        self._secret_headers = {chosen.book.key.header.lower(), *SENT_INSTEAD}
 
     def url(self, asked: Asked) -> str:
         """The URL of a request, without the caller's own key."""
-        url = f"{self.root}{asked.target}"
+        url = f"{self.access.root}{asked.target}"
         if not (self.caller.signs and self._secret_fields and "?" in url):
             return url
         return with_query(url, without=self._secret_fields)
@@ -271,7 +263,8 @@ class Passage:
         self._asked, self._target, self._caller, self._send, self._http = asked, target, caller, send, http
         self._url = target.url(asked)
         self._verb = target.verb(asked)
-        self._continues = target.continues(asked.verb, self._url)  # an override of the verb may begin another call
+        # By the verb as it came: an override of the verb may begin another call.
+        self._continues = target.access.continues(asked.verb, self._url)
         self._left = False
 
     def leaves(self) -> None:
@@ -282,7 +275,7 @@ class Passage:
         """Charge the request, send it, and pass the answer on. Raises CallerGoneError, and UnfitError before a
         charge."""
         asked, gate = self._asked, self._target.gate
-        if self._target.is_batch(self._verb, self._url):
+        if self._target.access.is_batch(self._verb, self._url):
             raise UnfitError(501, "A batch holds several calls, each with its own price: send them one by one.")
         body = NO_BODY
         if asked.has_body:
@@ -411,22 +404,15 @@ class Passage:
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:
             raise UnfitError(502, f"{host} did not answer in valid HTTP.")
-        usage = attempt.usage(status, answer.headers)
+        watch(gate, attempt, answer)
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         try:
             async for piece in answer.content.iter_any():
-                if usage is not None:
-                    units = usage.feed(piece) if packing in PLAIN else None
-                    if units is None and answer.content.at_eof():
-                        units = usage.end()
-                    await gate.settle(attempt, units)
                 if passes := mask.feed(piece):
                     await self._send({"type": "http.response.body", "body": passes, "more_body": True})
         except (aiohttp.ClientError, TimeoutError) as error:
             logger.warning("%s", line("proxy_cut", credential=self._asked.credential, error=type(error).__name__))
             return False
-        if usage is not None:
-            await gate.settle(attempt, usage.end())
         await self._send({"type": "http.response.body", "body": mask.end()})
         return True
 

@@ -3,6 +3,7 @@
     asked_of      the request in an ASGI scope; raises UnfitError for a request that the proxy does not pass on
     Asked         its credential, what leaves, and who spends
     UnfitError    the answer to a request that the proxy does not pass on
+    check_target  the check of its path; `quota book try` asks it too
     CallerSide    the body as it comes, and whether the caller is still connected
 
 The path that leaves is appended to the root of the API, so it cannot name another host. The proxy does not pass on
@@ -73,7 +74,7 @@ def asked_of(scope: Mapping[str, Any]) -> Asked:
     path = (scope.get("raw_path") or b"").decode("latin-1")
     query = scope["query_string"].decode("latin-1")
     name, _, rest = path[1:].partition("/")
-    _check(rest, query)
+    check_target(rest, query)
     if any(name == "upgrade" and value.strip().lower() != "h2c" for name, value in fields):
         raise UnfitError(501, "The proxy passes on plain requests only: ask without Upgrade.")
     chunked = "transfer-encoding" in names
@@ -131,7 +132,8 @@ def _kept(fields: Fields, dropped: frozenset[str]) -> Fields:
     ]
 
 
-def _check(path: str, query: str) -> None:
+def check_target(path: str, query: str) -> None:
+    """Raises UnfitError for an address that upstream may read in another way."""
     if "#" in path or "#" in query:
         raise UnfitError(400, "The address has a #, and no server gets what follows it: leave it out, or write %23.")
     read = unquote(path, "latin-1")

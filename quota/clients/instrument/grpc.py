@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from importlib import import_module
 from typing import Any
 
@@ -160,7 +160,7 @@ def _note(attempt: Attempt, call: Any) -> None:
         status, body = answer
         fields = _fields(call.initial_metadata(), call.trailing_metadata())
         attempt.answered(status, body, fields)
-        attempt.settle_by(status, fields, body)
+        attempt.settle_by(fields, body)
 
 
 def _error(payer: Payer, refusal: Refused) -> Any:
@@ -207,11 +207,7 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
 
     aio = sys.modules["grpc.aio"]
     for kind in KINDS:
-        streams = kind.endswith("_stream")
-
-        async def of_kind(self: Any, below: Any, details: Any, request: Any, streams: bool = streams) -> Any:
-            return await intercept(self, below, details, request, streams=streams)
-
+        of_kind = partialmethod(intercept, streams=kind.endswith("_stream"))
         yield type("Charging", (getattr(aio, f"{_camel(kind)}ClientInterceptor"),), {f"intercept_{kind}": of_kind})()
 
 
@@ -224,7 +220,7 @@ async def _note_awaited(payer: Payer, attempt: Attempt, call: Any, *, streams: b
         fields = _fields(await call.initial_metadata(), await call.trailing_metadata())
         gate = payer.async_gate
         await gate.answered(attempt, status, body, fields, whole=True)
-        usage = attempt.usage(status, fields)
+        usage = attempt.usage(fields)
         if usage is not None:
             await gate.settle(attempt, usage.feed(body))
             await gate.settle(attempt, usage.end())

@@ -43,17 +43,12 @@ class Payer:
 
     def __post_init__(self) -> None:
         self.hosts = Hosts(self.names)
-        self._upstream = upstream_of(self.book)
         self._ended = False
         self.start_over_in_child()
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
         self._lock = RLock()
-
-    def fit(self, verb: str, url: str) -> int:
-        """How many characters of a request's path its book knows."""
-        return self._upstream.fit(verb, url)
 
     def answer_to(self, refusal: Refused, error: Exception) -> Answer:
         """The answer to a refused request. Raises the `error` of the program's library if that is what the program
@@ -140,7 +135,7 @@ class Payers:
         if len(fitting) == 1:
             return fitting[0]
         fitting = [payer for payer in fitting if payer.name == self._named] or fitting
-        fits = [payer.fit(verb, url) for payer in fitting]
+        fits = [upstream_of(payer.book).fit(verb, url) for payer in fitting]
         best = [payer for payer, fit in zip(fitting, fits, strict=True) if fit == max(fits)]
         if len({payer.project for payer in best}) > 1:
             names = {payer.name: payer for payer in best}

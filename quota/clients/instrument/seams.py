@@ -4,9 +4,9 @@
     requests    sends through urllib3, and niquests through its own copy; only the error for a refusal differs
     httpx       calls a transport once for each attempt, over HTTP/1.1 and HTTP/2
     aiohttp     calls a middleware below all others once for each attempt
-    httplib2    sends one attempt in each `request` of a connection; Google's client is built on it
     http.client sends a request in `endheaders`, and reads the head of its answer in `getresponse`; urllib.request is
-                above it, and libraries over its connections are charged elsewhere
+                above it
+    httplib2    sends through http.client; it reads and unpacks whole answers. Google's client is built on it
 
 `grpc.py` has gRPC.
 
@@ -31,7 +31,7 @@ from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Answer, Payer, Payers
 from quota.clients.metering import Attempt
-from quota.common.hosts import comes_from_socket, default_port, has_hung_up
+from quota.common.hosts import default_port, has_hung_up
 from quota.errors import Refused
 from quota.terms.api import RequestBody
 
@@ -43,7 +43,7 @@ def seams_of(payers: Payers) -> Iterator[Seam]:
         yield from _requests(library)
     yield from _httpx(payers)
     yield _aiohttp(payers)
-    yield _httplib2(payers)
+    yield _httplib2()
     yield from _http_client(payers)
     yield from grpc_seams(payers)
 
@@ -287,102 +287,34 @@ def _refused_by_aiohttp(refusal: Refused, payer: Payer, request: Any) -> Any:
 # -- httplib2 ----------------------------------------------------------------------------------------------------------
 
 
-def _httplib2(payers: Payers) -> Seam:
-    def charging(conn_request: Callable[..., Any]) -> Callable[..., Any]:
-        def _conn_request(http: Any, conn: Any, request_uri: str, method: str, body: Any, headers: Any) -> Any:
-            payer = None
-            if not getattr(http, "charges", False):
-                scheme = _scheme(getattr(conn, "real_connection", conn))
-                payer, address = payers.of_connection(method, scheme, conn.host, conn.port, request_uri)
-            if payer is None:
-                return conn_request(http, conn, request_uri, method, body, headers)
-            real = vars(conn).get("real_connection")
-            charged = _Charged(real or conn, payer, address)
-            if real is not None:  # a recorder (vcrpy) stands before it: what it replays does not leave
-                vars(conn)["real_connection"] = charged
+def _httplib2() -> Seam:
+    def noting(conn_request: Callable[..., Any]) -> Callable[..., Any]:
+        def _conn_request(http: Any, conn: Any, *args: Any, **options: Any) -> Any:
+            sender = vars(conn).get("real_connection", conn)  # a recorder (vcrpy) stands before it
+            if not _charges_itself(sender.__class__) and sender.sock is not None and has_hung_up(sender.sock):
+                sender.close()  # a request on this connection would be charged and never arrive
             try:
-                response, content = conn_request(http, conn if real else charged, request_uri, method, body, headers)
-            except Refused as refusal:
-                return _refused_by_httplib2(refusal, payer, method)
-            finally:
-                if real is not None:
-                    vars(conn)["real_connection"] = real
-            if charged.attempt is not None:
-                status = int(response.status)
-                charged.attempt.answered(status, content, response)
-                charged.attempt.settle_by(status, response, content)
+                response, content = conn_request(http, conn, *args, **options)
+            except OSError as error:
+                if isinstance(error.__cause__, Refused):
+                    raise sys.modules["httplib2"].HttpLib2Error(str(error)) from error.__cause__
+                raise
+            attempt = _noted(sender)
+            if attempt is not None:
+                attempt.answered(int(response.status), content, response)
+                attempt.settle_by(response, content)
             return response, content
 
         return _conn_request
 
     parameters = ("conn", "request_uri", "method", "body", "headers")
-    return Seam("httplib2", "Http", "_conn_request", parameters, charging)
-
-
-class _Charged:
-    """A connection of httplib2 that charges each request once connected, before the first byte leaves."""
-
-    def __init__(self, conn: Any, payer: Payer, address: str) -> None:
-        self._conn = conn
-        self._payer = payer
-        self._address = address
-        self.attempt: Attempt | None = None
-        self._left = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._conn, name)
-
-    def request(self, method: str, url: str, body: Any = None, headers: Any = None) -> None:
-        conn, self._left = self._conn, False
-        if conn.sock is not None and has_hung_up(conn.sock):
-            conn.close()
-            conn.connect()
-
-        def send(data: Any) -> None:
-            self._left = True
-            type(conn).send(conn, data)
-
-        fields = {name.lower(): value for name, value in (headers or {}).items()}
-        request_body = RequestBody.of(body, fields.get("content-length"))
-        attempt = self._payer.gate.charge(method, self._address, request_body, fields)
-        if attempt is None:
-            conn.request(method, url, body, headers or {})
-            return
-        self.attempt = attempt
-        conn.send = send
-        try:
-            conn.request(method, url, body, headers or {})
-        except BaseException:
-            if not self._left:
-                attempt.never_left()
-            raise
-        finally:
-            del conn.send
-
-    def getresponse(self) -> Any:
-        response = self._conn.getresponse()
-        if self.attempt is not None and not self._left and not comes_from_socket(response):
-            self.attempt.never_left()
-        return response
-
-
-def _refused_by_httplib2(refusal: Refused, payer: Payer, method: str) -> tuple[Any, bytes]:
-    import httplib2
-
-    answer = payer.answer_to(refusal, httplib2.HttpLib2Error(str(refusal)))
-    response = httplib2.Response({**answer.headers, "status": str(answer.status)})
-    response.reason = answer.reason
-    return response, b"" if method == "HEAD" else answer.body
+    return Seam("httplib2", "Http", "_conn_request", parameters, noting)
 
 
 # -- http.client -------------------------------------------------------------------------------------------------------
 
 
-def _scheme(conn: Any) -> str:
-    return "https" if getattr(conn, "default_port", None) == default_port("https") else "http"
-
-
-_OTHERS = ("httplib2", "quota", "urllib3", "urllib3_future")
+_OTHERS = ("urllib3", "urllib3_future")
 """Their connections derive from http.client, and are charged elsewhere."""
 
 _ATTEMPT = "_quota_attempt"
@@ -392,11 +324,11 @@ _ATTEMPT = "_quota_attempt"
 def _http_client(payers: Payers) -> Iterator[Seam]:
     def charging(endheaders: Callable[..., Any]) -> Callable[..., Any]:
         def _endheaders(conn: Any, message_body: Any = None, **options: Any) -> Any:
-            if _is_of_others(conn.__class__) or not conn._buffer:
+            if _charges_itself(conn.__class__) or not conn._buffer:
                 return endheaders(conn, message_body, **options)
             _noted(conn)  # an answer that nobody has read
             verb, _, rest = conn._buffer[0].decode("latin-1").partition(" ")
-            scheme = _scheme(conn)
+            scheme = "https" if getattr(conn, "default_port", None) == default_port("https") else "http"
             tunnel = conn._tunnel_host
             host, port = (tunnel, conn._tunnel_port) if tunnel else (conn.host, conn.port)
             payer, address = payers.of_connection(verb, scheme, host, port, rest.rpartition(" ")[0])
@@ -425,12 +357,12 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
 
     def noting(getresponse: Callable[..., Any]) -> Callable[..., Any]:
         def _getresponse(conn: Any) -> Any:
-            noted = _noted(conn)
+            noted = vars(conn).get(_ATTEMPT)
             if isinstance(noted, Answer):
-                return _made(conn, noted)
+                return _made(conn, _noted(conn))
             response = getresponse(conn)
-            if noted is not None:
-                _note(noted, response)
+            if noted is not None and not _is_of(conn.__class__, ("httplib2",)):  # that unpacks the body, and notes it
+                _note(_noted(conn), response)
             return response
 
         return _getresponse
@@ -439,9 +371,13 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
     yield Seam("http.client", "HTTPConnection", "getresponse", (), noting)
 
 
+def _charges_itself(kind: type) -> bool:
+    return getattr(kind, "charges", False) or _is_of(kind, _OTHERS)
+
+
 @cache
-def _is_of_others(kind: type) -> bool:
-    return any(cls.__module__.partition(".")[0] in _OTHERS for cls in kind.__mro__)
+def _is_of(kind: type, libraries: tuple[str, ...]) -> bool:
+    return any(cls.__module__.partition(".")[0] in libraries for cls in kind.__mro__)
 
 
 def _noted(conn: Any) -> Any:
@@ -471,7 +407,7 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     if not whole and attempt.reads_body(status, headers) and not headers.get("content-encoding"):
         head, whole = _head(response)
     attempt.answered(status, head, headers, whole=whole, read=False)
-    usage = attempt.usage(status, headers)
+    usage = attempt.usage(headers)
     if usage is None:
         return
     unwatched = response.read
@@ -498,15 +434,11 @@ def _head(response: HTTPResponse) -> tuple[bytes, bool]:
     return peeked.head, len(peeked.head) == length
 
 
-class _Socket(io.BytesIO):
-    def makefile(self, *_: Any) -> _Socket:
-        return self
-
-
 def _made(conn: Any, answer: Answer) -> HTTPResponse:
     """A 429 for a refusal, as http.client reads an answer."""
     lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{name}: {text}" for name, text in answer.headers.items())]
     head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
-    response: HTTPResponse = conn.response_class(_Socket(head + answer.body), method=conn._method)
+    sock = SimpleNamespace(makefile=lambda *_: io.BytesIO(head + answer.body))
+    response: HTTPResponse = conn.response_class(sock, method=conn._method)
     response.begin()
     return response

@@ -1,13 +1,14 @@
-"""A ledger for the budget of a client."""
+"""A ledger for the budget of a client, and the kinds of clients."""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quota.ledger.factory import open_ledger
+from support.http_clients import CLIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,3 +30,8 @@ def ledger(tmp_path: Path) -> Iterator[Log]:
     ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     yield ledger
     ledger.close()
+
+
+@pytest.fixture(params=CLIENTS, ids=lambda kind: kind.__name__)
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param

@@ -41,6 +41,13 @@ def settled(house: House) -> tuple[int, int]:
     return last
 
 
+def connected(house: House, sent: bytes) -> socket.socket:
+    """A connection to the proxy over which this was sent."""
+    connection = socket.create_connection(("127.0.0.1", house.port), timeout=100)
+    connection.sendall(sent)
+    return connection
+
+
 EACH = 1 if os.environ.get("QUOTA_TEST_EVERY_BYTE") else 7
 """Of the cuts that cost a request each, every seventh is tried; `make soak` tries all."""
 
@@ -51,17 +58,14 @@ def test_a_request_that_is_cut_at_any_byte_is_charged_if_it_left(house: House, r
     body_at = request_.index(b"\r\n\r\n") + 4
     with house.open():
         for size in range(body_at):
-            with socket.create_connection(("127.0.0.1", house.port)) as connection:
-                connection.sendall(request_[:size])
+            connected(house, request_[:size]).close()
         assert settled(house) == (0, 0)
         for size in range(body_at, len(request_)):
-            with socket.create_connection(("127.0.0.1", house.port)) as connection:
-                connection.sendall(request_[:size])
+            connected(house, request_[:size]).close()
         reached, charged = settled(house)
         assert reached == charged
         for size in range(body_at + 4, len(request_), EACH):
-            with socket.create_connection(("127.0.0.1", house.port)) as connection:
-                connection.sendall(request_[:size])
+            with connected(house, request_[:size]):
                 reached += 1
                 until(lambda: len(house.upstream.reached) >= reached)  # noqa: B023
         assert settled(house) == (reached, reached)
@@ -76,8 +80,7 @@ def test_a_caller_that_stops_reading_anywhere_is_charged_what_left(house: House)
         whole = house.raw(REQUEST)
         cuts = range(1, len(whole), EACH)
         for size in cuts:
-            with socket.create_connection(("127.0.0.1", house.port)) as connection:
-                connection.sendall(REQUEST)
+            with connected(house, REQUEST) as connection:
                 got = 0
                 while got < size:
                     got += len(connection.recv(size - got))
@@ -116,8 +119,7 @@ def test_a_caller_that_goes_away_ends_its_request_and_stays_charged(house: House
 
     house.upstream.answer = endless
     with house.open():
-        with socket.create_connection(("127.0.0.1", house.port), timeout=100) as connection:
-            connection.sendall(b"GET /main/things HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with connected(house, b"GET /main/things HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
             connection.recv(100)
         assert house.upstream.ended.wait(100)
         assert house.units == 1
@@ -256,8 +258,7 @@ def test_a_body_is_asked_for_only_once_its_request_is_admitted(house: House) -> 
     """Expect: 100-continue. A refused body is never sent."""
     head = b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5\r\n"
     with house.open(limit=5):
-        with socket.create_connection(("127.0.0.1", house.port), timeout=100) as connection:
-            connection.sendall(head + b"Connection: close\r\n\r\n")
+        with connected(house, head + b"Connection: close\r\n\r\n") as connection:
             got = connection.recv(1_000)
             assert got.startswith(b"HTTP/1.1 100 ")
             connection.sendall(b"hello")

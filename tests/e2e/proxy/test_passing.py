@@ -30,6 +30,10 @@ EXHAUSTED = b'{"error": {"errors": [{"reason": "quotaExceeded"}], "code": 403, "
 TOKEN = "t-o-k-e-n"  # noqa: S105  # of the test
 
 
+def tube(address: str) -> str:
+    return f'[credentials.tube]\napi = "youtube-v3"\nkey = "file:key"\nendpoint = "{address}"\n'
+
+
 def test_a_request_leaves_as_it_came_with_the_key_in_place_of_the_callers(house: House) -> None:
     """Beside the key only what is about the caller's own connection is taken off."""
     sent = {
@@ -63,18 +67,16 @@ def test_a_request_leaves_as_it_came_with_the_key_in_place_of_the_callers(house:
 
 
 def test_the_callers_google_credentials_do_not_leave(house: House) -> None:
-    tube = f'[credentials.tube]\napi = "youtube-v3"\nkey = "file:key"\nendpoint = "{house.upstream.address}"\n'
     theirs = "key=a&access_token=b&oauth_token=c&%6Fauth_token=d"
-    with house.open(rest=tube):
+    with house.open(rest=tube(house.upstream.address)):
         assert house.ask(f"/youtube/v3/videos?id=a&{theirs}&part=id", credential="tube").status == 200
     (reached,) = house.upstream.reached
     assert (reached.target, reached.field("x-goog-api-key")) == ("/youtube/v3/videos?id=a&part=id", SECRET)
 
 
 def test_an_upload_is_charged_when_it_is_opened_and_its_parts_are_free(house: House) -> None:
-    tube = f'[credentials.tube]\napi = "youtube-v3"\nkey = "file:key"\nendpoint = "{house.upstream.address}"\n'
     upload, put = "/upload/youtube/v3/videos?uploadType=resumable&part=id", {"X-HTTP-Method-Override": "PUT"}
-    with house.open(rest=tube):
+    with house.open(rest=tube(house.upstream.address)):
         opened = house.ask(upload, "POST", b"{}", credential="tube")
         assert (opened.field("quota-charge") or "").endswith("units=100")
         part = f"{upload}&upload_id=a"
@@ -353,19 +355,14 @@ def test_scripts_in_three_languages_are_charged_what_reached_upstream(house: Hou
 
 def test_googles_client_needs_no_key_and_is_charged_by_the_methods_of_its_api(house: House) -> None:
     with Emulator() as upstream:
-        google = f'[credentials.yt]\napi = "youtube-v3"\nendpoint = "{upstream.address}"\nkey = "file:key"\n'
-        with house.open(rest=google):
-            with build(
-                "youtube",
-                "v3",
-                developerKey="mine",
-                client_options={"api_endpoint": f"http://127.0.0.1:{house.port}/yt/"},
-            ) as youtube:
+        with house.open(rest=tube(upstream.address)):
+            options = {"api_endpoint": f"http://127.0.0.1:{house.port}/tube/"}
+            with build("youtube", "v3", developerKey="mine", client_options=options) as youtube:
                 youtube.videos().list(part="snippet", chart="mostPopular", regionCode="DE").execute()
                 youtube.search().list(part="snippet", q="x").execute()
                 youtube.search().list(part="snippet", q="x" * 3_000).execute()  # it leaves as a POST
-            got = house.ask("/batch/youtube/v3", "POST", b"x", credential="yt")
+            got = house.ask("/batch/youtube/v3", "POST", b"x", credential="tube")
             assert (got.status, "batch" in got.problem["detail"]) == (501, True)
-            spent = [(one.method, one.units) for one in charges_at(house.session.ledger, "yt")]
+            spent = [(one.method, one.units) for one in charges_at(house.session.ledger, "tube")]
         assert spent == [("videos.list", 1), ("search.list", 100), ("search.list", 100)]
         assert upstream.usage()["requests"] == 3

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from functools import partial
 
 import pytest
 
-from quota.clients.answer_fields import MAX_EVENT_BYTES, Usage, units_in
+from quota.clients.answer_fields import MAX_EVENT_BYTES, Usage
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.terms.api import Field, Figure, Used
 
@@ -17,7 +16,7 @@ TOTAL = Used((Figure((Field(pointer=("usage", "total_tokens")),)),))
 
 def usage(used: Used = TOTAL, *, events: bool = True) -> Usage:
     chunked = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
-    return Usage(partial(units_in, used), used.total, chunked if events else {})
+    return Usage(used, chunked if events else {})
 
 
 def units_said(*pieces: bytes, used: Used = TOTAL, events: bool = True, end: bool = True) -> int | None:
@@ -64,12 +63,12 @@ def test_a_caller_that_stops_early_settles_only_after_the_final_event() -> None:
     ],
 )
 def test_a_stream_that_may_be_cut_settles_nothing(fields: dict[str, str], last: bytes, units: int | None) -> None:
-    reader = Usage(partial(units_in, TOTAL), TOTAL.total, {"content-type": "text/event-stream", **fields})
+    reader = Usage(TOTAL, {"content-type": "text/event-stream", **fields})
     assert (reader.feed(event(5) + last) or reader.end()) == units
 
 
 def test_the_end_of_a_stream_is_clear_over_http_2() -> None:
-    reader = Usage(partial(units_in, TOTAL), TOTAL.total, {"content-type": "text/event-stream"}, framed=True)
+    reader = Usage(TOTAL, {"content-type": "text/event-stream"}, framed=True)
     assert (reader.feed(event(5)), reader.end()) == (None, 5)
 
 
@@ -78,7 +77,7 @@ def test_the_end_of_a_stream_is_clear_over_http_2() -> None:
     [("application/json; charset=utf-8", 5), ("application/x-ndjson", None), ("application/jsonl", None)],
 )
 def test_only_a_document_is_whole_without_a_length(kind: str, units: int | None) -> None:
-    reader = Usage(partial(units_in, TOTAL), TOTAL.total, {"content-type": kind})
+    reader = Usage(TOTAL, {"content-type": kind})
     reader.feed(event(5)[6:].strip() + b"\n")
     assert reader.end() == units
 

@@ -7,10 +7,8 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -19,13 +17,10 @@ from quota.clients import metering
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
-from quota.ledger.log import Log
-from quota.ledger.sqlite_log import SqliteLog
 from quota.settings.books import load_book
 from quota.terms.api import Hosts
 from quota.terms.arguments import labels
-from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
-from support.setup import budget_of, charges_at, state_at
+from support.setup import Setup, limit
 
 
 def pacific(text: str) -> int:
@@ -41,41 +36,29 @@ def search_limit(value: str) -> bytes:
     return json.dumps({"error": {"message": "No.", "details": [{"metadata": metadata}]}}).encode()
 
 
-@dataclass
-class Clock:
-    now_ms: int
-
-    def __call__(self) -> int:
-        return self.now_ms
+def opened(url: str = "sqlite://") -> Setup:
+    return Setup.open(url, now_ms=pacific("2026-11-20 12:00:00"))
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(pacific("2026-11-20 12:00:00"))
+def setup() -> Iterator[Setup]:
+    with closing((setup := opened()).ledger):
+        yield setup
 
 
-@pytest.fixture
-def ledger(clock: Clock) -> Iterator[Log]:
-    ledger = SqliteLog("sqlite://", clock=clock)
-    yield ledger
-    ledger.close()
+def make_meter(setup: Setup, units: int = 1_000, book: str = "youtube-v3") -> Meter:
+    return Meter(setup.budget(limit(units, buckets=()), book=load_book(book)))
 
 
-def make_meter(ledger: Log, clock: Clock, *, units: int = 1_000, book: Any = None) -> Meter:
-    limit = Limit("day", units, View(Selector(), Sliding(DAY_MS)), units, 0)
-    costs = book or load_book("youtube-v3")
-    return Meter(budget_of(ledger, *[limit], book=costs, clock=clock))
-
-
-def units(ledger: Log) -> list[int]:
-    return [entry.units for entry in charges_at(ledger, "p")]
+def units(setup: Setup) -> list[int]:
+    return [entry.units for entry in setup.entries()]
 
 
 def test_an_unreadable_header_is_logged_once(
-    ledger: Log, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metering, "_warned", set())
-    meter = make_meter(ledger, clock, book=load_book("github"))
+    meter = make_meter(setup, book="github")
     for _ in range(3):
         meter.attempt("read", "GET").answered(200, b"", {"X-RateLimit-Remaining": "plenty"})
     assert caplog.messages == [
@@ -84,19 +67,19 @@ def test_an_unreadable_header_is_logged_once(
     ]
 
 
-def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refused(ledger: Log, clock: Clock) -> None:
-    meter = make_meter(ledger, clock, units=150)
+def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refused(setup: Setup) -> None:
+    meter = make_meter(setup, units=150)
     assert [one.decision.cost_units for one in meter.attempts([("videos.list", "GET")] * 120)] == [1] * 120
     with pytest.raises(Refused):
         meter.attempts([("videos.list", "GET")] * 10 + [("unknown.list", "GET")] * 21)
-    assert units(ledger) == [1] * 120
+    assert units(setup) == [1] * 120
     with pytest.raises(Refused):
-        make_meter(ledger, clock, units=225).attempts([("videos.list", "GET")] * 110)
-    assert units(ledger) == [1] * 120 + [0] * 100
+        make_meter(setup, units=225).attempts([("videos.list", "GET")] * 110)
+    assert units(setup) == [1] * 120 + [0] * 100
 
 
-def test_a_name_that_no_charge_can_carry_is_cut(ledger: Log, clock: Clock) -> None:
-    meter = make_meter(ledger, clock)
+def test_a_name_that_no_charge_can_carry_is_cut(setup: Setup) -> None:
+    meter = make_meter(setup)
     assert meter.attempt("GET /" + "x" * 70 + "\n", "GET").decision.method == "x" * 63 + "?"
 
 
@@ -114,44 +97,32 @@ def test_a_name_that_no_charge_can_carry_is_cut(ledger: Log, clock: Clock) -> No
         ("2026-11-20 23:59:59", "2026-11-21 00:00:00", None),
     ],
 )
-def test_an_exhaustion_is_dated_by_its_charge(
-    ledger: Log, clock: Clock, charged: str, answered: str, until: str | None
-) -> None:
-    meter = make_meter(ledger, clock)
-    clock.now_ms = pacific(charged)
+def test_an_exhaustion_is_dated_by_its_charge(setup: Setup, charged: str, answered: str, until: str | None) -> None:
+    meter = make_meter(setup)
+    setup.now_ms = pacific(charged)
     attempt = meter.attempt("videos.list", "GET")
-    clock.now_ms = pacific(answered)
+    setup.now_ms = pacific(answered)
     error = attempt.answered(403, SPENT)
     assert error is not None
     assert error.kind == "daily_exhausted"
     expected = [] if until is None else [("units", pacific(charged), pacific(until))]
-    assert [(e.bucket, e.since_ms, e.until_ms) for e in state_at(ledger).facts().exhaustions] == expected
+    assert [(e.bucket, e.since_ms, e.until_ms) for e in setup.state.facts().exhaustions] == expected
 
 
-def test_an_exhaustion_says_who_reported_it_and_what_upstream_said(ledger: Log, clock: Clock) -> None:
+def test_an_exhaustion_says_who_reported_it_and_what_upstream_said(setup: Setup) -> None:
     with labels(job="trending", region="DE"):
-        attempt = make_meter(ledger, clock).attempt("videos.list", "GET")
+        attempt = make_meter(setup).attempt("videos.list", "GET")
     attempt.answered(403, SPENT)
-    (closed,) = state_at(ledger).facts().exhaustions
+    (closed,) = setup.state.facts().exhaustions
     assert closed.evidence == "You are out of quota."
     host_and_pid, job = closed.reported_by.split(" ")
     assert job == "trending"
     assert host_and_pid.endswith(f":{os.getpid()}")
 
 
-def test_a_repeat_extends_nothing(ledger: Log, clock: Clock) -> None:
-    meter = make_meter(ledger, clock)
-    first, second = meter.attempts([("videos.list", "GET"), ("videos.list", "GET")])
-    first.answered(403, SPENT)
-    before = state_at(ledger).facts().exhaustions
-    clock.now_ms += 60_000
-    second.answered(403, SPENT)
-    assert state_at(ledger).facts().exhaustions == before
-
-
-def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_another(ledger: Log, clock: Clock) -> None:
+def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_another(setup: Setup) -> None:
     """It has no calendar of its own in such a book, and resets with the main bucket."""
-    meter = make_meter(ledger, clock)
+    meter = make_meter(setup)
     meter.attempt("search.list", "GET").answered(429, search_limit("100"))
     with pytest.raises(Refused) as refusal:
         meter.attempt("search.list", "GET")
@@ -161,20 +132,20 @@ def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_anot
     meter.attempt("videos.list", "GET")
 
 
-def test_a_limit_of_zero_closes_for_good(ledger: Log, clock: Clock) -> None:
-    make_meter(ledger, clock).attempt("search.list", "GET").answered(429, search_limit("0"))
-    (closed,) = state_at(ledger).facts().exhaustions
+def test_a_limit_of_zero_closes_for_good(setup: Setup) -> None:
+    make_meter(setup).attempt("search.list", "GET").answered(429, search_limit("0"))
+    (closed,) = setup.state.facts().exhaustions
     assert (closed.bucket, closed.until_ms) == ("search", NEVER)
 
 
 def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
-    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another program has locked the ledger's file meanwhile."""
-    path = tmp_path / "ledger.db"
-    with closing(SqliteLog(f"sqlite:///{path}", clock=clock)) as ledger, closing(sqlite3.connect(path)) as other:
-        first, second = make_meter(ledger, clock).attempts([("videos.list", "GET"), ("videos.list", "GET")])
-        monkeypatch.setattr(ledger._file, "deadline_s", 0.05)
+    setup, path = opened(f"sqlite:///{tmp_path / 'ledger.db'}"), tmp_path / "ledger.db"
+    with closing(setup.ledger), closing(sqlite3.connect(path)) as other:
+        first, second = make_meter(setup).attempts([("videos.list", "GET"), ("videos.list", "GET")])
+        monkeypatch.setattr(setup.ledger._file, "deadline_s", 0.05)
         other.execute("BEGIN EXCLUSIVE")
         error = first.answered(403, SPENT)
         second.never_left()
@@ -182,7 +153,7 @@ def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
         assert error is not None
         assert error.kind == "daily_exhausted"
         assert [record.message.split()[0] for record in caplog.records] == ["exhaustion_not_recorded", "refund_failed"]
-        assert (state_at(ledger).facts().exhaustions, units(ledger)) == ((), [1, 1])
+        assert (setup.state.facts().exhaustions, units(setup)) == ((), [1, 1])
 
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
@@ -210,6 +181,12 @@ def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
 )
 def test_a_host_is_known_by_its_name_and_port(name: str, host: str, port: int, metered: bool) -> None:
     assert ((host, port) in Hosts([name])) == metered
+
+
+def test_a_host_with_a_port_is_known_by_the_port_that_its_scheme_means() -> None:
+    hosts = Hosts(["bücher.example:443"])
+    schemes = ("https", "wss", "HTTPS", "http")
+    assert [hosts.serve(f"{scheme}://xn--bcher-kva.example/") for scheme in schemes] == [True, True, True, False]
 
 
 NO_HOSTS = ["*.example.com", "*", "a b", "a\nb", "user@api.example.com", "a" * 254, "[::1", "é" * 64, "a\u0300..b"]

@@ -7,7 +7,6 @@ import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,17 +56,8 @@ def a_book(answers: str = "", buckets: str = "", methods: str = "", routes: str 
     )
 
 
-GITHUB = """
-remaining = "X-RateLimit-Remaining"
-limit = "X-RateLimit-Limit"
-reset = { header = "X-RateLimit-Reset", as = "epoch" }
-bucket = "X-RateLimit-Resource"
-free = [{ status = 304 }]
-closed = [
-  { status = 403, body = "secondary rate limit", bucket = "points", lasts = "60s" },
-  { status = 429, bucket = "core" },
-]
-"""
+GITHUB = load_book("github")
+SPENT = b'{"message": "API rate limit exceeded."}'
 
 
 def read(
@@ -84,7 +74,7 @@ def github(status: int, *, body: bytes = b"{}", **more: str) -> Reading:
     """GitHub's answer: of pool core, empty until in an hour by default."""
     headers = {"Date": DATE, "X-RateLimit-Limit": "5000", "X-RateLimit-Remaining": "0", "X-RateLimit-Resource": "core"}
     headers["X-RateLimit-Reset"] = at(1_800)
-    return read(a_book(GITHUB), status, headers | {name.replace("_", "-"): value for name, value in more.items()}, body)
+    return read(GITHUB, status, headers | {name.replace("_", "-"): value for name, value in more.items()}, body)
 
 
 # -- the seam ----------------------------------------------------------------------------------------------------------
@@ -105,79 +95,35 @@ def test_the_routes_name_the_method_of_a_request() -> None:
 
 # -- the answers of ten vendors ----------------------------------------------------------------------------------------
 
-DAY = 'resets = { calendar = "day", zone = "America/Los_Angeles" }'
-GA4_BUCKETS = f'[buckets.day]\nquota = 200_000\n{DAY}\n[buckets.hour]\nquota = 40_000\nresets = "1h"'
-GA4 = 'closed = [{ body = "tokens per day", bucket = "day" }, { body = "per hour", bucket = "hour" }]'
 OF_GITHUB = {"Date": DATE, "X-RateLimit-Limit": "5000", "X-RateLimit-Reset": at(900)}
 EMPTY = OF_GITHUB | {"X-RateLimit-Remaining": "0"}
+FULL = OF_GITHUB | {"X-RateLimit-Remaining": "4000"}
 
-VENDORS: dict[str, tuple[str, str, Mapping[str, str], str, int | None]] = {
-    # The file: the buckets and answers of a small book, the headers that came along; which bucket is closed until when.
-    "github_primary_403.json": ("", GITHUB, EMPTY, "core", NOW_MS + 900_000),
-    "github_primary_429.json": ("", GITHUB, EMPTY, "core", NOW_MS + 900_000),
-    "github_secondary_403.json": (
-        "",
-        GITHUB,
-        OF_GITHUB | {"X-RateLimit-Remaining": "4000"},
-        "points",
-        NOW_MS + 60_000,
-    ),
-    "ga4_tokens_per_day.json": (GA4_BUCKETS, GA4, {}, "day", None),
-    "ga4_tokens_per_hour.json": (GA4_BUCKETS, GA4, {}, "hour", None),
-    "google_ads_basic_access.json": (
-        '[buckets.operations]\nquota = 15_000\nresets = "24h"',
-        """
-        [[answers.closed]]
-        status = 429
-        json = "/error/details/0/errors/0/errorCode/quotaError"
-        lasts = { json = "/error/details/0/errors/0/details/quotaErrorDetails/retryDelay", as = "duration" }
-        """,
-        {},
-        "operations",
-        NOW_MS + 40_591_000,
-    ),
+VENDORS: dict[str, tuple[CostBook, Mapping[str, str], str, int | None]] = {
+    # The file: the vendor's book, the headers that came along; which bucket is closed until when.
+    "github_primary_403.json": (GITHUB, EMPTY, "core", NOW_MS + 900_000),
+    "github_primary_429.json": (GITHUB, EMPTY, "core", NOW_MS + 900_000),
+    "github_secondary_403.json": (GITHUB, FULL, "points", NOW_MS + 60_000),
+    "ga4_tokens_per_day.json": (load_book("analyticsdata-v1beta"), {}, "core", None),
+    "ga4_tokens_per_hour.json": (load_book("analyticsdata-v1beta"), {}, "core", NOW_MS + HOUR_MS),
+    "google_ads_basic_access.json": (load_book("google-ads"), {}, "operations", NOW_MS + 40_591_000),
+    "sheets_per_minute.json": (load_book("sheets-v4"), {}, "read", NOW_MS + MINUTE_MS),
+    "shopify_throttled_200.json": (load_book("shopify-admin"), {}, "points", NOW_MS + 7_400),
     "openai_tpd.json": (
-        '[buckets.tokens]\nquota = 2_000_000\nresets = "24h"',
-        """
-        [[answers.closed]]
-        status = 429
-        body = "tokens per day"
-        lasts = { json = "/error/message", pattern = "try again in (?P<lasts>[0-9.hms]+)", as = "duration" }
-        """,
+        a_book(
+            """
+            [[answers.closed]]
+            status = 429
+            body = "tokens per day"
+            lasts = { json = "/error/message", pattern = "try again in (?P<lasts>[0-9.hms]+)", as = "duration" }
+            """,
+            '[buckets.tokens]\nquota = 2_000_000\nresets = "24h"',
+        ),
         {},
         "tokens",
         NOW_MS + 2 * HOUR_MS + 9 * MINUTE_MS,
     ),
-    "anthropic_429.json": (
-        '[buckets.input]\nquota = 40_000\nresets = "1m"',
-        "closed = [{ status = 429 }]",
-        {"retry-after": "21"},
-        "input",
-        NOW_MS + 21_000,
-    ),
-    "sheets_per_minute.json": (
-        '[buckets.reads]\nquota = 60\nresets = "1m"',
-        "closed = [{ status = 429 }]",
-        {},
-        "reads",
-        None,
-    ),
-    "shopify_throttled_200.json": (
-        '[buckets.points]\nquota = 2_000\nresets = "20s"',
-        """
-        [[answers.closed]]
-        status = 200
-        json = "/errors/0/extensions/code"
-        is = "THROTTLED"
-        [answers.closed.lasts]
-        asked = "/extensions/cost/requestedQueryCost"
-        left = "/extensions/cost/throttleStatus/currentlyAvailable"
-        per_second = "/extensions/cost/throttleStatus/restoreRate"
-        """,
-        {},
-        "points",
-        NOW_MS + 7_400,
-    ),
+    "anthropic_429.json": (a_book("closed = [{ status = 429 }]"), {"retry-after": "21"}, "core", NOW_MS + 21_000),
 }
 
 
@@ -186,8 +132,7 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
     assert [file.name for file in files] == sorted(VENDORS)
     for file in files:
         row = json.loads(file.read_text())
-        buckets, answers, headers, bucket, until_ms = VENDORS[file.name]
-        book = a_book(answers, buckets)
+        book, headers, bucket, until_ms = VENDORS[file.name]
         reading = read(book, row["status"], headers, json.dumps(row["body"]).encode(), row["method"])
         error = reading.error
         assert error is not None
@@ -227,10 +172,26 @@ def test_a_bucket_is_closed_until_the_answer_says(headers: dict[str, str], until
     assert github(403, **headers).closes == (Closing("core", until_ms, "HTTP 403"),)
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"title": "Forbidden", "detail": "Slow down"}, "Slow down"),
+        ({"errors": ["Slow down"]}, "Slow down"),
+        ({"fault": {"faultstring": "Slow down", "code": "x"}}, "Slow down"),
+        ({"error": {"code": "slow_down", "status": 403}}, "slow_down"),
+        ({"request": "/a"}, "HTTP 403"),
+    ],
+)
+def test_a_closed_bucket_has_upstreams_own_words(body: object, why: str) -> None:
+    (closing,) = github(403, body=json.dumps(body).encode()).closes
+    assert closing.why == why
+
+
 def test_an_answer_of_a_window_that_is_over_closes_nothing_by_itself() -> None:
     reading = github(403, X_RateLimit_Reset=at(-1))
     assert (reading.closes, reading.levels) == ((), ())
-    assert github(429, X_RateLimit_Reset=at(-1)).closes == (Closing("core", NOW_MS + 1_000, "HTTP 429"),)
+    pause = Closing("core", NOW_MS + 1_000, "API rate limit exceeded.")
+    assert github(429, body=SPENT, X_RateLimit_Reset=at(-1)).closes == (pause,)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +206,7 @@ def test_an_answer_of_a_window_that_is_over_closes_nothing_by_itself() -> None:
     ],
 )
 def test_a_time_that_is_over_is_a_short_pause(headers: dict[str, str], after_ms: int | None) -> None:
-    (closing,) = read(a_book(GITHUB), 429, headers | {"Date": DATE}).closes
+    (closing,) = read(GITHUB, 429, headers | {"Date": DATE}, SPENT).closes
     assert closing.until_ms == (None if after_ms is None else NOW_MS + after_ms)
 
 
@@ -266,8 +227,8 @@ def test_a_rules_own_pause_is_kept_where_retry_after_is_over(lasts: str, body: o
 
 @pytest.mark.parametrize("header", ["Retry-After", "X-RateLimit-Remaining", "X-RateLimit-Limit", "X-RateLimit-Reset"])
 def test_a_header_that_cannot_be_read_is_named(header: str) -> None:
-    assert read(a_book(GITHUB), 429, {header: "soon"}).unread == {header.lower(): "soon"}
-    assert not read(a_book(GITHUB), 429, {header: "3.0"}).unread
+    assert read(GITHUB, 429, {header: "soon"}, SPENT).unread == {header.lower(): "soon"}
+    assert not read(GITHUB, 429, {header: "3.0"}, SPENT).unread
 
 
 def test_a_foreign_pool_in_an_answer_changes_nothing() -> None:
@@ -310,7 +271,7 @@ def test_a_good_answer_shows_what_remains(headers: dict[str, str], level: Level 
 @pytest.mark.parametrize(("second", "remaining"), [("0", [0]), ("1", [])])
 def test_a_header_that_was_sent_twice_is_read_if_its_values_are_equal(second: str, remaining: list[int]) -> None:
     headers = [("X-RateLimit-Remaining", "0"), ("x-ratelimit-remaining", second)]
-    reading = upstream_of(a_book(GITHUB)).read(200, headers, b"", method="repos.get", at_ms=NOW_MS)
+    reading = upstream_of(GITHUB).read(200, headers, b"", method="repos.get", at_ms=NOW_MS)
     assert [level.remaining_units for level in reading.levels] == remaining
 
 
@@ -321,49 +282,31 @@ def test_a_cost_that_was_sent_twice_settles_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "headers", "body", "level"),
+    ("answers", "headers", "level"),
     [
-        (
-            "remaining = { header = 'Sforce-Limit-Info', pattern = 'api-usage=(?P<used>[0-9]+)/(?P<limit>[0-9]+)' }",
-            {"sforce-limit-info": "api-usage=18/5000"},
-            None,
-            Level("core", 4_982, 5_000),
-        ),
         (
             "remaining = 'x-left'\nreset = { header = 'x-reset', as = 'duration' }",
             {"x-left": "149", "x-reset": "6m0s"},
-            None,
             Level("core", 149, None, NOW_MS + 360_000),
-        ),
-        (
-            "levels = [{ bucket = 'points', remaining = { json = '/cost/left' }, limit = { json = '/cost/of' } }]",
-            {},
-            {"cost": {"left": 1954.0, "of": 2000}},
-            Level("points", 1_954, 2_000),
         ),
         (
             "",
             {"RateLimit": '"core";r=50;t=30', "RateLimit-Policy": '"core";q=100;w=60'},
-            None,
             Level("core", 50, 100, NOW_MS + 30_000),
         ),
         (
             "remaining = 'RateLimit-Remaining'\nlimit = 'RateLimit-Limit'",
             {"RateLimit-Remaining": "50", "RateLimit-Limit": "100, 100;w=60, 5000;w=86400"},
-            None,
             Level("core", 50, 100),
         ),
-        ("", {"RateLimit": '"core";r=50.9;t=29.5'}, None, Level("core", 50, None, NOW_MS + 29_500)),
-        ("", {"RateLimit": '"other";r=50;t=30'}, None, None),
-        ("", {"RateLimit": "core;r=5"}, None, None),
-        ("", {"RateLimit": "limit=100, remaining=50, reset=5"}, None, None),
+        ("", {"RateLimit": '"core";r=50.9;t=29.5'}, Level("core", 50, None, NOW_MS + 29_500)),
+        ("", {"RateLimit": '"other";r=50;t=30'}, None),
+        ("", {"RateLimit": "core;r=5"}, None),
+        ("", {"RateLimit": "limit=100, remaining=50, reset=5"}, None),
     ],
 )
-def test_levels_are_read_where_the_book_says(
-    answers: str, headers: dict[str, str], body: Any, level: Level | None
-) -> None:
-    reading = read(a_book(answers), 200, headers, b"" if body is None else json.dumps(body).encode())
-    assert reading.levels == (() if level is None else (level,))
+def test_levels_are_read_where_the_book_says(answers: str, headers: dict[str, str], level: Level | None) -> None:
+    assert read(a_book(answers), 200, headers).levels == (() if level is None else (level,))
 
 
 def test_several_policies_speak_of_several_buckets() -> None:
