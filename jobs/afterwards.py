@@ -30,8 +30,7 @@ from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_
 from quota.reports.notify import Notice, Ping, notify
 from quota.reports.spending import read_sums
 from quota.reports.status import LimitRow, Status, allowances, read_status
-from quota.rules.refusals import OTHER, RefusedSum
-from quota.rules.spent import ChargedSum
+from quota.rules.refusals import OTHER
 from quota.session import Session
 from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS, Calendar
@@ -41,8 +40,8 @@ NEAR_PERCENT = 80
 _Region = tuple[Checkpoint, int | None]
 
 
-def follow_up(session: Session, job: str, exit_status: int, report: RunReport, ping: Ping | None) -> None:
-    """Follow up a run of `job` with this exit status, as the configuration asks. Raises nothing.
+def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
+    """Follow up a run, as the configuration asks. Raises nothing.
 
     A run that found another run under way reports nothing: the other run does, and if it hangs, the silence must show.
     A run that found its job on another machine sends no health check.
@@ -50,22 +49,22 @@ def follow_up(session: Session, job: str, exit_status: int, report: RunReport, p
     if report.outcome == "overlap":
         return
     if session.settings.textfile is not None or session.settings.notify is not None:
+        job = session.settings.jobs[report.job]
         try:
-            status = read_status(session, session.settings.jobs[job].credential)
+            status = read_status(session, job.credential)
         except quota.LedgerError:
             status = None
         regions = _regions(session, job)
-        checkpoints = [checkpoint for checkpoint, _ in regions]
-        _write_metrics(session, job, None if report.outcome == "elsewhere" else exit_status, status, checkpoints)
-        _tell(session, job, exit_status, report, status, regions)
+        _write_metrics(session, job, report, status, regions)
+        _tell(session, job, report, status, regions)
     if ping is not None and (ping.began or report.outcome != "elsewhere"):
-        ping.end(exit_status)
+        ping.end(report.exit_status)
 
 
-def _regions(session: Session, name: str) -> list[_Region]:
+def _regions(session: Session, job: JobSettings) -> list[_Region]:
     """Where the job stands in each region, and since when the region is due. Empty if the store cannot be read, or if
     the configuration has no use for it."""
-    job, settings, notices = session.settings.jobs[name], session.settings.store, session.settings.notify
+    settings, notices = session.settings.store, session.settings.notify
     if session.settings.textfile is None and (notices is None or notices.stale_ms is None):
         return []
     try:
@@ -73,7 +72,7 @@ def _regions(session: Session, name: str) -> list[_Region]:
             return [(place, store.due_since(place)) for place in checkpoints_of(session, job, store)]
     except (StoreError, quota.LedgerError) as error:
         if session.settings.textfile is not None:
-            warn("textfile_without_store", error, job=name)
+            warn("textfile_without_store", error, job=job.name)
         return []
 
 
@@ -81,47 +80,42 @@ def _regions(session: Session, name: str) -> list[_Region]:
 
 
 def _write_metrics(
-    session: Session, job: str, exit_status: int | None, status: Status | None, checkpoints: Sequence[Checkpoint]
+    session: Session, job: JobSettings, report: RunReport, status: Status | None, regions: Sequence[_Region]
 ) -> None:
-    """Write both files after a run of `job` ended with this exit status, if the configuration names a folder for them.
+    """Write both files after a run of `job`, if the configuration names a folder for them.
 
-    Without an exit status, the job was on another machine. Then the file has no last run: an old run would hide that
-    the runs there fail. `status` is of the job's credential; None: the ledger did not answer. Raises nothing: an error
-    becomes one line of the log.
+    If the job was on another machine, the file has no last run: an old run would hide that the runs there fail.
+    `status` is of the job's credential; None: the ledger did not answer. Raises nothing: an error becomes one line of
+    the log.
     """
-    folder, settings = session.settings.textfile, session.settings.jobs[job]
+    folder = session.settings.textfile
     if folder is None:
         return
-    project = session.credential(settings.credential).project
+    project = session.credential(job.credential).project
     written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
-    labels = {"project": project, "quota_job": job}
-    of_job = [written._replace(labels=labels)]
-    of_job += [] if exit_status is None else samples_of_run(labels, host_clock(), exit_status)
-    of_job += samples_of_regions(labels, checkpoints)
-    sums, refusals = _sums(session, settings) if status is not None else ((), ())
-    of_project = [written]
-    if status is not None:
-        of_project += of_status(status, project)
+    labels = {"project": project, "quota_job": job.name}
+    of_job, of_project = [written._replace(labels=labels)], [written]
+    if report.outcome != "elsewhere":
+        of_job += samples_of_run(labels, host_clock(), report.exit_status)
+    of_job += samples_of_regions(labels, [checkpoint for checkpoint, _ in regions])
+    if status is None:
+        of_project += of_silence(project, session.budget(job.credential).owed_units())
     else:
-        of_project += of_silence(project, session.budget(settings.credential).owed_units())
-    for samples, jobs in ((of_job, (job,)), (of_project, ("", OTHER))):
-        charged = [charges for charges in sums if charges.job in jobs]
-        samples += of_sums(project, charged, [refused for refused in refusals if refused.job in jobs])
+        of_project += of_status(status, project)
+        session.budget(job.credential).hand_over_refusals()
+        try:
+            sums, refusals = read_sums(session.project(job.credential))
+        except quota.LedgerError as error:
+            warn("textfile_without_history", error, project=project)
+        else:
+            for samples, jobs in ((of_job, (job.name,)), (of_project, ("", OTHER))):
+                charged = [charges for charges in sums if charges.job in jobs]
+                samples += of_sums(project, charged, [refused for refused in refusals if refused.job in jobs])
     try:
         write_file(folder, file_name(project), exposition(of_project))
-        write_file(folder, file_name(project, job), exposition(of_job))
+        write_file(folder, file_name(project, job.name), exposition(of_job))
     except OSError as error:
         warn("textfile_not_written", error.strerror or error, folder=one_line(folder))
-
-
-def _sums(session: Session, job: JobSettings) -> tuple[Sequence[ChargedSum], Sequence[RefusedSum]]:
-    session.budget(job.credential).hand_over_refusals()
-    project = session.project(job.credential)
-    try:
-        return read_sums(project)
-    except quota.LedgerError as error:
-        warn("textfile_without_history", error, project=project.name)
-        return (), ()
 
 
 def samples_of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> Iterator[Sample]:
@@ -142,56 +136,43 @@ def samples_of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]
 
 
 def _tell(
-    session: Session,
-    job: str,
-    exit_status: int,
-    report: RunReport,
-    status: Status | None,
-    regions: Sequence[_Region],
+    session: Session, job: JobSettings, report: RunReport, status: Status | None, regions: Sequence[_Region]
 ) -> None:
     """Send the notices after a run to the targets in `[notify]`. Raises nothing."""
     settings = session.settings.notify
     if settings is None:
         return
-    credential = session.settings.jobs[job].credential
-    project = session.credential(credential).project
-    notices = [*_notices_of_run(project, job, exit_status, report, status)]
-    notices += _notices_of_regions(project, job, settings.stale_ms, regions)
+    project = session.credential(job.credential).project
+    notices = [*_notices_of_run(project, report, status)]
+    notices += _notices_of_regions(project, job.name, settings.stale_ms, regions)
     if status is not None:
         notices += _notices_of_budget(project, status)
-    elif exit_status in (0, 75) and (owed_units := session.budget(credential).owed_units()):
+    elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
         owes = f"{many(owed_units, 'unit')} of this machine's allowance"
-        message = f"ledger {session.ledger.label} does not answer; job {job} goes on with {owes}"
-        message = "; ".join([message, *map(str, allowances(session, credential).values())])
+        message = f"ledger {session.ledger.label} does not answer; job {job.name} goes on with {owes}"
+        message = "; ".join([message, *map(str, allowances(session, job.credential).values())])
         notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))
     notify(session, notices)
 
 
-def _notices_of_run(
-    project: str, job: str, exit_status: int, report: RunReport, status: Status | None
-) -> Iterator[Notice]:
+def _notices_of_run(project: str, report: RunReport, status: Status | None) -> Iterator[Notice]:
+    job, exit_status = report.job, report.exit_status
     # "counting": the ledger counts first. "run": the run spent its max_units. The next run goes on in both cases.
     expected = report.refusal is not None and report.refusal["reason"] in ("counting", "run")
     failed = report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128)  # else a signal ended it
     if failed and exit_status != quota.UsageError.exit_status:
         message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
-        facts = {"job": job, "exit_status": exit_status}
+        facts = members(report, "job exit_status")
         yield Notice("run_failed", project, job, message, DAY_MS, facts, cause=str(exit_status))
     elif report.refused and not expected:
         by, once_ms = report.refused_by or "", DAY_MS
-        rows = _rows(status) if status is not None else ()
-        if (row := next((row for row in rows if row.limit.name == by), None)) is not None and status is not None:
-            by, once_ms = _in_window(row, status.at_ms)
-        retry_at = None if report.retry_at_ms is None else rfc3339(report.retry_at_ms)
-        facts = {"job": job, "refused_by": report.refused_by, "retry_at": retry_at}
+        if status is not None:
+            rows = [row for credential in status.credentials for row in credential.limits if row.limit.name == by]
+            by, once_ms = _in_window(rows[0], status.at_ms) if rows else (by, once_ms)
+        facts = members(report, "job refused_by retry_at")
         then = "" if report.retry_at_ms is None else f"; a run goes on from {moment(report.retry_at_ms)}"
         message = f"job {job} was stopped: {report.why}{then}"
         yield Notice("refused", project, f"{job} {by}".rstrip(), message, once_ms, facts)
-
-
-def _rows(status: Status) -> Iterator[LimitRow]:
-    for credential in status.credentials:
-        yield from credential.limits
 
 
 def _in_window(row: LimitRow, now_ms: int) -> tuple[str, int]:
@@ -203,15 +184,15 @@ def _in_window(row: LimitRow, now_ms: int) -> tuple[str, int]:
 
 
 def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
-    for row in _rows(status):
-        name, used, number = row.limit.name, row.state.used_units, row.enforced_units
-        if number and used * 100 >= number * NEAR_PERCENT:
-            subject, once_ms = _in_window(row, status.at_ms)
-            facts = {"limit": name, "used_units": used, "limit_units": number}
-            kind = "shadow limit" if row.limit.shadow else "limit"
-            message = f"{kind} {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
-            yield Notice("near_limit", project, subject, message, once_ms, facts)
     for credential in status.credentials:
+        for row in credential.limits:
+            name, used, number = row.limit.name, row.state.used_units, row.enforced_units
+            if number and used * 100 >= number * NEAR_PERCENT:
+                subject, once_ms = _in_window(row, status.at_ms)
+                facts = {"limit": name, "used_units": used, "limit_units": number}
+                kind = "shadow limit" if row.limit.shadow else "limit"
+                message = f"{kind} {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
+                yield Notice("near_limit", project, subject, message, once_ms, facts)
         for loss in credential.losses:
             lost = f"{many(loss.charges, 'charge')} of {many(loss.units, 'unit')}"
             message = f"the ledger had lost {lost} of project {project}; {loss.machine} put them back"
@@ -238,6 +219,5 @@ def _notices_of_regions(project: str, job: str, stale_ms: int | None, regions: S
         message = f"{where} {did} {spell(now_ms - due_ms)} ago"
         if (ahead_ms := due_ms - now_ms) > 0:
             message = f"{where} {did} while a clock was wrong: it is dated {spell(ahead_ms)} ahead"
-        completed_at = None if completed_ms is None else rfc3339(completed_ms)
-        facts = {"job": job, "region": region, "completed_at": completed_at}
+        facts = members(checkpoint, "job region completed_at")
         yield Notice("stale", project, f"{job} {region}".rstrip(), message, DAY_MS, facts)

@@ -9,11 +9,12 @@ Interrupted        a signal came
 from __future__ import annotations
 
 import copy
-import errno
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ from quota.common.redact import redact
 from quota.common.text import describe, many, one_line, spell
 from quota.errors import SlowAnswer
 from quota.jobs import interruption
-from quota.jobs.job import Fetch, Page, attempt_of, line_of, wants_store
+from quota.jobs.job import Fetch, Page, attempt_of, line_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.store import Store
@@ -86,12 +87,12 @@ class Attempts:
     wait: Any
 
     def __post_init__(self) -> None:
-        self._given: dict[str, Any] = {"store": self.store} if wants_store(self.fetch) else {}
+        self._given: dict[str, Any] = {"store": self.store} if "store" in signature(self.fetch).parameters else {}
         if self.job.fetch == "search":
             self._given["pages"] = self.job.pages
         self._budget = self.session.budget(self.job.credential)
         self._budget.on_decision, self._budget.on_correction = self._decided, self._corrected
-        self._client: Any = None
+        self.client: Any = None  # until there is one, no error is about one region alone
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
         self.tries = 0  # the attempts of the last step
         self._page = "", 0  # the region and the number of the page that is being fetched
@@ -99,8 +100,8 @@ class Attempts:
 
     def close(self) -> None:
         self._budget.on_decision = self._budget.on_correction = self._budget.of_run = None
-        if self._client is not None:
-            self._client.close()
+        if self.client is not None:
+            self.client.close()
 
     def _decided(self, decision: Decision) -> None:
         if decision.id is not None:
@@ -116,7 +117,7 @@ class Attempts:
 
     def step(self, checkpoint: Checkpoint, attempts: int = ATTEMPTS) -> Page:
         """One step of the fetch function. Raises the error of the last attempt, Refused, and Interrupted."""
-        if self._client is None:
+        if self.client is None:
             self._connect(checkpoint)
         self._budget.of_run = self.job.name, checkpoint.region
         self._page = checkpoint.region, checkpoint.pages + 1
@@ -136,27 +137,25 @@ class Attempts:
             self.tries += 1
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
-            return self.fetch(self._client, checkpoint.region, cursor, **{**self._given, **options})
+            return self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
 
         page = retrying(attempt)
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
         if page.items > self.job.max_items:
-            raise quota.BadAnswer(
-                f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}; "
-                "if that is right, raise max_items"
-            )
+            why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
+            raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
 
     def _connect(self, checkpoint: Checkpoint) -> None:
         """Make the client, but only if the budget would admit its first call: the import is slow."""
-        refused = refusal_of(self._budget, self.job, self.fetch, checkpoint)
+        refused = self.refusal(checkpoint)
         if refused is not None:
             raise quota.Refused(refused)
         from quota.clients.upstream import upstream_of
 
         self._upstream = upstream_of(self._budget.book)
-        self._client = self._upstream.client(
+        self.client = self._upstream.client(
             self.session,
             self.job.credential,
             max_body_mb=self.job.max_body_mb,
@@ -173,11 +172,6 @@ class Attempts:
             self._signalled_s = self._signalled_s or now_s
             if now_s - self._signalled_s >= within_s:
                 raise Interrupted(f"; the page in flight took over {within_s:g} s and was abandoned")
-
-    @property
-    def connected(self) -> bool:
-        """Whether the run has a client. Before that, no error is about one region alone."""
-        return self._client is not None
 
     def failure_of(self, error: Exception, checkpoint: Checkpoint) -> Failure:
         """The meaning of an error of the step at this checkpoint."""
@@ -196,9 +190,8 @@ class Attempts:
 
     def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
         why, wait_s = self.failure_of(state.outcome.exception(), checkpoint).message, state.next_action.sleep
-        if log.isEnabledFor(logging.DEBUG):
-            facts = {"attempt": state.attempt_number, "wait_ms": round(wait_s * 1_000), "why": why}
-            log.debug("%s", line("attempt_failed", job=checkpoint.job, region=checkpoint.region, **facts))
+        facts = {"attempt": state.attempt_number, "wait_ms": round(wait_s * 1_000), "why": why}
+        log.debug("%s", line("attempt_failed", job=checkpoint.job, region=checkpoint.region, **facts))
         self.watcher.retry(checkpoint, why, wait_s)
 
     def _sleep(self, seconds: float) -> None:
@@ -220,9 +213,9 @@ class Attempts:
         url = urlsplit(str(getattr(getattr(error, "request", None), "url", "")))
         if url.netloc:
             return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
-        if self._client is None:
+        if self.client is None:
             return "upstream"
-        return self._upstream.address(self._client, self.session.credential(self.job.credential).endpoint)
+        return self._upstream.address(self.client, self.session.credential(self.job.credential).endpoint)
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
         """Units by region, units by page number, and the number of attempts, for the calls of this run. Corrections are
@@ -282,17 +275,7 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
     return Failure("region", message) if refused is None else Failure("config", refused)
 
 
-_UNREACHABLE = frozenset(
-    (
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.ENETRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.EADDRNOTAVAIL,
-        errno.ENOBUFS,
-    )
-)
+_UNREACHABLE = frozenset((ENETDOWN, ENETUNREACH, ENETRESET, EHOSTDOWN, EHOSTUNREACH, EADDRNOTAVAIL, ENOBUFS))
 """System errors of a network that is down or busy. Python has no exception classes for them."""
 
 

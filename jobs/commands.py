@@ -9,6 +9,7 @@ import signal
 import sys
 from datetime import date
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import click
@@ -108,7 +109,7 @@ def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, 
     click.get_current_context().exit(0 if answer.fits else 1)
 
 
-@click.command("serve", short_help="Serve what was fetched as an HTTP API.")
+@click.command("serve", short_help="Serve the fetched data as an HTTP API.")
 @listen_option(API_LISTENS)
 @click.option("--hostname", "names", multiple=True, metavar="NAME", help="A name for this server; may be repeated.")
 @click.option("--unlimited", is_flag=True, help="Serve other machines without a rule.")
@@ -136,7 +137,20 @@ def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: st
     from quota.jobs.api.app import run_api
 
     log_to_stderr()
-    run_api(config, listen_at, names=names, unlimited=unlimited, say=say)
+    run_api(config, listen_at, names, unlimited=unlimited)
+
+
+def _duration(_: click.Context, param: click.Parameter, value: str | None) -> int:
+    """The value of an option that is a duration, in ms; 0 without it."""
+    return 0 if value is None else duration_ms(param.opts[0], value)
+
+
+def _percent(_: click.Context, param: click.Parameter, value: str | None) -> int:
+    """The value of an option that is a share, in whole percent; 0 without it."""
+    digits = "0" if value is None else value.strip().removesuffix("%")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= 100):
+        raise click.UsageError(f"{param.opts[0]} {show(value)}: write a whole number of percent from 0% to 100%")
+    return int(digits)
 
 
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")
@@ -150,23 +164,21 @@ def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: st
     show_default=True,
     help="One bucket, or separate buckets for searches and uploads.",
 )
+@click.option("--quota", default=10_000, show_default=True, metavar="N", help="Units granted per day, to each key.")
 @click.option(
-    "--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day, to each key."
+    "--lag", "lag_ms", metavar="DURATION", callback=_duration, help="Cloud Monitoring shows calls this much later."
 )
-@click.option("--lag", metavar="DURATION", help="Cloud Monitoring shows calls this much later.")
-@click.option("--delay", metavar="DURATION", help="Delay each answer, for example by 200ms.")
-@click.option("--errors", metavar="PERCENT", help="Answer this share of calls with 503, for example 5%.")
-def emulate(
-    *,
-    listen_at: Listen,
-    port: int | None,
-    recorded: str | None,
-    allocation: Any,
-    quota_units: int,
-    lag: str | None,
-    delay: str | None,
-    errors: str | None,
-) -> None:
+@click.option(
+    "--delay", "delay_ms", metavar="DURATION", callback=_duration, help="Delay each answer, for example by 200ms."
+)
+@click.option(
+    "--errors",
+    "errors_percent",
+    metavar="PERCENT",
+    callback=_percent,
+    help="Answer this share of calls with 503, for example 5%.",
+)
+def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
     """Serve an emulator of the upstream API on loopback, for development without spending quota.
 
     It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that it received. It
@@ -184,36 +196,17 @@ def emulate(
             f"--listen {listen_at}: the emulator listens on 127.0.0.1 only; write {EMULATOR_LISTENS}"
         )
     port = listen_at.port if port is None else port
-    lag_ms = 0 if lag is None else duration_ms("--lag", lag)
-    delay_ms = 0 if delay is None else duration_ms("--delay", delay)
-    errors_percent = 0 if errors is None else _percent("--errors", errors)
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
     try:
-        folder = None if recorded is None else Path(recorded)
-        emulator = Emulator(
-            port=port,
-            recorded=folder,
-            allocation=allocation,
-            quota=quota_units,
-            lag_ms=lag_ms,
-            delay_ms=delay_ms,
-            errors_percent=errors_percent,
-        )
+        emulator = Emulator(port=port, **options)
     except ValueError as error:
         raise quota.UsageError(str(error)) from error
     except OSError as error:
         raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
-    emulator.serve_forever(ready=say)
-
-
-def _percent(option: str, value: str) -> int:
-    """The value of an option that is a share, in whole percent."""
-    digits = value.strip().removesuffix("%")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= 100):
-        raise click.UsageError(f"{option} {show(value)}: write a whole number of percent from 0% to 100%")
-    return int(digits)
+    say(emulator.announcement)
+    emulator.serve_forever()
 
 
 @click.command("demo", short_help="Show the whole product, without a key.")
@@ -268,39 +261,8 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     click.get_current_context().exit(report.exit_status)
 
 
-_DEMO_CONFIG = """\
-# Written by `quota demo`. The endpoint is an emulator that runs as long as the demo.
-[ledger]
-url = "sqlite:///ledger.db"
-
-[credentials.demo]
-api = "youtube-v3"
-key = "file:demo.key"
-endpoint = "{address}"
-
-[[credentials.demo.limits]]
-name = "day"
-units = {units}
-window = "24h"
-
-[[credentials.demo.limits]]
-name = "pacific-day"
-units = {units}
-window = {{ calendar = "day", zone = "America/Los_Angeles" }}
-
-[jobs.trending]
-credential = "demo"
-fetch = "trending"
-regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
-pages = 4
-
-[store]
-url = "sqlite:///videos.db"
-"""
-
-
 def _demo_config(folder: Path, address: str, units: int) -> Path:
-    from quota.common.files import make_folder, open_alone, readable
+    from quota.common.files import make_folder, open_alone, read_text, readable
 
     config = folder / "quota.toml"
     try:
@@ -308,7 +270,7 @@ def _demo_config(folder: Path, address: str, units: int) -> Path:
         if config.exists() and not config.read_text(encoding="utf-8").startswith("# Written by `quota demo`"):
             raise quota.UsageError(f"--keep {folder}: it has a quota.toml that is not the demo's; name another folder")
         with open(config, "w", encoding="utf-8", opener=readable) as file:
-            file.write(_DEMO_CONFIG.format(address=address, units=units))
+            file.write(Template(read_text("quota.jobs.emulator", "demo.toml")).substitute(address=address, units=units))
         with open(folder / "demo.key", "w", encoding="utf-8", opener=open_alone) as file:
             file.write("demo-key\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -14,15 +14,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import redirect_stdout, suppress
-from dataclasses import replace
 from operator import itemgetter
 
 import quota
 from quota import Decision, Session
 from quota.common.clock import host_clock
-from quota.common.findings import Finding, examine_folder, finding_of, obstacle, warning
+from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, warning
 from quota.common.text import many, one_line, spell
 from quota.deciding.run_limit import RunLimit
 from quota.jobs.afterwards import samples_of_regions, samples_of_run
@@ -37,10 +36,10 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import checkpoints_of, runs_on
+from quota.jobs.places import check_lock, checkpoints_of, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
-from quota.jobs.store.file import StoreError, is_made, path_of
-from quota.jobs.store.store import Elsewhere, Store
+from quota.jobs.store.file import StoreError, check_space, is_made, path_of
+from quota.jobs.store.store import Store
 from quota.jobs.ticks import streams
 from quota.ledger.files import refuse_others
 from quota.reports.metrics import Sample
@@ -53,7 +52,7 @@ from quota.terms.limits import DAY_MS, Limit
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 
-def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
+def fetches(settings: Settings) -> Iterator[Finding]:
     """Findings for fetch functions and sinks that `quota run` could not use, for regions of built-in jobs that upstream
     does not know, and for first calls that fit no limit."""
     from quota.jobs.emulator.catalogue import REGIONS  # the other commands need no names of regions
@@ -66,12 +65,10 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
         for key, look in looks.items():
             try:
                 look(settings, job)
-            except NotImported as error:
-                yield finding_of("warning", f"jobs.{job.name}.{key}", str(error).removeprefix(f"{key} = "))
             except quota.ConfigError as error:
+                level: Level = "warning" if isinstance(error, NotImported) else "error"
                 message = str(error).removeprefix(f"{key} = ")
-                remedy = "" if "; " in message else "; no run of this job can begin: correct it"
-                yield f"jobs.{job.name}.{key}", message + remedy
+                yield finding_of(level, f"jobs.{job.name}.{key}", message, "no run of this job can begin: correct it")
         with suppress(quota.ConfigError):  # reported above
             fetch = fetch_to_look_at(settings, job)
             yield from _unfit_call(settings, job, fetch, limits[job.credential])
@@ -125,18 +122,15 @@ def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch, by_job: Limi
 
 def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
     """Findings for ids in the options that do not look like upstream's, though it might accept them."""
-    for names, values in names_in(fetch, job.options):
+    for option, shape, values in names_in(fetch, job.options):
         for value in values:
-            if names.kind and not re.fullmatch(names.shape, value):
-                location = f"jobs.{job.name}.options.{names.option}"
-                yield warning(
-                    location,
-                    f"{value!r:.100} does not look like {names.like}",
-                    "a run names it if upstream does not know it",
-                )
+            if shape is not None and not re.fullmatch(shape.pattern, value):
+                message = f"{value!r:.100} does not look like {shape.like}"
+                remedy = "a run names it if upstream does not know it"
+                yield warning(f"jobs.{job.name}.options.{option}", message, remedy)
 
 
-def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
+def store(settings: Settings, location: str = "store.url", remedy: str = "correct it") -> Iterator[Finding]:
     """The error of a run if it cannot read or write the store. Does not create the store."""
     path = path_of(settings.store.url)
     try:
@@ -147,25 +141,19 @@ def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     except OSError:
         return
     except (quota.ConfigError, StoreError) as error:
-        yield "store.url", str(error)
+        yield finding_of("error", location, error, remedy)
         return
     prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # another check: missing folder
     if prevented is not None:
         why, remedy = prevented
-        yield warning("store.url", f"store {one_line(path)} cannot be written: {why}", remedy)
+        yield warning(location, f"store {one_line(path)} cannot be written: {why}", remedy)
 
 
 def store_health(settings: Settings) -> Iterator[Finding]:
     """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
-    path = settings.store.file
-    if not path:
-        return
-    yield from examine_folder("store", os.path.dirname(path), "what was fetched")
-    for finding in store(settings):
-        if isinstance(finding, Finding):
-            yield replace(finding, location="store")
-        else:
-            yield finding_of("error", "store", finding[1])
+    if path := settings.store.file:
+        yield from examine_folder("store", os.path.dirname(path), "what was fetched")
+        yield from store(settings, "store", remedy="")
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
@@ -177,43 +165,29 @@ BOUGHT_SINCE_MS = 7 * DAY_MS
 
 def jobs(session: Session) -> Contribution:
     """Where each job stands and its last runs. Does not create the store. Raises StoreError and LedgerError."""
-    settings, now_ms = session.settings, host_clock()
-    stale_ms = None if settings.notify is None else settings.notify.stale_ms
+    now_ms = host_clock()
     regions: list[Region] = []
     samples: list[Sample] = []
     runs: list[Run] = []
-    elsewhere: list[Elsewhere] = []
-    brought: list[Bought] = []
-    with Store.if_made(settings.store) as store:
-        for job in settings.jobs.values():
-            here = {checkpoint.region: checkpoint for checkpoint in checkpoints_of(session, job, store)}
-            project = session.credential(job.credential).project
-            stale = {
-                region
-                for region, checkpoint in here.items()
-                if store is not None and is_stale(store.due_since(checkpoint), now_ms, stale_ms)
-            }
-            regions += _regions(job, project, here, now_ms, stale)
-            labels = {"project": project, "quota_job": job.name}
+    notes: list[str] = []
+    with Store.if_made(session.settings.store) as store:
+        for job in session.settings.jobs.values():
+            checkpoints = checkpoints_of(session, job, store)
+            regions += _regions(session, job, checkpoints, store, now_ms)
+            labels = {"project": session.credential(job.credential).project, "quota_job": job.name}
             last = None if store is None else store.runs.last_ended(job.name)
             if last is not None and last.ended_ms is not None and last.exit_status is not None:
                 samples += samples_of_run(labels, last.ended_ms, last.exit_status)
-            samples += samples_of_regions(labels, here.values())
+            samples += samples_of_regions(labels, checkpoints)
         if store is not None:
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
+            for away in store.elsewhere():
+                age = None if away.fetched_ms is None else spell(now_ms - away.fetched_ms)
+                data = "this store has no data of it" if age is None else f"its data here is {age} old"
+                notes.append(f"{away.job} runs on {away.runs_on}; {data}")
             brought = store.runs.bought(max(0, now_ms - BOUGHT_SINCE_MS))
-            elsewhere = store.elsewhere()
-    notes = tuple(
-        f"{job.job} runs on {job.runs_on}; "
-        + (
-            "this store has no data of it"
-            if job.fetched_ms is None
-            else f"its data here is {spell(now_ms - job.fetched_ms)} old"
-        )
-        for job in elsewhere
-    )
-    notes += tuple(f"in the last 7 days {line}" for line in stands_out(brought))
-    return Contribution(tuple(regions), tuple(runs), samples=tuple(samples), notes=notes)
+            notes += [f"in the last 7 days {line}" for line in stands_out(brought)]
+    return Contribution(tuple(regions), tuple(runs), samples=tuple(samples), notes=tuple(notes))
 
 
 def bought(session: Session, since_ms: int) -> Sequence[Bought]:
@@ -222,18 +196,41 @@ def bought(session: Session, since_ms: int) -> Sequence[Bought]:
         return [] if store is None else store.runs.bought(since_ms)
 
 
-def standing(session: Session) -> Iterator[JobRow]:
-    """The machine of each job, its next tick, and whether a run could go on now. Raises LedgerError."""
-    now_ms = session.ledger.now_ms()
+def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
+    """The machine of each job, its next tick, and whether a run could go on now; `here`: whether this process could
+    run it. Raises LedgerError."""
+    now_ms, no_store = session.ledger.now_ms(), _no_store(session.settings) if here else ""
     for job in session.settings.jobs.values():
         hosts, is_running = runs_on(session, job)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
-        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, *_refusal(session, job))
+        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, *_refusal(session, job, no_store, here=here))
 
 
-def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
-    """Why the budget would refuse the first call of a run now, as text and as a decision; ("", None) if it would admit
-    it. If the fetch function names no call or is not imported here, the cheapest call stands for it."""
+def _no_store(settings: Settings) -> str:
+    """Why a run could keep nothing in the store, in one line; "" if it could. Does not create the store."""
+    path = path_of(settings.store.url)
+    try:
+        with Store.if_made(settings.store) as made:
+            if made is not None:
+                made.check_writable()
+        refuse_others(path, "store")
+        check_space(path)
+    except (quota.ConfigError, StoreError) as error:
+        return str(error)
+    except OSError as error:
+        return f"store {one_line(path)}: {error.strerror}"
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        return f"store {one_line(path)}: {one_line(folder)} is no folder; make it, or correct the path"
+    if prevented := obstacle(path) or obstacle(f"{path}-wal"):
+        return f"store {one_line(path)} cannot be written: {'; '.join(prevented)}"
+    return ""
+
+
+def _refusal(session: Session, job: JobSettings, no_store: str, *, here: bool) -> tuple[str, Decision | None]:
+    """Why a run could not go on now, in the order in which a run would notice, and the decision if the budget refuses
+    its first call; ("", None) if it could. If the fetch function names no call or is not imported here, the cheapest
+    call stands for it."""
     budget, checkpoint = session.budget(job.credential), _next_of(session, job)
     method = None
     try:
@@ -241,19 +238,24 @@ def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
         with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
             method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
             sink_to_look_at(session.settings, job)
+        if here:
+            check_lock(session.settings.store.url, job.name)
     except quota.ConfigError as error:
         return str(error), None
+    if no_store:
+        return no_store, None
     methods = [name for name in budget.book.methods if budget.book.price(name).units]
     method = method or min(methods, key=lambda name: budget.book.price(name).units, default=None)
-    if method is None:
-        return "", None
     try:
-        decision = budget.peek(method, job=job.name, region=checkpoint.region)
-        if job.max_units is not None:
-            RunLimit(job.max_units).take(decision.cost_units)
+        if method is not None:
+            decision = budget.peek(method, job=job.name, region=checkpoint.region)
+            if job.max_units is not None:
+                RunLimit(job.max_units).take(decision.cost_units)
+            if not decision.admitted:
+                return decision.why(), decision
     except quota.UsageError as error:
         return str(error), None
-    return ("", None) if decision.admitted else (decision.why(), decision)
+    return "", None
 
 
 def _next_of(session: Session, job: JobSettings) -> Checkpoint:
@@ -264,17 +266,19 @@ def _next_of(session: Session, job: JobSettings) -> Checkpoint:
 
 
 def _regions(
-    job: JobSettings, project: str, here: dict[str, Checkpoint], now_ms: int, stale: Container[str]
+    session: Session, job: JobSettings, checkpoints: Iterable[Checkpoint], store: Store | None, now_ms: int
 ) -> Iterator[Region]:
+    project, notices = session.credential(job.credential).project, session.settings.notify
     nexts: dict[str, int] = {}
     for stream in streams([job]):
         tick = stream.after(now_ms)
         for region in tick.regions or job.regions or ("",):
             nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
-    for region in job.regions or ("",):
-        completed_ms = here[region].completed_at_ms
-        stand, detail = _stand_of(here[region], now_ms)
-        yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), region in stale)
+    for place in checkpoints:
+        due_ms = None if store is None or notices is None else store.due_since(place)
+        stale = notices is not None and is_stale(due_ms, now_ms, notices.stale_ms)
+        of_region = project, job.name, place.region, place.completed_at_ms
+        yield Region(*of_region, *_stand_of(place, now_ms), nexts.get(place.region), stale)
 
 
 def _stand_of(checkpoint: Checkpoint, now_ms: int) -> tuple[Stand, str]:

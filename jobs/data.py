@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
-import tempfile
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -96,13 +96,8 @@ def _told_by_the_log(session: Session, past_runs: Sequence[Run]) -> Sequence[Run
         rows = read_spending(projects, ["run"], began_ms - MINUTE_MS).rows
     except (quota.LedgerError, quota.ConfigError):
         return past_runs
-    spent = {run: (calls, units) for (run,), calls, units in rows}
-
-    def completed(run: Run) -> Run:
-        attempts, units = spent.get(run.run, (run.attempts, run.units))
-        return replace(run, attempts=attempts, units=units)
-
-    return [completed(run) if run.ended_ms is None else run for run in past_runs]
+    spent: dict[str, Any] = {run: {"attempts": calls, "units": units} for (run,), calls, units in rows}
+    return [replace(run, **spent.get(run.run, {})) if run.ended_ms is None else run for run in past_runs]
 
 
 def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:
@@ -251,7 +246,7 @@ def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None
         say("no job has stored rows of its own; see docs/own-jobs.md", err=True)
 
 
-@click.command("export", short_help="Write what was fetched as JSON lines or CSV.")
+@click.command("export", short_help="Write the fetched data as JSON lines or CSV.")
 @click.argument("table")
 @list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
 @click.option("--region", metavar="R", help="Only this region.")
@@ -317,22 +312,17 @@ def _written(output: str | None) -> Iterator[IO[str]]:
     if os.path.exists(output) and not os.path.isfile(output):  # a device or a pipe would be gone
         raise quota.UsageError(f"--output {show(output)} is not a file; leave it out to write to stdout")
     path = os.path.realpath(output)  # a link stays
-    folder = os.path.dirname(path)
+    unfinished = os.path.join(os.path.dirname(path), f".quota-export-{secrets.token_hex(8)}")
     try:
-        file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - it is renamed, not deleted
-            "w", encoding="utf-8", newline="", dir=folder, prefix=".quota-export-", delete=False
-        )
+        file = open(unfinished, "x", encoding="utf-8", newline="")  # noqa: SIM115 - closed below
     except OSError as error:
         raise quota.UsageError(f"--output {show(output)}: {error.strerror or error}") from None
     try:
         with file:
-            yield file.file
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(file.name, 0o666 & ~umask)
-        os.replace(file.name, path)
+            yield file
+        os.replace(unfinished, path)
     except BaseException as error:
-        os.unlink(file.name)
+        os.unlink(unfinished)
         if isinstance(error, OSError):
             raise quota.QuotaError(f"--output {show(output)}: {error.strerror or error}") from None
         raise

@@ -23,13 +23,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from operator import index
 from typing import Any
 
-from quota.clients.upstream_errors import answer_in
-from quota.errors import BadAnswer
-from quota.jobs.job import Cursor, Names, Page, Shape, checked_id, first_attempt, leave_out, marked, resources
+from quota.clients.upstream_errors import answer_in, words_of
+from quota.jobs.job import Cursor, Page, Shape, checked_id, first_attempt, is_id, leave_out, marked, resources
 from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
 from quota.jobs.store.store import Store
 from quota.terms.arguments import texts
@@ -44,6 +42,9 @@ PAGE_ITEMS = 50
 PAGE_COMMENTS = 100
 """The most comments that upstream returns in one page."""
 
+Ids = str | Sequence[str] | None
+"""An option with an id, or with several."""
+
 Place = dict[str, Any]
 """Where one list stands: its `id`, and the number of its last `step`. An open walk also has the time when it was
 `opened`, the `token` of its next page, and its last tokens (`seen_token`). `walked`: when the last complete full walk
@@ -55,28 +56,30 @@ was opened. `failed`: the step at which its last call failed; this pass does not
 def trending(client: Any, region: str, cursor: Cursor | None, *, category: str | None = None) -> Page:
     """The next page of a region's chart: 50 videos for 1 unit. `category` narrows it to one category id ("10" is
     music)."""
-    call = client.videos().list(
+    answer = _listed(
+        client.videos(),
         part=PARTS,
         chart="mostPopular",
         regionCode=region or None,
         videoCategoryId=category,
-        maxResults=PAGE_ITEMS,
         pageToken=cursor["token"] if cursor else None,
     )
-    answer = call.execute()
     token = answer.get("nextPageToken")
     return Page(videos=resources(answer), ranked=True, cursor={"token": token} if token else None)
 
 
-def _channels_in(option: str) -> Names:
-    return Names(option, "channel", "UC[A-Za-z0-9_-]{22}", "UC_x5XG1OV2P6uZZ5FSM9Ttw")
+def _listed(resource: Any, most: int = PAGE_ITEMS, /, **parameters: str | None) -> Mapping[str, Any]:
+    """Upstream's answer to a list call: a page of at most so many items."""
+    answer: Mapping[str, Any] = resource.list(maxResults=most, **parameters).execute()
+    return answer
 
 
-@marked(names=_channels_in("ids"))
+_CHANNEL = Shape("UC[A-Za-z0-9_-]{22}", "the id of a channel, like 'UC_x5XG1OV2P6uZZ5FSM9Ttw'")
+
+
+@marked(names={"ids": _CHANNEL})
 @first_attempt("channels.list")
-def channels(
-    client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: str | Sequence[str] | None = None
-) -> Page:
+def channels(client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: Ids = None) -> Page:
     """The next 50 channels for 1 unit, from `ids` or else from the store's newest complete rankings of the region.
 
     Without channels it sends no call and charges nothing. The cursor is the last id, not a position, because the
@@ -89,8 +92,7 @@ def channels(
         wanted = sorted({name for name in texts(ids, "ids:") if name > after})[:PAGE_ITEMS]
     if not wanted:
         return Page(complete=False)
-    answer = client.channels().list(part=PARTS, id=",".join(wanted), maxResults=PAGE_ITEMS).execute()
-    described = resources(answer)
+    described = resources(_listed(client.channels(), part=PARTS, id=",".join(wanted)))
     unknown = set() if ids is None else {*wanted} - {channel["id"] for channel in described}
     more = len(wanted) == PAGE_ITEMS
     return Page(channels=described, cursor={"after": wanted[-1]} if more else None, unknown=sorted(unknown))
@@ -124,7 +126,7 @@ def videos(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> 
 
 def _videos_of(client: Any, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     """Upstream's details of these videos, by id, without deleted videos."""
-    answer = client.videos().list(part=PARTS, id=",".join(ids), maxResults=PAGE_ITEMS).execute()
+    answer = _listed(client.videos(), part=PARTS, id=",".join(ids))
     return {video["id"]: video for video in resources(answer)}
 
 
@@ -135,7 +137,7 @@ _ORDERS = "date|rating|relevance|title|videoCount|viewCount"
 
 
 @marked(
-    names=Names("words"),
+    names={"words": None},
     shapes={
         "order": Shape(_ORDERS, f"one of {_ORDERS.replace('|', ', ')}"),
         "published_after": Shape(
@@ -165,7 +167,7 @@ def search(
     current one first, so a refusal costs no search its turn. A pass goes on without a search that fails: it would stop
     the others, in the next pass too.
     """
-    queries = (words,) if isinstance(words, str) else texts(words, "words:")
+    queries = texts(words, "words:")
     turns: list[Place] = cursor["turns"] if cursor else [{"words": query} for query in dict.fromkeys(queries)]
     if not turns:
         return Page(complete=False)
@@ -184,15 +186,8 @@ def search(
 
 
 def _search(client: Any, turns: Sequence[Place], pages: int, **parameters: str | None) -> Page:
-    call = client.search().list(
-        part="id",
-        type="video",
-        q=turns[0]["words"],
-        maxResults=PAGE_ITEMS,
-        pageToken=turns[0].get("token"),
-        **parameters,
-    )
-    answer = call.execute()
+    turn, token = turns[0]["words"], turns[0].get("token")
+    answer = _listed(client.search(), part="id", type="video", q=turn, pageToken=token, **parameters)
     token = answer.get("nextPageToken")
     names = [item.get("id") for item in answer.get("items", [])]
     # Each id gives its kind. Skip the ids of channels and playlists.
@@ -232,11 +227,9 @@ _WITH_DETAILS = """
 """
 
 
-@marked(names=_channels_in("channels"))
+@marked(names={"channels": _CHANNEL})
 @first_attempt("playlistItems.list")
-def uploads(
-    client: Any, region: str, cursor: Cursor | None, *, store: Store, channels: str | Sequence[str] | None = None
-) -> Page:
+def uploads(client: Any, region: str, cursor: Cursor | None, *, store: Store, channels: Ids = None) -> Page:
     """The next page of the videos of one channel, for 1 unit each 50: of `channels`, or of all channels in the store
     (in the region).
 
@@ -260,7 +253,7 @@ def uploads(
 
 def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
     """Find the playlists of channels. A channel without a playlist has no further call in this pass."""
-    answered = resources(client.channels().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute())
+    answered = resources(_listed(client.channels(), part=PARTS, id=",".join(names)))
     have = {channel["id"] for channel in answered if channel_row(channel, 0)["uploads_id"]}
     unknown = {*names} - {channel["id"] for channel in answered}
     return walks.page(*({"id": name} for name in names if name not in have), channels=answered, unknown=unknown)
@@ -268,13 +261,8 @@ def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
 
 def _uploaded(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
     place = walks.places[0]
-    call = client.playlistItems().list(
-        part="snippet,contentDetails",
-        playlistId=playlist,
-        maxResults=PAGE_ITEMS,
-        pageToken=place.get("token"),
-    )
-    answer = call.execute()
+    parts, token = "snippet,contentDetails", place.get("token")
+    answer = _listed(client.playlistItems(), part=parts, playlistId=playlist, pageToken=token)
     items = [_uploaded_video(item) for item in _usable(answer)]
     listed = {video["id"]: video for video in items if video is not None}
     stored = dict(store.select(_WITH_DETAILS, ids=json.dumps([*listed])))
@@ -297,11 +285,7 @@ def _uploaded_video(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _with_ids(items: Iterable[Any]) -> list[Mapping[str, Any]]:
     """The items that have an id. An item without an id does not stop its list."""
-    named: list[Mapping[str, Any]] = []
-    for item in items:
-        with suppress(BadAnswer):
-            named += resources({"items": [item]})
-    return named
+    return [item for item in items if isinstance(item, Mapping) and is_id(item.get("id"))]
 
 
 def _usable(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -326,11 +310,9 @@ _REPLY_COUNTS = """
 """
 
 
-@marked(names=Names("videos", "video", "[A-Za-z0-9_-]{11}", "dQw4w9WgXcQ"))
+@marked(names={"videos": Shape("[A-Za-z0-9_-]{11}", "the id of a video, like 'dQw4w9WgXcQ'")})
 @first_attempt("commentThreads.list")
-def comments(
-    client: Any, region: str, cursor: Cursor | None, *, store: Store, videos: str | Sequence[str] | None = None
-) -> Page:
+def comments(client: Any, region: str, cursor: Cursor | None, *, store: Store, videos: Ids = None) -> Page:
     """The next page of comments under one video, for 1 unit each 100 threads: of `videos`, or of all videos in the
     store (in the region). The rows go into the table `comments`.
 
@@ -351,15 +333,15 @@ def comments(
 
 
 def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
-    call = client.commentThreads().list(
+    answer = _listed(
+        client.commentThreads(),
+        PAGE_COMMENTS,
         part="snippet,replies",
         videoId=place["id"],
         order="time",
         textFormat="plainText",
-        maxResults=PAGE_COMMENTS,
         pageToken=place.get("token"),
     )
-    answer = call.execute()
     threads = {thread["id"]: thread for thread in _usable(answer)}
     stored_counts = dict(store.select(_REPLY_COUNTS, ids=json.dumps([*threads])))
     rows: dict[str, dict[str, Any]] = {}
@@ -381,14 +363,14 @@ def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
 def _replies(client: Any, walks: Walks, place: Place) -> Page:
     """The next replies of the first thread that lacks some."""
     thread = place["threads"][0]
-    call = client.comments().list(
+    answer = _listed(
+        client.comments(),
+        PAGE_COMMENTS,
         part="snippet",
         parentId=thread,
         textFormat="plainText",
-        maxResults=PAGE_COMMENTS,
         pageToken=place.get("replies"),
     )
-    answer = call.execute()
     rows = {reply["id"]: _comment_row(reply, place["id"], thread) for reply in _usable(answer)}
     return walks.page(_after_replies(place, answer.get("nextPageToken")), rows={"comments": [*rows.values()]})
 
@@ -520,7 +502,5 @@ def _passed_over(error: Exception) -> str:
     """Why upstream refused a call, if the reason concerns this list or page alone: the others may go on. If such an
     error failed the region, the same list would come first in the next pass, and the others never."""
     answer = answer_in(error)
-    with suppress(ValueError, LookupError, TypeError):
-        reason = "" if answer is None else json.loads(answer.body)["error"]["errors"][0]["reason"]
-        return str(reason) if reason in _PASSED_OVER else ""
-    return ""
+    reason = "" if answer is None else words_of(answer.body)[0]
+    return reason if reason in _PASSED_OVER else ""

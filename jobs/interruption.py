@@ -7,7 +7,7 @@ import _thread
 import os
 import select
 import signal
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -45,7 +45,7 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
     wakeups = _Wakeups()
     start_over_in_child(wakeups)
     waits = f"interrupted; the page in flight is stored if it arrives within {STOP_WITHIN_S:g} s" if says else ""
-    _thread.start_new_thread(_count_down, (reading, over, END_WITHIN_S, statuses or {}, waits))
+    _thread.start_new_thread(_count_down, (reading, over, statuses or {}, waits))
     try:
         yield lambda: seen[0] if seen else 0
     finally:
@@ -70,8 +70,8 @@ SAY_AFTER_S = 0.2
 """How long a block may take to stop before a line says what it waits for."""
 
 
-def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int], waits: str) -> None:
-    """End the process `within_s` after the first signal, unless the block and all threads end before. `waits` is the
+def _count_down(reading: int, over: list[bool], statuses: Mapping[int, int], waits: str) -> None:
+    """End the process END_WITHIN_S after the first signal, unless the block and all threads end before. `waits` is the
     line that says what the block waits for."""
     number = 0
     while not number and (came := os.read(reading, 64)):
@@ -80,7 +80,7 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
         os.close(reading)
         return
     signalled_s = time.monotonic()
-    while time.monotonic() < signalled_s + within_s:
+    while time.monotonic() < signalled_s + END_WITHIN_S:
         if over and not _threads_left():
             os.close(reading)  # only now: a later signal writes a byte too
             return
@@ -91,16 +91,13 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
     if os.isatty(2):
         _say(b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
     what = "a thread that a fetch function left behind" if over else "the work in progress"
-    why = f"interrupted; {what} took over {within_s:g} s and was abandoned; stored pages are kept"
+    why = f"interrupted; {what} took over {END_WITHIN_S:g} s and was abandoned; stored pages are kept"
     _say(f"quota: {why}\n".encode())
     os._exit(statuses.get(number, 128 + number))
 
 
 def _threads_left() -> bool:
     """Whether Python would wait for other threads at its end."""
-    threading = sys.modules.get("threading")
-    if threading is None:
-        return False
     main = threading.main_thread()
     return any(thread is not main and not thread.daemon for thread in threading.enumerate())
 

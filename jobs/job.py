@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,12 @@ from inspect import Parameter, signature
 from itertools import chain
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import quota
 from quota.common.clock import moment
+from quota.common.files import doubt_of_path
+from quota.common.log import warn
 from quota.common.text import describe, many, members, nearest, one_line, show, spell
 from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, check_table
@@ -51,6 +54,8 @@ MAX_ID_LENGTH = 128
 MAX_CURSOR_CHARACTERS = 1_000_000
 MAX_DEPTH = 100
 """How deep a cursor or a row may be nested. Python and SQLite fail at several hundred levels."""
+
+log = logging.getLogger("quota.jobs")
 
 Cursor = dict[str, Any]
 Fetch = Callable[..., "Page"]
@@ -142,15 +147,16 @@ def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return items
 
 
+def is_id(value: object) -> TypeGuard[str]:
+    """Whether a value is an id as upstream has them."""
+    return isinstance(value, str) and 1 <= len(value) <= MAX_ID_LENGTH
+
+
 def checked_id(value: object) -> str:
     """An id as upstream sent it. Raises BadAnswer if it is not a valid id."""
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
+    if not is_id(value):
         raise quota.BadAnswer(f"upstream's answer has an item with an invalid id: {show(value)}")
     return value
-
-
-RegionOutcome = Literal["done", "partial", "skipped", "failed"]
-RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 
 class Away(NamedTuple):
@@ -201,6 +207,7 @@ class RunReport(Run):
 
     def sentence(self, now_ms: int) -> str:
         """One line for people: what the run did, why it ended, and where and when the next one resumes."""
+        rest = "" if self.away is None else f"; the rest {self.away}"
         pages, items = sum(r.pages for r in self.regions), sum(r.items for r in self.regions)
         units = "no call was charged" if pages and not self.attempts else many(self.units, "unit")
         done = f"{many(pages, 'page')} ({units})"
@@ -215,7 +222,7 @@ class RunReport(Run):
             why = f"; {self.why}" if self.why else ""
             covered = [r.region for r in self.regions if r.outcome == "done"]
             regions = "" if covered == [""] else f"{many(len(covered), 'region')}, "
-            return f"{self.job}: done: {regions}{many(items, 'item')}, {done}{why}{self._rest()}"
+            return f"{self.job}: done: {regions}{many(items, 'item')}, {done}{why}{rest}"
         if self.outcome == "failed":
             return f"{self.job}: failed after {done}"  # `why` is printed as an error
         # Without a ledger, `why` is printed as an error too.
@@ -225,11 +232,7 @@ class RunReport(Run):
             line += f"; next: {self.next_step}"
             if self.retry_at_ms is not None:
                 line += f" at {moment(self.retry_at_ms)} (in {spell(self.retry_at_ms - now_ms)})"
-        return line + self._rest()
-
-    def _rest(self) -> str:
-        """The end of the line: which machine covers the other regions."""
-        return "" if self.away is None else f"; the rest {self.away}"
+        return line + rest
 
 
 def leave_out(error: Exception, part: str, page: Page) -> None:
@@ -258,42 +261,30 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
 
 
 def marked(**marks: object) -> Callable[[F], F]:
-    """Mark a fetch function with the `names` in one of its options, or with the `shapes` of its options. Upstream
-    refuses texts of another shape, and counts the call."""
+    """Mark a fetch function with the `shapes` of its options, or with the options that have `names`: ids of a shape, or
+    words (None). Upstream refuses texts of another shape, and counts the call."""
 
     def mark(fetch: F) -> F:
-        for name, value in marks.items():
-            setattr(fetch, name, value)
+        vars(fetch).update(marks)
         return fetch
 
     return mark
 
 
-class Names(NamedTuple):
-    """The names in an option of a fetch function: ids of this `kind` and `shape`; without a `kind`, words."""
-
-    option: str
-    kind: str = ""
-    shape: str = ""
-    example: str = ""
-
-    @property
-    def like(self) -> str:
-        return f"the id of a {self.kind}, like {self.example!r}"
-
-
 class Shape(NamedTuple):
-    """The texts that upstream takes for an option: a pattern, and the words for it."""
+    """The texts that upstream takes for an option, or has as ids: a pattern, and the words for it."""
 
     pattern: str
     like: str
 
 
-def names_in(fetch: Fetch, options: Mapping[str, Any]) -> Iterator[tuple[Names, tuple[str, ...]]]:
-    """The names in the options of a marked function. Raises UsageError if an option is not a list of names."""
-    given: Names | None = getattr(fetch, "names", None)
-    if given is not None and given.option in options:
-        yield given, texts(options[given.option], f"{given.option}:")
+def names_in(fetch: Fetch, options: Mapping[str, Any]) -> Iterator[tuple[str, Shape | None, tuple[str, ...]]]:
+    """The names in the options of a marked function, each with its option and its shape. Raises UsageError if an option
+    is not a list of names."""
+    names: Mapping[str, Shape | None] = getattr(fetch, "names", {})
+    for option, shape in names.items():
+        if option in options:
+            yield option, shape, texts(options[option], f"{option}:")
 
 
 def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
@@ -305,8 +296,6 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
         if not isinstance(method, str | None):
             raise TypeError(f"{show(method)} is no method")
     except Exception as error:
-        from quota.common.log import warn
-
         warn("first_attempt_failed", describe(error), fetch=getattr(fetch, "__name__", "fetch"))
         return None
     return method
@@ -363,16 +352,13 @@ def _folder_to_look_at(settings: Settings, key: str, name: str) -> Path | None:
     if settings.path is None:
         return None
     if name and name not in BUILT_IN_FETCHES:
-        from quota.common.files import doubt_of_path
-
         try:
             why = doubt_of_path(settings.path)
         except OSError as error:  # for example a pipe
             why = f"nobody can say who wrote {one_line(settings.path)} ({error.strerror or error})"
         if why:
-            raise NotImported(
-                f"{key} = {name!r:.100} is not imported here, because {why}; change that, or only run the job"
-            )
+            remedy = "change that, or only run the job"
+            raise NotImported(f"{key} = {name!r:.100} is not imported here, because {why}; {remedy}")
     return settings.path.absolute().parent
 
 
@@ -386,18 +372,12 @@ def line_of(error: BaseException, name: str) -> str:
 
 
 def _line_below(folder: Path, error: BaseException) -> str:
-    frames = [
-        frame
-        for frame in extract_tb(error.__traceback__)
-        if (path := Path(frame.filename)).is_relative_to(folder)
-        and "site-packages" not in path.relative_to(folder).parts  # an environment may lie there
-    ]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-
-
-def wants_store(fetch: Fetch) -> bool:
-    """Whether the function has a parameter called `store`."""
-    return "store" in signature(fetch).parameters
+    for frame in reversed(extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        # An environment may lie there.
+        if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
@@ -415,10 +395,8 @@ def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
         kind = "a class" if isinstance(value, type) else type(value).__name__
         raise quota.ConfigError(f"{setting}: {attribute:.100} is not a function but {kind}")
     if made_by(value):
-        returns = " that returns a Page" if key == "fetch" else ""
-        raise quota.ConfigError(
-            f"{setting}: {attribute:.100} is a coroutine or a generator; write a plain function{returns}"
-        )
+        remedy = "write a plain function that returns a Page" if key == "fetch" else "write a plain function"
+        raise quota.ConfigError(f"{setting}: {attribute:.100} is a coroutine or a generator; {remedy}")
     return value
 
 
@@ -431,16 +409,12 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
         with redirect_stdout(sys.stderr):  # stdout is for what a command prints, often as JSON
             return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script may call sys.exit where it is imported
-        import logging
-
-        logging.getLogger("quota.jobs").debug(
-            "function_not_imported function=%s folder=%s", setting.partition(" = ")[2], folder, exc_info=True
-        )
-        missing = (
-            isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
-        )
+        function = setting.partition(" = ")[2]
+        log.debug("function_not_imported function=%s folder=%s", function, folder, exc_info=True)
+        lacking = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        missing = lacking != "" and f"{module_name}.".startswith(f"{lacking}.")
         where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
-        if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
+        if not missing and lacking in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
         line = ""
         if folder is not None and not missing and isinstance(error, Exception):
@@ -461,16 +435,14 @@ def _hides_own(module_name: str, folder: Path | None) -> str:
 def _check_names(fetch: Fetch, name: str, options: Mapping[str, Any]) -> None:
     setting = f"fetch = {name!r:.100}"
     try:
-        for given, values in names_in(fetch, options):
+        for option, shape, values in names_in(fetch, options):
             if not values:
-                raise quota.ConfigError(f"{setting}: {given.option} = [] asks for nothing; name at least one")
-            if not given.kind and not all(value.strip() for value in values):
-                raise quota.ConfigError(
-                    f"{setting}: {given.option} has a blank text, which asks for nothing; remove it"
-                )
-            wrong = next((value for value in values if given.kind and not re.fullmatch("[A-Za-z0-9_-]+", value)), None)
-            if wrong is not None:
-                raise quota.ConfigError(f"{setting}: {given.option}: {show(wrong)} is not {given.like}; write the id")
+                raise quota.ConfigError(f"{setting}: {option} = [] asks for nothing; name at least one")
+            for value in values:
+                if shape is None and not value.strip():
+                    raise quota.ConfigError(f"{setting}: {option} has a blank text, which asks for nothing; remove it")
+                if shape is not None and not re.fullmatch("[A-Za-z0-9_-]+", value):
+                    raise quota.ConfigError(f"{setting}: {option}: {show(value)} is not {shape.like}; write the id")
     except quota.UsageError as error:
         raise quota.ConfigError(f"{setting}: {error}; correct it") from None
     for option, shape in getattr(fetch, "shapes", {}).items():
@@ -494,11 +466,9 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     try:
         accepted.bind(None, "US", None, **values)
     except TypeError as error:
-        raise quota.ConfigError(
-            f"fetch = {name!r:.100}: {error}; it is called as fetch(client, region, cursor"
-            + "".join(f", {option}=..." for option in values)
-            + ")"
-        ) from error
+        given = "".join(f", {option}=..." for option in values)
+        called = f"it is called as fetch(client, region, cursor{given})"
+        raise quota.ConfigError(f"fetch = {name!r:.100}: {error}; {called}") from error
 
 
 # -- jobs and their regions --------------------------------------------------------------------------------------------

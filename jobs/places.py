@@ -2,7 +2,8 @@
 beside the claims in the ledger.
 
     only_one         one run of a job and a store at a time on this machine: locks files for a block
-    Lock             the lock of a run, with the regions that the run covers
+    note_covers      writes into the locked files which regions the run covers
+    check_lock       whether a run could lock its files, without making them
     lock_name        names the lock, so that the ledger can tell a dead run from a run on another machine
     store_id_of      the id of the store, which the locked file keeps too
     Hold             one run's hold on its regions, and on its tick; it lasts for `hold_ms` after the run
@@ -50,8 +51,10 @@ from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor
 from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, place_of, read_place
 from quota.jobs.store.store import Store
+from quota.jobs.ticks import Tick
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
-from quota.settings.model import JobSettings
+from quota.settings.model import JobSettings, make_state_folder, state_folder
+from quota.settings.schedules import parse_schedule
 from quota.terms.arguments import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 
@@ -75,28 +78,22 @@ class Covers(NamedTuple):
 WHOLE = Covers(whole=True)
 
 
-class Lock:
-    """The locked files of a run: `descriptor` is the first one."""
+Lock = Sequence[int]
+"""The lock of a run: the descriptors of its files."""
 
-    def __init__(self, descriptors: Sequence[int]) -> None:
-        self._descriptors = descriptors
-        self.descriptor = descriptors[0]
 
-    def note(self, covers: Covers | None) -> None:
-        """Write for other runs what this run covers; None: nothing."""
-        text = b"" if covers is None else json.dumps(covers).encode()
-        for descriptor in self._descriptors:
-            with suppress(OSError):  # some users may only read the file
-                os.ftruncate(descriptor, _COVERS_AT)
-                os.pwrite(descriptor, text, _COVERS_AT)
+def note_covers(lock: Lock, covers: Covers | None) -> None:
+    """Write for other runs what this run covers; None: nothing."""
+    text = b"" if covers is None else json.dumps(covers).encode()
+    for descriptor in lock:
+        with suppress(OSError):  # some users may only read the file
+            os.ftruncate(descriptor, _COVERS_AT)
+            os.pwrite(descriptor, text, _COVERS_AT)
 
 
 @contextmanager
 def only_one(
-    store_url: str,
-    job: str,
-    covers: Covers = WHOLE,
-    waits: Callable[[Covers], bool] = lambda covers: False,
+    store_url: str, job: str, covers: Covers = WHOLE, waits: Callable[[Covers], bool] = lambda covers: False
 ) -> Iterator[Lock | None]:
     """Lock this job and this store on this machine for the block, which `covers` this work. Yields None if another run
     has the lock.
@@ -106,26 +103,24 @@ def only_one(
     """
     descriptors = [lock_file(store_url, job)]
     try:
-        beside = _lock_beside(_path_beside(store_url, job), descriptors[0])
-        descriptors += [] if beside is None else [beside]
-        while (taken := _lock_all(descriptors, beside)) is not None:
+        descriptors += _lock_beside(_path_beside(store_url, job), descriptors[0])
+        while (taken := _lock_all(descriptors)) is not None:
             if not waits(_covers_of([taken, *descriptors])):
                 yield None
                 return
             time.sleep(POLL_S)
         # The files stay. If this run removed one, a third run could lock a new one while a second holds the old one.
-        lock = Lock(descriptors)
-        lock.note(covers)
+        note_covers(descriptors, covers)
         try:
-            yield lock
+            yield descriptors
         finally:
-            lock.note(None)
+            note_covers(descriptors, None)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _lock_all(descriptors: Sequence[int], beside: int | None) -> int | None:
+def _lock_all(descriptors: Lock) -> int | None:
     """Lock all these files, or none. Returns the file that another run has; None if this run has all."""
     for descriptor in descriptors:
         try:
@@ -134,7 +129,7 @@ def _lock_all(descriptors: Sequence[int], beside: int | None) -> int | None:
             fcntl.flock(descriptors[0], fcntl.LOCK_UN)
             return descriptor
         except OSError:
-            if descriptor != beside:  # a store may be on a file system without such locks
+            if descriptor == descriptors[0]:  # the other one may be on a file system without such locks
                 raise
     return None
 
@@ -148,17 +143,15 @@ def _covers_of(descriptors: Sequence[int]) -> Covers:
     return Covers()
 
 
-def lock_name(descriptor: int) -> str:
-    """The name of the lock on this open file. Two locks have the same name only if they exclude each other.
+def lock_name(lock: Lock) -> str:
+    """The name of a lock. Two locks have the same name only if they exclude each other.
 
     The name is made of the kernel's boot, the host and the file. Even a copy of this machine has another boot.
     """
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-    except OSError:  # not Linux
-        boot = ""
-    file_status = os.fstat(descriptor)
+    boot = ""
+    with suppress(OSError):  # not Linux
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    file_status = os.fstat(lock[0])
     text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
     return hashed(text, 12)
 
@@ -168,55 +161,52 @@ def hashed(text: str, size: int) -> str:
     return blake2b(text.encode(errors="surrogateescape"), digest_size=size).hexdigest()
 
 
-def store_id_of(store: Store, lock: int) -> str:
-    """The store's id. The locked file keeps it too, so a new store in the place of a moved or lost store holds the same
-    regions."""
-    kept = os.pread(lock, _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
+def store_id_of(store: Store, lock: Lock) -> str:
+    """The store's id. The first locked file keeps it too, so a new store in the place of a moved or lost store holds
+    the same regions."""
+    kept = os.pread(lock[0], _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
     if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
         store.take_id(kept)
     store_id = store.id()
     if kept != store_id:
         with suppress(OSError):  # some users may only read the file
-            os.pwrite(lock, store_id.encode(), 0)
+            os.pwrite(lock[0], store_id.encode(), 0)
     return store_id
 
 
 def lock_file(store_url: str, job: str) -> int:
     """Open the file to lock. It is in the state folder, or beside the store if the state folder is not writable: every
     run of this job can write there."""
-    from quota.settings.model import make_state_folder
-
     beside = _path_beside(store_url, job)
     try:
-        return _opened(make_state_folder() / beside.name)
-    except NotAloneError as error:
-        raise _not_alone(error) from None
-    except (quota.ConfigError, OSError) as error:
+        folder = make_state_folder()
+    except quota.ConfigError as error:
         why = error
-        if isinstance(error, OSError):
+    else:
+        try:
+            return _opened(folder / beside.name)
+        except OSError as error:
             remedy = "set QUOTA_STATE_DIR to a folder that you can write to"
             why = quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}")
-        try:
-            descriptor = _opened(beside)
-        except OSError:
-            raise why from None
-        log.warning("%s: %s", line("lock_beside_store", job=job), why)
-        return descriptor
+    try:
+        descriptor = _opened(beside)
+    except (quota.ConfigError, OSError):
+        raise why from None
+    log.warning("%s: %s", line("lock_beside_store", job=job), why)
+    return descriptor
 
 
-def _lock_beside(path: Path, other: int) -> int | None:
-    """The file beside the store. None if it is the `other` file, or if this user cannot open it: then this user cannot
+def _lock_beside(path: Path, other: int) -> list[int]:
+    """The file beside the store. Empty if it is the `other` file, or if this user cannot open it: then this user cannot
     open the store either, or may only write existing files there."""
     try:
         descriptor = _opened(path)
-    except NotAloneError as error:
-        raise _not_alone(error) from None
     except OSError:
-        return None
+        return []
     if os.path.samestat(os.fstat(descriptor), os.fstat(other)):
         os.close(descriptor)
-        return None
-    return descriptor
+        return []
+    return [descriptor]
 
 
 def _path_beside(store_url: str, job: str) -> Path:
@@ -228,26 +218,37 @@ def _path_beside(store_url: str, job: str) -> Path:
 
 def _opened(path: Path) -> int:
     try:
-        return open_alone(path, os.O_RDWR | os.O_CREAT)
-    except NotAloneError:
-        raise
+        return _open(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         with suppress(FileNotFoundError):
-            return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
+            return _open(path, os.O_RDONLY)  # an existing file can be locked without writing to it
         raise error
 
 
-def _not_alone(error: NotAloneError) -> quota.ConfigError:
-    remedy = "run the job always as the same user, or delete the file while no run is under way"
-    return quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}")
+def _open(path: Path, flags: int) -> int:
+    """Open a file that is this user's alone. Raises ConfigError if it is not, and OSError."""
+    try:
+        return open_alone(path, flags)
+    except NotAloneError as error:
+        remedy = "run the job always as the same user, or delete the file while no run is under way"
+        raise quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}") from None
+
+
+def check_lock(store_url: str, job: str) -> None:
+    """Raise ConfigError if a run could not lock its files, because they are not its user's alone. Makes no file."""
+    beside = _path_beside(store_url, job)
+    for path in (state_folder() / beside.name, beside):
+        with suppress(OSError):  # there is none yet, or the run locks the other
+            os.close(_open(path, os.O_RDONLY))
 
 
 # -- regions on a shared ledger ----------------------------------------------------------------------------------------
 
-MIN_HOLD_MS = HOUR_MS
-UNKNOWN_GAP_MS = DAY_MS
 LEASE_SLACK_MS = MINUTE_MS
 """A run that is silent for longer than its longest step and this counts as dead."""
+
+REMEMBER_SLACK_MS = HOUR_MS
+"""The ledger remembers a tick this much longer than its grace: clocks may differ, and a tick may wait for a run."""
 
 OWNER = "ledger"
 """The owner of regions whose places are in the ledger: no store owns them, so any machine may go on with them."""
@@ -264,21 +265,12 @@ READ_AT_ONCE = 100
 class Hold:
     """One run's hold. `away` has the regions that the run did not get, or has lost since.
 
-    `tick_is` says why the run must not run its tick: "done" or "running". `lock` is the run's locked file. `now_ms` is
-    the machine's clock. `step_ms` is the longest time between two pages. At its end the run says its `ending`; without
-    one it is "done", or after an error "failed" or "stopped".
+    `tick_is` says why the run must not run its tick: "done" or "running". `step_ms` is the longest time between two
+    pages. At its end the run says its `ending`; without one it is "done", or after an error "failed" or "stopped".
     """
 
     def __init__(
-        self,
-        session: Session,
-        job: JobSettings,
-        store: Store,
-        lock: int,
-        now_ms: int,
-        step_ms: int,
-        tick: str = "",
-        tick_ms: int = HOUR_MS,
+        self, session: Session, job: JobSettings, store: Store, lock: Lock, step_ms: int, tick: Tick | None
     ) -> None:
         self._is_shared = session.ledger.shared
         shared = session.settings.store.places_in_ledger
@@ -297,10 +289,10 @@ class Hold:
             machine=lock_name(lock),
             host=machine_name(),
             regions=(),
-            hold_ms=hold_ms(job, now_ms, gap_ms),
+            hold_ms=hold_ms(job, store.now_ms(), gap_ms),
             lease_ms=min(MAX_HOLD_MS, step_ms + LEASE_SLACK_MS),
-            tick=tick,
-            tick_ms=tick_ms,
+            tick="" if tick is None else tick.name,
+            tick_ms=job.misfire_grace_ms + REMEMBER_SLACK_MS,
         )
         self.away: dict[str, Away] = {}
         self.tick_is = ""
@@ -329,13 +321,17 @@ class Hold:
             return
         self._ask(self._claim.regions, here=here)
         self._began = not self.tick_is and (len(self.away) < len(regions) or not self._claim.regions)
-        if self._began:  # from now on, only what it has
-            self._claim = self._claim._replace(regions=tuple(r for r in self._claim.regions if r not in self.away))
 
     def bring(self, store: Store) -> None:
-        """If the places are in the ledger, copy them into the store."""
+        """If the places are in the ledger, copy them into the store. A region without one keeps the store's place."""
         if self._places is not None:
-            self._places.bring(store, self._held())
+            store.stand(self._places.read(self._held()))
+
+    def check(self, cursor: Cursor | None) -> None:
+        """Raises BadAnswer for a cursor that the ledger would have to keep, and cannot."""
+        if self._places is not None and (size := len(json.dumps(cursor))) > MAX_CURSOR_BYTES:
+            why = f"the page's cursor has {many(size, 'byte')}, over {MAX_CURSOR_BYTES:,}"
+            raise quota.BadAnswer(f'{why}: with [store] places = "ledger" it cannot be longer')
 
     def renew(self, *checkpoints: Checkpoint) -> None:
         """Say that the run goes on and now stands here, and learn which regions it has lost."""
@@ -394,14 +390,12 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     A schedule says that time; without a schedule it is `gap_ms`, or a day until that is known.
     """
     if job.schedule is not None:
-        from quota.settings.schedules import parse_schedule
-
         fires = parse_schedule(job.schedule, job.timezone).fires(now_ms + 1, now_ms + MAX_HOLD_MS)
         following = list(islice(fires, 2))
         if len(following) < 2:
             return MAX_HOLD_MS
         gap_ms = max(following[0] - now_ms, following[1] - following[0])
-    return min(MAX_HOLD_MS, max(MIN_HOLD_MS, 2 * (gap_ms or UNKNOWN_GAP_MS)))
+    return min(MAX_HOLD_MS, max(HOUR_MS, 2 * (gap_ms or DAY_MS)))
 
 
 def runs_on(session: Session, job: JobSettings) -> tuple[str, bool]:
@@ -430,21 +424,11 @@ def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> l
     yet. Raises LedgerError and StoreError."""
     regions, work = job.regions or ("",), work_of(session, job)
     if session.settings.store.places_in_ledger:
-        checkpoints = SharedPlaces(session, job).read(regions)
+        checkpoints = [checkpoint for checkpoint, _ in SharedPlaces(session, job).read(regions)]
     else:
         checkpoints = [] if store is None else store.checkpoints(job.name, regions, work)
     places = {checkpoint.region: checkpoint for checkpoint in checkpoints}
     return [places.get(region) or Checkpoint(job.name, region, work=work) for region in regions]
-
-
-def check_cursor(cursor: Cursor | None) -> None:
-    """Raises BadAnswer for a cursor that the ledger cannot keep."""
-    size = len(json.dumps(cursor))
-    if size > MAX_CURSOR_BYTES:
-        raise quota.BadAnswer(
-            f"the page's cursor has {many(size, 'byte')}, over {MAX_CURSOR_BYTES:,}: "
-            'with [store] places = "ledger" it cannot be longer'
-        )
 
 
 class SharedPlaces:
@@ -458,31 +442,24 @@ class SharedPlaces:
         self._texts: dict[str, str] = {}
         self._cursors: dict[str, tuple[bytes, ...]] = {}
 
-    def read(self, regions: Sequence[str]) -> list[Checkpoint]:
-        """The checkpoints of these regions, as far as they have a place."""
-        checkpoints = []
+    def read(self, regions: Sequence[str]) -> list[tuple[Checkpoint, tuple[bytes, ...]]]:
+        """The checkpoints of these regions, as far as they have a place, each with digests of its pass's cursors."""
+        places = []
         for part in _parts_of(regions, READ_AT_ONCE):
             for region, text in self._state.places(self._name, part).items():
                 if (place := read_place(text, self._job, region, self._work)) is not None:
                     self._texts[region] = text
                     self._cursors[region] = place[1]
-                    checkpoints.append(place[0])
-        return checkpoints
-
-    def bring(self, store: Store, regions: Sequence[str]) -> None:
-        """Copy the ledger's places into the store. A region without a place in the ledger keeps the store's place."""
-        store.stand([(checkpoint, self._cursors[checkpoint.region]) for checkpoint in self.read(regions)])
+                    places.append(place)
+        return places
 
     def keep(self, claim: Claim, checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[Sequence[str], Claimed]]:
         """Write the places and renew the claim, a thousand regions at a time. Yields each answer."""
         places = {}
         for checkpoint in checkpoints:
-            region = checkpoint.region
-            cursors, digest = self._cursors.get(region, ()), digest_of(checkpoint.cursor)
-            if checkpoint.cursor is None:
-                cursors = ()
-            elif digest not in cursors:
-                cursors = (*cursors, digest)[-KEPT_CURSORS:]
+            region, cursor = checkpoint.region, checkpoint.cursor
+            digests = () if cursor is None else (*self._cursors.get(region, ()), digest_of(cursor))
+            cursors = tuple(dict.fromkeys(digests))[-KEPT_CURSORS:]
             self._cursors[region] = cursors
             text = place_of(checkpoint, cursors)
             if text != self._texts.get(region):
@@ -510,10 +487,9 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
     state, shared = session.project(job.credential).state, SharedPlaces(session, job)
     afresh = [checkpoint._replace(pending=True, **FIRST_PAGE) for checkpoint in checkpoints]
     try:
-        parts = _parts_of(claim.regions)
-        answers = [state.claim(claim._replace(regions=part)) for part in parts]
-        for holder in (holder for claimed in answers for holder in claimed.elsewhere.values()):
-            raise quota.QuotaError(f"job {job.name!r} is running on {holder.host}; reset it when the run has ended")
+        for part in _parts_of(claim.regions):
+            for holder in state.claim(claim._replace(regions=part)).elsewhere.values():
+                raise quota.QuotaError(f"job {job.name!r} is running on {holder.host}; reset it when the run has ended")
         for _ in shared.keep(claim, afresh):
             pass
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quota.cli.output import new_console, say
 from quota.common.text import many, printable, spell
@@ -114,30 +114,23 @@ class _Live(_Lines):
         from rich.progress import BarColumn, Progress, TextColumn
 
         super().__init__(job, verbose=verbose)
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.fields[text]}", markup=False),
             console=new_console(stderr=True),
             transient=True,
         )
-        self._run = self._progress.add_task(job, total=None, text="")
-        self._here = self._progress.add_task("", total=None, text="", visible=False)
+        self._run = self.progress.add_task(job, total=None, text="")
+        self._here = self.progress.add_task("", total=None, text="", visible=False)
         self._region: str | None = None
 
-    def __enter__(self) -> _Live:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
-
     def say(self, line: str) -> None:
-        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None:
         super().began(checkpoints, pages)
-        self._progress.update(self._run, total=sum(max(0, pages - checkpoint.pages) for checkpoint in checkpoints))
+        self.progress.update(self._run, total=sum(max(0, pages - checkpoint.pages) for checkpoint in checkpoints))
 
     def decided(self, decision: Decision) -> None:
         super().decided(decision)
@@ -146,34 +139,31 @@ class _Live(_Lines):
     def page(self, checkpoint: Checkpoint) -> None:
         if checkpoint.region != self._region:
             self._region = checkpoint.region
-            self._progress.reset(self._here, total=self.pages, visible=True)
+            self.progress.reset(self._here, total=self.pages, visible=True)
         description, items = checkpoint.region or "pages", many(checkpoint.items, "item")
         text = f"{checkpoint.pages:,} of {many(self.pages, 'page')}, {items}"
-        self._progress.update(self._here, completed=checkpoint.pages, description=f"  {description}", text=text)
-        self._progress.advance(self._run)
+        self.progress.update(self._here, completed=checkpoint.pages, description=f"  {description}", text=text)
+        self.progress.advance(self._run)
         self._show()
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
         text = _retry_line(self.job, checkpoint, message, wait_s)
-        self._progress.update(self._here, visible=True, description="", text=text)
+        self.progress.update(self._here, visible=True, description="", text=text)
 
     def ended(self, outcome: RegionOfRun) -> None:
         super().ended(outcome)
-        self._progress.update(self._here, visible=False)
-        task = self._task()
+        self.progress.update(self._here, visible=False)
+        task = self.progress.tasks[self._run]
         if task.total is not None and outcome.outcome != "skipped":  # it may have had fewer pages than it may have
-            self._progress.update(self._run, total=max(task.completed, task.total - max(0, self.pages - outcome.pages)))
+            self.progress.update(self._run, total=max(task.completed, task.total - max(0, self.pages - outcome.pages)))
         self._region = None
 
     def _show(self) -> None:
-        task = self._task()
+        task = self.progress.tasks[self._run]
         left_s = task.time_remaining
         togo = f", {spell(max(1, round(left_s)) * 1_000)} to go" if left_s and task.completed else ""
         pages = f"{task.completed:,.0f} of {many(int(task.total or 0), 'page')}"
-        self._progress.update(self._run, text=f"{pages}, {self.units()}{togo}")
-
-    def _task(self) -> Any:
-        return next(task for task in self._progress.tasks if task.id == self._run)
+        self.progress.update(self._run, text=f"{pages}, {self.units()}{togo}")
 
 
 def _retry_line(job: str, checkpoint: Checkpoint, message: str, wait_s: float) -> str:
@@ -185,9 +175,9 @@ def watching(job: str, quiet: bool = False, verbose: bool = False) -> Iterator[W
     """The watcher for a run of this job: none if `quiet`, live at a terminal, otherwise lines."""
     if quiet:
         yield Watcher()
-        return
-    if not sys.stderr.isatty():
+    elif not sys.stderr.isatty():
         yield _Lines(job, verbose=verbose)
-        return
-    with _Live(job, verbose=verbose) as live:
-        yield live
+    else:
+        live = _Live(job, verbose=verbose)
+        with live.progress:
+            yield live

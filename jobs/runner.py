@@ -36,7 +36,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import quota
 from quota import Decision, Session
@@ -45,32 +45,24 @@ from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import describe, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms
-from quota.jobs.job import (
-    Page,
-    RegionOutcome,
-    RunOutcome,
-    RunReport,
-    Sink,
-    functions_of,
-    job_called,
-    left_out_by,
-    line_of,
-    pages_of,
-    regions_of,
-)
-from quota.jobs.places import Covers, Hold, check_cursor, only_one, work_of
+from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
+from quota.jobs.places import Covers, Hold, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.rows import rows_of
 from quota.jobs.store.store import Store
+from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
 from quota.settings.model import JobSettings
 from quota.terms.arguments import texts
-from quota.terms.limits import HOUR_MS, format_duration
+from quota.terms.limits import format_duration
 
 MAX_STEPS = 10
 """A fetch function that takes more steps than this without completing a page loops."""
+
+RegionOutcome = Literal["done", "partial", "skipped", "failed"]
+RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 log = logging.getLogger("quota.jobs")
 
@@ -80,11 +72,8 @@ def run_job(
     name: str,
     *,
     regions: str | Sequence[str] = (),
-    by_rotation: bool = False,
     here: bool = False,
-    tick: str = "",
-    tick_ms: int = HOUR_MS,
-    wait_ms: int | None = None,
+    tick: Tick | None = None,
     refusal: Callable[[], Decision | None] = lambda: None,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
@@ -93,14 +82,14 @@ def run_job(
 ) -> RunReport:
     """Run the job called `name` once over `regions` (default: all of the job's), and report how it ended.
 
-    With `by_rotation` the number of `regions` counts, not their names: the run covers the regions whose turn it is in
-    the job's round. A schedule that starts the regions one by one needs that: if the budget admits only a few ticks a
-    day, the same regions would otherwise run every day.
+    A `tick` of a schedule gives the number of regions, not their names: the run covers the regions whose turn it is in
+    the job's round. If the budget admits only a few ticks a day, the same regions would otherwise run every day. The
+    ledger admits each tick once.
     On a shared ledger, the run covers only regions that are free or belong to its store (`quota.jobs.places`); with
-    `here` it takes over the others too. `tick` names the tick of a schedule: the ledger admits it once, and remembers
-    it for `tick_ms`. When the run has its regions and its tick, it asks for a `refusal`, and ends with it.
-    If another run of the job on this machine covers other regions, this run waits for its end: at most `wait_ms`, or
-    else the job's `misfire_grace`.
+    `here` it takes over the others too. When the run has its regions and its tick, it asks for a `refusal`, and ends
+    with it.
+    If another run of the job on this machine covers other regions, this run waits for its end: at most the job's
+    `misfire_grace`, which begins with the tick.
     The run calls `stop` before every attempt, and ends when it returns the number of a signal. Tests set `wait`, a
     tenacity wait between attempts, and `clock` (ms since 1970), which dates stored data.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
@@ -108,48 +97,63 @@ def run_job(
     """
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session, name)
-    chosen = regions_of(job, texts(regions, "region"))
-    max_regions = len(chosen)
-    if by_rotation:
-        chosen = regions_of(job, ())
+    everything = regions_of(job, ())
+    chosen = regions_of(job, texts(regions, "region") if tick is None else tick.regions)
+    max_regions, whole = len(chosen), chosen == everything
+    if tick is not None:
+        chosen = everything
     fetch, sink = functions_of(session.settings, job)
-    whole, asked_ms = max_regions == len(regions_of(job, ())), clock()
-    turn = _Turn(job, chosen, by_rotation, whole, stop, watcher, wait_ms)
-    with only_one(session.settings.store.url, job.name, Covers(whole), turn.waits) as lock:
+    asked_ms = clock()
+    wait_ms = job.misfire_grace_ms + (0 if tick is None else tick.at_ms - asked_ms)
+    until_s = time.monotonic() + wait_ms / 1_000
+    waited = missed = False  # whether the run's turn did not come at once, and not in time
+
+    def waits(covers: Covers) -> bool:
+        """Whether to wait for the run that covers this. A tick always waits. Other runs do not, if that run does all
+        their work."""
+        nonlocal waited, missed
+        if tick is None and ((whole and covers.whole) or set(chosen) <= set(covers.regions)):
+            return False
+        if not waited:
+            watcher.waits()
+        waited = True
+        missed = time.monotonic() >= until_s or stop() != 0
+        return not missed
+
+    with only_one(session.settings.store.url, job.name, Covers(whole), waits) as lock:
         store_settings = session.settings.store
         try:
-            if lock is None and not turn.missed:
-                return _overlap(session, job, "already running on this machine; nothing done")
+            if lock is None and not missed:
+                return _ended(session, job, "overlap", "already running on this machine; nothing done")
             with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
                 if lock is None:
-                    return _missed(session, job, store, turn, tick)
-                if turn.waited and not by_rotation:
+                    return _missed(session, job, store, chosen if tick is None else (), stop())
+                if waited and tick is None:
                     places = store.checkpoints(job.name, chosen, work_of(session, job))
                     chosen = tuple(place.region for place in places if ended_at(place) < asked_ms)
                     if not chosen:
-                        return _overlap(session, job, "another run has covered it meanwhile")
-                with Hold(session, job, store, lock.descriptor, clock(), longest_step_ms(job), tick, tick_ms) as hold:
+                        return _ended(session, job, "overlap", "another run has covered it meanwhile")
+                with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
                     try:
                         hold.begin(chosen, here=here)
                     except quota.LedgerError as error:  # the ledger has the places
-                        begun = store.runs.begin(session.run, session.credential(job.credential).project, job.name)
-                        _keep(store, begun, failed_report(session, name, error))
+                        _keep(store, _row_of(session, job, store), failed_report(session, name, error))
                         raise
                     mine = [region for region in chosen if region not in hold.away]
                     elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
                     if elsewhere is not None:
                         session.project(job.credential).repay()  # no decision follows that would
                         return elsewhere
-                    row = store.runs.begin(session.run, session.credential(job.credential).project, job.name)
+                    row = _row_of(session, job, store)
                     refused = refusal()
                     if refused is not None:
                         report = _refused(session, job, refused)
                         _keep(store, row, report)
                         return report
                     attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
-                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher, clock)
+                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
                     try:
-                        report = run.cover(mine, max_regions, lambda regions: lock.note(Covers(whole, regions)))
+                        report = run.cover(mine, max_regions, lambda regions: note_covers(lock, Covers(whole, regions)))
                     except BaseException as error:
                         _keep(store, row, failed_report(session, name, error))
                         if run.added and isinstance(error, quota.QuotaError):
@@ -162,62 +166,40 @@ def run_job(
                         hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
                     if max_regions < len(chosen):
                         return report
-                    skipped = [RegionOfRun(region, "skipped") for region in chosen if region not in mine]
-                    return replace(report, regions=(*report.regions, *skipped))
+                    return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
         except StoreError as error:
             return failed_report(session, name, error)
 
 
-@dataclass(eq=False)
-class _Turn:
-    """The turn of a run, while another run of its job is under way on this machine. `waited`: the turn did not come at
-    once. `missed`: it did not come in time."""
-
-    job: JobSettings
-    regions: Sequence[str]
-    by_rotation: bool
-    whole: bool
-    stop: Callable[[], int]
-    watcher: Watcher
-    wait_ms: int | None
-    waited: bool = False
-    missed: bool = False
-
-    def __post_init__(self) -> None:
-        wait_ms = self.job.misfire_grace_ms if self.wait_ms is None else self.wait_ms
-        self._until_s = time.monotonic() + wait_ms / 1_000
-
-    def waits(self, covers: Covers) -> bool:
-        """Whether to wait for the run that covers this. A tick always waits. Other runs do not, if that run does all
-        their work."""
-        if not self.by_rotation and ((self.whole and covers.whole) or set(self.regions) <= set(covers.regions)):
-            return False
-        if not self.waited:
-            self.watcher.waits()
-        self.waited = True
-        self.missed = time.monotonic() >= self._until_s or self.stop() != 0
-        return not self.missed
+def _ended(session: Session, job: JobSettings, outcome: RunOutcome, why: str) -> RunReport:
+    return RunReport(session.run, job.name, outcome, why=why)
 
 
-def _overlap(session: Session, job: JobSettings, why: str) -> RunReport:
-    """The report of a run whose work another run on this machine does."""
-    return RunReport(session.run, job.name, "overlap", why=why)
+def _skipped(regions: Sequence[str], covered: Sequence[str] = ()) -> tuple[RegionOfRun, ...]:
+    """The regions that a run did not cover."""
+    return tuple(RegionOfRun(region, "skipped") for region in regions if region not in covered)
 
 
-def _missed(session: Session, job: JobSettings, store: Store, turn: _Turn, tick: str) -> RunReport:
-    """The report of a run whose turn did not come. The report and the store name the regions that it did not fetch."""
-    skipped = tuple(RegionOfRun(region, "skipped") for region in (() if turn.by_rotation else turn.regions))
-    regions = ", ".join(region.region for region in skipped) or "nothing"
+def _missed(session: Session, job: JobSettings, store: Store, regions: Sequence[str], number: int) -> RunReport:
+    """The report of a run whose turn did not come, or before that the signal of this number. The report and the store
+    name the regions that it did not fetch; a tick has none of its own, and the schedule reports it."""
+    skipped = _skipped(regions)
+    names = ", ".join(regions) or "nothing"
     grace = format_duration(job.misfire_grace_ms)
-    why = f"{regions} not fetched: another run of the job has not ended within misfire_grace ({grace})"
-    report = replace(_overlap(session, job, f"{why}; if it hangs, end it"), regions=skipped)
-    if turn.stop():
-        why = f"interrupted; {regions} not fetched: another run of the job has not ended"
-        report = replace(report, outcome="stopped", why=why, exit_status=128 + turn.stop())
-    elif not tick:  # the schedule itself reports its ticks
+    why = f"{names} not fetched: another run of the job has not ended within misfire_grace ({grace})"
+    report = replace(_ended(session, job, "overlap", f"{why}; if it hangs, end it"), regions=skipped)
+    if number:
+        why = f"interrupted; {names} not fetched: another run of the job has not ended"
+        report = replace(report, outcome="stopped", why=why, exit_status=128 + number)
+    elif regions:
         warn("run_skipped", report.why, job=job.name)
-    _keep(store, store.runs.begin(session.run, session.credential(job.credential).project, job.name), report)
+    _keep(store, _row_of(session, job, store), report)
     return report
+
+
+def _row_of(session: Session, job: JobSettings, store: Store) -> int:
+    """Note in the store that a run begins. Returns its row, for `_keep`."""
+    return store.runs.begin(session.run, session.credential(job.credential).project, job.name)
 
 
 def _keep(store: Store, row: int, report: RunReport) -> None:
@@ -238,18 +220,12 @@ def _elsewhere(
     noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
     store.note_elsewhere(job.name, work_of(session, job), *noted)
     if hold.tick_is:
-        why, waits = _TICK_IS[hold.tick_is], hold.tick_is == "running"
+        waits = hold.tick_is == "running"
+        why = "another scheduler is running this tick" if waits else "a scheduler has run this tick already"
         return RunReport(session.run, job.name, "elsewhere", why=why, waits=waits)
     if away is None or mine:
         return None
-    skipped = tuple(RegionOfRun(region, "skipped") for region in regions)
-    return RunReport(session.run, job.name, "elsewhere", skipped, away=away, waits=away.same_store)
-
-
-_TICK_IS = {
-    "done": "a scheduler has run this tick already",
-    "running": "another scheduler is running this tick",
-}
+    return RunReport(session.run, job.name, "elsewhere", _skipped(regions), away=away, waits=away.same_store)
 
 
 def failed_report(session: Session, name: str, error: BaseException) -> RunReport:
@@ -261,6 +237,8 @@ def failed_report(session: Session, name: str, error: BaseException) -> RunRepor
 
 def _refused(session: Session, job: JobSettings, decision: Decision) -> RunReport:
     """The report of a run that this decision ended."""
+    if decision.misconfigured:
+        return failed_report(session, job.name, quota.ConfigError(decision.why()))
     return RunReport(
         session.run,
         job.name,
@@ -287,19 +265,15 @@ class _Run:
     sink: Sink | None
     stop: Callable[[], int]
     watcher: Watcher
-    clock: Callable[[], int]
+    here: Checkpoint = field(init=False)  # of the current region
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
     down: bool = False  # whether the last step had no answer but transient errors
-    silent: list[str] = field(default_factory=list)  # the addresses that did not answer, since upstream last did
-    early: list[Checkpoint] = field(default_factory=list)  # the regions that failed since then, before any answer
+    # the regions that failed since upstream last answered, each with the address that did not answer
+    unanswered: list[tuple[Checkpoint, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
     idle: bool = False  # whether a region had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
-
-    def __post_init__(self) -> None:
-        self.work = work_of(self.session, self.job)
-        self.here = Checkpoint(self.job.name, "", work=self.work)  # of the current region
 
     def cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
         """Cover at most `max_regions` of these regions, in the order of the round, and pass their names to `covers`."""
@@ -308,16 +282,17 @@ class _Run:
         try:
             self.hold.bring(self.store)
             self.store.delete_expired()
-            pending = self.store.start_round(self.job.name, regions, self.work)
+            pending = self.store.start_round(self.job.name, regions, work_of(self.session, self.job))
             self.hold.keep(*pending)
             checkpoints = pending[:max_regions]
             covers(tuple(checkpoint.region for checkpoint in checkpoints))
             self.watcher.began(checkpoints, pages_of(self.job))
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
-                if self.end is None and len(self.silent) > 1 and len({*self.silent[-2:]}) == 1:
-                    why = f"{self.silent[-1]} does not answer; the other regions wait for the next run"
-                    self.end = self._ended("failed", why)
+                silent = [address for _, address in self.unanswered[-2:]]
+                if self.end is None and len(silent) > 1 and silent[0] == silent[1]:
+                    why = f"{silent[0]} does not answer; the other regions wait for the next run"
+                    self.end = _ended(self.session, self.job, "failed", why)
                 if self.end is None and checkpoint.region not in self.hold.away:
                     with quota.labels(job=self.job.name, region=checkpoint.region):
                         outcome = self._region()
@@ -348,12 +323,12 @@ class _Run:
         except quota.QuotaError as error:
             if not isinstance(error, (quota.LedgerError, StoreError)):
                 self._others_first()
-                if not self.attempts.connected:
-                    self.early.append(self.here)
+                if self.attempts.client is None:
+                    self.unanswered.append((self.here, ""))
             self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
         except Interrupted as interrupt:
-            self.end = self._ended("stopped", f"interrupted{interrupt}")
+            self.end = _ended(self.session, self.job, "stopped", f"interrupted{interrupt}")
         return self._unfinished()
 
     def _others_first(self) -> None:
@@ -365,19 +340,15 @@ class _Run:
         """Give the regions that failed before their first page their turn back, behind the others of the round: the
         error that ended the run is hardly about them alone. If all others have failed too, the round ends instead."""
         units, _, _ = self.attempts.spent()
-        early = {place.region for place in self.early if not (units.get(place.region) and place.begun)}
+        early = {place.region for place, _ in self.unanswered if not (units.get(place.region) and place.begun)}
         with suppress(quota.QuotaError):  # the run ends with an error already
-            places = self.store.checkpoints(self.job.name, regions, self.work)
+            places = self.store.checkpoints(self.job.name, regions, work_of(self.session, self.job))
             waiting = any(p.pending and (p.failed_at_ms or 0) <= (p.completed_at_ms or 0) for p in places)
             for place in places:
                 if waiting and place.region in early:
                     self.hold.keep(self.store.turn_back(place))
                 elif not waiting and place.pending:
                     self.hold.keep(self.store.fail(place, keep_cursor=True))
-
-    def _answered(self) -> None:
-        self.silent.clear()
-        self.early.clear()
 
     def _fail(self, *, keep_cursor: bool) -> None:
         self.here = self.store.fail(self.here, keep_cursor=keep_cursor)
@@ -392,12 +363,11 @@ class _Run:
             if self.stop():
                 raise Interrupted
             self.store.check_space()
-            started_at_ms = self.clock()
+            started_at_ms = self.store.now_ms()
             try:
                 page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS))
                 rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
-                if self.session.settings.store.places_in_ledger:
-                    check_cursor(page.cursor)
+                self.hold.check(page.cursor)
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
@@ -408,7 +378,7 @@ class _Run:
                 failure = self.attempts.failure_of(error, checkpoint)
                 self.down = failure.kind == "transient"
                 if failure.answered or (failure.kind == "answer" and not failure.silent):
-                    self._answered()
+                    self.unanswered.clear()
                 here = members(checkpoint, "job region")
                 _debug("step_failed", exc_info=True, **here, page=checkpoint.pages + 1, kind=failure.kind)
                 if failure.kind == "cursor" and inherited:
@@ -426,11 +396,11 @@ class _Run:
                     return self._give_up(checkpoint, failure._replace(kind="region"))
             else:
                 lost, self.down = 0, False
-                self._answered()
+                self.unanswered.clear()
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
-                return self._give_up(checkpoint, _CIRCLE)
+                return self._give_up(checkpoint, Failure("region", _CIRCLE, answered=True))
             if (refused := self._hand_over(page)) is not None:
                 return self._give_up(checkpoint, refused)
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
@@ -439,7 +409,7 @@ class _Run:
             self.idle |= finished and not page.complete and not checkpoint.begun
             self.watcher.page(self.here)
             stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
-            took_ms = self.clock() - started_at_ms
+            took_ms = self.store.now_ms() - started_at_ms
             _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
             self.hold.renew(self.here)
             if finished:
@@ -483,11 +453,17 @@ class _Run:
     def _give_up(self, checkpoint: Checkpoint, failure: Failure) -> RegionOfRun:
         match failure.kind:
             case "exhausted":
-                self.end = self._exhausted(checkpoint, failure)
+                # The metering has closed the bucket; the budget knows until when.
+                decision = self.attempts.refusal(checkpoint)
+                if decision is None:
+                    stopped = _ended(self.session, self.job, "stopped", failure.message)
+                    self.end = replace(stopped, refused=True, refused_by=failure.bucket)
+                else:
+                    self.end = _refused(self.session, self.job, decision)
                 return self._unfinished()
             case "config":
                 self._others_first()
-                self.early.append(self.here)
+                self.unanswered.append((self.here, ""))
                 self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
         # The next pass continues from here, unless the cursor itself may be the cause.
@@ -498,16 +474,8 @@ class _Run:
             if failure.silent:
                 message += f" to reach {failure.silent}; check network and endpoint, then run again"
         if failure.silent and failure.kind != "region":
-            self.silent.append(failure.silent)
-            self.early.append(self.here)
+            self.unanswered.append((self.here, failure.silent))
         return self._outcome("failed", message)
-
-    def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> RunReport:
-        """Upstream says that its quota is spent. The metering has closed the bucket; the budget knows until when."""
-        decision = self.attempts.refusal(checkpoint)
-        if decision is None:
-            return replace(self._ended("stopped", failure.message), refused=True, refused_by=failure.bucket)
-        return _refused(self.session, self.job, decision)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -524,36 +492,29 @@ class _Run:
     def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)
 
-    def _ended(self, outcome: RunOutcome, why: str) -> RunReport:
-        return RunReport(self.session.run, self.job.name, outcome, why=why)
-
-    def _unknown(self) -> str:
-        ids = ", ".join(map(show, self.unknown))
-        return f"upstream does not know {ids}: correct or remove them" if ids else ""
-
     def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
         units, of_pages, attempts = self.attempts.spent()
         with suppress(StoreError):  # the run's own row has the error
             self.store.runs.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run = {"run": self.session.run, "job": self.job.name}
-        if self.unknown:
-            warn("unknown_ids", self._unknown(), job=self.job.name)
+        ids = ", ".join(map(show, self.unknown))
+        unknown = f"upstream does not know {ids}: correct or remove them" if ids else ""
+        if unknown:
+            warn("unknown_ids", unknown, job=self.job.name)
         for region in regions:
             ended = members(region, "region outcome pages items units")
             _debug("region_ended", **run, **ended, why=region.error)
         failed = [o for o in regions if o.outcome == "failed"]
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
-        why = "there was nothing to fetch" if self.idle and not attempts else self._unknown()
+        why = "there was nothing to fetch" if self.idle and not attempts else unknown
         if failed:
             names = ", ".join(region.region for region in failed)
             why = f"{len(failed)} of {len(regions)} regions failed ({names})"
             why = why if len(regions) > 1 else failed[0].error or ""
-        end = self.end or self._ended(outcome, why)
-        status = end.exit_status
-        if not status and failed:
-            status = quota.QuotaError.exit_status
+        end = self.end or _ended(self.session, self.job, outcome, why)
+        status = end.exit_status or (quota.QuotaError.exit_status if failed else 0)
         if self.stop():
             status = 128 + self.stop()
         report = replace(
@@ -573,14 +534,9 @@ class _Run:
 _UNKNOWN = "unknown_ids"
 """The table of ids that upstream does not know."""
 
-_CIRCLE = Failure(
-    "region",
-    "upstream named a page that this pass has already fetched; the next round begins with the first page",
-    answered=True,
-)
+_CIRCLE = "upstream named a page that this pass has already fetched; the next round begins with the first page"
 
 
 def _debug(event: str, *, exc_info: object = False, **fields: object) -> None:
     """One line in the log, shown with QUOTA_LOG=debug."""
-    if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s", line(event, **fields), exc_info=bool(exc_info))
+    log.debug("%s", line(event, **fields), exc_info=bool(exc_info))

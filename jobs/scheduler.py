@@ -32,9 +32,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
@@ -57,7 +57,7 @@ from quota.jobs.store.store import Store
 from quota.jobs.ticks import Stream, Tick, streams
 from quota.reports.notify import Ping
 from quota.settings.model import JobSettings
-from quota.terms.limits import HOUR_MS, MINUTE_MS
+from quota.terms.limits import MINUTE_MS
 
 WORKERS = 32
 """The most jobs that run at the same time. They mostly wait for the network."""
@@ -80,9 +80,6 @@ ASK_AGAIN_S = 1.0
 MAX_MISSED = 100_000
 """The most missed ticks that the schedule counts: somebody may correct a clock that was years behind."""
 
-REMEMBER_SLACK_MS = HOUR_MS
-"""The ledger remembers a tick this much longer than its grace: clocks may differ, and a tick may wait for a run."""
-
 log = logging.getLogger("quota.schedule")
 
 
@@ -99,30 +96,23 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
     with ThreadPoolExecutor(workers, thread_name_prefix="job") as pool:
         _start_threads(pool, workers)
         queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
-        executor = _ToQueues(queues)
-        scheduler = BackgroundScheduler(timezone=UTC, executors={"default": executor}, job_defaults={"coalesce": False})
+        executors = {"default": _AtOnce()}
+        scheduler = BackgroundScheduler(timezone=UTC, executors=executors, job_defaults={"coalesce": False})
         of_jobs = streams(jobs)
         for stream in of_jobs:
-            scheduler.add_job(
-                _no_call, _Fires(stream, queues[stream.job].job.misfire_grace_ms), args=(stream,), max_instances=1
-            )
+            queue = queues[stream.job]
+            scheduler.add_job(queue.put, _Fires(stream, queue.job.misfire_grace_ms), args=(stream,))
         following = min((stream.after(host_clock()) for stream in of_jobs), key=lambda tick: tick.at_ms)
-        _say(
-            "schedule_started",
-            jobs=len(jobs),
-            streams=len(of_jobs),
-            ledger=session.ledger.label,
-            next=following.job,
-            at=rfc3339(following.at_ms),
-        )
+        ledger, at = session.ledger.label, rfc3339(following.at_ms)
+        _say("schedule_started", jobs=len(jobs), streams=len(of_jobs), ledger=ledger, next=following.job, at=at)
         scheduler.start()
         try:
-            _wait(scheduler, executor, stop)
+            _wait(scheduler, queues.values(), stop)
         finally:
             scheduler.shutdown(wait=False)
         running = [queue for queue in queues.values() if queue.running is not None]
         _say("schedule_stopping", signal=stop(), running=",".join(queue.job.name for queue in running) or None)
-        _finish(list(queues.values()), 0 if stop() == signal.SIGTERM else 128 + stop())
+        _finish(queues.values(), 0 if stop() == signal.SIGTERM else 128 + stop())
     _say("schedule_stopped")
 
 
@@ -134,19 +124,19 @@ def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
             future.result()
     except RuntimeError as error:
         together.abort()
-        raise quota.QuotaError(
-            f"{many(workers, 'thread')} for the jobs cannot be started: {error}; raise the limit of threads"
-        ) from error
+        why = f"{many(workers, 'thread')} for the jobs cannot be started: {error}"
+        raise quota.QuotaError(f"{why}; raise the limit of threads") from error
 
 
-def _wait(scheduler: Any, executor: _ToQueues, stop: Callable[[], int]) -> None:
+def _wait(scheduler: Any, queues: Collection[_JobQueue], stop: Callable[[], int]) -> None:
     woken_s, seen_ms = time.monotonic(), host_clock()
     while not stop():
         time.sleep(POLL_S)
         now_ms = host_clock()
         if now_ms < seen_ms - SET_BACK_MS:
             _say("clock_set_back", level=logging.WARNING, to=rfc3339(now_ms), by_ms=seen_ms - now_ms)
-            executor.begin_anew()
+            for queue in queues:
+                queue.since_ms = now_ms
             for job in scheduler.get_jobs():
                 job.reschedule(job.trigger)
         seen_ms = now_ms
@@ -155,7 +145,7 @@ def _wait(scheduler: Any, executor: _ToQueues, stop: Callable[[], int]) -> None:
             woken_s = time.monotonic()
 
 
-def _finish(queues: Sequence[_JobQueue], status: int) -> None:
+def _finish(queues: Collection[_JobQueue], status: int) -> None:
     """Wait for the pages in flight. If a page does not arrive in time, end the process with `status`: only that page is
     lost, because the store works in transactions."""
     until_s = time.monotonic() + interruption.STOP_WITHIN_S + REPORT_WITHIN_S
@@ -165,12 +155,8 @@ def _finish(queues: Sequence[_JobQueue], status: int) -> None:
         time.sleep(POLL_S / 4)
     for queue in queues:
         if queue.running is not None:
-            _say(
-                "tick_abandoned",
-                queue.running,
-                level=logging.WARNING,
-                why=f"it took over {interruption.STOP_WITHIN_S:g} s",
-            )
+            why = f"it took over {interruption.STOP_WITHIN_S:g} s"
+            _say("tick_abandoned", queue.running, level=logging.WARNING, why=why)
     logging.shutdown()
     os._exit(status)
 
@@ -192,52 +178,25 @@ class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
         return utc(self._stream.after(after_ms).at_ms)
 
 
-class _ToQueues(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
-    """Hands due ticks to the queues of their jobs, each with its due time: APScheduler's own executors drop it. If
-    several ticks of a stream are due at once, because the machine slept, the queue gets the newest."""
-
-    def __init__(self, queues: dict[str, _JobQueue]) -> None:
-        super().__init__()
-        self._queues = queues
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Count no tick as missed that was due before now."""
-        self._since_ms = host_clock()
+class _AtOnce(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
+    """Calls the function of a job at once, with the times when it was due: APScheduler's own executors drop them."""
 
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
-        stream: Stream = job.args[0]
-        queue, last = self._queues[stream.job], Tick(_ms(run_times[-1]), stream.job, stream.regions)
-        # APScheduler knows only the first of the ticks that are older than their grace.
-        until_ms = max(last.at_ms + 1, host_clock() - queue.job.misfire_grace_ms)
-        due = list(islice(stream.ticks(_ms(run_times[0]), until_ms), MAX_MISSED))
-        newest = max(last, *due)
-        missed = [tick for tick in due if self._since_ms <= tick.at_ms < newest.at_ms]
-        if missed:
-            why = "newer ticks were due before this machine came to it"
-            _say("tick_skipped", missed[-1], reason="coalesced", ticks=len(missed), why=why)
-        queue.put(stream, newest)
+        job.func(*job.args, *map(_ms, run_times))
 
-    def _do_submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
-        raise AssertionError("submit_job does not call this")
-
-
-def _no_call(stream: Stream) -> None:
-    """APScheduler needs a function to call. The queues do the work."""
+    _do_submit_job = submit_job  # the base class wants one
 
 
 def _ms(at: datetime) -> int:
-    return (at - _EPOCH) // timedelta(milliseconds=1)
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+    return round(at.timestamp() * 1_000)
 
 
 # -- one job -----------------------------------------------------------------------------------------------------------
 
 
 class _JobQueue:
-    """The ticks of one job, run one after the other. `running` is the current one."""
+    """The ticks of one job, run one after the other. `running` is the current one. A tick that was due before
+    `since_ms` does not count as missed."""
 
     def __init__(self, session: Session, job: JobSettings, pool: ThreadPoolExecutor, stop: Callable[[], int]) -> None:
         self.settings = session.settings
@@ -246,14 +205,27 @@ class _JobQueue:
         self.fetch, _ = functions_of(session.settings, job)
         session.check_key(job.credential)
         self.running: Tick | None = None
+        self.since_ms = host_clock()
         self._pool = pool
         self._stop = stop
         self._lock = threading.Lock()
         self._due: dict[Stream, Tick] = {}
         self._busy = False
 
-    def put(self, stream: Stream, tick: Tick) -> None:
-        """Run this tick after those that already wait. Does not block."""
+    def put(self, stream: Stream, *due_ms: int) -> None:
+        """Run the stream's tick that is due at this time after those that already wait. Does not block.
+
+        If several are due at once, because the machine slept, the newest runs.
+        """
+        last = Tick(due_ms[-1], stream.job, stream.regions)
+        # APScheduler knows only the first of the ticks that are older than their grace.
+        until_ms = max(last.at_ms + 1, host_clock() - self.job.misfire_grace_ms)
+        due = list(islice(stream.ticks(due_ms[0], until_ms), MAX_MISSED))
+        tick = max(last, *due)
+        missed = [earlier for earlier in due if self.since_ms <= earlier.at_ms < tick.at_ms]
+        if missed:
+            why = "newer ticks were due before this machine came to it"
+            _say("tick_skipped", missed[-1], reason="coalesced", ticks=len(missed), why=why)
         with self._lock:
             older = self._due.get(stream)
             self._due[stream] = tick
@@ -292,23 +264,26 @@ class _JobQueue:
         def refusal() -> Decision | None:
             nonlocal started_s
             ping.start()
-            refused = self._refusal(session)
-            if refused is not None:
-                self._say_refused(tick, refused)
-                return refused
-            _say("tick_started", tick, run=session.run, late_ms=late_ms)
-            started_s = time.monotonic()
-            return None
+            with Store.existing(self.settings.store) as store:
+                place = by_rotation(checkpoints_of(session, self.job, store))[0]
+            refused = refusal_of(session.budget(self.job.credential), self.job, self.fetch, place)
+            if refused is None:
+                _say("tick_started", tick, run=session.run, late_ms=late_ms)
+                started_s = time.monotonic()
+            else:
+                retry_at = None if refused.retry_at_ms is None else rfc3339(refused.retry_at_ms)
+                why = refused.why()
+                _say("tick_refused", tick, reason=refused.reason, by=refused.refused_by, why=why, next=retry_at)
+            return refused
 
         # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
         with quota.Session(self.settings) as session:
             try:
                 report = self._run(session, tick, refusal)
             except BaseException as error:
-                failed = runner.failed_report(session, self.job.name, error)
-                follow_up(session, self.job.name, failed.exit_status, failed, ping)
+                follow_up(session, runner.failed_report(session, self.job.name, error), ping)
                 raise
-            follow_up(session, self.job.name, report.exit_status, report, ping)
+            follow_up(session, report, ping)
         if started_s is not None or report.outcome != "stopped":
             took_s = 0.0 if started_s is None else time.monotonic() - started_s
             self._say_ended(tick, report, round(took_s * 1000))
@@ -316,65 +291,40 @@ class _JobQueue:
     def _late(self, tick: Tick) -> bool:
         return host_clock() - tick.at_ms > self.job.misfire_grace_ms
 
-    def _refusal(self, session: Session) -> Decision | None:
-        """The decision that refuses the tick's first call; None if the tick may start or that call is not known."""
-        if getattr(self.fetch, "first_attempt", None) is None:
-            return None
-        settings = self.settings.store
-        with Store(settings.url, retention_ms=settings.retention_ms) as store:
-            checkpoints = checkpoints_of(session, self.job, store)
-        return refusal_of(session.budget(self.job.credential), self.job, self.fetch, by_rotation(checkpoints)[0])
-
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
         """One run. The tick waits for a run of the job on this machine, or of the same store on another."""
         while True:
-            report = runner.run_job(
-                session,
-                self.job.name,
-                regions=tick.regions,
-                by_rotation=True,
-                tick=tick.name,
-                tick_ms=self.job.misfire_grace_ms + REMEMBER_SLACK_MS,
-                wait_ms=tick.at_ms + self.job.misfire_grace_ms - host_clock(),
-                refusal=refusal,
-                stop=self._stop,
-            )
+            report = runner.run_job(session, self.job.name, tick=tick, refusal=refusal, stop=self._stop)
             if not report.waits or self._stop() or self._late(tick):
                 return report
             time.sleep(ASK_AGAIN_S)
-
-    def _say_refused(self, tick: Tick, decision: Decision) -> None:
-        retry_at = None if decision.retry_at_ms is None else rfc3339(decision.retry_at_ms)
-        _say("tick_refused", tick, reason=decision.reason, by=decision.refused_by, why=decision.why(), next=retry_at)
 
     def _say_ended(self, tick: Tick, report: RunReport, took_ms: int) -> None:
         for region in report.regions:
             if region.outcome == "failed":
                 _say("region_failed", tick, level=logging.WARNING, failed=region.region, why=region.error)
+        away = report.away
         if report.outcome == "overlap":
             _say("tick_skipped", tick, reason="overlap", why=report.why)
-            return
-        away = report.away
-        if report.outcome == "elsewhere" and away is None:
+        elif report.outcome == "elsewhere" and away is None:
             _say("tick_skipped", tick, reason="claimed", why=report.why)
-            return
-        if report.outcome == "elsewhere" and away is not None and not report.attempts:
+        elif report.outcome == "elsewhere" and away is not None and not report.attempts:
             _say("tick_skipped", tick, reason="elsewhere", runs_on=away.runs_on, until=rfc3339(away.until_ms))
-            return
-        _say(
-            "tick_ended",
-            tick,
-            level=logging.ERROR if report.outcome == "failed" else logging.INFO,
-            run=report.run,
-            outcome=report.outcome,
-            covered=",".join(region.region for region in report.regions) or None,
-            pages=sum(region.pages for region in report.regions),
-            items=sum(region.items for region in report.regions),
-            units=report.units,
-            took_ms=took_ms,
-            why=report.why or None,
-            next=None if report.retry_at_ms is None else rfc3339(report.retry_at_ms),
-        )
+        else:
+            _say(
+                "tick_ended",
+                tick,
+                level=logging.ERROR if report.outcome == "failed" else logging.INFO,
+                run=report.run,
+                outcome=report.outcome,
+                covered=",".join(region.region for region in report.regions),
+                pages=sum(region.pages for region in report.regions),
+                items=sum(region.items for region in report.regions),
+                units=report.units,
+                took_ms=took_ms,
+                why=report.why,
+                next=None if report.retry_at_ms is None else rfc3339(report.retry_at_ms),
+            )
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -383,8 +333,7 @@ class _JobQueue:
 def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **fields: object) -> None:
     """One line in the log; see `quota.common.log.line`."""
     if tick is not None:
-        named = {"job": tick.job, "region": ",".join(tick.regions) or None, "at": rfc3339(tick.at_ms)}
-        fields = {**named, **fields}
+        fields = {"job": tick.job, "region": ",".join(tick.regions), "at": rfc3339(tick.at_ms), **fields}
     log.log(level, "%s", line(event, **fields))
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -63,7 +64,8 @@ def run(
 
     On a terminal it shows pages, units and the time to go; elsewhere it prints its place once a minute.
 
-    If machines share a ledger, a job runs on one of them. Elsewhere a run prints that machine's name and exits with 0.
+    If machines share a ledger, one of them runs the job. On the others, a run prints that machine's name and exits with
+    0.
 
     --clock makes the run a rehearsal: it works on copies of the ledger and the store, calls only an `endpoint` on this
     machine, and starts each line with "rehearsal: ".
@@ -140,9 +142,14 @@ class _How(NamedTuple):
 
 def _tick(session: Session, job: str, how: _How) -> int:
     """Run a job once, print how it ended, and do what its configuration asks for then. Returns the exit status."""
+    from quota.jobs.job import job_called, line_of
     from quota.jobs.runner import failed_report, run_job
 
-    ping = _ping(session, job)
+    settings, ping = job_called(session, job), None
+    if settings.ping_ref is not None:
+        from quota.reports.notify import Ping
+
+        ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
     try:
         # What a fetch function prints does not get into the report.
         with redirect_stdout(sys.stderr), watching(job, how.quiet, how.verbose) as watcher:
@@ -158,23 +165,18 @@ def _tick(session: Session, job: str, how: _How) -> int:
             )
     except BaseException as error:
         report = failed_report(session, job, error)
-        _ended(session, job, ping, report.exit_status, report)
+        _follow_up(session, report, ping)
         if isinstance(error, Exception):
             raise
-        from quota.jobs.job import line_of
-
         # Our own signals raise nothing here.
-        where = line_of(error, session.settings.jobs[job].fetch)
-        raise QuotaError(
-            f"{job}: fetch ended with {report.why}{where}; let it return a page, or raise an error"
-        ) from None
-    status = report.exit_status
-    if how.fail_on_refusal and report.refused and not status:
-        status = Refused.exit_status
-    quiet = how.quiet and status != Refused.exit_status
+        why = f"fetch ended with {report.why}{line_of(error, settings.fetch)}"
+        raise QuotaError(f"{job}: {why}; let it return a page, or raise an error") from None
+    if how.fail_on_refusal and report.refused and not report.exit_status:
+        report = replace(report, exit_status=Refused.exit_status)
+    quiet = how.quiet and report.exit_status != Refused.exit_status
     print_report(report, how.as_json, quiet, emit=how.emit, clock=how.clock)
-    _ended(session, job, ping, status, report)
-    return status
+    _follow_up(session, report, ping)
+    return report.exit_status
 
 
 def _one_of_all(session: Session, job: str, how: _How) -> int:
@@ -212,11 +214,10 @@ def _check_endpoints(session: Session, jobs: Sequence[str]) -> None:
     from urllib.parse import urlsplit
 
     from quota.common.hosts import is_loopback
+    from quota.jobs.job import job_called
 
     for job in jobs:
-        if job not in session.settings.jobs:
-            continue
-        chosen = session.credential(session.settings.jobs[job].credential)
+        chosen = session.credential(job_called(session, job).credential)
         if not is_loopback(urlsplit(chosen.endpoint or "").hostname or ""):
             raise ConfigError(
                 f"a rehearsal calls only servers on this machine, and credential {show(chosen.name)} has no endpoint "
@@ -224,24 +225,13 @@ def _check_endpoints(session: Session, jobs: Sequence[str]) -> None:
             )
 
 
-def _ping(session: Session, job: str) -> Ping | None:
-    """The health check of the job, where its configuration names one."""
-    settings = session.settings.jobs.get(job)
-    if settings is None or settings.ping_ref is None:
-        return None
-    from quota.reports.notify import Ping
-
-    return Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
-
-
-def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport) -> None:
+def _follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
     """Do what the configuration asks for after a run. Nothing is imported for a run that asks for nothing."""
     settings = session.settings
-    asks = settings.textfile is not None or settings.notify is not None or ping is not None
-    if job in settings.jobs and asks:
+    if settings.textfile is not None or settings.notify is not None or ping is not None:
         from quota.jobs.afterwards import follow_up
 
-        follow_up(session, job, exit_status, report, ping)
+        follow_up(session, report, ping)
 
 
 @contextmanager

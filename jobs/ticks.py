@@ -66,11 +66,8 @@ class Stream(NamedTuple):
     def after(self, at_ms: int) -> Tick:
         """The first tick later than `at_ms`."""
         # Try a day first: most schedules have a tick within it, and few need a search over years.
-        for days in (1, 32, MAX_PAUSE_DAYS):
-            tick = next(self.ticks(at_ms + 1, at_ms + days * DAY_MS), None)
-            if tick is not None:
-                return tick
-        raise AssertionError("the configuration has a schedule that never fires")
+        spans = (1, 32, MAX_PAUSE_DAYS)
+        return next(chain.from_iterable(self.ticks(at_ms + 1, at_ms + days * DAY_MS) for days in spans))
 
     def _jitter(self, base_ms: int, following_ms: int) -> int:
         """Less than the time until the next fire, so that no tick overtakes another. If the clock goes forward, that
@@ -139,13 +136,14 @@ def _lines(job: JobSettings) -> Iterator[str]:
     if not names_minutes_only and not _is_local(job.timezone):
         yield f"# {job.name}: these times are in {job.timezone}, and cron goes by the zone of this machine."
         yield f"# Put CRON_TZ={job.timezone} above the line if your cron knows it (cronie); else change the hours."
-    for key, pause_ms in (("stagger", job.stagger_ms), ("jitter", job.jitter_ms)):
+    at_once = f"it starts {many(len(job.regions), 'region')} at once"
+    for key, pause_ms, instead in (
+        ("stagger", job.stagger_ms, at_once),
+        ("jitter", job.jitter_ms, "it starts on time"),
+    ):
         if pause_ms:
             text = format_duration(pause_ms)
-            at_once = (
-                f"it starts {many(len(job.regions), 'region')} at once" if key == "stagger" else "it starts on time"
-            )
-            yield f"# {job.name}: cron has no {key} ({text}): {at_once}; for the {key} use `quota schedule`."
+            yield f"# {job.name}: cron has no {key} ({text}): {instead}; for the {key} use `quota schedule`."
     yield f"{line}  {_command()} run {_escaped(job.name)} --quiet"
 
 
@@ -154,17 +152,12 @@ def _cron_line(schedule: str) -> str | None:
     parsed = parse_schedule(schedule)
     if not isinstance(parsed, Every):
         return " ".join(schedule.split())
-    for unit_ms, whole_ms, line in (
-        (MINUTE_MS, HOUR_MS, "{} * * * *"),
-        (HOUR_MS, DAY_MS, "0 {} * * *"),
-        (DAY_MS, DAY_MS, "0 0 * * *"),
-    ):
-        if parsed.interval_ms % unit_ms == 0 and whole_ms % parsed.interval_ms == 0:
-            step = parsed.interval_ms // unit_ms
-            if parsed.interval_ms < whole_ms:
-                return line.format("*" if step == 1 else f"*/{step}")
-            if unit_ms == DAY_MS:
-                return line
+    if parsed.interval_ms == DAY_MS:
+        return "0 0 * * *"
+    for unit_ms, whole_ms, line in ((MINUTE_MS, HOUR_MS, "{} * * * *"), (HOUR_MS, DAY_MS, "0 {} * * *")):
+        step, rest_ms = divmod(parsed.interval_ms, unit_ms)
+        if not rest_ms and whole_ms % parsed.interval_ms == 0 and parsed.interval_ms < whole_ms:
+            return line.format("*" if step == 1 else f"*/{step}")
     return None
 
 

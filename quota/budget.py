@@ -37,7 +37,7 @@ from quota.deciding.corrections import add, correct, insist
 from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
 from quota.decision import AllowanceState, Decision, LimitState
-from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError
+from quota.errors import LedgerError, OtherApi, UnknownCharge, UnusableLedger, UsageError
 from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
 from quota.rules.entry import FURTHER, START, Entry
 from quota.rules.facts import Compared, Exhaustion, Grant
@@ -182,7 +182,21 @@ class Budget(OfOneProcess):
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        return look(self.answers, self._project, self.book, self.checklists, texts(methods, "methods"))
+        outlook = look(self.answers, self._project, self.book, self.checklists, texts(methods, "methods"))
+        refused = self._unwritable() if outlook.closed is None and outlook.full is None else None
+        return outlook if refused is None else outlook._replace(full=refused)
+
+    def _unwritable(self) -> Decision | None:
+        """The refusal of the main bucket's cheapest call, if the ledger can be read but not written."""
+        if not self._project.log.unwritable(self.project):
+            return None
+        book = self.book
+        priced = ((book.price(name).units_in(book.main_bucket.name), name) for name in book.methods)
+        cheapest = min((each for each in priced if each[0]), default=None)
+        with suppress(UsageError):
+            decision = None if cheapest is None else self.peek(cheapest[1])
+            return decision if decision is not None and decision.reason == "ledger-unavailable" else None
+        return None
 
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not handed over to the ledger yet."""
@@ -262,6 +276,8 @@ class Budget(OfOneProcess):
         """The ledger's decision about priced calls. Raises LedgerError."""
         outcome = self._project.decide(self.answers.question(checklist, charges), commit=commit)
         decision = self.answers.decision(checklist, outcome, commit=commit)
+        if decision.admitted and not commit and (why := self._project.log.unwritable(self.project)):
+            raise LedgerError(why)  # a charge would fail
         if self._recorder is not None:
             self._recorder.answered()
         first_ms = None if outcome.first is None else outcome.first[0]
@@ -358,9 +374,10 @@ class Budget(OfOneProcess):
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool
     ) -> Decision:
         """The decision while the ledger does not answer: the local allowance decides; without an allowance the calls
-        are refused."""
+        are refused. A project of another API draws nothing: nobody could hand that over."""
         detail, left_units, allowance = str(trouble), None, None
-        if self._allowance is not None:
+        misconfigured = isinstance(trouble, OtherApi)
+        if self._allowance is not None and not misconfigured:
             try:
                 left_units = draw(self._project, self._allowance, charges, detail, read=read, commit=commit)
                 allowance = self.allowance(sum(charge.units for charge in charges))
@@ -386,6 +403,7 @@ class Budget(OfOneProcess):
             detail=detail,
             lasting=isinstance(trouble, UnusableLedger),
             allowance=allowance,
+            misconfigured=misconfigured,
         )
 
 

@@ -102,8 +102,8 @@ class Decision(NamedTuple):
     `retry_at_ms` is exact for this cost and never early. It is None for an admitted call, if no reset helps ("closed"),
     if only this run may spend no more ("run"), and if the ledger stopped answering before the log was read. `ahead_ms`
     is the time of the ledger's newest charge, if a wrong clock dated it more than 25 h ahead; else 0. `lasting`: no
-    command can use the ledger until somebody does what the message says. `allowance` is what this machine may spend
-    while the ledger does not decide.
+    command can use the ledger until somebody does what the message says. `misconfigured`: the configuration must change
+    first. `allowance` is what this machine may spend while the ledger does not decide.
     """
 
     admitted: bool
@@ -123,6 +123,7 @@ class Decision(NamedTuple):
     ahead_ms: int = 0
     lasting: bool = False
     allowance: AllowanceState | None = None
+    misconfigured: bool = False
 
     @property
     def retry_at(self) -> datetime | None:

@@ -9,6 +9,7 @@
     ├── Refused                     75  the budget said no; carries the decision
     ├── LedgerError                 69  the ledger could not answer
     │   └── UnusableLedger              it never will: another format, another program's, damaged, a wrong password
+    │       └── OtherApi            78  it has charges of another API under the project's name
     ├── StorageAway                 69  the storage of inbound limits could not answer
     ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
     ├── UnknownCharge                1  no such charge, or it is too old to correct
@@ -83,6 +84,12 @@ class UnusableLedger(LedgerError):
     """The ledger answers, but no command of this configuration can use it. Another try does not help."""
 
 
+class OtherApi(UnusableLedger):
+    """The ledger has charges of another API under this project's name: the configuration is wrong."""
+
+    exit_status = ConfigError.exit_status
+
+
 class StorageAway(QuotaError):
     """The storage of inbound limits did not answer, or not in time: nobody knows whether the request was counted.
 
@@ -138,6 +145,8 @@ def decision_status(decision: Decision) -> int:
     """The exit status for a decision."""
     if decision.admitted:
         return 0
+    if decision.misconfigured:
+        return ConfigError.exit_status
     return LedgerError.exit_status if decision.reason == "ledger-unavailable" else Refused.exit_status
 
 

@@ -74,6 +74,8 @@ def status_parts(status: Status) -> Iterator[Part]:
     if status.built_in:
         yield Line(BUILT_IN_NOTICE, "note")
     yield Line(f"ledger {status.ledger}, {where}")
+    if status.unwritable:
+        yield Line(status.unwritable, "bad")
     for credential in status.credentials:
         yield Line("")
         settings = credential.settings
@@ -99,11 +101,12 @@ def _verdict(credential: CredentialRow) -> str:
             then = f"; then full until {at}" if outlook.then_full else f"; this machine goes on at {at}"
         return f"{closed(outlook.closed).replace('closed', 'CLOSED', 1)}{then}"
     if outlook.full is not None:
-        return f"FULL{until(outlook.next_ms)}: {outlook.full.why()}"
+        word = "STOPPED" if outlook.full.reason == "ledger-unavailable" else "FULL"
+        return f"{word}{until(outlook.next_ms)}: {outlook.full.why()}"
     left, stopped = credential.remaining_units, credential.stopped
     if stopped is not None:
         other = "" if left is None else f"; calls outside jobs have {many(left, 'unit')}"
-        word = "CLOSED" if stopped.is_closed else "FULL"
+        word = "CLOSED" if stopped.is_closed else "STOPPED" if stopped.refusal is None else "FULL"
         return f"{word} for its jobs{until(stopped.retry_ms)}: job {stopped.job}: {stopped.why}{other}"
     units = "no limit counts its units" if left is None else many(left, "unit")
     return f"OPEN: {units}{_calls_left(outlook.dearest, left or 0)}"

@@ -16,7 +16,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -33,6 +33,7 @@ from starlette.routing import Route
 
 import quota
 from quota.cli.options import Listen
+from quota.cli.output import say
 from quota.common.clock import host_clock, rfc3339
 from quota.common.files import read_text
 from quota.common.hosts import is_loopback
@@ -44,7 +45,7 @@ from quota.inbound.middleware import asgi
 from quota.jobs.api import wire
 from quota.jobs.store.checkpoints import is_stale
 from quota.jobs.store.file import StoreError
-from quota.jobs.store.reader import Pass, Reader, StoredRow
+from quota.jobs.store.reader import Reader, StoredRow
 from quota.session import Session, ledger_answers
 from quota.web.documents import App, Check, Problem, health
 from quota.web.serving import address_of, listen, names_of, protected, serve
@@ -61,15 +62,8 @@ POLICY = "default-src 'none'; frame-ancestors 'none'"
 """The answers are for programs. A browser that shows one loads nothing for it."""
 
 
-def run_api(
-    config: str | None,
-    listen_at: Listen,
-    *,
-    names: Sequence[str],
-    unlimited: bool,
-    say: Callable[[str], object],
-) -> None:
-    """Serve until a signal ends it. `say` prints the line with the address. Raises QuotaError."""
+def run_api(config: str | None, listen_at: Listen, names: Sequence[str], *, unlimited: bool) -> None:
+    """Serve until a signal ends it. Prints the line with the address. Raises QuotaError."""
     host, port = listen_at
     with quota.open(config) as session:  # a mistake in the configuration ends the command before it listens
         settings = session.settings
@@ -127,16 +121,16 @@ logger = logging.getLogger("quota.api")
 
 def make_app(session: Session) -> App:
     """The application over the store of this configuration. Only /healthz uses the session after this."""
-    api = _Api(session)
+    api, openapi = _Api(session), document()
     routes: list[tuple[str, Callable[..., Any]]] = [
         ("/api/v1/videos/trending", api.trending),
         ("/api/v1/videos/{video_id}", partial(api.resource, "video")),
         ("/api/v1/search", api.search),
         ("/api/v1/channels/{channel_id}", partial(api.resource, "channel")),
-        ("/healthz", api.healthz),
-        ("/openapi.json", api.openapi),
-        ("/", api.page),
-        ("/style.css", api.style),
+        ("/healthz", Health(session, api.store).answer),
+        ("/openapi.json", _unchanging(json.dumps(openapi).encode(), "application/json")),
+        ("/", _unchanging(listing(openapi), "text/html; charset=utf-8", PAGE_POLICY)),
+        ("/style.css", _unchanging(STYLE, "text/css; charset=utf-8")),
     ]
     app = Starlette(
         routes=[Route(path, answer, methods=["GET"]) for path, answer in routes],
@@ -196,11 +190,7 @@ class _Api:
         for job in sorted(settings.jobs.values(), key=lambda job: job.fetch != "trending"):
             for region in job.regions:
                 self._jobs.setdefault(region, []).append(job.name)
-        self._store = _Readers(settings.store.url)
-        self._health = Health(session, self._store)
-        openapi = document()
-        self._document = json.dumps(openapi).encode()
-        self._page = listing(openapi)
+        self.store = _Readers(settings.store.url)
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor")
@@ -208,9 +198,9 @@ class _Api:
         question = f"trending {region}"
         version, after = wire.decode(question, parameters)
         jobs = self._jobs.get(region, [])
-        chart = await self._store.read(lambda reader: reader.chart(region, jobs, after, limit))
+        chart = await self.store.read(lambda reader: reader.chart(region, jobs, after, limit))
         if chart is None:
-            is_ranked = bool(jobs) or await self._store.read(lambda reader: reader.ranks(region))
+            is_ranked = bool(jobs) or await self.store.read(lambda reader: reader.ranks(region))
             if is_ranked:
                 raise wire.ProblemError(
                     Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60)
@@ -226,7 +216,7 @@ class _Api:
         question = f"search {words}"
         version, skip = wire.decode(question, parameters)
         try:
-            hits = await self._store.read(lambda reader: reader.search(words, skip, limit))
+            hits = await self.store.read(lambda reader: reader.search(words, skip, limit))
         except UsageError as error:
             raise wire.ParameterError("q", str(error)) from None
         wire.check_version(version, hits.version)
@@ -238,31 +228,14 @@ class _Api:
         """The answer about one video or channel."""
         find, shown = _RESOURCES[kind]
         _parameters(request)
-        name = _path_parameter(request, f"{kind}_id")
-        row = await self._store.read(lambda reader: find(reader, name))
+        name = request.path_params[f"{kind}_id"]
+        if "\ufffd" in name:  # the server replaced bytes that are not UTF-8
+            raise wire.ParameterError(f"{kind}_id", "the path is not UTF-8")
+        row = await self.store.read(lambda reader: find(reader, name))
         if row is None:
             raise wire.ProblemError(Problem(404, f"The store has no {kind} {show(name)}."))
         refreshed_ms = row["refreshed_ms"]
         return _json(request, shown(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
-
-    async def healthz(self, request: Request) -> Response:
-        _parameters(request)
-        status, document = await self._health.examine()
-        return Response(json.dumps(document), status, {"cache-control": "no-store"}, "application/json")
-
-    async def openapi(self, request: Request) -> Response:
-        _parameters(request)
-        return _kept(request, self._document, "application/json")
-
-    async def page(self, request: Request) -> Response:
-        _parameters(request)
-        answer = _kept(request, self._page, "text/html; charset=utf-8")
-        answer.headers["content-security-policy"] = PAGE_POLICY
-        return answer
-
-    async def style(self, request: Request) -> Response:
-        _parameters(request)
-        return _kept(request, STYLE, "text/css; charset=utf-8")
 
 
 # -- the OpenAPI document ----------------------------------------------------------------------------------------------
@@ -297,14 +270,6 @@ def _parameters(request: Request, *names: str) -> Mapping[str, str]:
     return wire.read_parameters(request.scope["query_string"], names)
 
 
-def _path_parameter(request: Request, name: str) -> str:
-    """A part of the path. The server replaced bytes that are not UTF-8, so such a path names nothing."""
-    value: str = request.path_params[name]
-    if "\ufffd" in value:
-        raise wire.ParameterError(name, "the path is not UTF-8")
-    return value
-
-
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
@@ -325,6 +290,18 @@ def _kept(request: Request, body: bytes, media_type: str, fresh_s: int = STATIC_
     if {"*", tag} & {condition.strip().removeprefix("W/") for condition in conditions}:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type=media_type)
+
+
+def _unchanging(body: bytes, media_type: str, policy: str = POLICY) -> Callable[[Request], Awaitable[Response]]:
+    """Answers always the same."""
+
+    async def answer(request: Request) -> Response:
+        _parameters(request)
+        response = _kept(request, body, media_type)
+        response.headers["content-security-policy"] = policy
+        return response
+
+    return answer
 
 
 def _problem_response(problem: Problem) -> Response:
@@ -351,31 +328,32 @@ class Health:
         self._session = session
         self._readers = readers
         self._lock = asyncio.Lock()
-        self._answer: tuple[int, dict[str, object]] = (503, {})
+        self._examined: tuple[int, dict[str, object]] = (503, {})
         self._examined_s = -KEPT_S
 
-    async def examine(self) -> tuple[int, dict[str, object]]:
+    async def answer(self, request: Request) -> Response:
+        _parameters(request)
         async with self._lock:
             if time.monotonic() - self._examined_s >= KEPT_S:
-                self._answer = health([*await self._store(), await asyncio.to_thread(self._ledger)])
+                self._examined = health([*await self._store(), await asyncio.to_thread(self._ledger)])
                 self._examined_s = time.monotonic()
-        return self._answer
+            status, document = self._examined
+        return Response(json.dumps(document), status, {"cache-control": "no-store"}, "application/json")
 
     async def _store(self) -> list[Check]:
         try:
-            passes, first_runs = await self._readers.read(lambda reader: (reader.passes(), reader.first_runs()))
+            ended, first_runs = await self._readers.read(lambda reader: (reader.completed(), reader.first_runs()))
         except Exception as error:  # the store is away: `read` has logged why
             return [Check("store", "fail", str(error))]
-        return [Check("store"), self._freshness(passes, first_runs)]
+        return [Check("store"), self._freshness(ended, first_runs)]
 
-    def _freshness(self, passes: list[Pass], first_runs: dict[str, int]) -> Check:
+    def _freshness(self, ended: Mapping[tuple[str, str], int], first_runs: Mapping[str, int]) -> Check:
         """The age of the data of the configured jobs. Warns if a region is older than the configured `stale`."""
         now_ms = host_clock()
         jobs = self._session.settings.jobs
-        ended = {(of_region.job, of_region.region): of_region.completed_ms for of_region in passes}
         regions = [(job.name, region) for job in jobs.values() for region in job.regions or ("",)]
         due = [ended.get(region) or first_runs.get(region[0]) for region in regions]
-        completed = [ms for region in regions if (ms := ended.get(region)) is not None]
+        completed = [ended[region] for region in regions if region in ended]
         if not completed:
             return Check("freshness", "warn", "no pass of a region is complete yet")
         notify = self._session.settings.notify
@@ -393,9 +371,6 @@ class Health:
 
     def _ledger(self) -> Check:
         """Whether the ledger answers. The API serves the store without it."""
-        answers = ledger_answers(self._session)
-        if answers is None:
-            return Check("ledger", "warn", "nothing was charged yet")
-        if not answers:
-            return Check("ledger", "warn", "the ledger does not answer; the store is served")
-        return Check("ledger")
+        warnings = {None: "nothing was charged yet", False: "the ledger does not answer; the store is served"}
+        says = warnings.get(ledger_answers(self._session), "")
+        return Check("ledger", "warn" if says else "pass", says)

@@ -11,9 +11,8 @@ chart_response     a ranking, with upstream's names and types, without fields th
 from __future__ import annotations
 
 import base64
-import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from struct import pack, unpack
 from typing import Any
@@ -23,7 +22,7 @@ from quota.common.clock import rfc3339
 from quota.common.text import nearest, shorten, show
 from quota.jobs.store.fulltext import length_of_last
 from quota.jobs.store.reader import Chart, Hits, StoredRow
-from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, Field, count_or_none
+from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, Field, text_or_none
 from quota.web.documents import Problem
 
 DEFAULT_LIMIT = 50
@@ -99,14 +98,11 @@ def words_of(parameters: Mapping[str, str]) -> str:
 # -- cursors -----------------------------------------------------------------------------------------------------------
 
 _WRITTEN = re.compile(r"[A-Za-z0-9_-]{24}")
-MAX_POSITION = 2**32 - 1
 
 
 def encode(question: str, version: str, position: int) -> str:
     """A cursor: 24 characters for 18 bytes, which are 6 of the question's digest, 8 of the version's, 4 of position."""
-    return base64.urlsafe_b64encode(
-        _digest(question, 6) + _digest(version, 8) + pack(">I", min(position, MAX_POSITION))
-    ).decode()
+    return base64.urlsafe_b64encode(_digest(question, 6) + _digest(version, 8) + pack(">I", position)).decode()
 
 
 def decode(question: str, parameters: Mapping[str, str]) -> tuple[bytes | None, int]:
@@ -136,8 +132,6 @@ def _digest(text: str, size: int) -> bytes:
 
 Json = dict[str, Any]
 
-_THUMBNAILS = {"maxresdefault": "maxres", "sddefault": "standard", "hqdefault": "high", "mqdefault": "medium"}
-
 
 def chart_response(chart: Chart, token: str | None) -> Json:
     """As upstream's videos.list, with `ranking` for the ranking, and `rank` for each video."""
@@ -162,7 +156,7 @@ def search_response(hits: Hits, token: str | None) -> Json:
         "items": [
             {
                 "kind": "youtube#searchResult",
-                "id": {"kind": "youtube#video", "videoId": _text(row["video_id"]) or ""},
+                "id": {"kind": "youtube#video", "videoId": text_or_none(row["video_id"]) or ""},
                 "snippet": _parts(row, _SEARCH_FIELDS).get("snippet", {}),
             }
             for row in hits.rows
@@ -174,66 +168,22 @@ def search_response(hits: Hits, token: str | None) -> Json:
 
 def video(row: StoredRow) -> Json:
     """As an item of upstream's videos.list. Only `kind` and `id` if the store has no more fields."""
-    return {"kind": "youtube#video", "id": _text(row["video_id"]) or "", **_parts(row, VIDEO_FIELDS)}
+    return {"kind": "youtube#video", "id": text_or_none(row["video_id"]) or "", **_parts(row, VIDEO_FIELDS)}
 
 
 def channel(row: StoredRow) -> Json:
     """As an item of upstream's channels.list."""
-    return {"kind": "youtube#channel", "id": _text(row["channel_id"]) or "", **_parts(row, CHANNEL_FIELDS)}
+    return {"kind": "youtube#channel", "id": text_or_none(row["channel_id"]) or "", **_parts(row, CHANNEL_FIELDS)}
 
 
 def _parts(row: StoredRow, fields: Mapping[str, Field]) -> Json:
     """The parts of a resource, without fields that the store lacks, and without empty parts."""
     parts: Json = {}
     for column, field in fields.items():
-        shown = _SHOWN.get(field.name, _count if field.part == "statistics" else _text)
-        if (value := shown(row.get(column))) is not None:
+        if (value := field.show(row.get(column))) is not None:
             parts.setdefault(field.part, {})[field.name] = value
     return parts
 
-
-def _thumbnails(url: object) -> Json | None:
-    """The single thumbnail of the store, under the size that its file name tells."""
-    text = _text(url)
-    if text is None:
-        return None
-    name = text.rpartition("/")[2].partition(".")[0]
-    return {_THUMBNAILS.get(name, "default"): {"url": text}}
-
-
-def _tags(written: object) -> list[str] | None:
-    try:
-        tags = json.loads(written) if isinstance(written, str) else None
-    except (ValueError, RecursionError):
-        return None
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _count(value: object) -> str | None:
-    """Upstream writes counts as text."""
-    number = count_or_none(value)
-    return None if number is None else str(number)
-
-
-def _caption(value: object) -> str | None:
-    return {0: "false", 1: "true"}.get(value) if isinstance(value, int) else None
-
-
-def _licensed(value: object) -> bool | None:
-    return bool(value) if value in (0, 1) else None
-
-
-_SHOWN: Mapping[str, Callable[[Any], Any]] = {
-    "thumbnails": _thumbnails,
-    "tags": _tags,
-    "caption": _caption,
-    "licensedContent": _licensed,
-}
-"""The fields that are neither texts nor counts."""
 
 _SEARCH_FIELDS = {
     column: VIDEO_FIELDS[column]

@@ -5,6 +5,7 @@
     api.py          the methods of the API, over a catalogue
     catalogue.py    the listed resources: generated from `words.toml`, or read from saved pages
     usage.py        counts units by project, bucket and day; Cloud Monitoring, which shows these counts
+    demo.toml       the configuration of `quota demo`
     replies.py      replies, and upstream's errors in its own words: `errors.toml`
 """
 

@@ -107,6 +107,11 @@ class Call:
     params: Mapping[str, str]
     body: Json = field(default_factory=dict)
 
+    @property
+    def kind(self) -> str:
+        """The collection that the method belongs to."""
+        return self.method.partition(".")[0]
+
     def ids(self) -> list[str]:
         """The distinct ids that the call asks for, in order."""
         ids = list(dict.fromkeys(part for part in self.params.get("id", "").split(",") if part))
@@ -157,39 +162,39 @@ class Api:
         self._catalogue = catalogue
         self._uploaded: dict[str, Json] = {}
         self._numbers = itertools.count()  # next() is atomic, so no two resources share one
-        self._methods: dict[str, Callable[[Call], Reply]] = {
-            "videos.list": self._videos,
-            "videos.batchGetStats": self._video_stats,
-            "search.list": self._search,
-            "channels.list": self._channels,
-            "playlistItems.list": self._playlist_items,
-            "commentThreads.list": self._comment_threads,
-            "comments.list": self._comments,
-            "videoCategories.list": self._categories,
-            "i18nRegions.list": self._regions,
+        self._lists: dict[str, tuple[str, Callable[[Call, set[str]], Reply]]] = {
+            "videos.list": (_VIDEO_PARTS, self._videos),
+            "videos.batchGetStats": ("contentDetails id snippet statistics", self._video_stats),
+            "search.list": ("id snippet", self._search),
+            "channels.list": (_CHANNEL_PARTS, self._channels),
+            "playlistItems.list": ("contentDetails id snippet status", self._playlist_items),
+            "commentThreads.list": ("id replies snippet", self._comment_threads),
+            "comments.list": ("id snippet", self._comments),
+            "videoCategories.list": ("id snippet", self._categories),
+            "i18nRegions.list": ("id snippet", self._regions),
         }
 
     def answer(self, call: Call) -> Reply:
         """The reply to a call. Raises Rejected if upstream would refuse the call."""
-        if method := self._methods.get(call.method):
-            return method(call)
-        kind, _, action = call.method.partition(".")
+        if call.method in self._lists:
+            allowed, listed = self._lists[call.method]
+            return listed(call, call.parts(allowed))
+        _, _, action = call.method.partition(".")
         if action == "list":
             if "part" not in call.params:
                 raise Rejected(replies.error("part_missing"))
-            return _listing(kind, [])
+            return _listing(call, [])
         if action in ("insert", "update"):
             return Reply(200, self.stored(call))
         return Reply(204)
 
     def stored(self, call: Call) -> Json:
         """The resource that an insert or update returns: an echo, under an id that can be listed."""
-        kind = call.method.partition(".")[0]
         names = sorted(f"{name}={value}" for name, value in call.body.items())
         number = next(self._numbers)
-        digest = hashlib.blake2b(repr((kind, number, names)).encode("utf-8", "replace")).digest()
+        digest = hashlib.blake2b(repr((call.kind, number, names)).encode("utf-8", "replace")).digest()
         item_id = str(call.body.get("id") or base64.urlsafe_b64encode(digest)[:11].decode())
-        made = resource(_singular(kind), item_id)
+        made = resource(replies.singular(call.kind), item_id)
         item = made | call.body | made
         if call.method == "videos.insert":
             given = call.body.get("status")
@@ -200,10 +205,9 @@ class Api:
         parts = call.params.get("part", "").split(",")
         return {key: item[key] for key in item if key in ("kind", "etag", "id", *parts)}
 
-    def _videos(self, call: Call) -> Reply:
-        parts = call.parts(_VIDEO_PARTS)
+    def _videos(self, call: Call, parts: set[str]) -> Reply:
         if "id" in call.params:
-            return _listing("videos", _with_parts(self._videos_by_id(call), parts))
+            return _listing(call, _with_parts(self._videos_by_id(call), parts))
         if call.required("chart", "myRating, chart, id") != "mostPopular":
             raise Rejected(replies.error("chart_not_found"))
         size = call.page_size(least=1)
@@ -215,22 +219,20 @@ class Api:
             videos = [item for item in videos if _snippet(item).get("categoryId") == category]
             if not videos:
                 raise Rejected(replies.error("chart_not_found"))
-        return _page("videos", videos, size, call, parts)
+        return _page(call, parts, videos, size)
 
     def _videos_by_id(self, call: Call) -> list[Json]:
         videos = (self._uploaded.get(name) or self._catalogue.video(name) for name in call.ids())
         return [video for video in videos if video is not None]
 
-    def _video_stats(self, call: Call) -> Reply:
-        parts = call.parts("contentDetails id snippet statistics")
+    def _video_stats(self, call: Call, parts: set[str]) -> Reply:
         call.required("id", "id")
         items = _with_parts(self._videos_by_id(call), parts)
         body = {"kind": "youtube#batchGetStatsResponse", "etag": etag(*map(str, items))}
         return Reply(200, {**body, "items": [{**item, "kind": "youtube#videoStats"} for item in items]})
 
-    def _search(self, call: Call) -> Reply:
+    def _search(self, call: Call, parts: set[str]) -> Reply:
         """The search finds only videos: a search for other types returns nothing."""
-        parts = call.parts("id snippet")
         size = call.page_size()
         region = call.region() or "US"
         if region not in REGIONS:
@@ -239,35 +241,27 @@ class Api:
         if "video" in call.params.get("type", "video").split(","):
             words = call.params.get("q", "")
             videos = self._catalogue.search(words, call.params.get("channelId"))
-        return _page("search", videos, size, call, parts, _search_result, regionCode=region)
+        return _page(call, parts, videos, size, _search_result, regionCode=region)
 
-    def _channels(self, call: Call) -> Reply:
-        parts = call.parts(_CHANNEL_PARTS)
+    def _channels(self, call: Call, parts: set[str]) -> Reply:
         if "id" in call.params:
             ids = call.ids()
         else:
             handle = call.required("forHandle", "id, forHandle, forUsername, mine, managedByMe")
             ids = [self._catalogue.channel_id(handle) or ""]
         channels = [channel for name in ids if (channel := self._catalogue.channel(name))]
-        return _listing("channels", _with_parts(channels, parts))
+        return _listing(call, _with_parts(channels, parts))
 
-    def _playlist_items(self, call: Call) -> Reply:
+    def _playlist_items(self, call: Call, parts: set[str]) -> Reply:
         """The playlists are the channels' uploads. Their ids are "UU" and the rest of the channel's id."""
-        parts = call.parts("contentDetails id snippet status")
         size = call.page_size()
         playlist = call.required("playlistId", "id, playlistId")
         videos = self._catalogue.uploads("UC" + playlist[2:]) if playlist.startswith("UU") else None
         if videos is None:
             raise Rejected(replies.error("playlist_not_found"))
-        positions = {video["id"]: position for position, video in enumerate(videos)}
+        return _page(call, parts, list(enumerate(videos)), size, _playlist_item)
 
-        def shape(video: Json) -> Json:
-            return _playlist_item(video, positions[video["id"]])
-
-        return _page("playlistItems", videos, size, call, parts, shape)
-
-    def _comment_threads(self, call: Call) -> Reply:
-        parts = call.parts("id replies snippet")
+    def _comment_threads(self, call: Call, parts: set[str]) -> Reply:
         size = call.page_size(least=1, most=MAX_COMMENTS, default=20)
         video = self._catalogue.video(call.required("videoId", "allThreadsRelatedToChannelId, id, videoId"))
         if video is None:
@@ -275,19 +269,17 @@ class Api:
         comments = threads(video)
         if comments is None:
             raise Rejected(replies.error("comments_disabled"))
-        return _page("commentThreads", comments, size, call, parts, _thread)
+        return _page(call, parts, comments, size, _thread)
 
-    def _comments(self, call: Call) -> Reply:
-        parts = call.parts("id snippet")
+    def _comments(self, call: Call, parts: set[str]) -> Reply:
         size = call.page_size(least=1, most=MAX_COMMENTS, default=20)
         parent = call.required("parentId", "id, parentId")
         answers = replies_to(parent)
         if answers is None or self._catalogue.video(parent.partition(".")[0]) is None:
             raise Rejected(replies.error("comment_not_found"))
-        return _page("comments", answers, size, call, parts)
+        return _page(call, parts, answers, size)
 
-    def _categories(self, call: Call) -> Reply:
-        parts = call.parts("id snippet")
+    def _categories(self, call: Call, parts: set[str]) -> Reply:
         if "id" in call.params:
             wanted = [name for name in call.ids() if name in CATEGORIES]
         elif (region := call.region()) is None:
@@ -302,24 +294,17 @@ class Api:
             | {"snippet": {"title": CATEGORIES[name], "assignable": True, "channelId": owner}}
             for name in wanted
         ]
-        return Reply(200, _body("videoCategories", _with_parts(items, parts)))
+        return Reply(200, _body(call, _with_parts(items, parts)))
 
-    def _regions(self, call: Call) -> Reply:
-        parts = call.parts("id snippet")
+    def _regions(self, call: Call, parts: set[str]) -> Reply:
         items = [
             resource("i18nRegion", region) | {"snippet": {"gl": region, "name": name}}
             for region, name in REGIONS.items()
         ]
-        return Reply(200, _body("i18nRegions", _with_parts(items, parts)))
+        return Reply(200, _body(call, _with_parts(items, parts)))
 
 
 # --- shapes ------------------------------------------------------------------------------------------
-
-
-def _singular(resource: str) -> str:
-    if resource.endswith("ies"):
-        return resource.removesuffix("ies") + "y"
-    return resource.removesuffix("s")
 
 
 def _with_parts(items: Iterable[Json], parts: set[str]) -> list[Json]:
@@ -327,32 +312,31 @@ def _with_parts(items: Iterable[Json], parts: set[str]) -> list[Json]:
     return [{key: value for key, value in item.items() if key in wanted} for item in items]
 
 
-def _body(resource: str, items: Sequence[Json]) -> Json:
-    kind = f"youtube#{_singular(resource)}ListResponse"
+def _body(call: Call, items: Sequence[Json]) -> Json:
+    kind = f"youtube#{replies.singular(call.kind)}ListResponse"
     tags = (str(item.get("etag", "")) for item in items)
     return {"kind": kind, "etag": etag(kind, *tags), "items": list(items)}
 
 
-def _listing(resource: str, items: Sequence[Json]) -> Reply:
+def _listing(call: Call, items: Sequence[Json]) -> Reply:
     """A list on one page: the resources that a call named by id."""
     page_info = {"totalResults": len(items), "resultsPerPage": len(items)}
-    return Reply(200, {**_body(resource, items), "pageInfo": page_info})
+    return Reply(200, {**_body(call, items), "pageInfo": page_info})
 
 
 def _page(
-    resource: str,
-    items: Sequence[Json],
-    size: int,
     call: Call,
     parts: set[str],
-    shape: Callable[[Json], Json] = dict,
+    items: Sequence[Any],
+    size: int,
+    shape: Callable[[Any], Json] = dict,
     **extra: Any,
 ) -> Reply:
     """One page of `items`. Only that page's items go through `shape`."""
     token = call.params.get("pageToken")
     start = decode_token(token, size) if token else 0
     end = start + size
-    body: Json = _body(resource, _with_parts(map(shape, items[start:end]), parts))
+    body: Json = _body(call, _with_parts(map(shape, items[start:end]), parts))
     if size and end < len(items):
         body["nextPageToken"] = encode_token(end)
     if size and start:
@@ -402,7 +386,9 @@ def _thread(comment: Json) -> Json:
     return {**thread, "replies": {"comments": answers[:INLINE_REPLIES]}} if answers else thread
 
 
-def _playlist_item(video: Json, position: int) -> Json:
+def _playlist_item(placed: tuple[int, Json]) -> Json:
+    """A video with its position in the playlist, as an item of it."""
+    position, video = placed
     snippet = _snippet(video)
     kept = ("publishedAt", "channelId", "title", "description", "thumbnails", "channelTitle")
     playlist = uploads_playlist(str(snippet.get("channelId", "")))

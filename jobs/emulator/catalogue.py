@@ -26,6 +26,7 @@ T = TypeVar("T")
 _WORDS = tomllib.loads(read_text("quota.jobs.emulator", "words.toml"))
 
 REGIONS: dict[str, str] = _WORDS["regions"]
+_REGIONS = list(REGIONS)
 CATEGORIES: dict[str, str] = _WORDS["categories"]
 LANGUAGES: dict[str, str] = {
     region: language for language, regions in _WORDS["languages"].items() for region in regions
@@ -116,12 +117,11 @@ class GeneratedCatalogue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._searches: dict[int, str] = {}  # maps an id found by a search back to its words
-        self._regions = list(REGIONS)
 
     def chart(self, region: str | None) -> Sequence[Json] | None:
         """The most popular videos of a region (None: the default region)."""
         region = region or "US"
-        return _chart(self._regions.index(region)) if region in REGIONS else None
+        return _chart(region) if region in REGIONS else None
 
     def video(self, video_id: str) -> Json | None:
         payload = _decode_id(video_id, 6)
@@ -129,7 +129,7 @@ class GeneratedCatalogue:
             return None
         place, group, rank = payload[0], int.from_bytes(payload[1:5]), payload[5]
         if place == _IN_CHART and group < len(REGIONS) and rank < CHART_VIDEOS:
-            return _video(video_id, language=LANGUAGES.get(self._regions[group], "en"))
+            return _video(video_id, language=LANGUAGES.get(_REGIONS[group], "en"))
         if place == _IN_CHANNEL and group < CHANNELS and rank < _upload_count(group):
             return _video(video_id, channel=group)
         with self._lock:
@@ -166,15 +166,13 @@ class GeneratedCatalogue:
 
 
 @lru_cache(maxsize=32)
-def _chart(region_index: int) -> Sequence[Json]:
+def _chart(region: str) -> Sequence[Json]:
     """The chart of one region. Every tenth video is a worldwide hit: every region's chart has it."""
-    region = list(REGIONS)[region_index]
-    language = LANGUAGES.get(region, "en")
-    home = LANGUAGES.get(next(iter(REGIONS)), "en")
+    place, language, home = _REGIONS.index(region), LANGUAGES.get(region, "en"), LANGUAGES.get(_REGIONS[0], "en")
     return [
         _video(_video_id(_IN_CHART, 0, rank), language=home)
         if rank % 10 == 9
-        else _video(_video_id(_IN_CHART, region_index, rank), language=language)
+        else _video(_video_id(_IN_CHART, place, rank), language=language)
         for rank in range(CHART_VIDEOS)
     ]
 
@@ -277,7 +275,7 @@ def _channel(number: int) -> Json:
             "publishedAt": _timestamp(draw, 5_000),
             "thumbnails": _images(f"https://yt3.ggpht.com/{channel_id}", (("default", "s88", 88, 88),)),
             "localized": {"title": title, "description": description},
-            "country": draw.pick(list(REGIONS)),
+            "country": draw.pick(_REGIONS),
         },
         "contentDetails": {"relatedPlaylists": {"likes": "", "uploads": uploads_playlist(channel_id)}},
         "statistics": {

@@ -51,6 +51,13 @@ def bad_request(message: str, code: int = 400, reason: str = "badRequest") -> Re
     return error("bad_request", message=message, code=code, reason=reason)
 
 
+def singular(collection: str) -> str:
+    """`videoCategory` for videoCategories."""
+    if collection.endswith("ies"):
+        return collection.removesuffix("ies") + "y"
+    return collection.removesuffix("s")
+
+
 def project_number(project: str) -> int:
     """A project's number: twelve digits, as upstream uses; the same name always gives the same number."""
     digest = int.from_bytes(hashlib.blake2b(project.encode(), digest_size=8).digest())

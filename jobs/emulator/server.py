@@ -33,8 +33,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -105,8 +107,8 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # without this, a page on a kept-alive connection takes 44 ms
-    wbufsize = -1  # headers and body leave in one write
     timeout = _IDLE_SECONDS
+    headers = Message()  # of a request that is too malformed to have its own
 
     def _serve(self) -> None:
         body = self._read_body()
@@ -125,11 +127,6 @@ class Handler(BaseHTTPRequestHandler):
 
     # The base class looks these names up.
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815
-
-    def handle_expect_100(self) -> bool:
-        accepted = super().handle_expect_100()
-        self.wfile.flush()  # the client does not send its body until it sees this
-        return accepted
 
     def _read_body(self) -> bytes | None:
         """The request's body. None when it is incomplete: the client gets an error, or has disconnected."""
@@ -151,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_reply(self, reply: Reply) -> None:
         head, content = self.head_and_content(reply)
-        self.wfile.write(head + content)
+        self.wfile.write(head + content)  # in one packet, if it is short
 
     def head_and_content(self, reply: Reply) -> tuple[bytes, bytes]:
         headers = list(reply.headers)
@@ -159,8 +156,7 @@ class Handler(BaseHTTPRequestHandler):
         if reply.body is not None:
             headers.append(("Content-Type", reply.content_type))
             content = encode_body(reply.body)
-        accepted = self.headers.get("Accept-Encoding", "") if self.headers else ""
-        if len(content) > _GZIP_ABOVE_BYTES and "gzip" in accepted:
+        if len(content) > _GZIP_ABOVE_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
             content = gzip.compress(content, compresslevel=1, mtime=0)
             headers.append(("Content-Encoding", "gzip"))
         if reply.status != 204:  # a 204 has neither a body nor a length, by definition
@@ -178,7 +174,6 @@ class Handler(BaseHTTPRequestHandler):
         The server discards what the client still writes, as if the connection were dead.
         """
         self.close_connection = True
-        self.wfile.flush()
         deadline = time.monotonic() + _LINGER_SECONDS
         with suppress(OSError):  # the client may have gone first
             self.connection.shutdown(socket.SHUT_WR)
@@ -194,7 +189,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send the base class's errors about malformed requests in upstream's shape."""
-        self.headers = getattr(self, "headers", None) or Message()
         self._refuse(replies.bad_request(self.responses.get(code, ("Bad Request", ""))[0], code))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
@@ -249,6 +243,7 @@ _POLL_SECONDS = 0.02
 _MAX_SECRETS = 10_000
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Emulator:
     """The upstream, on loopback. It listens from the start, and serves inside `with` or `serve_forever`.
 
@@ -260,36 +255,28 @@ class Emulator:
     Each answer comes `delay_ms` late. `errors_percent` of the calls get a 503, spread evenly.
     """
 
+    port: int = 0
+    recorded: str | Path | None = None
+    allocation: Allocation = "pool"
+    quota: int = 10_000
+    projects: Mapping[str, str] = field(default_factory=dict)
+    clock: Callable[[], int] = host_clock
+    lag_ms: int = 0
+    delay_ms: int = 0
+    errors_percent: int = 0
+
     _server_class: ClassVar[type[Server]] = Server
 
-    def __init__(
-        self,
-        *,
-        port: int = 0,
-        recorded: Path | None = None,
-        allocation: Allocation = "pool",
-        quota: int = 10_000,
-        projects: Mapping[str, str] | None = None,
-        clock: Callable[[], int] = host_clock,
-        lag_ms: int = 0,
-        delay_ms: int = 0,
-        errors_percent: int = 0,
-    ) -> None:
-        if quota < 0:
-            raise ValueError(f"quota must be 0 or more, not {quota}")
-        self._projects = dict(projects or {})
-        self._keys = set(self._projects)
-        self._tokens: set[str] = set()
-        self._api = Api(RecordedCatalogue(recorded) if recorded else GeneratedCatalogue())
+    def __post_init__(self) -> None:
+        if self.quota < 0:
+            raise ValueError(f"quota must be 0 or more, not {self.quota}")
+        self._secrets = dict.fromkeys(self.projects, "key")  # or "token"
+        self._api = Api(GeneratedCatalogue() if self.recorded is None else RecordedCatalogue(Path(self.recorded)))
         self._lock = threading.RLock()  # of the meter
-        self._meter = Meter(allocation, quota, clock)
-        self._lag_ms = lag_ms
-        self._delay_ms = delay_ms
-        self._errors_percent = errors_percent
-        self._calls = 0
-        self._thread: threading.Thread | None = None
-        self._serving = False
-        self._server = self._server_class(port, self._serve)
+        self._meter = Meter(self.allocation, self.quota, self.clock)
+        self._calls = count(1)
+        self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)
+        self._server = self._server_class(self.port, self._serve)
 
     # --- start and stop ------------------------------------------------------------------------------
 
@@ -301,38 +288,30 @@ class Emulator:
     @property
     def announcement(self) -> str:
         """One line that says where the emulator listens and what it grants."""
-        units = many(self._meter.quota_units["units"], "unit")
-        late = f", each answer {self._delay_ms:,} ms late" if self._delay_ms else ""
-        errors = f", {self._errors_percent}% errors" if self._errors_percent else ""
-        buckets = "one bucket" if self._meter.allocation == "pool" else "separate buckets"
+        units = many(self.quota, "unit")
+        late = f", each answer {self.delay_ms:,} ms late" if self.delay_ms else ""
+        errors = f", {self.errors_percent}% errors" if self.errors_percent else ""
+        buckets = "one bucket" if self.allocation == "pool" else "separate buckets"
         return f"YouTube Data API v3 emulator: {self.address} ({buckets}, {units} a day{late}{errors})"
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def serve_forever(self, ready: Callable[[str], object] | None = None) -> None:
-        """Serve in this thread until interrupted or stopped. `ready` gets the announcement first."""
-        self._serving = True
+    def serve_forever(self) -> None:
+        """Serve in this thread until interrupted or stopped."""
         try:
-            if ready is not None:
-                ready(self.announcement)
             self._server.serve_forever(_POLL_SECONDS)
         finally:
-            self._serving = False
             self._server.close()
 
     def stop(self) -> None:
-        """Stop serving and close open connections. Call it from another thread than the serving one."""
-        if self._thread is not None or self._serving:
-            self._server.shutdown()
-        if self._thread is not None:
-            self._thread.join()
-        self._server.close()
+        """Stop serving and close open connections, after `with` began."""
+        self._server.shutdown()
+        self._thread.join()
 
     # --- counts --------------------------------------------------------------------------------------
 
@@ -369,12 +348,12 @@ class Emulator:
     def _serve_monitoring(self, request: Request, project: str) -> Reply:
         """Answer Cloud Monitoring's timeSeries.list from the emulator's own count."""
         token = _token(request.params, request.headers)
-        if not token or not self._is_token(token):
+        if not token or not self._is("token", token):
             return replies.error("401 authError")
         if project.startswith("denied"):
             return replies.error("permission_denied", project=project)
         with self._lock:
-            return time_series(request.params, project, self._meter, self._lag_ms)
+            return time_series(request.params, project, self._meter, self.lag_ms)
 
     def _arrive(self, request: Request) -> tuple[str, Charge | Reply]:
         """Count and charge a call before anything else. Returns its method, and its charge, or upstream's answer if
@@ -388,39 +367,33 @@ class Emulator:
     def _identify(self, params: Mapping[str, str], headers: Message) -> str | Reply:
         """The project, or upstream's reply to a caller that it does not know."""
         key, token = params.get("key") or headers.get("X-Goog-Api-Key") or "", _token(params, headers)
-        if token and not self._is_token(token):
+        if token and not self._is("token", token):
             return replies.error("401 authError")
-        if key and not self._is_key(key):
+        if key and not self._is("key", key):
             return replies.error("key_invalid")
         secret = key or token
         if not secret:
             return replies.error("unregistered_caller")
         # Everybody who reads the usage sees the project's name, but never the key.
         digest = hashlib.blake2b(secret.encode("utf-8", "replace"), digest_size=4).hexdigest()
-        project = self._projects.get(secret) or f"key-{digest}"
+        project = self.projects.get(secret) or f"key-{digest}"
         if secret.startswith("disabled"):
             return replies.error("service_disabled", number=replies.project_number(project))
         return project
 
-    def _is_token(self, secret: str) -> bool:
+    def _is(self, kind: str, secret: str) -> bool:
+        """Whether a secret may be a key or a token, as `kind` says. It stays what it was when it first came."""
+        of_others = {"key": "ya29.", "token": "AIza"}[kind]
+        if secret.startswith(("invalid", of_others)):
+            return False
         with self._lock:
-            if secret.startswith(("invalid", "AIza")) or secret in self._keys:
-                return False
-            if len(self._tokens) < _MAX_SECRETS:
-                self._tokens.add(secret)
-            return True
-
-    def _is_key(self, secret: str) -> bool:
-        with self._lock:
-            if secret.startswith(("invalid", "ya29.")) or secret in self._tokens:
-                return False
-            if len(self._keys) < _MAX_SECRETS:
-                self._keys.add(secret)
-            return True
+            if len(self._secrets) < _MAX_SECRETS:
+                self._secrets.setdefault(secret, kind)
+            return self._secrets.get(secret, kind) == kind
 
     def _answer(self, request: Request, method: str, charge: Charge | Reply) -> Reply:
         """The answer to a counted call. Raises Rejected."""
-        time.sleep(self._delay_ms / 1_000)
+        time.sleep(self.delay_ms / 1_000)
         if self._fails():
             return replies.error("backend_error")
         if request.malformed:
@@ -437,9 +410,8 @@ class Emulator:
 
     def _fails(self) -> bool:
         """Whether this call gets an error."""
-        with self._lock:
-            before, self._calls = self._calls, self._calls + 1
-        return (before + 1) * self._errors_percent // 100 > before * self._errors_percent // 100
+        number = next(self._calls)
+        return number * self.errors_percent // 100 > (number - 1) * self.errors_percent // 100
 
     def _perform(self, request: Request, method: str) -> Reply:
         body = {} if request.verb == "GET" or is_upload(request.path) else json_object(request.body)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -87,14 +88,6 @@ KEPT_MS = 3 * DAY_MS
 
 
 @dataclass
-class _Day:
-    """One project's use of one bucket on one Pacific day."""
-
-    day: date
-    used_units: int = 0
-
-
-@dataclass
 class _Tally:
     requests: int = 0
     units: Counter[str] = field(default_factory=Counter)
@@ -111,16 +104,15 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        self._total = _Tally()
         self._by_method: Counter[str] = Counter()
         self._by_project: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._free: Counter[str] = Counter()
-        self._days: dict[tuple[str, str], _Day] = {}
-        self._minutes: Counter[Minute] = Counter()
+        self._day: date | None = None
+        self._used: Counter[tuple[str, str]] = Counter()
+        self.minutes: Counter[Minute] = Counter()
 
     def count(self, method: str) -> None:
         """Count one API call of any caller, with any outcome."""
-        self._total.requests += 1
         self._by_method[method] += 1
 
     def count_free(self, kind: str) -> None:
@@ -131,62 +123,61 @@ class Meter:
         """Book one call. A refused call counts in `units`, because its sender spent them, but it uses none of
         the day's quota, which may still cover cheaper calls."""
         bucket, units = price(method, self.allocation)
-        today = self._today(project, bucket)
-        refused = today.used_units + units > self.quota_units[bucket]
+        used = self.used_today()
+        refused = used[project, bucket] + units > self.quota_units[bucket]
         if not refused:
-            today.used_units += units
+            used[project, bucket] += units
             self._note(project, method, bucket, units)
         tally = self._by_project[project]
         tally.requests += 1
-        for counts in (self._total, tally):
-            counts.units[bucket] += units
-            if refused:
-                counts.refused_units[bucket] += units
+        tally.units[bucket] += units
+        if refused:
+            tally.refused_units[bucket] += units
         return Charge(project, bucket, units, refused)
 
     def _note(self, project: str, method: str, bucket: str, units: int) -> None:
         """Keep the units that the day's quota covered, by the minute, for KEPT_MS."""
         minute_ms = self.now_ms() // MINUTE_MS * MINUTE_MS
-        oldest = next(iter(self._minutes), None)
+        oldest = next(iter(self.minutes), None)
         if oldest is not None and oldest.start_ms < minute_ms - KEPT_MS:
-            kept = {key: units for key, units in self._minutes.items() if key.start_ms >= minute_ms - KEPT_MS}
-            self._minutes = Counter(kept)
-        self._minutes[Minute(minute_ms, project, bucket, method)] += units
-
-    def minutes(self) -> list[tuple[Minute, int]]:
-        """The units that the day's quota covered in each minute of the last days, oldest first."""
-        return sorted(self._minutes.items())
+            kept = {key: units for key, units in self.minutes.items() if key.start_ms >= minute_ms - KEPT_MS}
+            self.minutes = Counter(kept)
+        self.minutes[Minute(minute_ms, project, bucket, method)] += units
 
     def usage(self) -> dict[str, Any]:
+        used = self.used_today()
         return {
-            "requests": self._total.requests,
+            "requests": self._by_method.total(),
             "by_method": dict(self._by_method),
-            "units": self._per_bucket(self._total.units),
-            "refused_units": self._per_bucket(self._total.refused_units),
+            **self._sums(self._by_project.values()),
             "free": dict(self._free),
             "by_project": {
                 project: {
                     "requests": tally.requests,
-                    "units": self._per_bucket(tally.units),
-                    "refused_units": self._per_bucket(tally.refused_units),
+                    **self._sums([tally]),
                     "remaining_units": {
-                        bucket: quota_units - self._today(project, bucket).used_units
-                        for bucket, quota_units in self.quota_units.items()
+                        bucket: quota_units - used[project, bucket] for bucket, quota_units in self.quota_units.items()
                     },
                 }
                 for project, tally in self._by_project.items()
             },
         }
 
-    def _per_bucket(self, units: Counter[str]) -> dict[str, int]:
-        return {bucket: units[bucket] for bucket in self.quota_units}
+    def _sums(self, tallies: Collection[_Tally]) -> dict[str, dict[str, int]]:
+        """The units of several projects, by bucket."""
+        return {
+            "units": {bucket: sum(tally.units[bucket] for tally in tallies) for bucket in self.quota_units},
+            "refused_units": {
+                bucket: sum(tally.refused_units[bucket] for tally in tallies) for bucket in self.quota_units
+            },
+        }
 
-    def _today(self, project: str, bucket: str) -> _Day:
+    def used_today(self) -> Counter[tuple[str, str]]:
+        """The units of each project and bucket that the quota of this Pacific day has covered."""
         day = datetime.fromtimestamp(self.now_ms() // 1000, _PACIFIC).date()
-        today = self._days.get((project, bucket))
-        if today is None or today.day != day:
-            today = self._days[project, bucket] = _Day(day)
-        return today
+        if day != self._day:
+            self._day, self._used = day, Counter()
+        return self._used
 
 
 # -- Cloud Monitoring --------------------------------------------------------------------------------------------------
@@ -198,23 +189,17 @@ _TERM = re.compile(r'\s*([a-z_.]+)\s*=\s*"([^"]*)"\s*')
 _PREFIX = "serviceruntime.googleapis.com/quota/"
 _SERVICE = "youtube.googleapis.com"
 
-# videos.list is `youtube.api.v3.V3DataVideoService.List` there. Plural resources lose their ending.
-_SINGULAR = {"activities": "Activity", "guideCategories": "GuideCategory", "videoCategories": "VideoCategory"}
-
-
-class _Point(NamedTuple):
-    """One point of a series, in ms."""
-
-    end_ms: int
-    start_ms: int
-    value: int
-
-
 Labels = tuple[tuple[str, str], ...]
 """The metric labels of a series, by name."""
 
-Series = dict[Labels, list[_Point]]
-"""The points of each series."""
+
+class _Point(NamedTuple):
+    """One point of the series that has these labels, in ms."""
+
+    labels: Labels
+    start_ms: int
+    end_ms: int
+    value: int
 
 
 def project_of(path: str) -> str | None:
@@ -236,19 +221,18 @@ def time_series(params: Mapping[str, str], project: str, meter: Meter, lag_ms: i
     wanted = terms.pop("resource.type", "consumer_quota") == "consumer_quota"
     wanted = wanted and terms.pop("resource.labels.service", _SERVICE) == _SERVICE
     if metric == "rate/net_usage":
-        series, kind = _usage(project, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
+        points, kind = _usage(project, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
     elif metric == "limit":
-        series, kind = _limits(meter), "GAUGE"
+        points, kind = _limits(meter), "GAUGE"
     else:
         raise Rejected(replies.bad_request('The supplied filter must specify a "metric.type" that is known.'))
     labels = {name.removeprefix("metric.labels."): value for name, value in terms.items()}
-    rows = [
-        (point, key)
-        for key, points in series.items()
+    shown = [
+        point
         for point in points
-        if wanted and labels.items() <= dict(key).items() and since_ms < point.end_ms <= until_ms
+        if wanted and labels.items() <= dict(point.labels).items() and since_ms < point.end_ms <= until_ms
     ]
-    return _page(params, rows, kind, f"{_PREFIX}{metric}", project)
+    return _page(params, shown, kind, f"{_PREFIX}{metric}", project)
 
 
 def _terms(text: str) -> dict[str, str]:
@@ -272,51 +256,45 @@ def _time(text: str | None, name: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
+def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> list[_Point]:
     """The minutes of a project, or of all projects, that Cloud Monitoring already knows. The current minute ends at
     `until_ms`."""
-    minutes = meter.minutes()
-    projects = {minute.project for minute, _ in minutes}
+    projects = {minute.project for minute in meter.minutes}
     wanted = {name for name in projects if project in (name, str(replies.project_number(name)))} or projects
     now_ms = meter.now_ms()
-    sums: dict[tuple[Labels, int], int] = {}
-    for minute, units in minutes:
-        end_ms = minute.start_ms + MINUTE_MS
-        if minute.project in wanted and (end_ms + lag_ms <= now_ms or not lag_ms):
-            key: Labels = (
-                ("method", _long_name(minute.method)),
-                ("quota_metric", replies.quota_names(minute.bucket)[0]),
-            )
-            sums[key, minute.start_ms] = sums.get((key, minute.start_ms), 0) + units
-    series: Series = {}
-    for (labels, start_ms), units in sorted(sums.items(), key=lambda item: -item[0][1]):
-        if units:
-            series.setdefault(labels, []).append(
-                _Point(min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), start_ms, units)
-            )
-    return series
+    series: dict[Labels, Counter[int]] = {}
+    for minute, units in sorted(meter.minutes.items(), key=lambda item: (-item[0].start_ms, item[0])):
+        if minute.project in wanted and (minute.start_ms + MINUTE_MS + lag_ms <= now_ms or not lag_ms):
+            labels = ("method", _long_name(minute.method)), ("quota_metric", replies.quota_names(minute.bucket)[0])
+            series.setdefault(labels, Counter())[minute.start_ms] += units
+    return [
+        _Point(labels, start_ms, min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), units)
+        for labels, minutes in series.items()
+        for start_ms, units in minutes.items()
+        if units
+    ]
 
 
-def _limits(meter: Meter) -> Series:
-    noon_ms = meter.now_ms() // DAY_MS * DAY_MS
-    series: Series = {}
+def _limits(meter: Meter) -> list[_Point]:
+    today_ms = meter.now_ms() // DAY_MS * DAY_MS
+    points = []
     for bucket, quota_units in meter.quota_units.items():
         quota_metric, limit_name = replies.quota_names(bucket)
-        key: Labels = (("limit_name", limit_name), ("quota_metric", quota_metric))
-        days_ms = (noon_ms - n * DAY_MS for n in range(3))
-        series[key] = [_Point(at_ms, at_ms, quota_units) for at_ms in days_ms]
-    return series
+        labels = ("limit_name", limit_name), ("quota_metric", quota_metric)
+        points += [_Point(labels, today_ms - n * DAY_MS, today_ms - n * DAY_MS, quota_units) for n in range(3)]
+    return points
 
 
 def _long_name(method: str) -> str:
+    """`youtube.api.v3.V3DataVideoService.List` for videos.list."""
     resource, _, verb = method.rpartition(".")
     if not resource:
         return method
-    singular = _SINGULAR.get(resource, resource if resource == "search" else resource.removesuffix("s"))
+    singular = replies.singular(resource)
     return f"youtube.api.v3.V3Data{singular[:1].upper()}{singular[1:]}Service.{verb[:1].upper()}{verb[1:]}"
 
 
-def _page(params: Mapping[str, str], rows: list[tuple[_Point, Labels]], kind: str, metric: str, project: str) -> Reply:
+def _page(params: Mapping[str, str], points: list[_Point], kind: str, metric: str, project: str) -> Reply:
     """One page of at most `pageSize` points. A page token is the number of points before it."""
     try:
         size = min(int(params.get("pageSize") or MAX_POINTS), MAX_POINTS)
@@ -325,20 +303,21 @@ def _page(params: Mapping[str, str], rows: list[tuple[_Point, Labels]], kind: st
         raise Rejected(replies.bad_request("Field page_token had an invalid value.")) from None
     if size <= 0:
         size = MAX_POINTS
-    by_key: Series = {}
-    for point, key in rows[first : first + size]:
-        by_key.setdefault(key, []).append(point)
     body: Json = {"unit": "1"}
-    if by_key:
-        body["timeSeries"] = [_series(key, points, kind, metric, project) for key, points in by_key.items()]
-    if first + size < len(rows):
+    series = [
+        _series(labels, of_series, kind, metric, project)
+        for labels, of_series in groupby(points[first : first + size], lambda point: point.labels)
+    ]
+    if series:
+        body["timeSeries"] = series
+    if first + size < len(points):
         body["nextPageToken"] = str(first + size)
     return Reply(200, body)
 
 
-def _series(key: Labels, points: Iterable[_Point], kind: str, metric: str, project: str) -> dict[str, Any]:
+def _series(labels: Labels, points: Iterable[_Point], kind: str, metric: str, project: str) -> dict[str, Any]:
     return {
-        "metric": {"type": metric, "labels": dict(key)},
+        "metric": {"type": metric, "labels": dict(labels)},
         "resource": {
             "type": "consumer_quota",
             "labels": {"project_id": project, "service": _SERVICE, "location": "global"},

@@ -13,9 +13,8 @@ only from current spending or a closed bucket do not count against it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
@@ -31,10 +30,9 @@ from quota.jobs.job import Fetch, attempt_of, check_regions, fetch_to_look_at, f
 from quota.jobs.places import checkpoints_of
 from quota.jobs.plan import simulation
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
-from quota.jobs.plan.suggestions import Change, smallest_changes
+from quota.jobs.plan.suggestions import Change, Search
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
 from quota.jobs.store.store import Store
-from quota.jobs.ticks import ticks
 from quota.reports.runs import stands_out
 from quota.reports.status import held_to
 from quota.rules.spent import spent as charges_in
@@ -183,9 +181,8 @@ def make_plan(
         check_regions(settings, job)
 
     def simulated(until_ms: int, state: State) -> tuple[Simulated, bool]:
-        coming = ticks(settings.jobs.values(), start_ms, until_ms)
-        outcome = simulate(settings, coming, start_ms, until_ms, state=state, fetches=fetches)
-        return outcome, all(refusal.job in may_be_refused for refusal in outcome.refusals)
+        outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches)
+        return outcome, outcome.refuses_only(may_be_refused)
 
     outcome, fits = simulated(until_ms, state)
     alone = outcome  # the outcome if nothing were spent yet
@@ -196,7 +193,7 @@ def make_plan(
     changes: tuple[Change, ...] = ()
     notes = [*_notes(settings, fetches), *(f"in the last 7 days {line}" for line in stands_out(state.bought))]
     if not fits and find_changes:
-        changes, more = smallest_changes(settings, alone, state.lasting(until_ms), fetches, may_be_refused)
+        changes, more = Search(settings, alone, state.lasting(until_ms), fetches, may_be_refused).smallest_changes()
         notes += more
     return Plan(
         start_ms=start_ms,
@@ -234,23 +231,23 @@ def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
 
 def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> Iterator[str]:
     """Assumptions of the plan that a reader might not expect."""
-    by_hand = [job.name for job in settings.jobs.values() if job.schedule is None]
-    if by_hand:
-        yield f"not in the plan, because they have no schedule: {_some(by_hand)}"
-    several = [job.name for job in settings.jobs.values() if settings.machines_of(job) > 1]
-    if several:
-        machines = settings.machines_of(settings.jobs[several[0]])
-        yield f"counted {machines} times, for as many machines as `unavailable` names: {_some(several)}"
-    silent = [job.name for job in settings.jobs.values() if attempt_of(fetches[job.name], None) is None]
-    if silent:
-        yield f"counted as one call of the default price per page (no @first_attempt): {_some(silent)}"
-    own = [job.name for job in settings.jobs.values() if ":" in job.fetch and job.name not in silent]
-    if own:
-        yield f"counted as one call of their first method per page: {_some(own)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    jobs = settings.jobs.values()
+    machines = max(map(settings.machines_of, jobs), default=1)
+    silent = [job.name for job in jobs if attempt_of(fetches[job.name], None) is None]
+    assumptions = {
+        "not in the plan, because they have no schedule": [job.name for job in jobs if job.schedule is None],
+        f"counted {machines} times, for as many machines as `unavailable` names": [
+            job.name for job in jobs if settings.machines_of(job) > 1
+        ],
+        "counted as one call of the default price per page (no @first_attempt)": silent,
+        "counted as one call of their first method per page": [
+            job.name for job in jobs if ":" in job.fetch and job.name not in silent
+        ],
+    }
+    for assumption, names in assumptions.items():
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            yield f"{assumption}: {', '.join(names[:5])}{more}"
 
 
 def _job_plans(settings: Settings, outcome: Simulated) -> Iterable[JobPlan]:
@@ -278,17 +275,15 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
     for project, credential in projects.items():
         spent = [*outcome.spent, *_before(project, state)]
         for limit in of_jobs(credential.limits, (job for job, of in project_of.items() if of == project)):
-            needs_units = _needs(limit, _counted(limit, project, outcome.wanted))
             refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
             slots, zone = _counted(limit, project, spent), _zone(credential, limit)
-            room = partial(_room, project, limit, state, outcome.start_ms)
             yield LimitPlan(
                 project,
                 limit,
                 zone,
-                needs_units,
+                _needs(limit, _counted(limit, project, outcome.wanted)),
                 held_to(limit, state.facts_of(project).grants, outcome.start_ms),
-                tuple(_days(limit, zone, slots, refusals, outcome, room)),
+                tuple(_days(project, limit, zone, slots, refusals, outcome, state)),
             )
 
 
@@ -332,12 +327,13 @@ def _needs(limit: Limit, slots: Mapping[int, int]) -> int:
 
 
 def _days(
+    project: str,
     limit: Limit,
     zone: str,
     slots: Mapping[int, int],
     refusals: Sequence[Refusal],
     outcome: Simulated,
-    room: Callable[[int], int],
+    state: State,
 ) -> Iterable[DayPlan]:
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(outcome.start_ms)[0]
@@ -353,7 +349,7 @@ def _days(
         used = sum(hours)
         refused = [refusal.at_ms for refusal in refusals if start_ms <= refusal.at_ms < end_ms]
         whole = tells_left and end_ms <= outcome.until_ms
-        left = max(0, room(end_ms - 1) - used) if whole else None
+        left = max(0, _room(project, limit, state, outcome.start_ms, end_ms - 1) - used) if whole else None
         yield DayPlan(start_ms, hours, used, left, len(refused), refused[0] if refused else None)
         start_ms = end_ms
 
@@ -467,20 +463,16 @@ def _name(row: LimitPlan, *, several: bool) -> str:
 
 
 def _refused_jobs(plan: Plan) -> RenderableType:
-    rows = []
     refused = sorted((job for job in plan.jobs if job.refused_ticks), key=lambda job: job.first_refused_ms or 0)
-    for job in refused[:MAX_JOBS_SHOWN]:
-        assert job.first_refused_ms is not None  # noqa: S101  # it was refused
-        rows.append(
-            (
-                job.name,
-                f"{job.ticks:,}",
-                f"{job.refused_ticks:,}",
-                f"{job.refused_regions:,}",
-                moment(job.first_refused_ms),
-                job.first_refused_by or "",
-            )
+    rows = [
+        (
+            job.name,
+            *(f"{count:,}" for count in (job.ticks, job.refused_ticks, job.refused_regions)),
+            moment(job.first_refused_ms or 0),
+            job.first_refused_by or "",
         )
+        for job in refused[:MAX_JOBS_SHOWN]
+    ]
     if len(refused) > MAX_JOBS_SHOWN:
         rows.append((f"and {len(refused) - MAX_JOBS_SHOWN} more", "", "", "", "", ""))
     headings = ("job", "ticks", "refused", "regions left", "first refused", "by")
@@ -553,9 +545,10 @@ def look_ahead(copy: Session, name: str, regions: Sequence[str] = ()) -> Ahead:
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]
     places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
     methods = [book.canonical(step.method) for place in places for step in steps[simulation.step_at(steps, place) :]]
-    unnamed, costs = simulation.UNNAMED, {}
-    for method in {*methods}:
-        costs[method] = book.default_get.units if method == unnamed else book.price(method).units
+    costs = {
+        method: (book.default_get if method == simulation.UNNAMED else book.price(method)).units
+        for method in {*methods}
+    }
     calls: list[Call] = [(name, None if name in book.methods else costs[name], None) for name in methods]
     units = [costs[method] for method in methods]
     of_run = None if job.max_units is None else RunLimit(job.max_units)

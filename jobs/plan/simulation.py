@@ -15,7 +15,7 @@ ask about such a call again before the time in the refusal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from quota.errors import CostExceedsLimit
 from quota.jobs.fetches import PAGE_ITEMS
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
-from quota.jobs.ticks import Tick
+from quota.jobs.ticks import Tick, ticks
 from quota.ledger.log import EPOCH
 from quota.ledger.memory_log import MemoryLog
 from quota.reports.runs import Bought
@@ -81,13 +81,18 @@ def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
     return index + 1 if "ids" in checkpoint.cursor and index < len(steps) and not steps[index].completes_page else index
 
 
-def prices_between(book: CostBook, method: str, start_ms: int, until_ms: int) -> Iterator[Price]:
-    """The prices of a call from `start_ms` to `until_ms`; the book's default if it does not have the method."""
+def price_of(book: CostBook, method: str, at_ms: int) -> tuple[Price, int]:
+    """The price of a call, and until when it holds. The book's default if the book does not have the method."""
     if method not in book.methods:
-        yield book.default_get
-        return
+        return book.default_get, NEVER
+    price, (_, until_ms) = book.price_at(method, at_ms)
+    return price, until_ms
+
+
+def prices_between(book: CostBook, method: str, start_ms: int, until_ms: int) -> Iterator[Price]:
+    """The prices of a call from `start_ms` to `until_ms`."""
     while start_ms < until_ms:
-        price, (_, start_ms) = book.price_at(method, start_ms)
+        price, start_ms = price_of(book, method, start_ms)
         yield price
 
 
@@ -116,7 +121,7 @@ class Spent:
 
 
 class Refusal(NamedTuple):
-    """A tick that met a refusal. It left `regions` regions; `started` is False if its first call was refused.
+    """A tick that met a refusal. It left `regions` regions.
 
     `limit` refused when the budget was last asked about such a call.
     """
@@ -125,7 +130,6 @@ class Refusal(NamedTuple):
     job: str
     limit: str | None
     regions: int
-    started: bool
 
 
 @dataclass(slots=True)
@@ -138,7 +142,7 @@ class JobTotals:
 
 @dataclass(slots=True)
 class Simulated:
-    """The result of a simulation. With `stopped_early` it ended at a refusal, and later ticks are not in it."""
+    """The result of a simulation."""
 
     start_ms: int
     until_ms: int
@@ -146,7 +150,9 @@ class Simulated:
     wanted: list[Spent]
     refusals: list[Refusal]
     jobs: dict[str, JobTotals]
-    stopped_early: bool = False
+
+    def refuses_only(self, jobs: Collection[str]) -> bool:
+        return all(refusal.job in jobs for refusal in self.refusals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,6 @@ def read_state(session: Session) -> State:
 
 def simulate(
     settings: Settings,
-    ticks: Iterable[Tick],
     start_ms: int,
     until_ms: int,
     *,
@@ -210,18 +215,17 @@ def simulate(
     fetches: Mapping[str, Fetch] | None = None,
     stop_at_refusal: Callable[[str], bool] = lambda job: False,
 ) -> Simulated:
-    """Run ticks, given in their order, from `start_ms` to `until_ms`.
+    """Run the ticks of all jobs from `start_ms` to `until_ms`.
 
     At each refusal `stop_at_refusal` gets the job's name; if it returns True, the simulation ends there. `fetches` are
     fetch functions by job, if they are already loaded. As the run itself, raises ConfigError if a function does not
     load, and UsageError for a call that can never fit.
     """
-    simulation, refusals, stopped = _Simulation(settings, start_ms, state, fetches), [], False
-    for tick in ticks:
+    simulation, refusals = _Simulation(settings, start_ms, state, fetches), []
+    for tick in ticks(settings.jobs.values(), start_ms, until_ms):
         refused = simulation.tick(tick)
         refusals += refused
         if refused and stop_at_refusal(tick.job):
-            stopped = True
             break
     jobs = [first for first, *_ in simulation.jobs.values()]
     return Simulated(
@@ -231,7 +235,6 @@ def simulate(
         [wanted for job in jobs for wanted in job.wanted.values()],
         refusals,
         {job.name: job.totals for job in jobs},
-        stopped,
     )
 
 
@@ -301,12 +304,9 @@ class _Job:
         kinds: dict[str, _Call] = {}
         self.calls = []
         for method in self.methods:
-            if method in book.methods:
-                price, (_, price_until_ms) = book.price_at(method, at_ms)
-                unknown, until_ms = None, min(until_ms, price_until_ms)
-            else:
-                price = book.default_get
-                unknown = price.parts
+            price, price_until_ms = price_of(book, method, at_ms)
+            until_ms = min(until_ms, price_until_ms)
+            unknown = None if method in book.methods else price.parts
             spent, wanted = (
                 [
                     sums.setdefault((method, part.bucket), Spent(self.budget.project, part.bucket, method, self.name))
@@ -376,17 +376,16 @@ class _Simulation:
         todo = [(place, place.cursor["step"] if place.cursor else 0) for place in covered[:max_regions]]
         of_run = None if job.max_units is None else RunLimit(job.max_units)
         coming = [call for _, step in todo for call in job.calls[step:]]
-        started, admitted = False, 0  # how many of the next calls
+        admitted = 0  # how many of the next calls
         for done, (place, first) in enumerate(todo):
             for step in range(first, len(job.calls)):
                 if not admitted:
                     admitted, refused_by = self._admit(job, coming, of_run)
                     if not admitted:
                         job.regions[place.region] = place._replace(cursor={"step": step} if step else None)
-                        return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
+                        return Refusal(at_ms, job.name, refused_by, len(todo) - done)
                     del coming[:admitted]
                 admitted -= 1
-                started = True
                 call = job.calls[step]
                 for spent, part in zip(call.spent, call.parts, strict=True):
                     spent.add(slot, part.units)

@@ -15,16 +15,13 @@ from typing import NamedTuple, TypeVar
 
 from quota.jobs.job import Fetch
 from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_between, simulate
-from quota.jobs.ticks import ticks
 from quota.settings.model import JobSettings, Settings
 from quota.settings.schedules import Cron, Every, parse_schedule
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration, of_jobs
 
 MAX_JOBS = 5
-"""The most jobs to try one by one: the jobs that use most."""
-
-MAX_SIMULATIONS = 250
-"""More than MAX_JOBS need. Each ends with its first refusal."""
+"""The most jobs to try one by one: the jobs that use most. A binary search finds each of their changes, and each of its
+simulations ends with the first refusal."""
 
 T = TypeVar("T")
 
@@ -48,54 +45,43 @@ class Change(NamedTuple):
         return f"{whose}: {self.setting} = {self.after} instead of {self.before}"
 
 
-def smallest_changes(
-    settings: Settings,
-    outcome: Simulated,
-    state: State,
-    fetches: Mapping[str, Fetch],
-    may_be_refused: Sequence[str],
-) -> tuple[tuple[Change, ...], list[str]]:
-    """The changes that would avoid the refusals of `outcome`, and notes on what could not be found."""
-    search = _Search(settings, outcome, state, fetches, may_be_refused)
-    changes = search.single()
-    notes = []
-    if not changes:
-        changes = search.together()
-        if changes:
-            notes.append("no change of one job alone makes it fit")
-        else:
-            notes.append("no single change of interval, pages, regions or leave makes it fit")
-    if search.simulations >= MAX_SIMULATIONS:
-        notes.append(f"the search for smaller changes ended after {MAX_SIMULATIONS} simulations")
-    return tuple(changes), notes
-
-
 @dataclass
-class _Search:
+class Search:
+    """Looks for changes that would avoid the refusals of `outcome`."""
+
     settings: Settings
     outcome: Simulated
     state: State
     fetches: Mapping[str, Fetch]
     may_be_refused: Sequence[str]
-    simulations: int = 0
 
     def __post_init__(self) -> None:
         self.refused = {r.job for r in self.outcome.refusals if r.job not in self.may_be_refused}
+
+    def smallest_changes(self) -> tuple[tuple[Change, ...], list[str]]:
+        """The changes, and notes on what could not be found."""
+        if changes := self.single():
+            return tuple(changes), []
+        if changes := self.together():
+            return tuple(changes), ["no change of one job alone makes it fit"]
+        return (), ["no single change of interval, pages, regions or leave makes it fit"]
 
     # -- the changes -------------------------------------------------------------------------------------------------
 
     def single(self) -> list[Change]:
         changes = []
         for job in self._suspects():
-            of_job = [
-                self._smallest(job, "schedule", [job._replace(schedule=text) for text in slower(job)]),
-                self._smallest(job, "pages", [job._replace(pages=pages) for pages in range(job.pages - 1, 0, -1)]),
-                self._smallest(
-                    job, "regions", [job._replace(regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)]
-                ),
-                self._smallest(job, "leave", self._leaves(job)),
-            ]
-            changes += [change for change in of_job if change is not None]
+            ladders = {
+                "schedule": [job._replace(schedule=text) for text in slower(job)],
+                "pages": [job._replace(pages=pages) for pages in range(job.pages - 1, 0, -1)],
+                "regions": [job._replace(regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)],
+                "leave": self._leaves(job),
+            }
+            for setting, changed in ladders.items():
+                smallest = first_that_fits(changed, lambda candidate: self._fits([candidate]))
+                if smallest is not None:
+                    before, after = _spelled(job, setting), _spelled(smallest, setting)
+                    changes.append(Change(job.name, job.credential, setting, before, after))
         return changes
 
     def together(self) -> list[Change]:
@@ -173,30 +159,16 @@ class _Search:
 
     # -- trying a change ---------------------------------------------------------------------------------------------
 
-    def _smallest(self, job: JobSettings, setting: str, changed: Sequence[JobSettings]) -> Change | None:
-        smallest = first_that_fits(changed, lambda candidate: self._fits([candidate]))
-        if smallest is None:
-            return None
-        before, after = _spelled(job, setting), _spelled(smallest, setting)
-        return Change(job.name, job.credential, setting, before, after)
-
     def _fits(self, changed: Sequence[JobSettings]) -> bool:
-        jobs = {**self.settings.jobs, **{job.name: job for job in changed}}
-        settings = self.settings._replace(jobs=jobs)
-        if self.simulations >= MAX_SIMULATIONS:
-            return False
-        self.simulations += 1
-        start_ms, until_ms = self.outcome.start_ms, self.outcome.until_ms
         outcome = simulate(
-            settings,
-            ticks(jobs.values(), start_ms, until_ms),
-            start_ms,
-            until_ms,
+            self.settings._replace(jobs={**self.settings.jobs, **{job.name: job for job in changed}}),
+            self.outcome.start_ms,
+            self.outcome.until_ms,
             state=self.state,
             fetches=self.fetches,
             stop_at_refusal=lambda name: name not in self.may_be_refused,
         )
-        return not outcome.stopped_early
+        return outcome.refuses_only(self.may_be_refused)
 
 
 def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:

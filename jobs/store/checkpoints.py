@@ -126,10 +126,7 @@ def _checkpoint(
     )
     if not valid:
         return None
-    started_at_ms, completed_at_ms, failed_at_ms = times
-    return Checkpoint(
-        job, region, bool(pending), decoded, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms, work
-    )
+    return Checkpoint(job, region, bool(pending), decoded, pages, items, ranks, *times)._replace(work=work)
 
 
 def place_of(checkpoint: Checkpoint, cursors: Sequence[bytes]) -> str:

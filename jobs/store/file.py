@@ -3,6 +3,7 @@
 StoreError      one line: what is wrong with the file and what to do
 path_of         the path of the file
 is_made         whether the file exists
+check_space     raises StoreError on a full disk
 store_file      opens the file
 wording         the texts of its errors
 is_time         whether a value from the file is a time
@@ -32,6 +33,9 @@ MAX_COUNT = 2**53
 """A file with a larger count is damaged."""
 
 NO_SPACE = "no space is left for it: free some, then run again"
+
+MIN_FREE_BYTES = 4_000_000
+"""More than a full page needs, in the write-ahead log and in the file."""
 
 
 class StoreError(quota.QuotaError):
@@ -63,18 +67,25 @@ def store_file(path: str, waited_s: float, *, read_only: bool = False) -> Sqlite
 
 
 def path_of(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return url
-    if scheme != "sqlite" or not rest.removeprefix("/"):
-        raise quota.ConfigError(f"[store] url {url!r}: the store is a file; write sqlite:///PATH")
-    return rest.removeprefix("/")
+    """The path of a URL, or a plain path. The configuration allows only URLs of SQLite files."""
+    return url.removeprefix("sqlite:///")
 
 
 def is_made(url: str) -> bool:
     """Whether there is a store; an empty file is none. Raises OSError."""
     path = path_of(url)
     return os.path.exists(path) and os.path.getsize(path) > 0
+
+
+def check_space(path: str) -> None:
+    """Raise StoreError if the disk cannot hold another page: the page would cost units and be lost."""
+    try:
+        disk = os.statvfs(os.path.dirname(path) or ".")
+    except OSError:
+        return  # the error of save_page will say more
+    has_size = disk.f_blocks > 0  # some network file systems do not know their size
+    if has_size and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
+        raise StoreError(f"store {path}: {NO_SPACE}; nothing was fetched")
 
 
 def is_time(value: object) -> bool:

@@ -5,7 +5,6 @@
     Reader          the store for the API: read-only, each answer from one snapshot of the file
     Chart           part of a region's newest complete ranking
     Hits            part of the results of a search
-    Pass            when a region of a job was last complete
     records_of      the records of a table; `to_export` is a connection that lasts for a large one
 
 A ranking is complete when its pass has ended; until then, the ranking before it is the newest. Its `version` names the
@@ -20,8 +19,6 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -70,17 +67,10 @@ class SearchResult(NamedTuple):
         return {**members(self, "video_id title channel_title published_at view_count"), "rankings": rankings}
 
 
-def search(
-    db: sqlite3.Connection,
-    phrases: str,
-    region: str | None,
-    limit: int,
-    since_ms: int,
-    now_ms: int,
-    job: str | None = None,
-) -> list[SearchResult]:
-    """Like `Store.search`, for a query of `quota.jobs.store.fulltext`."""
-    values = {"query": phrases, "region": region, "job": job, "since_ms": since_ms, "most": MAX_RANKED, "limit": limit}
+def search(db: sqlite3.Connection, filters: Mapping[str, Any], limit: int, now_ms: int) -> list[SearchResult]:
+    """Like `Store.search`: `filters` are the query, `region`, `job` and `since_ms`."""
+    values = {**filters, "most": MAX_RANKED, "limit": limit, "skip": 0, "by_views": False}
+    sql = _RANKED.format(columns="v.video_id, v.title, v.channel_title, v.published_at, v.view_count")
     return [
         SearchResult(
             str(video_id),
@@ -88,17 +78,17 @@ def search(
             text_or_none(channel),
             text_or_none(published),
             count_or_none(views),
-            _rankings(db, video_id, region, job, now_ms),
+            _rankings(db, {**filters, "video_id": video_id}, now_ms),
         )
-        for video_id, title, channel, published, views in db.execute(_SEARCH, values).fetchall()
+        for video_id, title, channel, published, views in db.execute(sql, values).fetchall()
     ]
 
 
-# The weights: a word in the title counts for more than a word in the description. The query reads only the videos that
-# it may show: with long descriptions, reading is slower than ranking.
-_SEARCH = """
+# The weights: a word in the title counts for more than a word in the description. With `by_views`, only views
+# count. The query reads only the videos that it may show: with long descriptions, reading is slower than ranking.
+_RANKED = """
 WITH ranked AS (
-    SELECT videos_text.rowid AS id, bm25(videos_text, 10, 1, 4, 4) AS score FROM videos_text
+    SELECT rowid AS id, iif(:by_views, 0, bm25(videos_text, 10, 1, 4, 4)) AS score FROM videos_text
     WHERE videos_text MATCH :query
         AND (:since_ms = 0 OR :since_ms <= (SELECT refreshed_ms FROM videos v WHERE v.id = videos_text.rowid))
         AND (:region IS NULL AND :job IS NULL OR EXISTS (
@@ -107,24 +97,21 @@ WITH ranked AS (
                 AND r.video_id = (SELECT video_id FROM videos v WHERE v.id = videos_text.rowid)))
     ORDER BY videos_text.rowid DESC LIMIT :most
 )
-SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count
-FROM ranked JOIN videos v ON v.id = ranked.id
-WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :limit - 1), 0)
-ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
+SELECT {columns} FROM ranked JOIN videos v ON v.id = ranked.id
+WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :skip + :limit - 1), 0)
+ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit OFFSET :skip
 """
 
 
-def _rankings(
-    db: sqlite3.Connection, video_id: str, region: str | None, job: str | None, now_ms: int
-) -> tuple[Ranking, ...]:
+def _rankings(db: sqlite3.Connection, filters: Mapping[str, Any], now_ms: int) -> tuple[Ranking, ...]:
     """The newest ranking of each job and region. A ranking that a wrong clock dated ahead counts only if it is
     alone."""
     rows = db.execute(
         # With max(), SQLite takes the other columns from the row that has the maximum.
-        "SELECT job, region, rank, taken_at_ms, max(taken_at_ms - iif(taken_at_ms > ?, ?, 0)) FROM rankings"
-        " WHERE video_id = ? AND ifnull(region = ?, 1) AND ifnull(job = ?, 1)"
+        "SELECT job, region, rank, taken_at_ms, max(taken_at_ms - iif(taken_at_ms > :ahead_ms, :far_ms, 0)) FROM"
+        " rankings WHERE video_id = :video_id AND ifnull(region = :region, 1) AND ifnull(job = :job, 1)"
         " GROUP BY job, region ORDER BY rank, region, job",
-        (now_ms + AHEAD_MS, MAX_COUNT, video_id, region, job),
+        {**filters, "ahead_ms": now_ms + AHEAD_MS, "far_ms": MAX_COUNT},
     ).fetchall()
     return tuple(Ranking(*row[:4]) for row in rows if count_or_none(row[2]) is not None and is_time(row[3]))
 
@@ -173,33 +160,11 @@ class Hits(NamedTuple):
     rows: Sequence[StoredRow]
 
 
-class Pass(NamedTuple):
-    """A region of a job. `completed_ms` is None until a pass is complete."""
-
-    job: str
-    region: str
-    completed_ms: int | None
-
-
-_VIDEO_COLUMNS = ("video_id", *VIDEO_FIELDS)
+_VIDEO_COLUMNS = ("video_id", *VIDEO_FIELDS, "refreshed_ms")
 _VIDEO = ", ".join(f"v.{name}" for name in _VIDEO_COLUMNS)
 _CHANNEL_COLUMNS = ("channel_id", *CHANNEL_FIELDS, "refreshed_ms")
 
-_WANTED = (
-    f"SELECT {_VIDEO}"  # noqa: S608  # constants
-    " FROM json_each(:ids) AS wanted JOIN videos v ON v.id = wanted.value ORDER BY wanted.key"
-)
-_BEHIND = "SELECT rowid FROM videos_text WHERE videos_text MATCH :query ORDER BY rowid DESC LIMIT 1 OFFSET :most"
-"""The newest matching video that the search does not rank any more."""
-_BY_VIEWS = (
-    "SELECT v.id FROM videos_text JOIN videos v ON v.id = videos_text.rowid"
-    " WHERE videos_text MATCH :query AND videos_text.rowid > :behind ORDER BY v.view_count DESC, v.video_id"
-)
-_SCORES = (
-    "SELECT bm25(videos_text, 10, 1, 4, 4) AS score, rowid FROM videos_text"
-    " WHERE videos_text MATCH :query ORDER BY score"
-)
-_VIEWS_OF = "SELECT view_count, video_id FROM videos WHERE id = ?"
+_MATCHES = "SELECT count(*) FROM (SELECT 1 FROM videos_text WHERE videos_text MATCH :query LIMIT :most + 1)"
 
 
 class Reader:
@@ -238,29 +203,25 @@ class Reader:
     def search(self, words: str, skip: int, count: int) -> Hits:
         """At most `count` of the videos that have all these words, after the first `skip`, in the order of
         `Store.search`. If more than MAX_HITS match: the latest of them, the most viewed first. Raises UsageError."""
-        phrases = query(as_text(words))
+        filters = {"query": query(as_text(words)), "region": None, "job": None, "since_ms": 0, "most": MAX_HITS}
 
         def work(db: sqlite3.Connection) -> Hits:
             newest_ms, state = _state(db)
-            behind = db.execute(_BEHIND, {"query": phrases, "most": MAX_HITS}).fetchone()
-            if behind is not None:
-                values = {"query": phrases, "behind": behind[0]}
-                ids = [row[0] for row in db.execute(_BY_VIEWS, values)]
-            else:
-                ids = _by_relevance(db, db.execute(_SCORES, {"query": phrases}).fetchall(), skip, skip + count)
-            wanted = ids[skip : skip + count]
-            rows = db.execute(_WANTED, {"ids": json.dumps(wanted)}).fetchall()
-            if len(rows) != len(wanted):
+            (matches,) = db.execute(_MATCHES, filters).fetchone()
+            page = {"by_views": matches > MAX_HITS, "skip": skip, "limit": count}
+            rows = db.execute(_RANKED.format(columns=_VIDEO), {**filters, **page}).fetchall()
+            total = min(matches, MAX_HITS)
+            if len(rows) != len(range(skip, total)[:count]):
                 raise DamagedError("the index names videos that are not there")
-            return Hits(state, newest_ms, len(ids), list(map(_video, rows)))
+            return Hits(state, newest_ms, total, list(map(_video, rows)))
 
         return self._file.transact(work, write=False)
 
     def video(self, video_id: str) -> StoredRow | None:
-        """A video with its `refreshed_ms`; None if the store has no such video."""
-        sql = f"SELECT {_VIDEO}, v.refreshed_ms FROM videos v WHERE video_id = ?"  # noqa: S608  # constants
+        """A video; None if the store has no such video."""
+        sql = f"SELECT {_VIDEO} FROM videos v WHERE video_id = ?"  # noqa: S608  # constants
         row = self._file.transact(lambda db: db.execute(sql, (video_id,)).fetchone(), write=False)
-        return {**_video(row[:-1]), "refreshed_ms": row[-1]} if row else None
+        return _video(row) if row else None
 
     def channel(self, channel_id: str) -> StoredRow | None:
         """A channel as upstream sent it, or as its newest video names it, with just its id, title and `refreshed_ms`;
@@ -279,11 +240,11 @@ class Reader:
 
         return self._file.transact(work, write=False)
 
-    def passes(self) -> list[Pass]:
-        """All regions of all jobs, by name."""
-        sql = "SELECT job, region, max(completed_at_ms) FROM checkpoints GROUP BY job, region ORDER BY job, region"
+    def completed(self) -> dict[tuple[str, str], int]:
+        """When each region of each job was last complete."""
+        sql = "SELECT job, region, max(completed_at_ms) FROM checkpoints GROUP BY job, region"
         rows = self._file.transact(lambda db: db.execute(sql).fetchall(), write=False)
-        return [Pass(str(job), str(region), ms if is_time(ms) else None) for job, region, ms in rows]
+        return {(str(job), str(region)): ms for job, region, ms in rows if is_time(ms)}
 
     def first_runs(self) -> dict[str, int]:
         """When each job first ran, without jobs that run on another machine."""
@@ -314,20 +275,6 @@ def _chart(
 
 def _video(row: Sequence[Any]) -> StoredRow:
     return dict(zip(_VIDEO_COLUMNS, row, strict=True))
-
-
-def _by_relevance(db: sqlite3.Connection, scored: Sequence[tuple[float, int]], first: int, last: int) -> list[int]:
-    """The ids, the best score first. Among equal scores the most viewed comes first, but only from `first` to `last`:
-    reading a video takes longer than finding it."""
-    ordered: list[int] = []
-    for _, group in groupby(scored, itemgetter(0)):
-        ids = [row_id for _, row_id in group]
-        if len(ids) > 1 and len(ordered) < last and len(ordered) + len(ids) > first:
-            rows = {row_id: db.execute(_VIEWS_OF, (row_id,)).fetchone() for row_id in ids}
-            views = {row_id: count_or_none(count) for row_id, (count, _) in rows.items()}
-            ids.sort(key=lambda row_id: (views[row_id] is None, -(views[row_id] or 0), rows[row_id][1]))
-        ordered += ids
-    return ordered
 
 
 def _state(db: sqlite3.Connection) -> tuple[int, str]:
@@ -375,15 +322,12 @@ BUILT_IN = {
 }
 """The store's own tables: their columns, the condition and the order of their rows."""
 
-WITHOUT_REGION = ("channels", "history")
-WITHOUT_JOB = ("videos", "channels", "history")
-
-_OF_ROWS = "key, job, region, first_seen_ms, refreshed_ms, data"
-_ROWS = (
-    f"SELECT {_OF_ROWS} FROM rows"  # noqa: S608  # a constant
-    " WHERE name = :table AND refreshed_ms >= :since_ms AND (:region IS NULL OR region = :region)"
-    " AND (:job IS NULL OR job = :job) ORDER BY id"
+_OF_ROWS = (
+    "key, job, region, first_seen_ms, refreshed_ms, data",
+    "name = :table AND refreshed_ms >= :since_ms AND (:region IS NULL OR region = :region)"
+    " AND (:job IS NULL OR job = :job) ORDER BY id",
 )
+"""The same for a table of rows that a job has named."""
 
 
 @contextmanager
@@ -407,13 +351,13 @@ def records_of(
     own = table not in BUILT_IN
     if own and table not in (of_jobs := [name for name, *_ in tables_of(db)]):
         raise UsageError(f"no table {show(table)} can be exported; there are {listed([*BUILT_IN, *of_jobs])}")
-    if region is not None and table in WITHOUT_REGION:
+    columns, where = BUILT_IN.get(table, _OF_ROWS)
+    if region is not None and ":region" not in where:
         raise UsageError(f"{table} belong to no region; leave out --region")
-    if job is not None and table in WITHOUT_JOB:
+    if job is not None and ":job" not in where:
         raise UsageError(f"{table} belong to no job; leave out --job")
-    columns, where = BUILT_IN.get(table, (_OF_ROWS, ""))
     names, called = columns.replace(" ", "").split(","), columns_of(db, table, -1) if own else {}
-    sql = f"{_ROWS if own else f'SELECT {columns} FROM {table} WHERE {where}'} LIMIT :most"  # noqa: S608 - ours
+    sql = f"SELECT {columns} FROM {'rows' if own else table} WHERE {where} LIMIT :most"  # noqa: S608 - ours
     most = -1 if limit is None else limit
     values = {"table": table, "since_ms": since_ms, "region": region, "job": job, "most": most}
 

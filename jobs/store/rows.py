@@ -6,6 +6,7 @@
     part                            an object inside a resource
     as_text, text_or_none           text that SQLite can hold
     count_or_none                   a count
+    Field                           how a column is read from a resource, and shown in one
 
 No value from upstream raises an error here, except a resource without an id.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quota.common.text import show
@@ -35,13 +36,13 @@ from quota.jobs.store.fulltext import indexed
 from quota.settings.model import TableSettings
 
 
-def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object]) -> None:
-    """Insert a row, or refresh the row with the same key. The first column is the key."""
-    key, *others = row
-    fresh = ", ".join(f"{column} = excluded.{column}" for column in others if column != "first_seen_ms")
+def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object], keys: int = 1) -> None:
+    """Insert a row, or refresh the row with the same key. The first columns are the key."""
+    columns = list(row)
+    fresh = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:] if column != "first_seen_ms")
     db.execute(
         f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(f':{column}' for column in row)})"  # noqa: S608 - ours
-        f" ON CONFLICT ({key}) DO UPDATE SET {fresh}",
+        f" ON CONFLICT ({', '.join(columns[:keys])}) DO UPDATE SET {fresh}",
         row,
     )
 
@@ -99,11 +100,7 @@ def part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def as_text(text: str) -> str:
     """The text, with U+FFFD for half a surrogate pair, which no encoding allows."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def text_or_none(value: object) -> str | None:
@@ -148,46 +145,83 @@ def _thumbnail(sizes: object) -> str | None:
     return None
 
 
+# -- and back; None for a value that no store writes -------------------------------------------------------------------
+
+_THUMBNAILS = {"maxresdefault": "maxres", "sddefault": "standard", "hqdefault": "high", "mqdefault": "medium"}
+
+
+def _sizes(url: object) -> dict[str, Any] | None:
+    """The single thumbnail of the store, under the size that its file name tells."""
+    if not isinstance(url, str):
+        return None
+    name = url.rpartition("/")[2].partition(".")[0]
+    return {_THUMBNAILS.get(name, "default"): {"url": url}}
+
+
+def _list(written: object) -> list[str] | None:
+    try:
+        tags = json.loads(written) if isinstance(written, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else None
+
+
+def _decimal(value: object) -> str | None:
+    """Upstream writes counts as text."""
+    number = count_or_none(value)
+    return None if number is None else str(number)
+
+
+def _true_or_false(value: object) -> str | None:
+    return {0: "false", 1: "true"}.get(value) if isinstance(value, int) else None
+
+
+def _boolean(value: object) -> bool | None:
+    return bool(value) if value in (0, 1) else None
+
+
 class Field(NamedTuple):
-    """Upstream's field for a column: its part of the resource, its name, and the function that reads its value."""
+    """Upstream's field for a column: its part of the resource, its name, the function that reads its value, and the
+    function that shows it as upstream does."""
 
     part: str
     name: str
-    read: Callable[[Any], Any]
+    read: Callable[[Any], Any] = text_or_none
+    show: Callable[[Any], Any] = text_or_none
 
 
 VIDEO_FIELDS = {
-    "published_at": Field("snippet", "publishedAt", text_or_none),
-    "channel_id": Field("snippet", "channelId", text_or_none),
-    "title": Field("snippet", "title", text_or_none),
-    "description": Field("snippet", "description", text_or_none),
-    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail),
-    "channel_title": Field("snippet", "channelTitle", text_or_none),
-    "live_broadcast": Field("snippet", "liveBroadcastContent", text_or_none),
-    "tags": Field("snippet", "tags", _tags),
-    "category_id": Field("snippet", "categoryId", text_or_none),
-    "default_language": Field("snippet", "defaultLanguage", text_or_none),
-    "audio_language": Field("snippet", "defaultAudioLanguage", text_or_none),
-    "duration": Field("contentDetails", "duration", text_or_none),
-    "definition": Field("contentDetails", "definition", text_or_none),
-    "has_caption": Field("contentDetails", "caption", _flag),
-    "is_licensed": Field("contentDetails", "licensedContent", _flag),
-    "view_count": Field("statistics", "viewCount", count_or_none),
-    "like_count": Field("statistics", "likeCount", count_or_none),
-    "comment_count": Field("statistics", "commentCount", count_or_none),
+    "published_at": Field("snippet", "publishedAt"),
+    "channel_id": Field("snippet", "channelId"),
+    "title": Field("snippet", "title"),
+    "description": Field("snippet", "description"),
+    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail, _sizes),
+    "channel_title": Field("snippet", "channelTitle"),
+    "live_broadcast": Field("snippet", "liveBroadcastContent"),
+    "tags": Field("snippet", "tags", _tags, _list),
+    "category_id": Field("snippet", "categoryId"),
+    "default_language": Field("snippet", "defaultLanguage"),
+    "audio_language": Field("snippet", "defaultAudioLanguage"),
+    "duration": Field("contentDetails", "duration"),
+    "definition": Field("contentDetails", "definition"),
+    "has_caption": Field("contentDetails", "caption", _flag, _true_or_false),
+    "is_licensed": Field("contentDetails", "licensedContent", _flag, _boolean),
+    "view_count": Field("statistics", "viewCount", count_or_none, _decimal),
+    "like_count": Field("statistics", "likeCount", count_or_none, _decimal),
+    "comment_count": Field("statistics", "commentCount", count_or_none, _decimal),
 }
 """The columns of a video, in the order of upstream's resource."""
 
 CHANNEL_FIELDS = {
-    "title": Field("snippet", "title", text_or_none),
-    "description": Field("snippet", "description", text_or_none),
-    "custom_url": Field("snippet", "customUrl", text_or_none),
-    "published_at": Field("snippet", "publishedAt", text_or_none),
-    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail),
-    "country": Field("snippet", "country", text_or_none),
-    "view_count": Field("statistics", "viewCount", count_or_none),
-    "subscriber_count": Field("statistics", "subscriberCount", count_or_none),
-    "video_count": Field("statistics", "videoCount", count_or_none),
+    "title": Field("snippet", "title"),
+    "description": Field("snippet", "description"),
+    "custom_url": Field("snippet", "customUrl"),
+    "published_at": Field("snippet", "publishedAt"),
+    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail, _sizes),
+    "country": Field("snippet", "country"),
+    "view_count": Field("statistics", "viewCount", count_or_none, _decimal),
+    "subscriber_count": Field("statistics", "subscriberCount", count_or_none, _decimal),
+    "video_count": Field("statistics", "videoCount", count_or_none, _decimal),
 }
 
 
@@ -289,16 +323,9 @@ def _check_numbers(value: object) -> None:
 
 
 def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: Sequence[Row]) -> None:
-    db.executemany(
-        "INSERT INTO rows (name, key, job, region, data, first_seen_ms, refreshed_ms)"
-        " VALUES (:table, :key, :job, :region, :data, :now_ms, :now_ms) ON CONFLICT (name, key) DO UPDATE SET"
-        " job = excluded.job, region = excluded.region, data = excluded.data, refreshed_ms = excluded.refreshed_ms",
-        [
-            {"table": r.table, "key": r.key, "job": job, "region": region, "data": r.data, "now_ms": now_ms}
-            for r in rows
-        ],
-    )
+    of_page = {"job": job, "region": region, "first_seen_ms": now_ms, "refreshed_ms": now_ms}
     for row in rows:
+        upsert(db, "rows", {"name": row.table, "key": row.key, "data": row.data, **of_page}, keys=2)
         if row.reading:
             keep_reading(db, row.table, row.key, row.reading, now_ms)
 
@@ -322,10 +349,10 @@ def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:
     return [str(name) for (name,) in db.execute(sql, (table, most))]
 
 
-def tables_of(db: sqlite3.Connection) -> Iterator[tuple[str, int, int, int]]:
+def tables_of(db: sqlite3.Connection) -> list[tuple[str, int, int, int]]:
     """Each table: its name, the number of rows, and when the oldest and the newest row were refreshed."""
     sql = "SELECT name, count(*), min(refreshed_ms), max(refreshed_ms) FROM rows GROUP BY name ORDER BY name"
-    yield from db.execute(sql)
+    return db.execute(sql).fetchall()
 
 
 def columns_of(db: sqlite3.Connection, table: str, most: int) -> dict[str, str]:
@@ -346,7 +373,7 @@ def told_apart(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str
 
 def write_views(db: sqlite3.Connection) -> None:
     """Remake the view of each table, with a column for each of its fields."""
-    for table, view in told_apart(name for name, *_ in list(tables_of(db))).items():
+    for table, view in told_apart(name for name, *_ in tables_of(db)).items():
         fields = columns_of(db, table, MAX_COLUMNS).items()
         columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
         columns += ["first_seen_ms", "refreshed_ms"]

@@ -17,6 +17,7 @@ from typing import Any
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.sqlite_file import SqliteFile
 from quota.common.text import members, shorten
+from quota.jobs.store.checkpoints import assigned
 from quota.jobs.store.file import believed_ms
 from quota.reports.runs import Bought, RegionOfRun, Run
 from quota.terms.limits import DAY_MS
@@ -87,24 +88,15 @@ class RunHistory:
             _region_json(region) | {"error": None if region.error is None else shorten(region.error, most)}
             for region in report.regions
         ]
-        row = (
-            report.outcome,
-            shorten(report.why, MAX_WHY_CHARACTERS),
-            report.refused_by,
-            report.retry_at_ms,
-            report.units,
-            report.attempts,
-            report.exit_status,
-            self._clock(),
-            json.dumps(regions),
-            None if report.refusal is None else _refusal_text(report.refusal),
-            row_id,
-        )
-        sql = (
-            "UPDATE past_runs SET outcome = ?, why = ?, refused_by = ?, retry_at_ms = ?, units = ?, attempts = ?,"
-            " exit_status = ?, ended_at_ms = ?, regions = ?, refusal = ? WHERE id = ?"
-        )
-        self._file.transact(lambda db: db.execute(sql, row), write=True)
+        ending = {
+            **members(report, "outcome refused_by retry_at_ms units attempts exit_status"),
+            "why": shorten(report.why, MAX_WHY_CHARACTERS),
+            "ended_at_ms": self._clock(),
+            "regions": json.dumps(regions),
+            "refusal": None if report.refusal is None else _refusal_text(report.refusal),
+        }
+        sql = f"UPDATE past_runs SET {assigned(ending)} WHERE id = :id"  # noqa: S608  # names of columns
+        self._file.transact(lambda db: db.execute(sql, {**ending, "id": row_id}), write=True)
 
     def read(self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS) -> list[Run]:
         """The newest runs that began after `since_ms`, newest first: of one job, or of all."""

@@ -15,7 +15,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
@@ -35,7 +34,7 @@ from quota.jobs.store.checkpoints import (
     key_of,
     read_checkpoint,
 )
-from quota.jobs.store.file import NO_SPACE, StoreError, believed_ms, is_made, is_time, path_of, store_file
+from quota.jobs.store.file import StoreError, believed_ms, check_space, is_made, is_time, path_of, store_file
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.reader import SearchResult, search
 from quota.jobs.store.rows import (
@@ -64,9 +63,6 @@ T = TypeVar("T")
 BUSY_TIMEOUT_MS = 5_000
 PAGE_BUSY_TIMEOUT_S = 30.0
 """A page waits longer while another program locks the store, because it has cost units."""
-
-MIN_FREE_BYTES = 4_000_000
-"""More than a full page needs, in the write-ahead log and in the file."""
 
 MAX_IDS_READ = 50
 
@@ -264,14 +260,12 @@ class Store:
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
     def check_space(self) -> None:
-        """Raise StoreError if the disk cannot hold another page: the page would cost units and be lost."""
-        try:
-            disk = os.statvfs(Path(self.path).parent)
-        except OSError:
-            return  # the error of save_page will say more
-        has_size = disk.f_blocks > 0  # some network file systems do not know their size
-        if has_size and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
-            raise StoreError(f"store {self.path}: {NO_SPACE}; nothing was fetched")
+        """Raise StoreError if the disk cannot hold another page."""
+        check_space(self.path)
+
+    def check_writable(self) -> None:
+        """Raise StoreError if no run could write now."""
+        self._write(lambda db: None)
 
     def save_page(
         self, checkpoint: Checkpoint, page: Page, rows: Sequence[Row] = (), *, started_at_ms: int, finished: bool
@@ -402,9 +396,9 @@ class Store:
         are ranked. `region` and `job` select videos with a rank there, and `since_ms` videos fetched, and ranked there,
         since then. Raises UsageError for no words or too many.
         """
-        phrases, now_ms = query(as_text(words)), self._clock()
-        region, job = text_or_none(region), text_or_none(job)
-        return self._read(lambda db: search(db, phrases, region, limit, since_ms, now_ms, job))
+        phrases = query(as_text(words))
+        filters = {"query": phrases, "region": text_or_none(region), "job": text_or_none(job), "since_ms": since_ms}
+        return self._read(lambda db: search(db, filters, limit, self._clock()))
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
         """Ids of the channels in the region's newest ranking of each job, from the first id after `after` on, in order.
@@ -426,11 +420,8 @@ class Store:
 
     def tables(self) -> list[TableOfRows]:
         """The tables of rows that jobs have named, by name."""
-
         return self._read(
-            lambda db: [
-                TableOfRows(*table, fields=tuple(fields_of(db, str(table[0]), -1))) for table in list(tables_of(db))
-            ]
+            lambda db: [TableOfRows(*table, tuple(fields_of(db, str(table[0]), -1))) for table in tables_of(db)]
         )
 
     def write_views(self) -> None:
@@ -450,13 +441,13 @@ class Store:
         now_ms = self._clock()
         cutoff_ms = self._write(lambda db: believed_ms(db, now_ms)) - self.retention_ms
         deleted = 0
-        for sql in _DELETE_SOME:
+        for table, (key, is_old) in _EXPIRING.items():
+            sql = f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {is_old} LIMIT :most)"  # noqa: S608
             for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
                 count = self._write(partial(_delete_some, sql, cutoff_ms))
                 deleted += count
                 if count < DELETE_PER_TRANSACTION:
                     break
-
         expired = {**FIRST_PAGE, "cutoff_ms": cutoff_ms}
         self._write(lambda db: [db.execute(sql, expired) for sql in _EXPIRE])
         return deleted
@@ -475,7 +466,7 @@ def _place_of_pass(checkpoint: Checkpoint) -> tuple[object, ...]:
 
 
 def _delete_some(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
-    return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
+    return db.execute(sql, {"cutoff_ms": cutoff_ms, "most": DELETE_PER_TRANSACTION}).rowcount
 
 
 def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
@@ -486,16 +477,14 @@ def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: i
     return started_at_ms
 
 
-_DELETE_SOME = (
-    "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
-    " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
-    "DELETE FROM videos WHERE id IN (WITH cutoff(ms) AS (VALUES (?))"
-    " SELECT id FROM videos, cutoff WHERE refreshed_ms < ms OR listed_ms < ms LIMIT ?)",
-    "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
-    "DELETE FROM rows WHERE id IN (SELECT id FROM rows WHERE refreshed_ms < ? LIMIT ?)",
-    "DELETE FROM history WHERE (name, key, taken_at_ms) IN"
-    " (SELECT name, key, taken_at_ms FROM history WHERE taken_at_ms < ? LIMIT ?)",
-)
+_EXPIRING = {
+    "rankings": ("job, region, taken_at_ms, rank", "taken_at_ms < :cutoff_ms"),
+    "videos": ("id", "refreshed_ms < :cutoff_ms OR listed_ms < :cutoff_ms"),
+    "channels": ("channel_id", "refreshed_ms < :cutoff_ms"),
+    "rows": ("id", "refreshed_ms < :cutoff_ms"),
+    "history": ("name, key, taken_at_ms", "taken_at_ms < :cutoff_ms"),
+}
+"""The tables of fetched data: their key, and which rows are expired."""
 
 _EXPIRE = (
     f"UPDATE checkpoints SET {assigned(FIRST_PAGE)} WHERE cursor IS NOT NULL AND started_at_ms < :cutoff_ms",  # noqa: S608

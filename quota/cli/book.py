@@ -470,9 +470,11 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     """The method and the price of a request, `GET https://...`, and the meaning of the answer in a file. The API of the
     book is on these hosts.
 
-    Raises UsageError if `request` is not a request, and ConfigError if the file has no answer.
+    Raises UsageError if `request` is not a request or the proxy would not pass it on, and ConfigError if the file has
+    no answer.
     """
     from quota.clients.upstream import upstream_of
+    from quota.proxy.asked import UnfitError, check_target
 
     verb, _, url = request.strip().rpartition(" ")
     verb = verb.strip().upper() or "GET"
@@ -487,6 +489,11 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
         raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
     request, at_ms = f"{verb} {url}", host_clock()
     metered = not hosts or Hosts(hosts).serve(url)
+    if metered:
+        try:
+            check_target(parts.path[1:], parts.query + "#" * ("#" in url))
+        except UnfitError as error:
+            raise UsageError(f"{show(request)} does not pass `quota proxy`: {error}") from None
     upstream = upstream_of(book)
     method, goes_on = upstream.method(verb, url), metered and upstream.continues(verb, url)
     by_default = method is None or book.canonical(method) not in book.methods

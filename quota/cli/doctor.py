@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -67,9 +68,19 @@ def check(session: Session) -> list[Finding]:
             *ask_ledger(session.settings),
             *_journal(session),
             *_renamed(session),
+            *_after_runs(session.settings),
             *(finding for book in _books(session) for finding in ageing(book, host_clock())),
         ]
     )
+
+
+def _after_runs(settings: Settings) -> Iterator[Finding]:
+    """The folder and the program that a run needs when it ends, if they are missing: nobody would notice before."""
+    findings = [*_textfile(settings.textfile), *(_named(settings.notify) if settings.notify is not None else ())]
+    keys = {"textfile folder": "textfile", "notify command": "notify.command"}
+    for finding in findings:
+        if finding.level == "error" and finding.location in keys:
+            yield replace(finding, level="warning", location=keys[finding.location])
 
 
 def _books(session: Session) -> list[CostBook]:

@@ -82,8 +82,9 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
     """Show whether calls are admitted and what each limit has left.
 
     OPEN: the cheapest call would be admitted now and, if you have jobs, a job could go on. FULL: a limit is used up
-    until the time shown. CLOSED: upstream reported that its quota is used up. For each job it shows the machine, the
-    next tick, and whether a run could go on now. If the ledger does not answer, the exit status is 69.
+    until the time shown. CLOSED: upstream reported that its quota is used up. STOPPED: no job could run here, or the
+    ledger takes no charge. For each job it shows the machine, the next tick, and whether a run could go on now. If the
+    ledger does not answer, the exit status is 69.
 
     \b
     Example:
@@ -113,7 +114,7 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
 
         shown = progress if sys.stderr.isatty() else None
         try:
-            current = read_status(session, progress=shown, next_capacity=as_json, jobs=True)  # no table shows it
+            current = read_status(session, progress=shown, next_capacity=as_json, jobs=True, here=True)
         except LedgerError as error:
             if as_json:
                 print_json(unread_json(session, error))
@@ -124,7 +125,7 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
 def _json_now(session: Session) -> dict[str, object]:
     """The status, or what this machine may spend while the ledger does not answer."""
     try:
-        return read_status(session, jobs=True).as_json()
+        return read_status(session, jobs=True, here=True).as_json()
     except LedgerError as error:
         return unread_json(session, error)
 
@@ -132,7 +133,7 @@ def _json_now(session: Session) -> dict[str, object]:
 def _table_now(session: Session) -> Any:
     """The status for people, or why the ledger does not answer."""
     try:
-        return render_parts(status_parts(read_status(session, next_capacity=False, jobs=True)))
+        return render_parts(status_parts(read_status(session, next_capacity=False, jobs=True, here=True)))
     except LedgerError as error:
         from rich.text import Text
 

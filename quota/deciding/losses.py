@@ -155,6 +155,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     seen = [entry for _, entry in journal.records()]
     lost = missing(have, seen, beginning.trimmed, oldest_ms)
     epoch, tip = beginning.epoch, beginning.tip
+    loss, newest_ms = None, 0
     # If an id is missing but no key, the same entries have other ids: a new epoch makes everybody read them again.
     newest = journal.newest(epoch)
     is_missing = newest > beginning.trimmed and all(entry.id != newest for entry in have)
@@ -183,7 +184,8 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
             if units:
                 at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
                 loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
-                _tell(project, loss, newest_ms=max(entry.id[0] for entry in charges))
+                newest_ms = max(entry.id[0] for entry in charges)
+    _tell(project, journal, loss, newest_ms)
     # Others may have changed the facts before the fence.
     facts = Facts.read(whole_facts(project, log.begin(name, (), (FACTS,))))
     _note(journal, epoch, have, {entry.key for entry in seen})
@@ -228,7 +230,8 @@ def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -
 
 def losses(project: Project) -> Sequence[Loss]:
     """The latest losses, the oldest first. Raises LedgerError."""
-    return change(project.log, project.name, (LOSSES,), lambda _, fields: Change(_read_losses(fields)))
+    stored = change(project.log, project.name, (LOSSES,), lambda _, fields: Change(fields.get(LOSSES, "")))
+    return _united(_read_losses(stored), _noted_here(project.journal))
 
 
 def merged(losses: Sequence[Loss]) -> list[Loss]:
@@ -248,23 +251,43 @@ def merged(losses: Sequence[Loss]) -> list[Loss]:
     ]
 
 
-def _tell(project: Project, loss: Loss, newest_ms: int) -> None:
-    """Note a loss whose newest charge is of `newest_ms`. It may fail without harm. If all charges of the loss are older
-    than the last noted loss, they are a part of that one: a second emptying would have removed the note."""
+def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int) -> None:
+    """Note a loss whose newest charge is of `newest_ms`; None: this machine has put nothing back. It may fail without
+    harm. If all charges of the loss are older than the last noted loss, they are a part of that one: a second emptying
+    would have removed the note.
 
-    def rule(_: int, fields: Mapping[str, str]) -> Change[None]:
-        before = _read_losses(fields)
-        noted = loss
-        if before and newest_ms <= before[-1].since_ms:
-            noted = loss._replace(since_ms=before[-1].since_ms)
-        return Change(None, {} if noted in before else {LOSSES: json.dumps([*before, noted][-MAX_KEPT:])})
+    The ledger also gets its earlier losses back from the journal, and the journal learns the ledger's. The last of the
+    ledger's losses stays the last, because other machines may have parts of it."""
+    here = _noted_here(journal)
+
+    def rule(_: int, fields: Mapping[str, str]) -> Change[Sequence[Loss]]:
+        before = _read_losses(fields.get(LOSSES, ""))
+        last_ms = before[-1].since_ms if before else 0
+        if loss is None:
+            noted = _united(before, [x for x in here if x.since_ms < last_ms])
+        elif newest_ms <= last_ms:
+            noted = _united(before, here, [loss._replace(since_ms=last_ms)])
+        else:
+            noted = _united(before, here, [loss])
+        return Change(noted, {} if noted == before else {LOSSES: json.dumps(noted)})
 
     with suppress(LedgerError):
-        change(project.log, project.name, (LOSSES,), rule)
+        noted = _united(change(project.log, project.name, (LOSSES,), rule), here)
+        if noted != here:
+            journal.write_losses(json.dumps(noted))
 
 
-def _read_losses(fields: Mapping[str, str]) -> list[Loss]:
-    """Never raises: a field that cannot be read counts as empty."""
+def _noted_here(journal: Journal | None) -> list[Loss]:
+    return [] if journal is None else _read_losses(journal.losses())
+
+
+def _united(*several: Sequence[Loss]) -> list[Loss]:
+    """All these losses, the oldest first, as many as are kept."""
+    return sorted({loss for each in several for loss in each}, key=lambda loss: (loss.since_ms, loss))[-MAX_KEPT:]
+
+
+def _read_losses(stored: str) -> list[Loss]:
+    """Never raises: a text that cannot be read counts as empty."""
     try:
         return [
             Loss(
@@ -274,7 +297,7 @@ def _read_losses(fields: Mapping[str, str]) -> list[Loss]:
                 units=whole(units, "units", 0, MAX_NUMBER),
                 since_ms=whole(since_ms, "ms: a time", 0, LATEST_MS - 1),
             )
-            for at_ms, machine, charges, units, since_ms in json.loads(fields.get(LOSSES, "[]"))
+            for at_ms, machine, charges, units, since_ms in json.loads(stored or "[]")
         ]
     except (ValueError, TypeError, RecursionError, UsageError):
         return []

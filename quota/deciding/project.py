@@ -149,7 +149,7 @@ class Project(OfOneProcess):
         Raises LedgerError if the ledger does not answer. It may have charged the calls even then.
         """
         try:
-            self._repay()
+            self._repay(must=commit)
             try:
                 outcome = self._decide(question, question.charges if commit else ())
             except OvertakenError:
@@ -174,10 +174,15 @@ class Project(OfOneProcess):
         with suppress(LedgerError, StillCountingError):
             self._repay()
 
-    def _repay(self) -> None:
+    def _repay(self, *, must: bool = True) -> None:
+        """Hand over the draws, if any. Unless it `must`, a file that cannot be written may still be read."""
         if self.drawn or elapsed_s() >= self._owes_again_s:
             self._owes_again_s = elapsed_s() + AGAIN_S
-            hand_over(self)
+            try:
+                hand_over(self)
+            except LedgerError:
+                if must or self.log.shared or not self.log.unwritable(self.name):
+                    raise
 
     def _decide(self, question: Question, charges: Sequence[Entry], *, is_alone: bool = False) -> Outcome:
         costs, ends_s = question.costs, elapsed_s() + COUNT_WITHIN_S

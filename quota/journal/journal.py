@@ -5,6 +5,7 @@
     compared
     whole, note_whole     the range of the log that is complete here
     facts, write_facts    the newest facts
+    losses, write_losses  the losses of the ledger that this machine has heard of
     draws                 draws on the allowance: no log has them yet, and no union takes them
     left_behind           projects that a configuration charged but no longer names
 
@@ -114,6 +115,7 @@ class Journal(OfOneProcess):
         self._clean_ends: Position = {}
         self._marks, self._marks_look = Marks(), -1
         self._facts, self._facts_look = ("", START, ""), -1
+        self._losses = ""
         self._trouble = ""
         self._warned = False
         self._retry_s = 0.0
@@ -291,6 +293,28 @@ class Journal(OfOneProcess):
             if self._files is not None:
                 try:
                     replace_text(self._files.path("facts"), f"{epoch}\t{id_text(seen)}\t{text}")
+                except OSError as error:
+                    self._fail(error)
+
+    # Losses
+
+    def losses(self) -> str:
+        """The text of the last `write_losses`; "" if there is none."""
+        with self._lock:
+            if self._files is not None:
+                try:
+                    self._losses = read_text(self._files.path("losses"))
+                except OSError as error:
+                    self._fail(error)
+            return self._losses
+
+    def write_losses(self, text: str) -> None:
+        """Note the losses, because the next loss takes the ledger's own note, too."""
+        with suppress(LedgerError), self.locked(), self._lock:
+            self._losses = text
+            if self._files is not None:
+                try:
+                    replace_text(self._files.path("losses"), text)
                 except OSError as error:
                     self._fail(error)
 

@@ -180,6 +180,10 @@ class Log(Protocol):
     shared: bool
     """Whether other machines can use it too."""
 
+    def unwritable(self, project: str) -> str:
+        """Why a log that can be read takes no append now, in one line; "" if no reason is known. Changes and raises
+        nothing."""
+
     def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
         """Read one moment of the log: its tip, the fields of the state, the kept views (as fields `view:NAME`), and the
         entries after these. One round trip."""

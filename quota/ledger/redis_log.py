@@ -304,6 +304,16 @@ class RedisLog(OfOneProcess):
         why = str(self._error(error_of(refused))) if refused else ""
         return list(findings(info, lifetimes, missing, keys, why))
 
+    def unwritable(self, project: str) -> str:
+        name = f"{keys_of(project)[1]}:none"  # there is no such key, so the command adds nothing
+        try:
+            self._command("XADD", name, "NOMKSTREAM", "*", "f", "v")
+        except LedgerError as error:
+            reply = error.__cause__
+            # A user who may only read need not hear that.
+            return str(error) if isinstance(reply, ErrorReply) and not is_denied(str(reply)) else ""
+        return ""
+
     def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()

@@ -11,7 +11,9 @@ history.
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -56,6 +58,9 @@ T = TypeVar("T")
 SCHEMA_VERSION = 20
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
+
+MIN_FREE_BYTES = 65_536
+"""What the first append of a process may need, beside the entries for SQLite's -shm."""
 
 TRIMMED = "trimmed"
 
@@ -137,7 +142,32 @@ class LogFile(SqliteFile):
                     raise
                 finally:
                     self._is_working = False
-            return super().transact(work, write=write, within_s=within_s)
+            try:
+                return super().transact(work, write=write, within_s=within_s)
+            except LedgerError as error:
+                code = getattr(error.__cause__, "sqlite_errorcode", 0)
+                if write or code != sqlite3.SQLITE_IOERR_SHMSIZE:
+                    raise
+                return self._read_alone(work, error)
+
+    def _read_alone(self, work: Callable[[sqlite3.Connection], T], trouble: LedgerError) -> T:
+        """Read on a full disk, where SQLite cannot make its -shm. A connection that keeps all others out needs none.
+        Raises the trouble if that fails, too."""
+        ends_s, is_busy = time.monotonic() + self.deadline_s, True
+        while is_busy and time.monotonic() < ends_s:
+            db = self._connect()
+            try:
+                db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                db.execute("BEGIN")
+                if self._format(db) == self.version:
+                    return work(db)
+                is_busy = False
+            except (sqlite3.Error, DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+                is_busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY  # another process reads
+            finally:
+                self._end(db)
+            time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
+        raise trouble
 
     def _release(self) -> None:
         """Roll back the held transaction."""
@@ -385,6 +415,22 @@ class SqliteLog(OfOneProcess):
         if not path:
             return [warning("ledger file", "in memory: it ends with this process", "name a file in the url")]
         return list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
+
+    def unwritable(self, project: str) -> str:
+        path, wording = self._file.path, self._file.wording
+        if not os.path.exists(path):  # in memory, or not made yet
+            return ""
+        folder = os.path.dirname(path) or "."
+        effective = os.access in os.supports_effective_ids
+        needs = {path: os.W_OK, folder: os.W_OK | os.X_OK}
+        if not all(os.access(place, right, effective_ids=effective) for place, right in needs.items()):
+            return wording.read_only
+        try:
+            disk = os.statvfs(folder)
+        except OSError:
+            return ""
+        has_size = disk.f_blocks > 0  # some network file systems do not know their size
+        return wording.disk_full if has_size and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES else ""
 
     def now_ms(self) -> int:
         return self._clock()

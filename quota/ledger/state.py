@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
 from quota.common.text import many, one_line, show
-from quota.errors import LedgerError, UnusableLedger, UsageError
+from quota.errors import LedgerError, OtherApi, UnusableLedger, UsageError
 from quota.ledger.log import SEAL, Beginning, Changed, Log, is_fence, is_seal
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
@@ -146,10 +146,10 @@ def longest_stands(state: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> None:
-    """Raises UnusableLedger if a project belongs to another API: bucket names repeat, and upstream counts each API
-    by itself."""
+    """Raises OtherApi if a project belongs to another API: bucket names repeat, and upstream counts each API by
+    itself."""
     if api and state.get(API, api) != api:
-        raise UnusableLedger(
+        raise OtherApi(
             f"ledger {label}: project {project!r} has the charges of api {show(state[API])}, and upstream counts "
             f"{show(api)} separately; give this credential another project"
         )

@@ -18,7 +18,7 @@ from quota.deciding.losses import Loss, losses, merged
 from quota.deciding.outlook import Outlook
 from quota.deciding.project import Project
 from quota.decision import AllowanceState, Decision, LimitState
-from quota.errors import ConfigError, LedgerError, Refused
+from quota.errors import ConfigError, LedgerError, OtherApi, Refused
 from quota.rules.calls import cap
 from quota.rules.entry import others_units
 from quota.rules.facts import Exhaustion, Facts, Grant
@@ -175,13 +175,15 @@ class CredentialRow(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. `built_in`: no file was found."""
+    """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. `built_in`: no file was found.
+    `unwritable` is why the ledger takes no charge now; "" if nothing is known."""
 
     at_ms: int
     ledger: str
     shared: bool
     built_in: bool
     credentials: tuple[CredentialRow, ...]
+    unwritable: str = ""
 
     @property
     def exit_status(self) -> int:
@@ -189,7 +191,8 @@ class Status(NamedTuple):
         return 0 if all(credential.open for credential in self.credentials) else Refused.exit_status
 
     def as_json(self) -> dict[str, object]:
-        return {**members(self, "at ledger"), "credentials": [_credential_json(row) for row in self.credentials]}
+        credentials = [_credential_json(row) for row in self.credentials]
+        return {**members(self, "at ledger", if_any="unwritable"), "credentials": credentials}
 
 
 def read_status(
@@ -199,21 +202,25 @@ def read_status(
     *,
     next_capacity: bool = True,
     jobs: bool = False,
+    here: bool = False,
 ) -> Status:
     """The status of every credential of a session, or of one. `progress` takes how many of how many are read.
-    `next_capacity=False` leaves out the `next_capacity_ms` of limits, which may need the log; `jobs` adds the jobs.
+    `next_capacity=False` leaves out the `next_capacity_ms` of limits, which may need the log; `jobs` adds the jobs;
+    with `here` a job goes on only if this process could run it: the dashboard's need not have the key.
     Raises LedgerError, whose message has what this machine may spend meanwhile.
 
     `reading` reads the status of one credential. A few threads read at once.
     """
     try:
-        return _read(session, credential, progress, next_capacity=next_capacity, jobs=jobs)
+        return _read(session, credential, progress, next_capacity=next_capacity, jobs=jobs, here=here)
     except LedgerError as error:
         raise with_allowances(error, session, credential) from error
 
 
 def with_allowances(error: LedgerError, session: Session, credential: str | None = None) -> LedgerError:
-    """The error, whose message has what this machine may spend meanwhile."""
+    """The error, whose message has what this machine may spend meanwhile: nothing in a project of another API."""
+    if isinstance(error, OtherApi):
+        return error
     drawn = [f"project {project}: {stands}" for project, stands in allowances(session, credential).items()]
     return type(error)("; ".join([str(error), *(text for text in drawn if text not in str(error))]))
 
@@ -245,6 +252,7 @@ def _read(
     *,
     next_capacity: bool,
     jobs: bool,
+    here: bool,
 ) -> Status:
     ledger = session.ledger
     at_ms = ledger.now_ms()
@@ -281,6 +289,7 @@ def _read(
             allowance=allowed.get(settings.project),
         )
 
+    unwritable = next((ledger.unwritable(credentials[name].project) for name in names), "")  # the first: one ledger
     rows: list[CredentialRow] = []
     for row in _read_several(reading, names):
         rows.append(row)
@@ -289,12 +298,12 @@ def _read(
     if jobs:
         from importlib.metadata import entry_points
 
-        # Other packages know the jobs: an entry point is a function `(session) -> iterable of JobRow`.
-        standing = [row for point in entry_points(group="quota.status") for row in point.load()(session)]
+        # Other packages know the jobs: an entry point is a function `(session, *, here) -> iterable of JobRow`.
+        standing = [row for point in entry_points(group="quota.status") for row in point.load()(session, here=here)]
         rows = [
             row._replace(jobs=tuple(job for job in standing if job.credential == row.settings.name)) for row in rows
         ]
-    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
+    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows), unwritable)
 
 
 AT_ONCE = 4

@@ -36,4 +36,5 @@ class WritingEmulator(Emulator):
 
 if __name__ == "__main__":
     emulator = WritingEmulator(sys.argv[2], int(sys.argv[1]))
-    emulator.serve_forever(ready=lambda _: print(emulator.address, flush=True))
+    print(emulator.address, flush=True)
+    emulator.serve_forever()

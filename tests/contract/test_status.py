@@ -281,6 +281,11 @@ def test_a_loss_is_shown_for_a_day(scene: Scene, ledger_place: LedgerStorage, mo
     assert scene.json()["put_back"] == [{"at": rfc3339(TEN_MS), "machine": "collector", "charges": 2, "units": 200}]
     numbers = {sample.family: sample.value for sample in of_status(read_status(scene.session), "p")}
     assert numbers["quota_ledger_put_back_charges"] == 2
+    scene.now_ms += 1_000
+    ledger_place.empty()
+    scene.configure(DAY)
+    both = [x["at"] for x in scene.json()["put_back"]]
+    assert both == [rfc3339(TEN_MS), rfc3339(TEN_MS + 1_000)], "the second loss takes the ledger's note of the first"
     scene.now_ms += DAY_MS
     assert "put_back" not in scene.json()
 

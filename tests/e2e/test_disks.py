@@ -114,7 +114,11 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
     with small_disk(machine.folder / "ledger", 400):
         assert machine.charge()["source"] == "ledger"
         ballast = fill(machine.folder / "ledger")
+        status = machine.quota.json("status")
+        assert status["unwritable"].endswith("ledger.db: the disk is full; nothing was charged")
+        assert status["credentials"][0]["limits"][0]["used_units"] == 1
         assert machine.charge()["source"] == "allowance"
+        assert machine.quota.json("peek", "search.list", status=69)["reason"] == "ledger-unavailable"
         line = one_line(machine.quota("charge", "search.list"), 69)
         assert "ledger.db: reading or writing it failed; check the disk and its space" in line
         assert "t: done" in machine.quota("run", "t").stdout
@@ -147,6 +151,8 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         assert machine.quota("run", "t", "--region", "US").returncode == 0
         ballast = fill(machine.folder / "store")
         ballast.write_bytes(ballast.read_bytes()[: -2 * 1024 * 1024])  # room for the side files, not for pages
+        (job,) = machine.quota.json("status")["credentials"][0]["jobs"]
+        assert (job["could_go_on"], job["why"]) == (False, one_line(machine.quota("run", "t", "--quiet"), 1)[3:])
         for _ in range(2):
             line = one_line(machine.quota("run", "t"), 1)
             assert "no space is left for it: free some, then run again; nothing was fetched" in line

@@ -294,11 +294,10 @@ class _Meter(Meter):
     def exhaust(self, method: str, charge: Charge) -> Charge:
         """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
         project, bucket, units, refused = charge
-        self._today(project, bucket).used_units = self.quota_units[bucket]
+        self.used_today()[project, bucket] = self.quota_units[bucket]
         if not refused:
             self._note(project, method, bucket, -units)
-            for counts in (self._total, self._by_project[project]):
-                counts.refused_units[bucket] += units
+            self._by_project[project].refused_units[bucket] += units
         return charge._replace(refused=True)
 
 

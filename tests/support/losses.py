@@ -170,7 +170,8 @@ class FaultyLog:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._log, name)
-        if not callable(method) or name in ("close", "exclusive") or name not in (self._methods or (name,)):
+        uncounted = ("close", "exclusive", "unwritable")
+        if not callable(method) or name in uncounted or name not in (self._methods or (name,)):
             return method
         return partial(self._call, name, method)
 

@@ -45,7 +45,14 @@ def test_two_machines_that_put_back_one_loss_report_one_loss(site: Site, monkeyp
     site.empty()
     look(theirs, "theirs")
     look(ours, "ours")
-    assert lost() == [("theirs, ours", 8)]
+    assert lost() == [("ours, theirs", 7), ("theirs, ours", 8)]
+    third = site.machine("third").budget(HUNDRED)
+    third.charge("videos.list")
+    site.empty()
+    look(third, "third")
+    look(ours, "ours")
+    names = [loss.machine for loss in losses.merged(losses.losses(project_of(third)))]
+    assert names == ["ours, theirs", "theirs, ours", "third"], "ours has told it of the first two"
 
 
 @pytest.mark.parametrize("charges", [0, 1])

@@ -173,6 +173,7 @@ def test_doctor_rejects_a_dangling_link_as_state_folder(command: Quota) -> None:
 def test_doctor_reports_a_missing_metrics_folder(command: Quota) -> None:
     command.configure('textfile = "metrics"\n' + MAIN)
     expect(command, "textfile folder", "error", "-> make it, or correct the path")
+    assert "warning: textfile: " in command("check", KEY="k").stdout
     (command.folder / "metrics").mkdir()
     expect(command, "textfile folder", "ok")
 
@@ -181,6 +182,8 @@ def test_doctor_checks_where_alerts_go(command: Quota) -> None:
     job = '[jobs.t]\nfetch = "trending"\nregions = ["US"]\nping = "env:PING"\n'
     command.configure(MAIN + '[notify]\ncommand = ["no-such-program"]\nurl = "env:HOOK"\n' + job)
     expect(command, "notify command", "error")
+    missing = "warning: notify.command: no-such-program is not a program; correct the path, or chmod +x it\n"
+    assert missing in command("check", KEY="k").stdout
     expect(command, "notify url", "error", "-> put the address into it, or write file:/path instead of env:HOOK")
     expect(command, "ping of t", "error", "-> put the address into it, or write file:/path instead of env:PING")
     for wrong in ("hooks.example", "https://a.example:b-s3cret/", "https://a.example/ b-s3cret"):
@@ -313,7 +316,8 @@ def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: Re
         ):
             client.execute_command(*break_it)
             expect(command, "server writes", "error", message, f"-> {remedy}")
-            assert message in one_line(command("charge", "search.list", KEY="k"), 69)
+            for asked in ("charge", "peek"):
+                assert message in one_line(command(asked, "search.list", KEY="k"), 69)
             client.execute_command(*mend_it)
             assert "server writes" not in command("doctor", KEY="k").stdout
             assert command("charge", "search.list", KEY="k").returncode == 0

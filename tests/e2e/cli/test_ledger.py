@@ -171,5 +171,5 @@ def test_a_project_does_not_move_to_that_of_another_api(mover: Quota, shared: st
     mover.configure(f'[ledger]\nurl = "{shared}"\n[credentials.p]\napi = "asana"\n')
     assert mover("charge", "read").returncode == 0
     why = "project 'p' has the charges of api 'asana', and upstream counts 'youtube' separately"
-    line = one_line(mover("ledger", "move", here, shared), 69)
+    line = one_line(mover("ledger", "move", here, shared), 78)
     assert line.endswith(f"{why}; give this credential another project")

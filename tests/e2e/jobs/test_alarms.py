@@ -178,7 +178,7 @@ def test_failed_and_raising_runs_send_an_alert(command: Quota) -> None:
 
 def test_a_run_that_a_signal_ended_has_not_failed() -> None:
     report = RunReport("a-run", "trending", "stopped", exit_status=128 + signal.SIGTERM)
-    assert list(_notices_of_run("research", "trending", report.exit_status, report, None)) == []
+    assert list(_notices_of_run("research", report, None)) == []
 
 
 def test_closing_and_reopening_a_bucket_send_one_alert_each(command: Quota, upstream: Emulator) -> None:
@@ -450,9 +450,7 @@ def test_a_refusal_is_sent_in_each_period_of_a_calendar_limit(
             while (decision := session.budget("main").charge("videos.list")).admitted:
                 pass
             refused: dict[str, Any] = {"refused_by": "day", "why": str(hours), "refusal": decision.as_json()}
-            follow_up(
-                session, "trending", 0, RunReport(session.run, "trending", "stopped", refused=True, **refused), None
-            )
+            follow_up(session, RunReport(session.run, "trending", "stopped", refused=True, **refused), None)
     told_of = [(one["subject"], one["message"].split()[-1]) for one in told(command) if one["event"] == "refused"]
     assert told_of == [
         (f"trending day {midnight_ms + days * DAY_MS}", str(hours)) for days, hours in ((0, 15), (1, 38), (7, 181))

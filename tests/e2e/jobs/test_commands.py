@@ -68,6 +68,26 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
     assert states["words"]["why"] in one_line(quota("run", "words", "--quiet"), status)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "status"),
+    [
+        ("ln -sf /etc/passwd state/run-*.lock", 78),
+        ("rm videos.db*; echo 'no database' > videos.db", 1),
+        ("""python -c "import sqlite3; sqlite3.connect('videos.db').execute('PRAGMA user_version = 1')" """, 1),
+    ],
+)
+def test_a_status_and_a_run_name_the_same_obstacle_of_this_machine(
+    quota: Quota, upstream: Emulator, spoil: str, status: int
+) -> None:
+    configure(quota, upstream.address)
+    assert quota("run", "trending").returncode == 0
+    assert quota.shell(spoil).returncode == 0
+    done = quota("status", "--check", COLUMNS="")
+    assert done.returncode == 75
+    why = one_line(quota("run", "trending", "--quiet"), status).removeprefix("trending: ")
+    assert f"STOPPED for its jobs: job trending: {why}" in done.stdout
+
+
 def test_people_read_one_moment_in_one_notation_wherever_it_stands(quota: Quota, upstream: Emulator) -> None:
     """In Berlin: local time with its offset, rounded up to the second. Programs get UTC to the millisecond."""
     configure(quota, upstream.address, units=5)

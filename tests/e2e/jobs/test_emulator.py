@@ -1,15 +1,14 @@
-"""The upstream emulator, byte by byte: the client would hide much of it."""
+"""The upstream emulator: Google's client would hide much of it."""
 
-import http.client
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
+import httpx
 import pytest
 
 from support.emulator import Emulator
@@ -18,35 +17,29 @@ CHART = {"part": "snippet", "chart": "mostPopular", "regionCode": "US"}
 SEARCH = {"part": "snippet", "q": "cats", "type": "video"}
 
 
-class Wire:
-    """One kept-alive connection to an emulator, without a client library's help."""
-
-    def __init__(self, emulator: Emulator, key: str | None = "test", timeout: float = 10) -> None:
-        self.key = key
-        host, port = emulator.address.removeprefix("http://").split(":")
-        self.connection = http.client.HTTPConnection(host, int(port), timeout=timeout)
-
-    def __enter__(self) -> "Wire":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()
-
-    def send(self, verb: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        given = {"X-goog-api-key": self.key} if self.key else {}
-        self.connection.request(verb, target, body, {**given, **(headers or {})})
-        with self.connection.getresponse() as response:
-            content = response.read()
-            return response.status, json.loads(content) if content else None
-
-    def get(self, resource: str, **params: object) -> tuple[int, Any]:
-        return self.send("GET", f"/youtube/v3/{resource}?{urlencode(params)}")
+def ask(
+    upstream: Emulator, target: str, key: str | None = "test", verb: str = "GET", **options: Any
+) -> tuple[int, Any]:
+    headers = {"X-goog-api-key": key} if key else {}
+    headers |= options.pop("headers", {})
+    answer = httpx.request(verb, upstream.address + target, headers=headers, timeout=100, **options)
+    return answer.status_code, answer.json() if answer.content else None
 
 
-@pytest.fixture
-def wire(upstream: Emulator) -> Iterator[Wire]:
-    with Wire(upstream) as connection:
-        yield connection
+def get(upstream: Emulator, resource: str, key: str | None = "test", **params: str) -> tuple[int, Any]:
+    return ask(upstream, f"/youtube/v3/{resource}", key, params=params)
+
+
+def chart(upstream: Emulator, key: str = "test") -> tuple[int, Any]:
+    return get(upstream, "videos", key, **CHART)
+
+
+def search(upstream: Emulator, key: str = "test") -> tuple[int, Any]:
+    return get(upstream, "search", key, **SEARCH)
+
+
+def upload(upstream: Emulator, key: str = "test") -> tuple[int, Any]:
+    return ask(upstream, "/upload/youtube/v3/videos?uploadType=media&part=id", key, "POST", content=b"film")
 
 
 def without_project(body: Any) -> Any:
@@ -57,19 +50,13 @@ def reason(body: Any) -> str:
     return str(body["error"]["errors"][0]["reason"])
 
 
-# --- charts ------------------------------------------------------------------------------------------
-
-
-# --- what is returned --------------------------------------------------------------------------------
-
-
-def test_the_emulator_prices_the_other_methods_and_answers_them_emptily(upstream: Emulator, wire: Wire) -> None:
-    _, captions = wire.get("captions", part="snippet", videoId="x")
+def test_the_emulator_prices_the_other_methods_and_answers_them_emptily(upstream: Emulator) -> None:
+    _, captions = get(upstream, "captions", part="snippet", videoId="x")
     assert (captions["kind"], captions["items"]) == ("youtube#captionListResponse", [])
     body = {"snippet": {"title": "Später ansehen"}, "status": {"privacyStatus": "private"}}
-    _, made = wire.send("POST", "/youtube/v3/playlists?part=snippet", json.dumps(body).encode())
+    _, made = ask(upstream, "/youtube/v3/playlists?part=snippet", verb="POST", json=body)
     assert (made["kind"], made["snippet"], "status" in made) == ("youtube#playlist", body["snippet"], False)
-    assert wire.send("DELETE", f"/youtube/v3/playlists?id={made['id']}") == (204, None)
+    assert ask(upstream, f"/youtube/v3/playlists?id={made['id']}", verb="DELETE") == (204, None)
     assert upstream.usage()["units"] == {"units": 50 + 50 + 50}
 
 
@@ -79,23 +66,21 @@ def test_the_emulator_prices_the_other_methods_and_answers_them_emptily(upstream
 @pytest.mark.parametrize(
     ("headers", "query", "status", "expected"),
     [
-        ({}, "", 403, "forbidden"),
-        ({"X-goog-api-key": "invalid-1"}, "", 400, "badRequest"),
-        ({"X-goog-api-key": "disabled-1"}, "", 403, "accessNotConfigured"),
-        ({"Authorization": "Bearer invalid-1"}, "", 401, "authError"),
-        ({}, "&key=anything", 200, None),
-        ({"Authorization": "Bearer anything"}, "", 200, None),
-        ({}, "&access_token=anything", 200, None),
-        ({"Authorization": "Bearer AIza-a-key"}, "", 401, "authError"),
-        ({"X-goog-api-key": "ya29.a-token"}, "", 400, "badRequest"),
+        ({}, {}, 403, "forbidden"),
+        ({"X-goog-api-key": "invalid-1"}, {}, 400, "badRequest"),
+        ({"X-goog-api-key": "disabled-1"}, {}, 403, "accessNotConfigured"),
+        ({"Authorization": "Bearer invalid-1"}, {}, 401, "authError"),
+        ({}, {"key": "anything"}, 200, None),
+        ({"Authorization": "Bearer anything"}, {}, 200, None),
+        ({}, {"access_token": "anything"}, 200, None),
+        ({"Authorization": "Bearer AIza-a-key"}, {}, 401, "authError"),
+        ({"X-goog-api-key": "ya29.a-token"}, {}, 400, "badRequest"),
     ],
 )
 def test_a_caller_without_a_usable_key_is_refused_and_charges_nobody(
-    upstream: Emulator, headers: dict[str, str], query: str, status: int, expected: str | None
+    upstream: Emulator, headers: dict[str, str], query: dict[str, str], status: int, expected: str | None
 ) -> None:
-    with Wire(upstream, key=None) as wire:
-        target = f"/youtube/v3/videos?{urlencode(CHART)}{query}"
-        answered, body = wire.send("GET", target, headers=headers)
+    answered, body = ask(upstream, "/youtube/v3/videos", None, headers=headers, params={**CHART, **query})
     assert answered == status
     assert expected is None or reason(body) == expected
     usage = upstream.usage()
@@ -105,10 +90,10 @@ def test_a_caller_without_a_usable_key_is_refused_and_charges_nobody(
 
 
 def test_no_key_is_shown_anywhere(upstream: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
-    with Wire(upstream, key="AIza-secret") as wire:
-        wire.get("videos", **CHART, key="AIza-other-secret")
-        wire.send("GET", "/nonsense?key=AIza-other-secret")
-        wire.send("BREW", "/nonsense?key=AIza-other-secret")
+    key = "AIza-secret"
+    ask(upstream, "/youtube/v3/videos", key, params={**CHART, "key": "AIza-other-secret"})
+    ask(upstream, "/nonsense?key=AIza-other-secret", key)
+    ask(upstream, "/nonsense?key=AIza-other-secret", key, verb="BREW")
     printed = capfd.readouterr()
     assert "secret" not in json.dumps(upstream.usage()) + printed.out + printed.err
 
@@ -117,15 +102,9 @@ def test_no_key_is_shown_anywhere(upstream: Emulator, capfd: pytest.CaptureFixtu
 
 
 def test_a_pool_is_spent_to_its_last_unit() -> None:
-    with Emulator(quota=102) as upstream, Wire(upstream) as wire:
-        calls = [
-            wire.get("search", **SEARCH)[0],
-            wire.get("videos", **CHART)[0],
-            wire.get("search", **SEARCH)[0],
-            wire.get("videos", **CHART)[0],
-            wire.get("videos", **CHART)[0],
-        ]
-        assert calls == [200, 200, 403, 200, 403]
+    with Emulator(quota=102) as upstream:
+        statuses = [call(upstream)[0] for call in (search, chart, search, chart, chart)]
+        assert statuses == [200, 200, 403, 200, 403]
         usage = upstream.usage()
     assert usage["requests"] == 5
     assert usage["by_method"] == {"search.list": 2, "videos.list": 3}
@@ -141,38 +120,23 @@ def test_quota_resets_at_pacific_midnight_exactly(day: tuple[int, int, int]) -> 
     midnight_ms = int(datetime(*day, tzinfo=zone).timestamp()) * 1000
     next_ms = int(datetime(day[0], day[1], day[2] + 1, tzinfo=zone).timestamp()) * 1000
     now_ms = [0]
-    with Emulator(quota=1, clock=lambda: now_ms[0]) as upstream, Wire(upstream) as wire:
+    with Emulator(quota=1, clock=lambda: now_ms[0]) as upstream:
         statuses = []
         for at_ms in (midnight_ms, midnight_ms + 1, next_ms - 1, next_ms):
             now_ms[0] = at_ms
-            statuses.append(wire.get("videos", **CHART)[0])
+            statuses.append(chart(upstream)[0])
     assert statuses == [200, 403, 403, 200]
 
 
-LimitCheck = Callable[[Wire], tuple[int, Any]]
-
-
-def chart(wire: Wire) -> tuple[int, Any]:
-    return wire.get("videos", **CHART)
-
-
-def search(wire: Wire) -> tuple[int, Any]:
-    return wire.get("search", **SEARCH)
-
-
-def upload(wire: Wire) -> tuple[int, Any]:
-    return wire.send("POST", "/upload/youtube/v3/videos?uploadType=media&part=id", b"film")
-
-
 @pytest.mark.parametrize(
-    ("name", "key", "fault", "ask"),
+    ("name", "key", "fault", "call"),
     [
         ("400_API_KEY_INVALID", "invalid", None, chart),
         ("403_SERVICE_DISABLED_accessNotConfigured", "disabled", None, chart),
-        ("400_invalidRegionCode", "k", None, lambda w: w.get("videos", **{**CHART, "regionCode": "VE "})),
-        ("400_invalidPageToken", "k", None, lambda w: w.get("videos", **CHART, pageToken="x")),
-        ("404_videoChartNotFound", "k", None, lambda w: w.get("videos", part="id", chart="x")),
-        ("404_playlistNotFound", "k", None, lambda w: w.get("playlistItems", part="id", playlistId="PLx")),
+        ("400_invalidRegionCode", "k", None, lambda u, k: get(u, "videos", k, **{**CHART, "regionCode": "VE "})),
+        ("400_invalidPageToken", "k", None, lambda u, k: get(u, "videos", k, **CHART, pageToken="x")),
+        ("404_videoChartNotFound", "k", None, lambda u, k: get(u, "videos", k, part="id", chart="x")),
+        ("404_playlistNotFound", "k", None, lambda u, k: get(u, "playlistItems", k, part="id", playlistId="PLx")),
         ("403_quotaExceeded", "k", {"kind": "exhaust", "bucket": "units"}, chart),
         ("429_search_queries_per_day", "k", {"kind": "exhaust"}, search),
         ("429_search_limit_value_zero", "k", {"kind": "limit-zero"}, search),
@@ -186,17 +150,15 @@ def upload(wire: Wire) -> tuple[int, Any]:
     ],
 )
 def test_an_error_has_the_recorded_body(
-    shared_data: Path, name: str, key: str, fault: dict[str, Any] | None, ask: LimitCheck
+    shared_data: Path,
+    name: str,
+    key: str,
+    fault: dict[str, Any] | None,
+    call: Callable[[Emulator, str], tuple[int, Any]],
 ) -> None:
-    with Emulator(allocation="buckets") as upstream, Wire(upstream, key) as wire:
+    with Emulator(allocation="buckets") as upstream:
         if fault is not None:
             upstream.fault(**{"kind": "status", **fault})
-        status, body = ask(wire)
+        status, body = call(upstream, key)
     assert status == int(name[:3])
     assert without_project(body) == json.loads((shared_data / "errors" / f"{name}.json").read_bytes())
-
-
-# --- recorded pages ----------------------------------------------------------------------------------
-
-
-# --- the server itself -------------------------------------------------------------------------------

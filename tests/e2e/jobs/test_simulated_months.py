@@ -112,14 +112,14 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
         read_ms = start_ms
         for tick in ticks(settings.jobs.values(), start_ms, until_ms):
             now_ms = tick.at_ms
-            report = run_job(session, tick.job, regions=tick.regions, by_rotation=True, clock=clock)
+            report = run_job(session, tick.job, tick=tick, clock=clock)
             assert report.outcome in ("done", "stopped"), report.why
             left = [region for region in report.regions if region.outcome != "done"]
             for region in report.regions:
                 passes[tick.job][region.region] += region.outcome == "done"
             assert bool(left) == report.refused
             if report.refused:
-                refusals.append(Refusal(tick.at_ms, tick.job, report.refused_by, len(left), report.attempts > 0))
+                refusals.append(Refusal(tick.at_ms, tick.job, report.refused_by, len(left)))
             if now_ms - read_ms >= DAY_MS:  # the log forgets after two days
                 charges += charges_of(session.project(), read_ms, now_ms - 1)
                 read_ms = now_ms
@@ -153,8 +153,7 @@ def test_months_keep_the_limits_waste_nothing_and_go_as_foreseen(
         assert min(passes.values()) > 0
 
     settings = load_settings(config)
-    coming = ticks(settings.jobs.values(), start_ms, until_ms)
-    foreseen = simulate(settings, coming, start_ms, until_ms)
+    foreseen = simulate(settings, start_ms, until_ms)
     assert [without_limit(refusal) for refusal in foreseen.refusals] == [without_limit(x) for x in months.refusals]
     assert {name: job.passes for name, job in foreseen.jobs.items()} == months.passes
     assert sum(sum(x.units.values()) for x in foreseen.spent) == sum(charge.units for charge in months.charges)

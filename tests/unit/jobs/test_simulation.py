@@ -116,7 +116,7 @@ class PlainSimulation:
         todo = by_rotation(regions)[:most]
         budget = self.session.budget(job.credential)
         selected = any(limit.view.selector.jobs for limit in budget.limits)
-        started, of_run = False, 0
+        of_run = 0
         for done, region in enumerate(todo):
             for index in range(region.cursor or 0, len(steps)):
                 method, parts, default_units = prices[index]
@@ -130,15 +130,15 @@ class PlainSimulation:
                 )
                 until_ms, by = self.refused_until.get(key, (0, None))
                 if tick.at_ms < until_ms:
-                    return Refusal(tick.at_ms, job.name, by, len(todo) - done, started)
+                    return Refusal(tick.at_ms, job.name, by, len(todo) - done)
                 if job.max_units is not None and of_run + first_units > job.max_units:
-                    return Refusal(tick.at_ms, job.name, "max_units", len(todo) - done, started)
+                    return Refusal(tick.at_ms, job.name, "max_units", len(todo) - done)
                 decision = budget.charge(method, units=default_units, job=job.name, region=region.name)
                 if not decision.admitted:
                     again_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
                     self.refused_until[key] = (again_ms, decision.refused_by)
-                    return Refusal(tick.at_ms, job.name, decision.refused_by, len(todo) - done, started)
-                started, of_run = True, of_run + first_units
+                    return Refusal(tick.at_ms, job.name, decision.refused_by, len(todo) - done)
+                of_run += first_units
                 for part in parts:
                     self.row(self.spent, job, method, part.bucket).add(tick.at_ms // SLOT_MS, part.units)
                 region.cursor = index + 1
@@ -319,15 +319,13 @@ def test_a_simulation_finds_what_the_budget_says_call_by_call(seed: int, tmp_pat
     until_ms = start_ms + rng.choice((1, 3)) * DAY_MS + MINUTE_MS
     state = live_state(rng, settings, start_ms) if rng.random() < 0.6 else State()
 
-    def coming() -> object:
-        return ticks(settings.jobs.values(), start_ms, until_ms)
-
+    coming = ticks(settings.jobs.values(), start_ms, until_ms)
     try:
-        expected = seen(PlainSimulation(settings, start_ms, until_ms, state).run(coming()))  # type: ignore[arg-type]
+        expected = seen(PlainSimulation(settings, start_ms, until_ms, state).run(coming))
     except UsageError as error:
         expected = str(error)
     try:
-        outcome = seen(simulate(settings, coming(), start_ms, until_ms, state=state))  # type: ignore[arg-type]
+        outcome = seen(simulate(settings, start_ms, until_ms, state=state))
     except UsageError as error:
         outcome = str(error)
     assert outcome == expected

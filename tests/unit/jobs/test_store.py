@@ -495,12 +495,6 @@ def test_a_full_disk_keeps_nothing_half_written(store: Store) -> None:
     assert store.save_page(checkpoint, Page(videos=bulky, ranked=True), started_at_ms=1, finished=True).items == 21
 
 
-@pytest.mark.parametrize("url", ["redis://h/0", "sqlite://", "sqlite:///"])
-def test_a_store_that_is_no_file_is_a_configuration_error(url: str) -> None:
-    with pytest.raises(quota.ConfigError, match="sqlite:///PATH"):
-        Store(url, retention_ms=1)
-
-
 @pytest.mark.parametrize("damaged", ["[" * 5_000, '{"in":' * 600 + "1" + "}" * 600])
 def test_a_checkpoint_that_no_store_wrote_begins_afresh(store: Store, damaged: str) -> None:
     save(store, Page(videos=[video("a")], cursor={"token": "x"}, ranked=True))

@@ -40,6 +40,8 @@ def job(name: str = "t", **more: object) -> JobSettings:
         "stagger_ms": 0,
         "leave": {},
         "options": {},
+        "misfire_grace_ms": 600_000,
+        **dict.fromkeys(("max_body_mb", "max_answer_s", "max_items"), 1),
     }
     return JobSettings(**{**fields, **more})  # type: ignore[arg-type]
 
