@@ -37,7 +37,7 @@ from quota.clients.login import bearer
 from quota.clients.upstream import description
 from quota.clients.upstream_errors import refused_login
 from quota.common.clock import rfc3339
-from quota.common.hosts import is_loopback, is_readable_on_the_way
+from quota.common.hosts import is_loopback
 from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
 from quota.errors import BadAnswer, ConfigError
@@ -243,11 +243,6 @@ def _service(credential: CredentialSettings) -> Any:
         document["rootUrl"] = document["mtlsRootUrl"] = f"{credential.endpoint}/"
     root: str = document["rootUrl"]
     loopback = is_loopback(urlsplit(root).hostname or "")
-    if not credential.insecure_endpoint and is_readable_on_the_way(root):
-        raise ConfigError(
-            f"credential {credential.name!r}: its endpoint would get a token in plain text; give it an https:// "
-            "address, or set insecure_endpoint = true"
-        )
     credentials = _credentials(credential, loopback=loopback)
     patient = PatientHttp(root, PatientConnection, watch=Watch(_LIMITS, None), timeout_s=SILENCE_S)
     patient.follow_redirects = False  # so the token reaches no other host

@@ -314,9 +314,10 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
     if endpoint is not None and not is_http_address(endpoint):
         raise row.error(NO_ADDRESS, "endpoint")
     insecure_endpoint = row.read("insecure_endpoint")
-    if endpoint is not None and "key" in row and not insecure_endpoint and is_readable_on_the_way(endpoint):
+    has_secret = "key" in row or "auth" in row
+    if endpoint is not None and has_secret and not insecure_endpoint and is_readable_on_the_way(endpoint):
         raise row.error(
-            "the key would go there in plain text; give an https:// address, or set insecure_endpoint = true",
+            "the secret would go there in plain text; give an https:// address, or set insecure_endpoint = true",
             "endpoint",
         )
     return CredentialSettings(

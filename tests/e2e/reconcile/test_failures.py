@@ -242,7 +242,7 @@ def test_a_token_goes_to_no_other_machine_in_plain_text(site: Site) -> None:
     config = site.configure("http://monitoring.invalid")
     lines = [line for line in config.read_text().splitlines(keepends=True) if not line.startswith("key =")]
     config.write_text("".join(lines))
-    with pytest.raises(ConfigError, match="credential 'main': its endpoint would get a token in plain text"):
+    with pytest.raises(ConfigError, match="endpoint: the secret would go there in plain text"):
         site.reconcile()
     config.write_text("".join([*lines, "insecure_endpoint = true\n"]))
     with pytest.raises(QuotaError) as error:

@@ -501,10 +501,11 @@ def test_a_project_of_the_cloud_is_an_id_or_a_number(write: Any, written: str, m
 def test_a_key_goes_to_no_other_machine_in_plain_text(write: Any, host: str) -> None:
     endpoint = f'endpoint = "http://{host}"\n'
     text = f'[credentials.main]\napi = "youtube-v3"\n{endpoint}'
-    assert message(write(f'{text}key = "env:KEY"\n')) == (
-        "credentials.main.endpoint: the key would go there in plain text; give an https:// address, or set "
-        "insecure_endpoint = true"
-    )
+    for secret in ('key = "env:KEY"', 'auth = "bearer:env:TOKEN"'):
+        assert message(write(f"{text}{secret}\n")) == (
+            "credentials.main.endpoint: the secret would go there in plain text; give an https:// address, or set "
+            "insecure_endpoint = true"
+        )
     for more in ('key = "env:KEY"\ninsecure_endpoint = true\n', ""):
         assert load_settings(write(text + more)).credentials["main"].endpoint == f"http://{host}"
     assert load_settings(write(f'{text}key = "env:KEY"\n'.replace("http:", "https:")))
