@@ -8,8 +8,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from quota.common.files import doubt_of_database, make_folder, open_alone, read_text
@@ -72,6 +73,14 @@ class Wording(NamedTuple):
     other: str
 
 
+class _Connection(sqlite3.Connection):
+    """Closes itself if its user left it open, without a ResourceWarning, as every Python before 3.13 does."""
+
+    def __del__(self) -> None:
+        with suppress(sqlite3.ProgrammingError):  # it could not be opened
+            self.close()
+
+
 @dataclass(eq=False, repr=False)
 class SqliteFile:
     """A file in WAL mode with its own schema. The path "" means a database in memory.
@@ -102,10 +111,6 @@ class SqliteFile:
     read_only: bool = False
     deadline_s: float = DEADLINE_S
     page_bytes: int = PAGE_BYTES
-
-    _open: ClassVar[set[sqlite3.Connection]] = set()
-    """All connections of this process. In a reference cycle, Python would otherwise end a connection before `__del__`
-    closes it."""
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -175,13 +180,6 @@ class SqliteFile:
         with self._lock:
             self._let_go()
 
-    def __del__(self) -> None:
-        """Close a file that its user left open, without a ResourceWarning, as every Python before 3.13 does."""
-        db = vars(self).get("_db")  # not there if `__init__` failed
-        if db is not None:
-            self._open.discard(db)
-            db.close()
-
     def held_over_fork(self) -> Generator[None, None, None]:
         """Wait for the current transaction, and close the file. Both processes open it again when they need it.
 
@@ -226,7 +224,6 @@ class SqliteFile:
         self._inodes = None
         self._db = db = self._connect()
         try:
-            self._open.add(db)
             self._prepare(db)
         except BaseException:
             if self._db is db:
@@ -245,7 +242,14 @@ class SqliteFile:
         target = self.path or ":memory:"
         if self.read_only:
             target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
-        db = sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self.read_only)
+        db = sqlite3.connect(
+            target,
+            timeout=0,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=_Connection,
+            uri=self.read_only,
+        )
         if self.lenient:
             db.text_factory = _decoded
         return db
@@ -257,13 +261,11 @@ class SqliteFile:
         moved = self._connect()
         db.backup(moved)
         self._db = moved
-        self._open.add(moved)
         self._end(db)
         return moved
 
     def _end(self, db: sqlite3.Connection) -> None:
         """Roll back, then close the connection. `close` alone would keep the lock while a statement is unfinished."""
-        self._open.discard(db)
         try:
             db.rollback()
         except sqlite3.Error:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import signal
+import sys
 import time
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -19,6 +20,7 @@ from support.configurations import configuration
 from support.web import Served
 
 BERLIN = ZoneInfo("Europe/Berlin")
+OF_AN_OLDER_VERSION = "import sqlite3; sqlite3.connect('videos.db').execute('PRAGMA user_version = 1')"
 ALMOST_A_SECOND = timedelta(milliseconds=999)
 
 
@@ -73,7 +75,7 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
     [
         ("ln -sf /etc/passwd state/run-*.lock", 78),
         ("rm videos.db*; echo 'no database' > videos.db", 1),
-        ("""python -c "import sqlite3; sqlite3.connect('videos.db').execute('PRAGMA user_version = 1')" """, 1),
+        (f'{sys.executable} -c "{OF_AN_OLDER_VERSION}"', 1),
     ],
 )
 def test_a_status_and_a_run_name_the_same_obstacle_of_this_machine(

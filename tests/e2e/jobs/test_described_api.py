@@ -127,7 +127,7 @@ def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(fol
             assert client.get(f"{other.address}/issues/a").status_code == 200
             assert client.get(f"{api.address}/issues/a").status_code == 200
         assert ["authorization" in server.arrived[0].headers for server in (api, other)] == [True, False]
-    (folder / "quota.toml").write_text(CONFIG.format(address="http://192.0.2.1"))
+    (folder / "quota.toml").write_text(CONFIG.format(address="https://192.0.2.1"))
     with quota.open(folder / "quota.toml") as session, pytest.raises(quota.ConfigError, match="in plain text"):
         session.requests().get("http://192.0.2.1/issues/a")
 
