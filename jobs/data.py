@@ -212,7 +212,7 @@ def _video_line(video: SearchResult) -> str:
     return f"{line}  {ranks}".rstrip()
 
 
-@click.command("tables", short_help="List the tables of your jobs' own rows.")
+@click.command("tables", short_help="List the tables that your own jobs fill.")
 @click.option("--views", is_flag=True, help="Make a view of each table in the store.")
 @rows_format_option
 @config_option
@@ -331,7 +331,7 @@ def _written(output: str | None) -> Iterator[IO[str]]:
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
-@click.group("place", cls=Group, short_help="Show where each region stands, or begin it anew.")
+@click.group("place", cls=Group, short_help="Show where each region stands, or reset it.")
 def place() -> None:
     """Show where each region of a job stands: the page that comes next.
 
@@ -397,7 +397,7 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
 @yes_option
 @config_option
 def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | None) -> int:
-    """Begin a job, or one of its regions, anew.
+    """Reset a job, or one of its regions, to its first page.
 
     The next run fetches the first page again. Fetched items stay in the store. On a terminal it asks first.
 

@@ -61,7 +61,7 @@ def costs(method: str | None, credential: str | None, as_json: bool, as_csv: boo
 def book() -> None:
     """List, check, try and draft cost books.
 
-    The commands take the NAME of a shipped book, or a FILE: a path that ends in .toml or has a slash.
+    `show`, `diff` and `--book` take the NAME of a shipped book, or a FILE: a path that ends in .toml or has a slash.
 
     \b
     Example:
@@ -132,7 +132,7 @@ def check(file: str) -> int:
     return 0
 
 
-@book.command("try", short_help="Show which method a request is, and its cost.")
+@book.command("try", short_help="Show which method a request calls, and its cost.")
 @click.argument("request_", metavar="REQUEST")
 @click.option("--answer", metavar="FILE", type=click.Path(), help="Also show what this recorded answer means.")
 @click.option("--book", "name", metavar=NAMED, help="This cost book, instead of a credential's.")
@@ -142,9 +142,9 @@ def check(file: str) -> int:
 def try_(
     request_: str, answer: str | None, name: str | None, credential: str | None, as_json: bool, config: str | None
 ) -> None:
-    """Show which method a REQUEST is, and what it costs.
+    """Show which method a REQUEST calls, and what it costs.
 
-    Nothing is sent or charged. FILE of --answer is JSON: {"status": 403, "headers": {}, "body": {}}.
+    Nothing is sent or charged. --answer takes JSON: {"status": 403, "headers": {}, "body": {}}.
 
     \b
     Example:
@@ -197,8 +197,8 @@ def diff(old: str, new: str, as_json: bool) -> None:
 def new(name: str, answers: tuple[str, ...]) -> None:
     """Print the draft of a cost book for the API NAME, from the headers of recorded answers.
 
-    FILE has an answer as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. Where
-    the answers lack a value, the draft has 0 or "". `quota book check` reports these values until you fill them in.
+    FILE is one answer, as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. Where the
+    answers lack a value, the draft has 0 or "". `quota book check` reports these values until you fill them in.
 
     \b
     Example:

@@ -38,12 +38,12 @@ ELSEWHERE = "https://api.example.com"
 @click.argument("path", default="quota.toml", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--api", metavar="NAME", help="A cost book, by name or file; `quota book list` shows the names.")
-@click.option("--full", is_flag=True, help="Write every key.")
+@click.option("--full", is_flag=True, help="Write every setting.")
 def init(path: str, force: bool, api: str | None, full: bool) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
-    It has the keys that most people need. Its first line names the JSON Schema of this installation, so editors that
-    support TOML complete and check the file.
+    It has the settings that most people need. Its first line names the JSON Schema of this installation, so an editor
+    with TOML support completes and checks the file.
 
     \b
     Example:
@@ -101,10 +101,9 @@ def _write_whole(path: str, text: str, *, replace: bool) -> None:
 def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. Exit with 78 on an error.
 
-    It also opens the ledger. A ledger that does not answer is a warning. A ledger that moved away, or
-    that has another API's charges or an older format, is an error.
-    A state folder that cannot keep allowance draws is a warning. The last lines list the addresses of `quota proxy`.
-    `quota doctor` examines the ledger and this machine.
+    It also opens the ledger. A ledger that does not answer is a warning. A ledger that moved away, or that has another
+    API's charges or an older format, is an error. A state folder that cannot record draws on the allowance is a
+    warning. The last lines list the addresses of `quota proxy`. `quota doctor` examines the ledger and this machine.
 
     \b
     Example:
@@ -187,7 +186,7 @@ def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callab
 
 @click.command()
 @click.option("--call", is_flag=True, help="Also try each key with one call, of about one unit.")
-@click.option("--notify", is_flag=True, help="Also send a test event by [notify].")
+@click.option("--notify", is_flag=True, help="Also send a test event through [notify].")
 @click.option("--acl", is_flag=True, help="Only print the rights that a Redis user needs.")
 @click.option("--project", "projects", metavar="P", multiple=True, help="With --acl: only the rights for this project.")
 @click.option("--cluster", is_flag=True, help="With --acl: for a Redis cluster.")

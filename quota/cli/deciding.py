@@ -272,9 +272,10 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
     If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
     `--`, and the command after it.
 
-    With --auto, COMMAND is a Python program, or starts Python programs. Each request to a host that a cost book names
-    is charged before it leaves. If a refusal ends Python, the exit status is 75. If several credentials could pay, the
-    credential of --credential pays, or else the credential whose cost book has the route with the most fixed text.
+    With --auto, COMMAND is a Python program, or starts Python programs. Each request to the API of a credential is
+    charged before it leaves. If a refusal ends the program, the exit status is 75, or 69 if the ledger did not answer.
+    If several credentials could pay, the credential of --credential pays, or else the credential whose cost book has
+    the route with the most literal text.
 
     \b
     Example:
@@ -429,7 +430,7 @@ BURSTS = (
 """The times after midnight, and how many searches each burst has."""
 
 
-@click.command("prove", short_help="Show a fixed window and a sliding window at midnight.")
+@click.command("prove", short_help="Show that a fixed window overspends at midnight.")
 @format_option
 def prove(as_json: bool) -> None:
     """Show that a fixed window can admit twice its limit, and a sliding window cannot.

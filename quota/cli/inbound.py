@@ -103,7 +103,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
         say(f"rule {chosen.name} has counted no request in this window")
 
 
-@inbound.command(short_help="Change the salt of `gcra` and `log`, a minute from now.")
+@inbound.command(short_help="Change the salt of the algorithms gcra and log.")
 @format_option
 @config_option
 def rotate(as_json: bool, config: str | None) -> None:

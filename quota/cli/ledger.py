@@ -52,12 +52,11 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
 
     It moves the projects of this configuration. OLD admits nothing from the first moment; NEW opens when everything is
     copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD. A
-    program that still uses OLD draws on its allowance, or is refused with exit status 69; the message has the url of
-    NEW.
+    program that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
 
-    If a move is interrupted, run it again. If you do not, OLD admits calls again within 2 s, unless everything was
-    copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
-    nothing was changed.
+    If a move is interrupted, run it again. Otherwise OLD admits calls again within 2 s of the interruption, unless
+    everything was copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not
+    possible, and nothing was changed.
 
     OLD and NEW may be "env:NAME" or "file:PATH", because other users of this machine can see a password in a command.
     For the ledger of this configuration, leave the password out: the configuration has it.
@@ -211,7 +210,7 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 @format_option
 @config_option
 def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
-    """Correct charges that a wrong clock dated into the future.
+    """Redate charges that a wrong clock dated into the future.
 
     First set the clock right. A future-dated charge counts until one window after its date, and later charges are dated
     after it. A repair gives these charges the present time, so they count for one window from now.

@@ -36,7 +36,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
     """Compare our count with the provider's, and raise ours.
 
     It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
-    It adds the units that only upstream counted to our count. If upstream's quota is smaller than yours, it lowers the
+    It adds to our count the units that only upstream counted. If upstream's quota is smaller than yours, it lowers the
     limits. It frees no charge.
 
     The account in `auth` needs the permission monitoring.timeSeries.list. If Cloud Monitoring does not answer, the exit

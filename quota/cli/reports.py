@@ -199,8 +199,8 @@ def spend(
 ) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps charges and refusals for 35 days, and up to 500,000 charges. If --since reaches further back, a
-    line says where the charges begin.
+    The ledger keeps charges and counts of refusals for 35 days, and up to 500,000 charges. If --since reaches further
+    back, a line says where the charges begin.
 
     With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
     new in the store, and what they cost. A line names the pages that bring little. With --bought, days are whole

@@ -70,8 +70,7 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
     refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region name who spends.
 
     Links in an answer go directly to the API. If a Python program follows them, run it with `quota exec --auto`. To let
-    other machines in, set --token. Restart it after a change of the configuration.
-    SIGTERM and Ctrl-C end it.
+    other machines in, set --token. Restart the proxy after a change of the configuration. SIGTERM and Ctrl-C end it.
 
     \b
     Example:
