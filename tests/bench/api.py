@@ -147,7 +147,7 @@ async def load(port: int, question: Callable[[random.Random], str], seconds: flo
 
 def memory_mb(pid: int) -> float:
     """The most that the process ever held."""
-    line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM"))
+    line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("VmHWM"))
     return int(line.split()[1]) / 1_000
 
 

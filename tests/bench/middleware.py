@@ -153,10 +153,10 @@ def crowd(port: int, path: str) -> float:
     clients = ready_processes([*THIS, "ask", str(port), path], CLIENTS)
     started_s = time.perf_counter()
     begin(clients)
-    statuses = [one.wait() for one in clients]
+    statuses = [each.wait() for each in clients]
     took_s = time.perf_counter() - started_s
-    for one in clients:
-        one.communicate()
+    for each in clients:
+        each.communicate()
     assert statuses == [0] * CLIENTS
     return took_s
 

@@ -59,10 +59,10 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, deci
                 decision = await budget.charge(CHEAP, **LABELS)
             assert decision.admitted, decision
 
-        def together(one: Callable[[], Coroutine[Any, Any, None]], calls: int) -> Callable[[], None]:
+        def together(each: Callable[[], Coroutine[Any, Any, None]], calls: int) -> Callable[[], None]:
             async def work(calls: int) -> None:
                 for _ in range(calls):
-                    await one()
+                    await each()
 
             async def gather() -> None:
                 shares = (calls // TASKS + (task < calls % TASKS) for task in range(TASKS))

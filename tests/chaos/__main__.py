@@ -128,7 +128,7 @@ def _columns(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 def _inline(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_inline(one)}" for name, one in value.items()) or "-"
+        return ", ".join(f"{name} {_inline(each)}" for name, each in value.items()) or "-"
     if isinstance(value, list):
         return " ".join(map(str, value)) or "-"
     return f"{value:,}" if isinstance(value, int) else str(value)

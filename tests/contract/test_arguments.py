@@ -202,9 +202,9 @@ def test_a_session_takes_no_other_key_for_a_service(session: quota.Session) -> N
 def test_objects_of_one_process_cannot_be_pickled(session: quota.Session, again: Callable[[object], object]) -> None:
     """As where a pool of processes is handed a budget: "cannot pickle '_thread.RLock' object" named nothing of ours."""
     awaited = quota.AsyncSession(session)
-    for one in (session, session.budget(), session.ledger, awaited, awaited.budget()):
-        with pytest.raises(TypeError, match=rf"{type(one).__name__} belongs to one process.*quota\.open"):
-            again(one)
+    for each in (session, session.budget(), session.ledger, awaited, awaited.budget()):
+        with pytest.raises(TypeError, match=rf"{type(each).__name__} belongs to one process.*quota\.open"):
+            again(each)
 
 
 NO_NAMES = [5, True, b"DE", ["DE"], {"DE"}, 1.5, Rude()]

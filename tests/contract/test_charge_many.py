@@ -43,14 +43,14 @@ def test_each_call_has_its_own_charge_in_the_order_given(setup: Setup) -> None:
     budget = setup.budget(limit(500), SEARCHES)
     with quota.labels(job="nightly", region="DE"):
         decisions = budget.charge_many(["search.list", ("videos.list", 7), "suggest.list", ("videos.list", 2)])
-    assert [(one.method, one.cost_units, one.source, one.reason) for one in decisions] == [
+    assert [(each.method, each.cost_units, each.source, each.reason) for each in decisions] == [
         ("search.list", 100, "ledger", "ok"),
         ("videos.list", 7, "ledger", "ok"),
         ("suggest.list", 1, "ledger", "ok"),
         ("videos.list", 2, "ledger", "ok"),
     ]
     entries = setup.entries()
-    assert [one.id for one in decisions] == ids_of(entries)
+    assert [each.id for each in decisions] == ids_of(entries)
     assert [(e.method, e.units, e.bucket, e.job, e.region) for e in entries] == [
         ("search.list", 100, "units", "nightly", "DE"),
         ("videos.list", 7, "units", "nightly", "DE"),
@@ -58,9 +58,9 @@ def test_each_call_has_its_own_charge_in_the_order_given(setup: Setup) -> None:
         ("videos.list", 2, "units", "nightly", "DE"),
     ]
     assert len({e.key for e in entries}) == 4
-    for one in decisions:
-        assert [(s.name, s.cost_units, s.used_units) for s in one.limits] == [("day", 109, 109), ("searches", 1, 1)]
-        assert (one.remaining_units, one.decided_at_ms) == (1, setup.now_ms)
+    for each in decisions:
+        assert [(s.name, s.cost_units, s.used_units) for s in each.limits] == [("day", 109, 109), ("searches", 1, 1)]
+        assert (each.remaining_units, each.decided_at_ms) == (1, setup.now_ms)
 
 
 def test_the_job_and_the_region_may_be_said_for_all(setup: Setup) -> None:
@@ -81,18 +81,24 @@ def test_if_one_limit_refuses_all_are_refused_for_the_sum(setup: Setup) -> None:
     before = setup.entries()
     refused = budget.charge_many(["search.list", ("videos.list", 100), "suggest.list"])
     assert setup.entries() == before
-    assert [(one.method, one.cost_units) for one in refused] == [
+    assert [(each.method, each.cost_units) for each in refused] == [
         ("search.list", 100),
         ("videos.list", 100),
         ("suggest.list", 1),
     ]
-    for one in refused:
-        assert (one.admitted, one.id, one.source, one.reason, one.refused_by) == (False, None, None, "limit", "day")
-        assert one.retry_at_ms == 1_793_000_000_000 + DAY_MS, "when 200 fit, not one of them"
-        assert one.why() == "limit 'day' has 450 of 500 units used, and these 3 calls need 200 together"
+    for each in refused:
+        assert (each.admitted, each.id, each.source, each.reason, each.refused_by) == (
+            False,
+            None,
+            None,
+            "limit",
+            "day",
+        )
+        assert each.retry_at_ms == 1_793_000_000_000 + DAY_MS, "when 200 fit, not one of them"
+        assert each.why() == "limit 'day' has 450 of 500 units used, and these 3 calls need 200 together"
     assert budget.peek("suggest.list").admitted
     refused = budget.charge_many(["videos.list"] * 50 + ["search.list"] * 2)
-    assert {one.refused_by for one in refused} == {"day"}
+    assert {each.refused_by for each in refused} == {"day"}
     setup.now_ms = int(refused[0].retry_at_ms or 0) - 1
     assert not budget.charge_many(["videos.list"] * 50 + ["search.list"] * 2)[0].admitted
     setup.now_ms += 1
@@ -104,8 +110,8 @@ def test_a_closed_bucket_of_one_call_refuses_all_calls(setup: Setup) -> None:
     budget = setup.budget(limit(500))
     setup.state.exhaust(Exhaustion("search", setup.now_ms, setup.now_ms + 9_000, "said so", "a test"))
     for calls in (["videos.list", "suggest.list"], ["search.list", "videos.list"]):
-        for one in budget.charge_many(calls):
-            assert (one.reason, one.refused_by, one.retry_at_ms) == ("exhausted", "search", setup.now_ms + 9_000)
+        for each in budget.charge_many(calls):
+            assert (each.reason, each.refused_by, each.retry_at_ms) == ("exhausted", "search", setup.now_ms + 9_000)
     assert setup.entries() == []
     assert budget.charge_many(["videos.list", "captions.list"])[0].admitted
 
@@ -136,7 +142,7 @@ def test_a_price_that_changes_between_two_clocks_is_asked_for_again(setup: Setup
     times = iter([change_ms - 1])  # of the plan; all later
     setup.now_ms = change_ms
     budget = budget_of(setup.ledger, limit(50_000), project=setup.project, clock=lambda: next(times, change_ms))
-    assert [one.cost_units for one in budget.charge_many(["videos.insert", "videos.insert"])] == [100, 100]
+    assert [each.cost_units for each in budget.charge_many(["videos.insert", "videos.insert"])] == [100, 100]
     assert [e.units for e in setup.entries()] == [100, 100]
 
 
@@ -151,16 +157,16 @@ def test_without_a_ledger_all_are_drawn_or_none(setup: Setup, tmp_path: Path, ca
     cut_off = away(setup, tmp_path)
     assert not cut_off.charge_many([("videos.list", 1), ("videos.list", 6)])[0].admitted, "the second is too dear"
     drawn = cut_off.charge_many([("videos.list", 5), ("videos.list", 2)])
-    assert [(one.source, one.remaining_units, one.cost_units) for one in drawn] == [
+    assert [(each.source, each.remaining_units, each.cost_units) for each in drawn] == [
         ("allowance", 5, 5),
         ("allowance", 5, 2),
     ]
     assert caplog.messages[0].startswith(f"allowance_drawn project={setup.project} units=7 left=5: ")
     refused = cut_off.charge_many([("videos.list", 3)] * 2)
-    assert {(one.admitted, one.id, one.reason) for one in refused} == {(False, None, "ledger-unavailable")}
+    assert {(each.admitted, each.id, each.reason) for each in refused} == {(False, None, "ledger-unavailable")}
     assert cut_off.owed_units() == 7
     cut_off.refund(str(drawn[1].id))
-    assert [one.remaining_units for one in cut_off.charge_many([("videos.list", 2)] * 3)] == [1] * 3
+    assert [each.remaining_units for each in cut_off.charge_many([("videos.list", 2)] * 3)] == [1] * 3
     back = budget_of(setup.ledger, limit(500), project=setup.project, clock=lambda: setup.now_ms, folder=tmp_path)
     assert back.charge_many(["videos.list"] * 2)[0].limits[0].used_units == 13
     assert [charge.units for charge in charges_at(setup.ledger, setup.project)] == [5, 0, 2, 2, 2, 1, 1]
@@ -174,10 +180,10 @@ def test_calls_on_a_bad_line_are_charged_once(server: RedisServer, monkeypatch: 
         assert budget.charge_many(["videos.list"] * 2)[0].admitted
         proxy.fail(kind, keep_bytes=20)
         decisions = budget.charge_many(["videos.list"] * 10)
-        assert [one.id for one in decisions] == ids_of(charges_at(ledger)[2:])
+        assert [each.id for each in decisions] == ids_of(charges_at(ledger)[2:])
         assert decisions[0].limits[0].used_units == 12
         proxy.fail("drop-reply", times=5)
         refused = budget.charge_many(["videos.list"] * 10)
-        assert {one.reason for one in refused} == {"ledger-unavailable"}
+        assert {each.reason for each in refused} == {"ledger-unavailable"}
         proxy.heal()
         assert budget.usage()[0].used_units == 22, "in doubt they count as spent, once"

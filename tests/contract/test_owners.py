@@ -46,9 +46,9 @@ def a_file(base: Path, folder: tuple[int, int, int], file: tuple[int, int, int])
     path = base / "folder" / "quota.toml"
     path.parent.mkdir()
     path.write_text("")
-    for one, (owner, group, mode) in ((path.parent, folder), (path, file)):
-        os.chown(one, owner, group)
-        one.chmod(mode)
+    for each, (owner, group, mode) in ((path.parent, folder), (path, file)):
+        os.chown(each, owner, group)
+        each.chmod(mode)
     return path
 
 

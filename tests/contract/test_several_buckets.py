@@ -63,14 +63,14 @@ def test_a_call_of_two_buckets_is_one_decision_and_two_charges(setup: Setup) -> 
     budget = budget_of(setup)
     decision = budget.charge("write", job="nightly", region="DE")
     assert (decision.admitted, decision.method, decision.cost_units) == (True, "write", 1)
-    assert [(one.name, one.cost_units, one.used_units) for one in decision.limits] == [
+    assert [(each.name, each.cost_units, each.used_units) for each in decision.limits] == [
         ("core", 1, 1),
         ("points", 5, 5),
     ]
     assert decision.remaining_units == 15, "of the limit with the fewest further calls"
     first, second = setup.entries()
     assert decision.id == f"{first.id[0]}-{first.key}+1"
-    assert [(one.bucket, one.units, one.method, one.job, one.region) for one in (first, second)] == [
+    assert [(each.bucket, each.units, each.method, each.job, each.region) for each in (first, second)] == [
         ("core", 1, "write", "nightly", "DE"),
         ("points", 5, "write", "nightly", "DE"),
     ]
@@ -96,13 +96,13 @@ def test_either_bucket_may_refuse_a_call_and_then_neither_is_charged(setup: Setu
 def test_each_call_of_a_batch_has_an_id(setup: Setup) -> None:
     budget = budget_of(setup, CORE, POINTS, EVERYTHING)
     decisions = budget.charge_many(["read", "status", ("search", 3), "write"])
-    entries = [f"{one.id[0]}-{one.key}" for one in setup.entries()]
-    assert [one.id for one in decisions] == [f"{entries[0]}+1", None, entries[2], f"{entries[3]}+1"]
-    assert [one.cost_units for one in decisions] == [1, 0, 3, 1]
-    assert [one.method for one in decisions] == ["read", "status", "search", "write"]
+    entries = [f"{each.id[0]}-{each.key}" for each in setup.entries()]
+    assert [each.id for each in decisions] == [f"{entries[0]}+1", None, entries[2], f"{entries[3]}+1"]
+    assert [each.cost_units for each in decisions] == [1, 0, 3, 1]
+    assert [each.method for each in decisions] == ["read", "status", "search", "write"]
     assert used(budget) == {"core": 2, "points": 9, "all": 5}
     refused = budget.charge_many(["write", "write", "write"])
-    assert [(one.admitted, one.id) for one in refused] == [(False, None)] * 3
+    assert [(each.admitted, each.id) for each in refused] == [(False, None)] * 3
     assert refused[0].detail == "and these 3 calls need 15 together"
     assert used(budget) == {"core": 2, "points": 9, "all": 5}
 

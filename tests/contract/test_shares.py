@@ -45,10 +45,10 @@ def test_each_job_has_the_number_for_itself_whether_it_is_configured_or_not(setu
     budget = setup.budget(limit(500), SHARE, leave=JOBS)
     for job in ("trending", "search", "nightly"):
         decisions = [budget.charge("videos.list", job=job) for _ in range(4)]
-        assert [one.admitted for one in decisions] == [True, True, True, False]
+        assert [each.admitted for each in decisions] == [True, True, True, False]
         assert decisions[-1].refused_by == f"share:{job}"
         assert decisions[-1].retry_at_ms == setup.now_ms + HOUR_MS
-    assert {one.name: one.used_units for one in budget.usage()} == {"day": 9, "share:trending": 3, "share:search": 3}
+    assert {each.name: each.used_units for each in budget.usage()} == {"day": 9, "share:trending": 3, "share:search": 3}
 
 
 def test_a_call_without_a_job_is_counted_by_the_other_limits_alone(setup: Setup) -> None:
@@ -72,7 +72,7 @@ def test_credentials_of_one_project_have_the_shares_and_leave_what_jobs_of_eithe
         assert session.budget("b").charge("videos.list", job="trending").admitted
         assert session.budget("a").charge("videos.list", units=2, job="trending").refused_by == "day"
         sets = [
-            {one.limit.name: one.state.used_units for one in row.limits} for row in read_status(session).credentials
+            {each.limit.name: each.state.used_units for each in row.limits} for row in read_status(session).credentials
         ]
         assert sets == [{"day": 1, "share:trending": 1, "share:search": 0}] * 2
         assert session.budget("b").charge("videos.list", units=2, job="trending").refused_by == "day"
@@ -104,8 +104,8 @@ def shadow(units: int, window_ms: int = DAY_MS, **fields: Any) -> Limit:
 def test_a_shadow_limit_counts_beyond_its_number_and_refuses_nothing(setup: Setup) -> None:
     budget = setup.budget(limit(5), shadow(3, HOUR_MS))
     decisions = [budget.charge("videos.list") for _ in range(6)]
-    assert [one.admitted for one in decisions] == [True] * 5 + [False]
-    assert [one.would_refuse for one in decisions[:5]] == [(), (), (), ("trial",), ("trial",)]
+    assert [each.admitted for each in decisions] == [True] * 5 + [False]
+    assert [each.would_refuse for each in decisions[:5]] == [(), (), (), ("trial",), ("trial",)]
     assert [state.limit_units for state in decisions[4].limits] == [5, 3]
     assert [state.used_units for state in decisions[4].limits] == [5, 5]
     assert decisions[4].remaining_units == 0, "of the limit that refuses"
@@ -149,8 +149,8 @@ def test_status_spend_metrics_and_log_show_a_shadow_refusal(session: Session, ca
         for recorder in session._recorders.values():
             recorder.close()
         spending = read_spending([session.project()], "job", 0)
-        assert [(one.limit, one.job, one.calls) for one in spending.would_refuse] == [("trial", "nightly", 2)]
-        assert [(one.limit, one.calls) for one in spending.refused] == [("day", 2)]
+        assert [(each.limit, each.job, each.calls) for each in spending.would_refuse] == [("trial", "nightly", 2)]
+        assert [(each.limit, each.calls) for each in spending.refused] == [("day", 2)]
         assert json.loads(json.dumps(spending.as_json()))["would_refuse"][0]["calls"] == 2
         text = exposition(of_sums("main", *read_sums(session.project())))
         assert 'quota_would_refuse_total{limit="trial",project="main",quota_job="nightly"} 2' in text

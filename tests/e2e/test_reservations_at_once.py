@@ -69,20 +69,24 @@ def test_reserved_and_used_units_never_exceed_the_limit(state_dir: Path, tmp_pat
             while any(process.is_alive() for process in children.processes):
                 used = session.budget().usage()[0].used_units
                 # What arrived before the next line may cost more than it reserved, and was settled or will be.
-                beyond = sum(max(0, one["use"] - one["max_tokens"]) for one in list(model.asked) if one["how"] in SAYS)
+                beyond = sum(
+                    max(0, each["use"] - each["max_tokens"]) for each in list(model.asked) if each["how"] in SAYS
+                )
                 assert used <= UNITS + beyond
             refused = sum(children.answers())
         log = charges_at(session.ledger, "at-once")
         session.close()
 
     admitted = CALLS * len(ROWS) - refused
-    assert (len(model.asked), len(log)) == (admitted, admitted), sorted((one.units, one.charged_units) for one in log)
+    assert (len(model.asked), len(log)) == (admitted, admitted), sorted(
+        (each.units, each.charged_units) for each in log
+    )
     assert 0 < refused < CALLS * len(ROWS) // 2
     # Each call has a bound that tells it from most others; what it counts is what upstream said, or else that bound.
-    told = Counter((one["use"] if one["how"] in SAYS else None) for one in model.asked)
+    told = Counter((each["use"] if each["how"] in SAYS else None) for each in model.asked)
     held = Counter(entry.units if entry.settled else None for entry in log)
     assert held == told
-    bounds = sorted(one["max_tokens"] for one in model.asked if one["how"] not in SAYS)
+    bounds = sorted(each["max_tokens"] for each in model.asked if each["how"] not in SAYS)
     kept = sorted(entry.units for entry in log if not entry.settled)
     assert all(bound < units <= bound + 40 for bound, units in zip(bounds, kept, strict=True))
     assert all(entry.units == entry.charged_units == entry.reserved_units for entry in log if not entry.settled)

@@ -130,7 +130,7 @@ COMMANDS = (
 )
 """Where a command prints data, half of the time with `--json`."""
 
-WITH_JSON = {name for name, command in every_command().items() for one in command.params if "--json" in one.opts}
+WITH_JSON = {name for name, command in every_command().items() for each in command.params if "--json" in each.opts}
 PAGES = ("/", "/metrics", "/healthz", "/refusals/x", "/runs/x")
 ANSWERS = (
     "/",

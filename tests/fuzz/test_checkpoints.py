@@ -86,11 +86,11 @@ def test_a_region_recovers_from_any_checkpoint(part: int, _upstream: PlainServer
             with quota.open("quota.toml") as session:
                 report = run_job(session, job, wait=wait_none(), clock=lambda: 1795204800000 + 1)
             assert report.outcome in ("done", "failed"), report
-            for one in report.regions:
-                if one.error is not None:
-                    check_line(printable(one.error))
-                if one.outcome == "done":
-                    done.add(one.region)
+            for each in report.regions:
+                if each.error is not None:
+                    check_line(printable(each.error))
+                if each.outcome == "done":
+                    done.add(each.region)
             check_line(printable(report.sentence(0)))
         assert done == {"US", "DE"}
         assert len(_upstream.arrived) - before <= 3 * 2 * 3 * 2 * ATTEMPTS

@@ -115,14 +115,14 @@ def test_a_run_ends_with_an_outcome_for_each_region(part: int, tmp_path: Path, s
                 for bucket in ("units", "search", "uploads"):
                     session.project().state.reopen(bucket)
             assert report.outcome in ("done", "stopped", "failed")
-            assert {one.region for one in report.regions} == {"US", "DE"}
+            assert {each.region for each in report.regions} == {"US", "DE"}
             # Two steps a page, each attempt with redirects of its own.
             assert len(server.arrived) - arrived <= 2 * 3 * 2 * ATTEMPTS * 7
-            for one in report.regions:
-                assert one.outcome in ("done", "partial", "skipped", "failed")
-                assert (one.error is not None) == (one.outcome == "failed")
-                if one.error is not None:
-                    check_line(printable(one.error))
+            for each in report.regions:
+                assert each.outcome in ("done", "partial", "skipped", "failed")
+                assert (each.error is not None) == (each.outcome == "failed")
+                if each.error is not None:
+                    check_line(printable(each.error))
             check_line(printable(report.sentence(0)))
             said = json.dumps(report.as_json()) + report.sentence(0) + report.why
             assert KEY not in said

@@ -110,8 +110,10 @@ def meaning(book: CostBook, row: dict[str, Any]) -> dict[str, Any]:
 def _said(reading: Reading) -> dict[str, Any]:
     return {
         "error": None if reading.error is None else reading.error.kind,
-        "closes": {one.bucket: _iso(one.until_ms) for one in reading.closes},
-        "remaining": {one.bucket: [one.remaining_units, one.limit_units, _iso(one.reset_ms)] for one in reading.levels},
+        "closes": {each.bucket: _iso(each.until_ms) for each in reading.closes},
+        "remaining": {
+            each.bucket: [each.remaining_units, each.limit_units, _iso(each.reset_ms)] for each in reading.levels
+        },
         "used": reading.used_units,
         "free": reading.free,
     }

@@ -18,7 +18,7 @@ Ask = Callable[[str], object]
 
 
 def memory_bytes(what: str) -> int:
-    (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(f"{what}:")]
+    (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(f"{what}:")]
     return int(line.split()[1]) * 1024
 
 
@@ -70,7 +70,7 @@ def main(address: str, *kinds: str) -> None:
             except Exception as error:
                 ended = {"raised": type(error).__name__, "said": str(error)[:3_000]}
             took = {"memory": memory_bytes("VmHWM") - before, "seconds": time.monotonic() - began_s}
-            closed = [one.bucket for one in session.project("main").state.facts().exhaustions if not one.reopened_ms]
+            closed = [each.bucket for each in session.project("main").state.facts().exhaustions if not each.reopened_ms]
             for bucket in closed:
                 session.project("main").state.reopen(bucket, "a test")
             took["closed"] = len(closed)

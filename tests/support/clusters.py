@@ -213,7 +213,9 @@ class Sentinels(Together):
                 lines += [f"sentinel auth-pass {SERVICE} {self._password}"]
             if self._sentinel_password:
                 lines += [f"requirepass {self._sentinel_password}", f"sentinel sentinel-pass {self._sentinel_password}"]
-            lines += [f"sentinel known-replica {SERVICE} 127.0.0.1 {self._seen(one.port)}" for one in self.servers[1:]]
+            lines += [
+                f"sentinel known-replica {SERVICE} 127.0.0.1 {self._seen(each.port)}" for each in self.servers[1:]
+            ]
             lines += [
                 f"sentinel known-sentinel {SERVICE} 127.0.0.1 {self._seen(other)} {_id(other)}"
                 for other in ports
@@ -260,7 +262,7 @@ class Sentinels(Together):
             with self.client(server) as client:
                 followers += _follows(client)
         try:
-            return followers == 2 and all(self.ask(one, "SENTINEL", "CKQUORUM", SERVICE) for one in self.sentinels)
+            return followers == 2 and all(self.ask(each, "SENTINEL", "CKQUORUM", SERVICE) for each in self.sentinels)
         except redis.ResponseError:
             return False
 

@@ -217,8 +217,8 @@ def serve(fd: int) -> None:
                     messages.close()
                     os.close(answer)
                     _answer(message, streams)
-                for one in streams:
-                    os.close(one)
+                for each in streams:
+                    os.close(each)
                 ended = os.pidfd_open(pid)
                 running[ended] = pid, answer
                 events.register(ended, select.POLLIN)
@@ -237,9 +237,9 @@ def _tell(answer: int, number: int) -> None:
 
 
 def _answer(message: bytes, streams: list[int]) -> NoReturn:
-    for target, one in enumerate(streams):
-        os.dup2(one, target)
-        os.close(one)
+    for target, each in enumerate(streams):
+        os.dup2(each, target)
+        os.close(each)
     _go_on(*json.loads(message))
 
 

@@ -1,7 +1,7 @@
 """A worker process: asks one storage as long as it admits, then each millisecond. It prints when it was admitted, by
 the storage's clock.
 
-    python -m support.inbound_worker URL ALGORITHM NUMBER WINDOW_MS SECONDS [AHEAD_MS [RULE]]
+    python -m support.inbound_worker URL ALGORITHM NUMBER WINDOW_MS SECONDS [AHEAD_MS]
 
 AHEAD_MS is how much this host's clock is ahead of the truth; the storage's own is not changed.
 """
@@ -19,11 +19,9 @@ from quota.inbound.contract import Limit, Policy
 from quota.inbound.rules import open_storage
 
 
-def main(
-    url: str, algorithm: str, number: str, window_ms: str, seconds: str, ahead_ms: str = "0", rule: str = "a"
-) -> None:
+def main(url: str, algorithm: str, number: str, window_ms: str, seconds: str, ahead_ms: str = "0") -> None:
     burst = int(number) if algorithm == "gcra" else 0
-    policy = Policy(rule, (Limit(int(number), int(window_ms), burst),), algorithm)  # type: ignore[arg-type]
+    policy = Policy("a", (Limit(int(number), int(window_ms), burst),), algorithm)  # type: ignore[arg-type]
     storage = open_storage(url)
     ends_s = time.monotonic() + float(seconds)
     with patch.object(redis_storage, "host_clock", lambda: host_clock() + int(ahead_ms)):

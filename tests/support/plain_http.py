@@ -70,10 +70,10 @@ class PlainServer(Serving):
     """Serves inside `with`, on loopback. `answer` is asked for each request; `arrived` lists them in order.
 
     With `shown`, a certificate and its key, it speaks TLS. Asked to CONNECT, it is a proxy: it passes bytes to that
-    port of loopback, whatever the host is called; with `to`, to the port of that. An answer of 407 refuses that.
+    port of loopback, whatever the host is called. An answer of 407 refuses that.
     """
 
-    def __init__(self, answer: Callable[[Arrived], Answer], shown: Pair | None = None, to: str = "") -> None:
+    def __init__(self, answer: Callable[[Arrived], Answer], shown: Pair | None = None) -> None:
         self.arrived: list[Arrived] = []
         self._stopping = threading.Event()
         outer = self
@@ -115,7 +115,7 @@ class PlainServer(Serving):
                 if answer(request).status == 407:
                     self.send_error(407)
                     return
-                with socket.create_connection(("127.0.0.1", int((to or self.path).rpartition(":")[2]))) as there:
+                with socket.create_connection(("127.0.0.1", int(self.path.rpartition(":")[2]))) as there:
                     self.send_response(200)
                     self.end_headers()
                     self.wfile.flush()

@@ -106,8 +106,8 @@ class Proxy:
 
     def drop_all(self) -> None:
         """End every connection, as a server that dies."""
-        for one in tuple(self._open):
-            _end(one)
+        for each in tuple(self._open):
+            _end(each)
 
     def __enter__(self) -> Self:
         self._spawn(self._accept)
@@ -142,9 +142,9 @@ class Proxy:
                 except OSError:
                     client.close()
                     continue
-                for one in (client, server):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self._open.add(one)
+                for each in (client, server):
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._open.add(each)
                 self._spawn(self._pass, client, server)
 
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
@@ -154,9 +154,9 @@ class Proxy:
         back.start()
         self._pass_requests(client, server, replies)
         back.join()
-        for one in (client, server):
-            self._open.discard(one)
-            one.close()
+        for each in (client, server):
+            self._open.discard(each)
+            each.close()
 
     def _next_fault(self, data: bytes) -> Fault | None:
         with self._lock:
@@ -213,6 +213,6 @@ class Proxy:
         _end(server)
 
 
-def _end(one: socket.socket) -> None:
+def _end(each: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
+        each.shutdown(socket.SHUT_RDWR)

@@ -107,5 +107,5 @@ class Site:
         (SqliteStorage(self.folder) if in_file else RedisStorage(self.url)).empty()
 
     def close(self) -> None:
-        for one in reversed(self._open):
-            one.stop() if isinstance(one, Emulator) else one.close()
+        for each in reversed(self._open):
+            each.stop() if isinstance(each, Emulator) else each.close()

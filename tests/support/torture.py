@@ -263,7 +263,7 @@ class Torture:
 
     def strike(self, kind: str) -> None:
         if kind == "all of it":
-            kind = self.dice.choice([one for one in (ON_REDIS if self._server else ON_SQLITE) if one != "all of it"])
+            kind = self.dice.choice([each for each in (ON_REDIS if self._server else ON_SQLITE) if each != "all of it"])
         strikes: dict[str, Callable[[], None]] = {
             "emptied": self.storage.clear,
             "old copy": self._restore_or_copy,

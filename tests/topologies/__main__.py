@@ -176,8 +176,8 @@ def main() -> int:
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / "build" / "topologies.md").write_text(text + "\n")
     print(text)
-    for one in table.wrong:
-        print(f"WRONG: {one}")
+    for each in table.wrong:
+        print(f"WRONG: {each}")
     return 1 if table.wrong else 0
 
 

@@ -150,7 +150,7 @@ window = "24h"
             began = time.perf_counter()
             work()
             took_ms = (time.perf_counter() - began) * 1_000
-            commands = [one["duration"] for one in client.slowlog_get(100_000)]
+            commands = [each["duration"] for each in client.slowlog_get(100_000)]
         return Row(what, took_ms, len(commands), max(commands) / 1_000)
 
 

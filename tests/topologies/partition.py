@@ -83,7 +83,7 @@ def all_know(network: Network) -> bool:
     elected before that finds nobody to promote, and tries again after twice the failover-timeout."""
     known = [ask(network, machine, SENTINEL_PORT, "SENTINEL", "MASTER", "main").split("\n") for machine in MACHINES]
     facts = [dict(zip(words[::2], words[1::2], strict=False)) for words in known]
-    return all((one.get("num-slaves"), one.get("num-other-sentinels")) == ("2", "2") for one in facts)
+    return all((each.get("num-slaves"), each.get("num-other-sentinels")) == ("2", "2") for each in facts)
 
 
 def server_options(folder: Path, machine: str) -> list[str]:

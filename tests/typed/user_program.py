@@ -28,8 +28,8 @@ def blocking() -> None:
             when = decision.when()
             print(when.at)  # type: ignore[union-attr]
             print(when and (when.at.isoformat(), when.seconds / 60))
-        for one in budget.charge_many(["videos.list", ("search.list", 100)]):
-            print(one.id, [limit.remaining_units for limit in one.limits])
+        for each in budget.charge_many(["videos.list", ("search.list", 100)]):
+            print(each.id, [limit.remaining_units for limit in each.limits])
         with budget.spend("videos.list") as decision:
             budget.settle(decision.id or "", 3)
         with budget.spend("search.list", units=200) as call:
@@ -59,8 +59,8 @@ async def awaited() -> None:
     async with quota.open_async("quota.toml") as q:
         budget: quota.AsyncBudget = q.budget()
         decision: quota.Decision = await budget.charge("search.list", job="nightly", region="DE")
-        for one in await budget.charge_many(["videos.list", ("search.list", 100)], job="nightly"):
-            print(one.id, one.cost_units)
+        for each in await budget.charge_many(["videos.list", ("search.list", 100)], job="nightly"):
+            print(each.id, each.cost_units)
         try:
             async with budget.spend("videos.list") as decision:
                 await budget.refund(decision.id or "")

@@ -277,9 +277,9 @@ names = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", 
 
 
 @given(names, names)
-def test_views_of_different_jobs_have_different_names(one: list[str], other: list[str]) -> None:
-    first, second = (View(Selector(("units",), (), tuple(jobs)), DAY) for jobs in (one, other))
-    assert (first.name == second.name) == (sorted(one) == sorted(other))
+def test_views_of_different_jobs_have_different_names(each: list[str], other: list[str]) -> None:
+    first, second = (View(Selector(("units",), (), tuple(jobs)), DAY) for jobs in (each, other))
+    assert (first.name == second.name) == (sorted(each) == sorted(other))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def asked_for() -> list[Requirement]:
     project = data["project"]
     several = [data["build-system"]["requires"], project["dependencies"], *project["optional-dependencies"].values()]
     found = [Requirement(text) for texts in several for text in texts]
-    return [one for one in found if one.name != project["name"]]
+    return [each for each in found if each.name != project["name"]]
 
 
 @pytest.mark.parametrize("asked", asked_for(), ids=str)

@@ -55,7 +55,7 @@ def sentinels() -> Iterator[Sentinels]:
 
 
 def at_sentinels(sentinels: Sentinels, service: str = SERVICE, query: str = "", user: str = f":{PASSWORD}@") -> str:
-    hosts = ",".join(f"127.0.0.1:{one.port}" for one in sentinels.sentinels)
+    hosts = ",".join(f"127.0.0.1:{each.port}" for each in sentinels.sentinels)
     return f"redis+sentinel://{user}{hosts}/{service}/0{query}"
 
 
@@ -140,7 +140,7 @@ def nodes() -> Iterator[Nodes]:
 
 def others(nodes: Nodes, key: str) -> RedisServer:
     """A primary that does not have this key."""
-    return next(one for one in nodes.servers[:3] if one is not nodes.owner(key))
+    return next(each for each in nodes.servers[:3] if each is not nodes.owner(key))
 
 
 @pytest.mark.parametrize(("ask", "key"), [(told, "quota:{p}:log"), (told_inbound, "quota:inbound:{totals}")])
@@ -169,8 +169,8 @@ def test_a_slot_on_the_move_is_named(nodes: Nodes) -> None:
         try:
             line, of_the_node = told(nodes.url), told(f"redis://127.0.0.1:{owner.port}")
         finally:
-            for one in here.keys("quota:{p}:*"):
-                here.execute_command("MIGRATE", "127.0.0.1", other.port, one, 0, 5_000)
+            for each in here.keys("quota:{p}:*"):
+                here.execute_command("MIGRATE", "127.0.0.1", other.port, each, 0, 5_000)
             for client in (there, here):
                 client.execute_command("CLUSTER SETSLOT", slot, "NODE", theirs)
     moving = "is moving its data or choosing a primary; run again in a moment"

@@ -53,10 +53,10 @@ def test_no_call_is_charged_if_not_all_fit(quota: Quota) -> None:
     assert done.stdout == ""
     assert "limit 'day' has 3 of 205 units used, and these 3 calls need 203 together; next at " in said
     assert len(charged(quota)) == 1
-    assert [one["calls"] for one in quota.json("spend")["refused"]] == [3]
+    assert [each["calls"] for each in quota.json("spend")["refused"]] == [3]
     assert quota("charge", "videos.list", "--units", "203").returncode == 75
     kept = [json.loads(line) for line in quota("log", "--refused", "--json").stdout.splitlines()]
-    of_each = [(one["method"], one["calls"], one["cost_units"]) for one in kept]
+    of_each = [(each["method"], each["calls"], each["cost_units"]) for each in kept]
     assert of_each == [("search.list", 3, 203), ("videos.list", 1, 203)]
     lines = quota("log", "--refused").stdout.splitlines()
     assert max(map(len, lines)) <= 80

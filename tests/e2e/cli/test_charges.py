@@ -79,7 +79,7 @@ def test_a_refused_charge_is_counted_and_kept_after_the_command_has_ended(quota:
     ]
     assert quota("spend").stdout.splitlines()[-1] == "2 calls refused: 2 by limit 'day'; see `quota log --refused`"
     kept = [json.loads(line) for line in quota("log", "--refused", "--json").stdout.splitlines()]
-    assert [one["region"] for one in kept] == ["DE", ""]
+    assert [each["region"] for each in kept] == ["DE", ""]
     assert kept[0]["retry_at"] is not None
     shown = quota("log", "--refused").stdout
     assert [word in shown for word in ("backfill", "DE", "day", "limit")] == [True] * 4

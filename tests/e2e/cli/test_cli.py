@@ -412,7 +412,7 @@ def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     def said(credentials: str, name: str = "quota.toml") -> list[str]:
         (quota.folder / name).write_text(f'[ledger]\nurl = "sqlite:///ledger.db"\n{credentials}')
         findings = json.loads(quota("check", "--config", name, "--json", KEY="k").stdout)["findings"]
-        return [one["message"] for one in findings if one["location"] == "credentials"]
+        return [each["message"] for each in findings if each["location"] == "credentials"]
 
     assert said(KEYED) == []
     assert quota("charge", "search.list").returncode == 0

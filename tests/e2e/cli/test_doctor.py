@@ -211,7 +211,7 @@ def test_doctor_warns_of_a_nearly_full_disk(tmp_path: Path, monkeypatch: pytest.
     usage = namedtuple("usage", "total used free")
     for free, level in ((99_999_999, "warning"), (9_999_999, "error"), (100_000_000, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(10**12, 0, free))
-        assert [one.level for one in examine_folder("store", tmp_path, "it")] == [level]
+        assert [each.level for each in examine_folder("store", tmp_path, "it")] == [level]
 
 
 def test_doctor_reports_a_store_that_cannot_be_opened(command: Quota) -> None:
@@ -241,7 +241,7 @@ def test_doctor_rejects_a_read_only_ledger(command: Quota, monkeypatch: pytest.M
     (command.folder / "ledger.db").chmod(0o400)
     with not_root(), quota.open(path) as session:
         assert session.budget().charge("search.list").reason == "ledger-unavailable"
-        (finding,) = (one for one in examine(session) if one.level == "error" and "ledger" in one.location)
+        (finding,) = (each for each in examine(session) if each.level == "error" and "ledger" in each.location)
     why = f"takes no charge: this user may not write to {path.parent}/ledger.db"
     assert (finding.location, finding.message[-len(why) :]) == ("ledger", why)
     (command.folder / "ledger.db").chmod(0o600)
@@ -333,11 +333,11 @@ def test_each_right_that_is_missing_is_named(tmp_path: Path, server: RedisServer
             client.acl_setuser("some", enabled=True, nopass=True, keys=["quota:*"], commands=granted)
             with quota.open(path) as session:
                 findings = session.ledger.examine("research")
-            rights = [(one.level, one.message) for one in findings if one.location == "server rights"]
+            rights = [(each.level, each.message) for each in findings if each.location == "server rights"]
             assert rights == [("error", f"this user may not run {command.upper()}: calls are refused")]
         client.acl_setuser("some", enabled=True, nopass=True, keys=["quota:*"], commands=["+@all"])
     with quota.open(path) as session:
-        levels = {one.location: one.level for one in session.ledger.examine("research")}
+        levels = {each.location: each.level for each in session.ledger.examine("research")}
     assert levels["server rights"] == "ok"
 
 
@@ -407,7 +407,7 @@ def test_the_rights_of_the_inbound_storage_are_a_line_of_their_own(
     assert [line.split()[2] for line in lines] == users
     if inbound.startswith("redis"):
         assert " ~quota:inbound:* " in lines[-1]
-        assert {f"+{one}" for one in INBOUND_COMMANDS} <= set(lines[-1].split())
+        assert {f"+{each}" for each in INBOUND_COMMANDS} <= set(lines[-1].split())
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_doctor_compares_the_clocks(tmp_path: Path, server: RedisServer, ahead_m
     path.write_text(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
     with quota.open(path) as session:
         session._ledger = open_ledger(server.url, clock=lambda: host_clock() + ahead_ms)
-        clock = next(one for one in examine(session) if one.location == "clock")
+        clock = next(each for each in examine(session) if each.location == "clock")
     assert clock.level == level
     assert f"s {way} the ledger's" in clock.message or level == "ok"
 

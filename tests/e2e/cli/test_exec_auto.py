@@ -94,7 +94,7 @@ def test_a_program_and_its_children_are_charged(quota: Quota, server: PlainServe
     lines = done.stderr.splitlines()
     assert (done.returncode, lines[-1]) == (0, "4 calls, 4 units, 0 refused")
     assert lines[-2].split() == [*quota("spend").stdout.splitlines()[2].split(), "0"]
-    assert sorted(one.target for one in server.arrived) == ["/forked", "/parent", "/spawned", "/started"]
+    assert sorted(each.target for each in server.arrived) == ["/forked", "/parent", "/spawned", "/started"]
     assert f"{quota.folder / 'sitecustomize.py'} []" in lines
     assert quota("spend", "--by", "job").stdout.splitlines()[2].split() == ["nightly", "4", "4"]
 

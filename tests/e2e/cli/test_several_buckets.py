@@ -62,7 +62,7 @@ def test_one_id_explains_settles_and_refunds_a_call_of_two_buckets(quota: Quota)
     assert [limit["cost_units"] for limit in decision["limits"]] == [1, 5, 5, 5]
     explained = quota.json("explain", charge_id)
     assert (explained["id"], explained["bucket"], explained["units"]) == (charge_id, "core", 1)
-    assert [(one["bucket"], one["units"]) for one in explained["also"]] == [("points", 5)]
+    assert [(each["bucket"], each["units"]) for each in explained["also"]] == [("points", 5)]
     told = quota("explain", charge_id).stdout
     assert "CHARGED 1 unit for write" in told
     assert "CHARGED 5 units for write" in told

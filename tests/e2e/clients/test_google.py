@@ -668,7 +668,7 @@ def test_connections_are_closed_with_their_thread_or_with_the_service(upstream: 
         thread.start()
         thread.join()
     # Each thread let go of what those before it had left.
-    assert [one.fileno() == -1 for one in sockets] == [True, True, True, False]
+    assert [each.fileno() == -1 for each in sockets] == [True, True, True, False]
     youtube.close()
     assert sockets[-1].fileno() == -1
     popular(youtube).execute()  # and it opens new ones

@@ -156,7 +156,7 @@ def test_the_page_has_the_numbers_of_status_spend_and_plan(browser: Browser, pag
             assert headline.startswith("Closed by upstream") == (card["closed_by"] is not None)
             if card["next_at"] is not None:
                 assert section.locator(".headline time").get_attribute("datetime") == card["next_at"]
-            for words in (one["evidence"] for one in card["exhausted"]):
+            for words in (each["evidence"] for each in card["exhausted"]):
                 assert words in section.locator("blockquote").inner_text()
         rows = [row for card in status["credentials"] for row in card["limits"]]
         cards = visit.page.locator("article.card")
@@ -170,13 +170,13 @@ def test_the_page_has_the_numbers_of_status_spend_and_plan(browser: Browser, pag
             ]
             if row["next_capacity_at"] is not None and row["remaining_units"]:
                 times = cards.nth(n).locator(".facts time")
-                assert row["next_capacity_at"] in [one.get_attribute("datetime") for one in times.all()]
+                assert row["next_capacity_at"] in [each.get_attribute("datetime") for each in times.all()]
             counted = cards.nth(n).locator(".key .number").all_inner_texts()
-            assert sum(int(one.replace(",", "")) for one in counted) == row["used_units"]
+            assert sum(int(each.replace(",", "")) for each in counted) == row["used_units"]
         _spending_is_the_same(visit.page, house)
         after = printed(house, "plan", "--days", "1")
         shown = [int(text.replace(",", "")) for text in visit.page.locator("[data-day-units]").all_inner_texts()]
-        assert shown in [[row["days"][0]["used_units"] for row in one["limits"]] for one in (before, after)]
+        assert shown in [[row["days"][0]["used_units"] for row in each["limits"]] for each in (before, after)]
 
 
 def _spending_is_the_same(page: Page, house: Quota) -> None:
@@ -211,9 +211,9 @@ def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(browser:
                 break
             seen.append(found)
         assert seen[0]["text"] == "Skip to the content"
-        assert [one["text"] for one in seen if not one["shown"]] == []
-        names = [one["text"] for one in seen]
+        assert [each["text"] for each in seen if not each["shown"]] == []
+        names = [each["text"] for each in seen]
         assert names[2:7] == ["Limits", "Spending", "Freshness", "Refusals", "Runs"]
         assert {"What is a unit?", "As a table", "Metrics"} <= set(names)
-        tops = [one["top"] for one in seen[2:]]
+        tops = [each["top"] for each in seen[2:]]
         assert tops == sorted(tops), json.dumps(seen)

@@ -81,7 +81,7 @@ def test_every_page_has_landmarks_one_heading_captions_and_ids_of_its_own(page: 
         assert [len(outline.all(tag)) for tag in ("main", "h1", "title")][:2] == [1, 1], path
         assert {attrs.get("lang") for attrs in outline.all("html")} == {"en"}
         levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch(r"h[1-6]", tag)]
-        assert [two for one, two in itertools.pairwise(levels) if two > one + 1] == [], path
+        assert [two for each, two in itertools.pairwise(levels) if two > each + 1] == [], path
         ids = [attrs["id"] for _, attrs in outline.tags if "id" in attrs]
         assert len(ids) == len(set(ids))
         assert len(outline.all("caption")) == len(outline.all("table"))

@@ -59,10 +59,10 @@ def raw_answer(client: Client, path: str) -> bytes:
 
 def test_every_answer_tells_the_limit_and_a_refusal_when_to_come_back(ask: Client) -> None:
     admitted = [ask() for _ in range(3)]
-    assert [one.headers["ratelimit-policy"] for one in admitted] == ['"three";q=3;w=60'] * 3
-    left = [re.fullmatch(r'"three";r=(\d);t=(\d+)', one.headers["ratelimit"]) for one in admitted]
-    assert [one and one[1] for one in left] == ["2", "1", "0"]
-    assert all(one is not None and 1 <= int(one[2]) <= 60 for one in left)
+    assert [each.headers["ratelimit-policy"] for each in admitted] == ['"three";q=3;w=60'] * 3
+    left = [re.fullmatch(r'"three";r=(\d);t=(\d+)', each.headers["ratelimit"]) for each in admitted]
+    assert [each and each[1] for each in left] == ["2", "1", "0"]
+    assert all(each is not None and 1 <= int(each[2]) <= 60 for each in left)
     refused = ask()
     assert refused.status == 429
     assert refused.headers["content-type"] == "application/problem+json"
@@ -168,7 +168,7 @@ def test_a_refused_head_has_no_body(ask: Client) -> None:
 def test_a_preflight_is_answered_by_the_application_and_not_counted(ask: Client) -> None:
     asked = {"Origin": "https://a.example", "Access_Control_Request_Method": "POST"}
     got = [ask(method="OPTIONS", **asked) for _ in range(5)]
-    assert {one.status for one in got} == {200}
+    assert {each.status for each in got} == {200}
     assert [ask().status for _ in range(4)] == [200, 200, 200, 429]
 
 
@@ -339,11 +339,11 @@ def test_fail_decides_while_redis_is_away(
         else:
             own_server.kill()
         got = [ask(path) for path in ("/open", "/closed", "/shadow") * 3]
-        assert [one.status for one in got] == [200, 503, 200] * 3
-        assert max(one.answered_s - one.asked_s for one in got) < GENEROUS_S
+        assert [each.status for each in got] == [200, 503, 200] * 3
+        assert max(each.answered_s - each.asked_s for each in got) < GENEROUS_S
         # After three failures nobody waits any more.
         quick = [ask("/closed") for _ in range(20)]
-        assert sorted(one.answered_s - one.asked_s for one in quick)[5] < WALL_S
+        assert sorted(each.answered_s - each.asked_s for each in quick)[5] < WALL_S
         closed = got[1]
         assert closed.headers["content-type"] == "application/problem+json"
         assert closed.headers["cache-control"] == "no-store"

@@ -90,7 +90,7 @@ def comment(number: int, **more: Any) -> dict[str, Any]:
 def test_rows_are_stored_with_their_page_and_refreshed_by_key(site: Site) -> None:
     site.pages([{"comments": [comment(1), comment(2)]}, {"comments": [comment(2, likes=9)], "threads": [{"id": 7}]}])
     report = site.run()
-    assert (report.outcome, [one.items for one in report.regions]) == ("done", [4, 0])
+    assert (report.outcome, [each.items for each in report.regions]) == ("done", [4, 0])
     assert site.rows("SELECT name, key, job, region, json_extract(data, '$.likes') FROM rows ORDER BY id") == [
         ("comments", "c1", "own", "US", 1),
         ("comments", "c2", "own", "US", 9),
@@ -219,7 +219,7 @@ def test_a_sink_that_fails_keeps_the_place_and_gets_the_page_again(site: Site, c
     site.pages([{"comments": [comment(1)]}, {"comments": [comment(2)]}], [{"comments": [comment(3)]}])
     (site.folder / "down").write_text(f"if region == 'US': {code}")
     report = site.run()
-    assert (report.exit_status, [one.outcome for one in report.regions]) == (1, ["failed", "done"])
+    assert (report.exit_status, [each.outcome for each in report.regions]) == (1, ["failed", "done"])
     error, place, _ = re.split(r" \(|; ", str(report.regions[0].error))
     assert error == f"sink = '{site.module}_sink:put': {said}"
     assert place.endswith(f"/{site.module}_sink.py, line 12)")
@@ -286,7 +286,7 @@ def test_a_view_has_a_column_for_each_field_whatever_it_is_called(site: Site) ->
     site.pages([{"odd": [{"id": 1, **odd}], "Wide": [{"id": 1, **wide}], "wide": [comment(1), comment(2)]}])
     site.run()
     shown = site.quota.json("tables", "--views", "--json")
-    assert [(one["name"], one["rows"], len(one["fields"])) for one in shown["tables"]] == [
+    assert [(each["name"], each["rows"], len(each["fields"])) for each in shown["tables"]] == [
         ("Wide", 1, 301),
         ("odd", 1, 9),
         ("wide", 2, 3),
@@ -329,7 +329,7 @@ def test_rows_are_exported_as_they_came(site: Site) -> None:
     )
     site.run()
     lines = [json.loads(line) for line in site.quota("export", "comments").stdout.splitlines()]
-    assert [(one["id"], one["region"], one["likes"]) for one in lines] == [
+    assert [(each["id"], each["region"], each["likes"]) for each in lines] == [
         ("c1", "US", 1),
         ("c2", "US", 2),
         ("c3", "DE", 3),
@@ -356,7 +356,7 @@ def test_an_export_and_the_file_itself_land_in_a_data_frame(site: Site, monkeypa
     monkeypatch.chdir(site.folder)
     said = re.findall(r"`(pandas\.[^`]*)`", (ROOT / "docs" / "data.md").read_text().replace("\n", " "))
     names = {"pandas": pandas, "sqlite3": sqlite3}
-    from_file, from_lines, from_csv = (eval(one, names) for one in said)  # noqa: S307  # our own page
+    from_file, from_lines, from_csv = (eval(each, names) for each in said)  # noqa: S307  # our own page
     [(videos, views)] = site.rows("SELECT count(*), sum(view_count) FROM videos")
     assert 50 < videos == len(from_file) == len(from_csv)
     assert views == from_file["view_count"].sum() == from_csv["view_count"].sum()
@@ -483,7 +483,7 @@ def test_the_yield_of_pages_is_known_by_number(site: Site) -> None:
     site.pages([page(0, 30), page(0, 20), {"comments": [{}]}], [page(0, 30)])
     assert site.run().outcome == "failed"
     found = site.quota.json("spend", "--bought", "--json")["bought"]
-    assert [(one["page"], one["pages"], one["items"], one["new"], one["units"]) for one in found] == [
+    assert [(each["page"], each["pages"], each["items"], each["new"], each["units"]) for each in found] == [
         (1, 8, 240, 90, 8),
         (2, 7, 83, 0, 7),
         (3, 3, 30, 0, 4),
@@ -509,7 +509,7 @@ def test_places_show_the_next_page_and_are_reset_one_by_one(site: Site) -> None:
     assert (shown["pages"], shown["cursor"], shown["pending"]) == (1, {"at": 1}, True)
     assert '  cursor {"at": 1}' in site.quota("place", "show", "own").stdout
     assert site.quota("place", "reset", "own", "DE").stdout == "own begins anew with the next run, in DE\n"
-    assert [one["pages"] for one in site.quota.json("place", "list", "--json")["places"]] == [2, 0]
+    assert [each["pages"] for each in site.quota.json("place", "list", "--json")["places"]] == [2, 0]
     assert len(site.rows("SELECT 1 FROM rows")) == 3, "what is stored stays"
     assert site.run().outcome == "done"
     assert site.upstream.usage()["requests"] == 3 + 3
@@ -553,7 +553,7 @@ def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> 
     [row] = csv.DictReader(
         io.StringIO(site.quota("search", "cat", "--format", "csv", "--region", "US", "--since", "7d").stdout)
     )
-    assert [(one["region"], one["rank"]) for one in json.loads(row["rankings"])] == [("US", 1)]
+    assert [(each["region"], each["rank"]) for each in json.loads(row["rankings"])] == [("US", 1)]
     assert "--json is --format json" in one_line(site.quota("search", "cat", "--format", "csv", "--json"), 2)
     assert "--since 'week' is not a duration" in one_line(site.quota("search", "cat", "--since", "week"), 2)
 
@@ -566,11 +566,11 @@ def test_each_documented_query_finds_something_in_a_store_with_two_passes(site: 
     for views, ids, title in ((1, "ab", "t"), (5, "abc", "u")):
         videos = [
             {
-                "id": one if one != "a" else "VIDEO",
+                "id": each if each != "a" else "VIDEO",
                 "snippet": {"title": title, "channelId": "c", "tags": ["x"], "publishedAt": "2026-11-01T10:00:00Z"},
                 "statistics": {"viewCount": str(views)},
             }
-            for one in ids
+            for each in ids
         ]
         site.pages([{"v": videos}], [{"v": videos}])
         site.run()

@@ -154,7 +154,7 @@ def manifest(home: Path) -> list[Any]:
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
-        return [json.loads(one) for one in re.split(r"(?<=\n\})\n", done.stdout) if one]
+        return [json.loads(each) for each in re.split(r"(?<=\n\})\n", done.stdout) if each]
     yaml = pytest.importorskip("yaml", reason="neither kubectl nor a YAML reader is installed")
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
@@ -162,7 +162,7 @@ def manifest(home: Path) -> list[Any]:
 def test_all_that_the_pod_names_is_in_the_manifest_or_in_a_command_that_makes_it(tmp_path: Path) -> None:
     job, *others = manifest(tmp_path)
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    made = [f"{one['kind']} {one['metadata']['name']}" for one in others]
+    made = [f"{each['kind']} {each['metadata']['name']}" for each in others]
     commands = (DEPLOY / "cronjob.yaml").read_text(encoding="utf-8")
     for volume in pod["volumes"]:
         if "configMap" in volume:

@@ -140,7 +140,7 @@ def test_a_walks_place_is_no_item_and_a_step_without_a_call_is_no_page(site: Sit
     site.configure("uploads", channels=[channel(50), channel(3), "UC-is-not-there"])
     site.config.write_text(site.config.read_text().replace("pages = ", 'sink = "sink_of_walks:put"\npages = '))
     report = site.run()
-    assert [(one.outcome, one.pages, one.items) for one in report.regions] == [("done", 3, 2 + 50 + 3)]
+    assert [(each.outcome, each.pages, each.items) for each in report.regions] == [("done", 3, 2 + 50 + 3)]
     assert report.units == 3
     from sink_of_walks import handed  # type: ignore[import-not-found]
 
@@ -172,7 +172,7 @@ def test_check_and_run_refuse_an_invalid_id(site: Site) -> None:
 def test_a_pass_that_finds_nothing_to_ask_for_has_no_page(site: Site, fetch: str) -> None:
     site.configure(fetch)
     report = site.run()
-    assert (report.outcome, report.units, [one.pages for one in report.regions]) == ("done", 0, [0])
+    assert (report.outcome, report.units, [each.pages for each in report.regions]) == ("done", 0, [0])
     assert report.why == "there was nothing to fetch"
     assert site.count("bought") == 0
     assert site.rows("SELECT pending, completed_at_ms > 0 FROM checkpoints") == [(0, 1)]
@@ -264,7 +264,7 @@ def found(site: Site, word: str) -> int:
 
 def said_under(video: str) -> dict[str, list[str]]:
     found = threads(CATALOGUE.video(video) or {}) or []
-    return {one["id"]: [reply["id"] for reply in replies_to(one["id"]) or ()] for one in found}
+    return {each["id"]: [reply["id"] for reply in replies_to(each["id"]) or ()] for each in found}
 
 
 def calls_for(video: str) -> dict[str, int]:
@@ -285,7 +285,7 @@ DISABLED = next(name for name in published(channel(122)) if threads(CATALOGUE.vi
 
 
 def all_of(video: str) -> set[str]:
-    return {one for thread, replies in said_under(video).items() for one in (thread, *replies)}
+    return {each for thread, replies in said_under(video).items() for each in (thread, *replies)}
 
 
 def comments(site: Site) -> set[str]:

@@ -41,7 +41,7 @@ class Site(Installation):
 
     def asked(self, name: str) -> list[str]:
         """The values of a parameter in the requests since the last call."""
-        queries = [parse_qs(urlsplit(one.target).query) for one in self.server.arrived]
+        queries = [parse_qs(urlsplit(each.target).query) for each in self.server.arrived]
         self.server.arrived.clear()
         return [query[name][0] for query in queries if name in query]
 
@@ -65,13 +65,13 @@ def site(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def listed(ids: str) -> Any:
-    return {"items": [{"id": one} for one in ids.split(",")]}
+    return {"items": [{"id": each} for each in ids.split(",")]}
 
 
 def playlists_of(ids: str) -> Any:
     """Channels, whose playlists are called as they, after a P."""
-    playlists = [(one, {"relatedPlaylists": {"uploads": f"P{one}"}}) for one in ids.split(",")]
-    return {"items": [{"id": one, "contentDetails": details} for one, details in playlists]}
+    playlists = [(each, {"relatedPlaylists": {"uploads": f"P{each}"}}) for each in ids.split(",")]
+    return {"items": [{"id": each, "contentDetails": details} for each, details in playlists]}
 
 
 def test_a_region_that_upstream_forbids_does_not_keep_the_others_out(site: Site) -> None:
@@ -104,7 +104,7 @@ def test_calls_in_threads_of_a_fetch_function_count_for_its_job(site: Site) -> N
     )
     report = site.run(f'fetch = "{fetch}"\nregions = ["DE", "FR"]\nleave = 96', units=100)
     assert (report.outcome, report.refused_by, report.units) == ("stopped", "day", 4)
-    assert {one.region: one.units for one in report.regions} == {"DE": 3, "FR": 1}
+    assert {each.region: each.units for each in report.regions} == {"DE": 3, "FR": 1}
     assert len(site.server.arrived) == 4
 
 
@@ -114,7 +114,7 @@ def test_pages_in_a_circle_end_the_walk_of_their_list_alone(site: Site) -> None:
             return playlists_of(q["id"])
         number = int(q.get("pageToken", "0"))
         items = [{"id": "i", "contentDetails": {"videoId": f"{q['playlistId']}{number}", "videoPublishedAt": "2026"}}]
-        items = [{**one, "snippet": {"title": "x"}} for one in items]
+        items = [{**each, "snippet": {"title": "x"}} for each in items]
         following = (number + 1) % 3 if q["playlistId"] == "PA" else number + 1
         return {"items": items, **({"nextPageToken": str(following or 1)} if following < 5 else {})}
 
@@ -225,7 +225,7 @@ def test_a_list_that_upstream_fails_keeps_no_other_out_and_goes_on_where_it_was(
         assert str(region.error).startswith("channel A: ")
         assert len([name for name in site.asked("playlistId") if name == "PA"]) <= (8 if how == "down" else 2)
         site.now_ms += 1_000
-    listed = {one for (one,) in site.rows("SELECT video_id FROM videos")}
+    listed = {each for (each,) in site.rows("SELECT video_id FROM videos")}
     assert {f"P{name}{token}" for name in "BC" for token in ("", "2", "3")} <= listed
     broken[0] = False
     assert site.run(job).outcome == "done"

@@ -69,7 +69,7 @@ def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
     assert "invalidRegionCode" in command("runs").stdout, "more than: 1 of 1 regions failed"
     told.append(command.json("run", "trending"))  # refused: 5 units are used
     refused, failed, done = runs(command)
-    assert [one["outcome"] for one in (refused, failed, done)] == ["stopped", "failed", "done"]
+    assert [each["outcome"] for each in (refused, failed, done)] == ["stopped", "failed", "done"]
     for kept, report in ((done, told[0]), (refused, told[1])):
         for field in ("run", "job", "outcome", "units", "attempts", "refused_by", "retry_at"):
             assert kept[field] == report[field], field
@@ -89,8 +89,8 @@ def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
     assert "there is no store" in one_line(command("runs"), 1)
     for job in ("trending", "broken", "trending"):
         command("run", job)
-    assert [one["job"] for one in runs(command)] == ["trending", "broken", "trending"]
-    assert [one["job"] for one in runs(command, "--job", "broken")] == ["broken"]
+    assert [each["job"] for each in runs(command)] == ["trending", "broken", "trending"]
+    assert [each["job"] for each in runs(command, "--job", "broken")] == ["broken"]
     assert len(runs(command, "--limit", "1")) == 1
     assert runs(command, "--job", "nobody") == []
     shown = command("runs")
@@ -138,7 +138,7 @@ def test_a_stored_run_is_bounded(tmp_path: Path) -> None:
         store.runs.end(row, RunReport("r", "j", "failed", regions, why="w" * 5_000))
         (run,) = store.runs.read()
     assert len(run.why) == 1_000
-    assert {len(one.error or "") for one in run.regions} == {200}, "the errors of many regions share their room"
+    assert {len(each.error or "") for each in run.regions} == {200}, "the errors of many regions share their room"
 
 
 @pytest.mark.parametrize(("column", "value"), [("units", "many"), ("regions", "[" * 100_000), ("outcome", b"x")])
@@ -163,13 +163,13 @@ def test_runs_of_five_weeks_are_those_that_began(tmp_path: Path) -> None:
             now_ms += dice.choices([0, HOUR_MS, 9 * HOUR_MS, -3 * HOUR_MS, 30 * HOUR_MS], [1, 10, 5, 1, 0.3])[0]
             job, outcome = dice.choice(["a", "b"]), dice.choice(["done", "stopped", UNFINISHED])
             row = store.runs.begin(f"run{number}", "p", job)
-            begun = [one for one in begun if one[0] > now_ms - KEPT_MS] + [(now_ms, f"run{number}", job, outcome)]
+            begun = [each for each in begun if each[0] > now_ms - KEPT_MS] + [(now_ms, f"run{number}", job, outcome)]
             if outcome != UNFINISHED:
                 began_ms, now_ms = now_ms, now_ms + dice.choice([1, 90_000])
                 store.runs.end(row, report_of(f"run{number}", job, outcome))
                 now_ms = max(now_ms, began_ms)
             since_ms, wanted = now_ms - dice.randint(0, 40) * DAY_MS, dice.choice(["a", None])
-            expected = [one for one in reversed(begun) if one[0] > since_ms and wanted in (None, one[2])]
+            expected = [each for each in reversed(begun) if each[0] > since_ms and wanted in (None, each[2])]
             found = store.runs.read(wanted, since_ms, 30)
             assert [(run.began_ms, run.run, run.job, run.outcome) for run in found] == expected[:30]
             for run in found:
@@ -219,7 +219,7 @@ def report_of(name: str, job: str, outcome: Any) -> RunReport:
 
 
 def assert_whole(run: Run) -> None:
-    end = (run.units, run.refused_by, [one.region for one in run.regions], run.refusal and run.refusal["refused_by"])
+    end = (run.units, run.refused_by, [each.region for each in run.regions], run.refusal and run.refusal["refused_by"])
     if run.outcome == UNFINISHED:
         assert (*end, run.ended_ms, run.retry_at_ms, run.exit_status) == (0, None, [], None, None, None, None)
     else:
@@ -236,6 +236,6 @@ def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
         store.runs.begin("run-2", "main", "broken")
     monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
     with quota.open(tmp_path / "quota.toml") as session:
-        told = {one.family: one.value for one in jobs(session).samples}
+        told = {each.family: each.value for each in jobs(session).samples}
     assert told["quota_run_last_exit_status"] == 1
     assert "quota_run_last_end_timestamp_seconds" in told

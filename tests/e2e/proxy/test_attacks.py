@@ -69,7 +69,7 @@ def test_a_request_that_is_cut_at_any_byte_is_charged_if_it_left(house: House, r
                 reached += 1
                 until(lambda: len(house.upstream.reached) >= reached)  # noqa: B023
         assert settled(house) == (reached, reached)
-        assert not any(one.complete for one in house.upstream.reached)
+        assert not any(each.complete for each in house.upstream.reached)
         assert house.raw(request_).startswith(b"HTTP/1.1 200 ")
         assert settled(house) == (reached + 1, reached + 1)
         assert house.upstream.reached[-1].complete
@@ -203,10 +203,10 @@ def test_each_request_that_leaves_is_charged_once(house: House, sent: bytes, tar
         house.raw(sent, len(targets))
         reached, charged = settled(house)
         assert reached == charged
-        assert [one.target for one in house.upstream.reached] == targets[:reached]
-        for one in house.upstream.reached:
-            assert b"\n" not in one.head.replace(b"\r\n", b"")
-            assert b"\r\n " not in one.head
+        assert [each.target for each in house.upstream.reached] == targets[:reached]
+        for each in house.upstream.reached:
+            assert b"\n" not in each.head.replace(b"\r\n", b"")
+            assert b"\r\n " not in each.head
 
 
 PATHS = [

@@ -167,7 +167,7 @@ def test_bodies_pass_in_constant_memory(house: House, quota: Quota) -> None:
         connection.close()
         assert got == BODY_MB * MB
         assert memory_mb(served) < before_mb + 16
-    assert [one.complete for one in house.upstream.reached] == [True] * 4
+    assert [each.complete for each in house.upstream.reached] == [True] * 4
 
 
 def test_slow_callers_hold_little_and_nobody_else_waits(house: House, quota: Quota) -> None:

@@ -227,7 +227,7 @@ def test_the_last_comparison_of_each_bucket_is_kept_with_its_time(site: Site) ->
 
     assert compared() == [], "a dry run leaves nothing"
     result = site.reconcile()
-    assert [(one.bucket, one.upstream_units, one.drift_units, one.at_ms) for one in compared()] == [
+    assert [(each.bucket, each.upstream_units, each.drift_units, each.at_ms) for each in compared()] == [
         ("units", 100, 300, first_ms)
     ]
     (notice,) = notices_of(result)
@@ -235,8 +235,8 @@ def test_the_last_comparison_of_each_bucket_is_kept_with_its_time(site: Site) ->
     assert "300 units charged since" in notice.message
     site.now_ms = PACIFIC.edges(site.now_ms)[1] + HOUR_MS
     result = site.reconcile()
-    assert [(one.upstream_units, one.drift_units, one.at_ms) for one in compared()] == [(0, 0, site.now_ms)]
-    assert [one.subject for one in notices_of(result)] == [notice.subject], "of yesterday, and told already"
+    assert [(each.upstream_units, each.drift_units, each.at_ms) for each in compared()] == [(0, 0, site.now_ms)]
+    assert [each.subject for each in notices_of(result)] == [notice.subject], "of yesterday, and told already"
 
 
 def test_a_difference_of_a_few_calls_sends_no_alert(site: Site) -> None:

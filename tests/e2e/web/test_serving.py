@@ -75,7 +75,7 @@ def test_a_client_that_sends_no_request_is_let_go() -> None:
         silent = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=300))
         slow = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=300))
         slow.sendall(b"GET / HTTP/1.1\r\nX:")
-        assert [one.recv(100) for one in (kept.sock, silent, slow)] == [b"", b"", b""]
+        assert [each.recv(100) for each in (kept.sock, silent, slow)] == [b"", b"", b""]
         assert served.end(signal.SIGTERM) == (0, "")
         assert waits.getresponse().status == 503  # a request that takes its time is waited for
 
@@ -87,19 +87,19 @@ def test_a_client_that_takes_no_answer_is_let_go() -> None:
         opened = [
             stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=300)) for _ in range(2)
         ]
-        for one, requests in zip(opened, (1, 3), strict=True):
-            one.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
-        until(lambda: not any(connections_of(served.process.pid, one) for one in opened))
+        for each, requests in zip(opened, (1, 3), strict=True):
+            each.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
+        until(lambda: not any(connections_of(served.process.pid, each) for each in opened))
 
 
 def test_only_the_sender_of_a_malformed_request_gets_an_error() -> None:
     """Our log says nothing of it: whoever can connect could fill it."""
     with hanging() as served:
         for rest in (b"zz\r\n", b"0\r\n" + b"x: y\r\n" * 40_000):
-            with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as one:
-                one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + rest)
+            with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as each:
+                each.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + rest)
                 with suppress(ConnectionError):
-                    assert one.recv(1000).startswith(b"HTTP/1.1 4")
+                    assert each.recv(1000).startswith(b"HTTP/1.1 4")
         assert served.end(signal.SIGTERM) == (0, "")
 
 
@@ -108,10 +108,10 @@ def test_a_head_without_an_end_is_not_waited_for_and_no_other_parser_reads_it(tm
     (tmp_path / "httptools.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\nraise ImportError\n")
     with hanging(path=tmp_path) as served:
         for start in (b"GET /", b"GET / HTTP/1.1\r\nx: "):
-            with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as one:
-                one.sendall(start)
+            with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as each:
+                each.sendall(start)
                 with pytest.raises(ConnectionError):
-                    one.sendall(b"y" * 100_000_000)
+                    each.sendall(b"y" * 100_000_000)
     assert not (tmp_path / "imported").exists()
 
 
@@ -126,7 +126,7 @@ def connections_of(pid: int, client: socket.socket) -> list[str]:
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
             found.append(os.readlink(fd))
-    return [one for one in found if one in inodes]
+    return [each for each in found if each in inodes]
 
 
 def test_errors_of_the_event_loop_are_logged_at_intervals(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,7 +31,7 @@ def test_another_quota_in_a_new_configuration_is_enough(words: list[str], tmp_pa
     least = max(credential.book.least_units(limit.view.selector) for limit in credential.limits)
     for units in (least + -(-least // 19) + 1, 20 * least, 10**9):
         path.write_text(re.sub(r"\bquota = [0-9_]+\b", f"quota = {units}", written), encoding="utf-8")
-        assert [str(one) for one in lint(load_settings(path)) if one.level == "error"] == [], units
+        assert [str(each) for each in lint(load_settings(path)) if each.level == "error"] == [], units
 
 
 def test_a_new_configuration_has_what_a_person_needs_and_fits_on_a_screen(tmp_path: Path, state_dir: Path) -> None:

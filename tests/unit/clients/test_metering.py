@@ -69,7 +69,7 @@ def test_an_unreadable_header_is_logged_once(
 
 def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refused(setup: Setup) -> None:
     meter = make_meter(setup, units=150)
-    assert [one.decision.cost_units for one in meter.attempts([("videos.list", "GET")] * 120)] == [1] * 120
+    assert [each.decision.cost_units for each in meter.attempts([("videos.list", "GET")] * 120)] == [1] * 120
     with pytest.raises(Refused):
         meter.attempts([("videos.list", "GET")] * 10 + [("unknown.list", "GET")] * 21)
     assert units(setup) == [1] * 120

@@ -24,7 +24,7 @@ WINDOWS: list[Window] = [
 
 def events(rng: random.Random, since_ms: int, until_ms: int, count: int) -> list[Event]:
     made = [Event(rng.randrange(since_ms, until_ms), rng.randrange(1, 100), rng.choice("abc")) for _ in range(count)]
-    return sorted(made, key=lambda one: one.ms)
+    return sorted(made, key=lambda each: each.ms)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.name)
@@ -32,14 +32,14 @@ def test_each_moment_has_what_the_window_held_then(window: Window) -> None:
     rng = random.Random(window.name)
     past = events(rng, NOW_MS - 9 * DAY_MS, NOW_MS + 1, 100)
     past += [Event(NOW_MS - n * 10 * MINUTE_MS, 3, "a") for n in range(150)]  # at the very moments that are shown
-    past.sort(key=lambda one: one.ms)
+    past.sort(key=lambda each: each.ms)
     coming = events(rng, NOW_MS + 1, NOW_MS + DAY_MS, 50)
     others = [(70, NOW_MS + HOUR_MS), (5, NOW_MS - 1), (9, NOW_MS)]
     made = curve(window, NOW_MS, NOW_MS + 5 * HOUR_MS, past, coming, others)
 
     def held(at_ms: int, job: str | None = None) -> int:
-        counted = [one for one in (*past, *coming) if cutoff(window, at_ms) < one.ms <= at_ms]
-        return sum(one.units for one in counted if job in (None, one.job))
+        counted = [each for each in (*past, *coming) if cutoff(window, at_ms) < each.ms <= at_ms]
+        return sum(each.units for each in counted if job in (None, each.job))
 
     assert (made.times_ms[0], made.times_ms[-1], len(made.times_ms)) == (made.start_ms, NOW_MS, SAMPLES)
     for n, at_ms in enumerate(made.times_ms):
@@ -48,7 +48,7 @@ def test_each_moment_has_what_the_window_held_then(window: Window) -> None:
     assert made.ahead[0][0] == NOW_MS
     assert made.ahead[-1][0] == made.end_ms - 1
     for at_ms, units in made.ahead:
-        assert units == held(at_ms) + sum(one for one, until_ms in others if at_ms < until_ms)
+        assert units == held(at_ms) + sum(each for each, until_ms in others if at_ms < until_ms)
 
 
 def test_a_chart_ends_with_the_reset() -> None:

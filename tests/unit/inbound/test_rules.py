@@ -72,7 +72,7 @@ def test_a_rule_may_leave_out_the_mount_of_a_path(rule: str, path: str, mount: s
     rules = Rules([Rule("login", MINUTE, path=rule), Rule("default", MINUTE)], exempt=["/healthz"])
     if counted is None:
         counted = ["login" if rule == "/login" else "default"]
-    assert [one.name for one in rules.find("GET", path, mount)] == counted
+    assert [each.name for each in rules.find("GET", path, mount)] == counted
 
 
 def test_a_preflight_is_counted_only_by_a_rule_that_names_it() -> None:

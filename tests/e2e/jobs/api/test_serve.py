@@ -132,7 +132,7 @@ def test_the_pages_of_a_ranking_are_the_ranking(api: Api, limit: int) -> None:
         "SELECT r.video_id, r.rank, v.title FROM rankings r JOIN videos v USING (video_id)"
         " WHERE region = 'DE' ORDER BY rank"
     )
-    assert [(one["id"], one["rank"], one["snippet"]["title"]) for page in pages for one in page["items"]] == stored
+    assert [(each["id"], each["rank"], each["snippet"]["title"]) for page in pages for each in page["items"]] == stored
     assert {page["pageInfo"]["totalResults"] for page in pages} == {len(stored)}
     assert all(len(page["items"]) == limit for page in pages[:-1])
 
@@ -144,7 +144,7 @@ def test_a_video_is_found_by_its_id(api: Api, store: Store) -> None:
     found = {"kind": "youtube#video", "id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}}
     assert api.json("/api/v1/videos/v%20%C3%A9") == {**found, "statistics": {"viewCount": "7"}}
     listed = api.json(TRENDING, region="DE", limit=1)["items"][0]
-    assert api.json(f"/api/v1/videos/{listed['id']}") == {key: one for key, one in listed.items() if key != "rank"}
+    assert api.json(f"/api/v1/videos/{listed['id']}") == {key: each for key, each in listed.items() if key != "rank"}
     api.problem(404, "/api/v1/videos/nobody")
 
 
@@ -163,9 +163,9 @@ def test_a_word_that_more_videos_have_than_are_ranked_finds_the_newest_by_views(
     (checkpoint,) = store.start_round("many", ["XY"])
     many = [video(number, "ubiquitous") for number in range(MAX_HITS + 20)]
     store.save_page(checkpoint, Page(many), started_at_ms=1, finished=True)
-    found = [one["id"]["videoId"] for page in api.pages(SEARCH, q="ubiquitous", limit=100) for one in page["items"]]
+    found = [each["id"]["videoId"] for page in api.pages(SEARCH, q="ubiquitous", limit=100) for each in page["items"]]
     assert found == [f"v{number}" for number in range(MAX_HITS + 19, 19, -1)]
-    assert [one["video_id"] for one in api.quota.json("search", "ubiquitous", "--limit", "9")["videos"]] == found[:9]
+    assert [each["video_id"] for each in api.quota.json("search", "ubiquitous", "--limit", "9")["videos"]] == found[:9]
 
 
 def test_the_page_lists_the_document_and_asks_nobody_else(api: Api) -> None:
@@ -209,7 +209,7 @@ def test_an_answer_that_is_the_same_is_not_sent_again(api: Api, path: str) -> No
 
 
 def ids(found: Any) -> list[str]:
-    return [one["id"] for one in found["items"]]
+    return [each["id"] for each in found["items"]]
 
 
 def test_a_ranking_stays_as_it_is_until_the_next_one_is_complete(api: Api, store: Store) -> None:
@@ -296,7 +296,7 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
         problem(client.get(TRENDING, params=asked), 404)  # another store, which has nothing of DE
         status, stderr = served.end(signal.SIGTERM)
     assert status == 0
-    events = [one.removeprefix("quota: ").split()[0] for one in stderr.splitlines()]
+    events = [each.removeprefix("quota: ").split()[0] for each in stderr.splitlines()]
     assert events == ["store_away", "store_back"]
 
 
@@ -349,9 +349,9 @@ def test_the_absolute_form_of_a_target_is_that_of_a_path(api: Api) -> None:
         (f"HTTP://{url.host}/%68ealthz", b" 200 "),
         ("http://rebound.example/healthz", b" 421 "),
     ):
-        with socket.create_connection((url.host, url.port or 80), timeout=60) as one:
-            one.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            head = one.makefile("rb").readline()
+        with socket.create_connection((url.host, url.port or 80), timeout=60) as each:
+            each.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            head = each.makefile("rb").readline()
         assert status in head, (target, head)
 
 
@@ -375,8 +375,8 @@ def test_every_answer_is_as_the_document_says(api: Api) -> None:
     for _ in range(200):
         path = chance.choice(list(document["paths"]))
         operation = document["paths"][path]["get"]
-        parameters = [resolved(document, one) for one in operation["parameters"]]
-        names = [one["name"] for one in parameters if one["in"] == "query"]
+        parameters = [resolved(document, each) for each in operation["parameters"]]
+        names = [each["name"] for each in parameters if each["in"] == "query"]
         asked = [(name, chance.choice(values)) for name in names if chance.random() < 0.6]
         if chance.random() < 0.1:
             asked.append((chance.choice([*names, "other"]), chance.choice(values)))
@@ -466,7 +466,7 @@ def test_other_machines_are_limited_by_the_rules(own: Quota) -> None:
     with Served(own.start("serve", "--listen", "[::]:0")) as served:
         address, any_host = f"http://[::1]:{served.port}", {"host": "any.example"}
         answers = [httpx.get(f"{address}/api/v1/channels/a", headers=any_host, timeout=100) for _ in range(8)]
-        assert [one.status_code for one in answers] == [503] * 3 + [429] * 5
+        assert [each.status_code for each in answers] == [503] * 3 + [429] * 5
         assert problem(answers[3], 429)["violated-policies"] == ["api"]
         for field in ("retry-after", "ratelimit", "content-security-policy"):
             assert field in answers[3].headers
