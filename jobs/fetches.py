@@ -26,7 +26,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
-from quota.clients.upstream_errors import answer_in, words_of
+from quota.clients.upstream_errors import answer_in, reasons_of
 from quota.jobs.job import Cursor, Page, Shape, checked_id, first_attempt, is_id, leave_out, marked, resources
 from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
 from quota.jobs.store.store import Store
@@ -502,5 +502,5 @@ def _passed_over(error: Exception) -> str:
     """Why upstream refused a call, if the reason concerns this list or page alone: the others may go on. If such an
     error failed the region, the same list would come first in the next pass, and the others never."""
     answer = answer_in(error)
-    reason = "" if answer is None else words_of(answer.body)[0]
-    return reason if reason in _PASSED_OVER else ""
+    reasons = () if answer is None else reasons_of(answer.body)
+    return next((reason for reason in reasons if reason in _PASSED_OVER), "")

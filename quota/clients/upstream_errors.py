@@ -1,6 +1,7 @@
 """What an error means: an error answer of upstream, and an exception of a client library.
 
     classify        what an error answer means. Pure: it uses only the status and the raw body
+    reasons_of      all reasons in an error answer
     answer_in       upstream's answer, if an exception has one
     is_transient    whether the network may be back soon
     refused_login   one line about a refused login
@@ -81,6 +82,11 @@ def words_of(body: bytes) -> tuple[str, str]:
     """The reason and the message in a body; each is "" where it has none."""
     error = _read(body)
     return error.reason, error.message or _other_words(body)
+
+
+def reasons_of(body: bytes) -> tuple[str, ...]:
+    """All reasons in a body, those in `details` first."""
+    return _read(body).reasons
 
 
 def bucket_of(method: str, book: CostBook) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, classify
+from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, classify, reasons_of
 from quota.common.redact import register
 from quota.settings.books import load_book
 
@@ -183,3 +183,9 @@ def test_a_message_is_one_line_without_markup_and_without_keys() -> None:
 def test_an_html_error_is_shown_as_text() -> None:
     page = b"<html><style>p {}</style><h1>502 Bad Gateway</h1><p>nginx</p></html>"
     assert classify(502, page, method="videos.list", book=POOL).message == "502 Bad Gateway nginx"
+
+
+def test_the_reasons_of_an_error_are_those_of_its_details_and_those_of_its_errors() -> None:
+    error = {"details": [{"reason": "A_NEWER_NAME"}], "errors": [{"reason": "commentsDisabled"}]}
+    assert reasons_of(json.dumps({"error": error}).encode()) == ("A_NEWER_NAME", "commentsDisabled")
+    assert reasons_of(b"no JSON") == ()
