@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import quota
+from quota.common.files import has_room
 from quota.common.sqlite_file import DEADLINE_S, SqliteFile, Wording
 from quota.ledger.files import file_wording
 from quota.terms.limits import DAY_MS
@@ -79,12 +80,7 @@ def is_made(url: str) -> bool:
 
 def check_space(path: str) -> None:
     """Raise StoreError if the disk cannot hold another page: the page would cost units and be lost."""
-    try:
-        disk = os.statvfs(os.path.dirname(path) or ".")
-    except OSError:
-        return  # the error of save_page will say more
-    has_size = disk.f_blocks > 0  # some network file systems do not know their size
-    if has_size and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
+    if not has_room(os.path.dirname(path) or ".", MIN_FREE_BYTES):
         raise StoreError(f"store {path}: {NO_SPACE}; nothing was fetched")
 
 

@@ -4,6 +4,7 @@
     open_alone            a file of our own: made safely, or refused if other users could have made or changed it
     is_ours               whether a descriptor is still the file that `mark_ours` marked
     first_within          whether no process of this machine did something for a while
+    has_room              whether a disk has room for so many bytes
     doubt                 why other users could change one file or folder
     doubt_at              the same for a path, which may lead to nothing
     doubt_of_database     the same for an SQLite file, with its folder and the files beside it
@@ -147,6 +148,16 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
 def readable(path: str, flags: int) -> int:
     """Opens a file that other users may read, as the umask allows: an `opener` for `open`."""
     return open_alone(path, flags, 0o644)
+
+
+def has_room(folder: str, needed_bytes: int) -> bool:
+    """Whether a user may still write so much to the disk of a folder; True if that is not known."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return True
+    has_size = disk.f_blocks > 0  # some network file systems do not know their size
+    return not has_size or disk.f_bavail * disk.f_frsize >= needed_bytes
 
 
 # -- who could change a file -------------------------------------------------------------------------------------------

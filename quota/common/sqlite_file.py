@@ -39,6 +39,16 @@ class DamagedError(Exception):
     """A row holds a value that this package never writes. `transact` turns this into the file's own error."""
 
 
+DAMAGE = (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError)
+"""What reading a damaged file raises. UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver
+cannot decode it. MemoryError: a damaged length asks for too much memory."""
+
+
+def pause() -> None:
+    """Wait for a moment until another process has ended its transaction."""
+    time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
+
+
 def checked_row(row: R, *, integers: int, below: int = 2**53) -> R:
     """Return `row` if its first `integers` fields are whole numbers from 0 to below `below`, and the others are text.
 
@@ -161,14 +171,12 @@ class SqliteFile:
                     if self._turn != turn:
                         continue
                     if _code(error) in _BUSY and time.monotonic() < deadline:
-                        time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
+                        pause()
                         continue
                     if self.path and _code(error) in _OUT_OF_STEP:
                         self._let_go()  # the next transaction begins with the files that are there then
                     raise self._explained(error) from error
-                except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
-                    # UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver cannot decode it.
-                    # MemoryError: a damaged length asks for too much memory.
+                except DAMAGE as error:
                     raise self._useless(self.wording.damaged) from error
                 except OSError as error:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError

@@ -264,7 +264,7 @@ def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int)
         before = _read_losses(fields.get(LOSSES, ""))
         last_ms = before[-1].since_ms if before else 0
         if loss is None:
-            noted = _united(before, [x for x in here if x.since_ms < last_ms])
+            noted = _united(before, [earlier for earlier in here if earlier.since_ms < last_ms])
         elif newest_ms <= last_ms:
             noted = _united(before, here, [loss._replace(since_ms=last_ms)])
         else:

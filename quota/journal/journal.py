@@ -290,11 +290,7 @@ class Journal(OfOneProcess):
             elif before[0] == epoch and before[1] > seen:
                 return
             self._facts = (epoch, seen, text)
-            if self._files is not None:
-                try:
-                    replace_text(self._files.path("facts"), f"{epoch}\t{id_text(seen)}\t{text}")
-                except OSError as error:
-                    self._fail(error)
+            self._replace("facts", f"{epoch}\t{id_text(seen)}\t{text}")
 
     # Losses
 
@@ -312,11 +308,7 @@ class Journal(OfOneProcess):
         """Note the losses, because the next loss takes the ledger's own note, too."""
         with suppress(LedgerError), self.locked(), self._lock:
             self._losses = text
-            if self._files is not None:
-                try:
-                    replace_text(self._files.path("losses"), text)
-                except OSError as error:
-                    self._fail(error)
+            self._replace("losses", text)
 
     def close(self) -> None:
         """Release the files. May be called twice; the next use opens them again."""
@@ -337,6 +329,14 @@ class Journal(OfOneProcess):
         self._followed, self._clean = (None, 0, 0), ()
         if self._files is not None:
             self._files.close()
+
+    def _replace(self, name: str, text: str) -> None:
+        """Replace a file of the journal, if it has files. If that fails, the text stays in memory."""
+        if self._files is not None:
+            try:
+                replace_text(self._files.path(name), text)
+            except OSError as error:
+                self._fail(error)
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""

@@ -11,7 +11,6 @@ history.
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.clock import host_clock
+from quota.common.files import has_room
 from quota.common.fork import OfOneProcess
-from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
+from quota.common.sqlite_file import DAMAGE, DEADLINE_S, DamagedError, SqliteFile, checked_row, pause
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.files import file_wording, label_of, path_of, refuse_others
 from quota.ledger.log import (
@@ -162,11 +162,11 @@ class LogFile(SqliteFile):
                 if self._format(db) == self.version:
                     return work(db)
                 is_busy = False
-            except (sqlite3.Error, DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+            except (sqlite3.Error, *DAMAGE) as error:
                 is_busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY  # another process reads
             finally:
                 self._end(db)
-            time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
+            pause()
         raise trouble
 
     def _release(self) -> None:
@@ -425,12 +425,7 @@ class SqliteLog(OfOneProcess):
         needs = {path: os.W_OK, folder: os.W_OK | os.X_OK}
         if not all(os.access(place, right, effective_ids=effective) for place, right in needs.items()):
             return wording.read_only
-        try:
-            disk = os.statvfs(folder)
-        except OSError:
-            return ""
-        has_size = disk.f_blocks > 0  # some network file systems do not know their size
-        return wording.disk_full if has_size and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES else ""
+        return "" if has_room(folder, MIN_FREE_BYTES) else wording.disk_full
 
     def now_ms(self) -> int:
         return self._clock()

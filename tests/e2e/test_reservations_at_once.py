@@ -83,9 +83,9 @@ def test_reserved_and_used_units_never_exceed_the_limit(state_dir: Path, tmp_pat
     )
     assert 0 < refused < CALLS * len(ROWS) // 2
     # Each call has a bound that tells it from most others; what it counts is what upstream said, or else that bound.
-    told = Counter((each["use"] if each["how"] in SAYS else None) for each in model.asked)
+    uses = Counter((each["use"] if each["how"] in SAYS else None) for each in model.asked)
     held = Counter(entry.units if entry.settled else None for entry in log)
-    assert held == told
+    assert held == uses
     bounds = sorted(each["max_tokens"] for each in model.asked if each["how"] not in SAYS)
     kept = sorted(entry.units for entry in log if not entry.settled)
     assert all(bound < units <= bound + 40 for bound, units in zip(bounds, kept, strict=True))

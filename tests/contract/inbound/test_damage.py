@@ -32,10 +32,10 @@ def away(ask: Callable[[], object]) -> str:
     return str(raised.value)
 
 
-def all_asks(storage: Storage, one: Policy) -> list[Callable[[], object]]:
-    of_one: list[Callable[[], object]] = [partial(ask, one) for ask in (storage.alive, storage.top)]
-    decide, add = partial(storage.decide, one, "ann"), partial(storage.add_totals, {"n": 1})
-    return [decide, add, storage.totals, *of_one, storage.rotate]
+def all_asks(storage: Storage, rule: Policy) -> list[Callable[[], object]]:
+    of_rule: list[Callable[[], object]] = [partial(ask, rule) for ask in (storage.alive, storage.top)]
+    decide, add = partial(storage.decide, rule, "ann"), partial(storage.add_totals, {"n": 1})
+    return [decide, add, storage.totals, *of_rule, storage.rotate]
 
 
 @pytest.mark.parametrize("kind", ["redis", "unix", "redis+sentinel", "redis+cluster"])
@@ -52,18 +52,18 @@ def test_all_workers_start_one_new_file_after_a_deletion(tmp_path: Path, clock: 
     url = f"sqlite:///{tmp_path / 'inbound.db'}"
     running, new = open_storage(url, clock=clock), open_storage(url, clock=clock)
     rules = [policy(algorithm, 3, HOUR_MS, rule=algorithm) for algorithm in ALGORITHMS]
-    for one in rules:
-        running.decide(one, "ann")
-        running.decide(one, "ann")
+    for rule in rules:
+        running.decide(rule, "ann")
+        running.decide(rule, "ann")
     for path in tmp_path.iterdir():
         path.unlink()
-    for one in reversed(rules):
-        assert new.decide(one, "ann").limits[0].remaining == 2
-    for one in (*rules, *rules):
-        assert running.decide(one, "ann").admitted
-    for one in rules:
-        assert not running.decide(one, "ann").admitted
-        assert [entry.used for entry in new.top(one)] == [3]
+    for rule in reversed(rules):
+        assert new.decide(rule, "ann").limits[0].remaining == 2
+    for rule in (*rules, *rules):
+        assert running.decide(rule, "ann").admitted
+    for rule in rules:
+        assert not running.decide(rule, "ann").admitted
+        assert [entry.used for entry in new.top(rule)] == [3]
     running.close()
     new.close()
 
@@ -77,9 +77,9 @@ def test_a_failed_transaction_leaves_nothing_in_a_workers_memory(path: Path, clo
             away(partial(storage.decide, policy(algorithm, 4), "ann"))
     run_sql(path, "DROP TRIGGER t")
     for algorithm in ALGORITHMS:
-        one = policy(algorithm, 4)
+        rule = policy(algorithm, 4)
         asked = (first, second, first, second)
-        assert [storage.decide(one, "ann").limits[0].remaining for storage in asked] == [3, 2, 1, 0]
+        assert [storage.decide(rule, "ann").limits[0].remaining for storage in asked] == [3, 2, 1, 0]
     for storage in (first, second):
         storage.add_totals({})
     clock.ms += 10_000
@@ -117,10 +117,10 @@ SQL: dict[str, tuple[str, list[object]]] = {
 }
 
 
-def spoilt(path: Path, clock: Clock, one: Policy, statement: str, value: object) -> Storage:
+def spoilt(path: Path, clock: Clock, rule: Policy, statement: str, value: object) -> Storage:
     path.unlink(missing_ok=True)
     storage = open_storage(f"sqlite:///{path}", clock=clock)
-    storage.decide(one, "ann")
+    storage.decide(rule, "ann")
     storage.add_totals({"n": 1})
     storage.close()
     run_sql(path, statement, value)
@@ -131,28 +131,28 @@ def spoilt(path: Path, clock: Clock, one: Policy, statement: str, value: object)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_damaged_row_of_the_file_is_one_error(path: Path, clock: Clock, algorithm: str, what: str) -> None:
     statement, values = SQL[what]
-    one = policy(algorithm)
+    rule = policy(algorithm)
 
     def decide_in_the_next_window() -> None:
         clock.ms += MINUTE_MS
-        storage.decide(one, "ann")
+        storage.decide(rule, "ann")
 
     for value in values:
-        storage = spoilt(path, clock, one, statement, value)
+        storage = spoilt(path, clock, rule, statement, value)
         asks: dict[str, list[Callable[[], object]]] = {
-            "states": [partial(storage.decide, one, "ann"), partial(storage.top, one), decide_in_the_next_window],
-            "salts": [partial(storage.decide, one, "ann")],
-            "names of salts": [partial(storage.decide, one, "ann"), storage.rotate],
+            "states": [partial(storage.decide, rule, "ann"), partial(storage.top, rule), decide_in_the_next_window],
+            "salts": [partial(storage.decide, rule, "ann")],
+            "names of salts": [partial(storage.decide, rule, "ann"), storage.rotate],
             "totals": [storage.totals],
         }
         for ask in asks[what]:
             assert "is damaged; move it away (all limits begin at zero)" in away(ask), value
 
 
-def fill(client: redis.Redis, url: str, one: Policy, clock: Clock) -> list[bytes]:
+def fill(client: redis.Redis, url: str, rule: Policy, clock: Clock) -> list[bytes]:
     client.flushall()
     storage = open_storage(url, clock=clock)
-    storage.decide(one, "ann")
+    storage.decide(rule, "ann")
     storage.add_totals({"n": 1})
     storage.close()
     return sorted(client.keys("*"))
@@ -174,14 +174,14 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
 @pytest.mark.parametrize("how", ["content", "string", "set"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_foreign_data_is_one_error(redis_server: RedisServer, clock: Clock, algorithm: str, how: str) -> None:
-    one = policy(algorithm)
+    rule = policy(algorithm)
     clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 30_000  # `alive` reads what was handed over ten seconds ago
     with redis.Redis(port=redis_server.port) as client:
-        for n in range(len(fill(client, redis_server.url, one, clock))):
-            spoil(client, fill(client, redis_server.url, one, clock)[n], how)
+        for n in range(len(fill(client, redis_server.url, rule, clock))):
+            spoil(client, fill(client, redis_server.url, rule, clock)[n], how)
             storage = open_storage(redis_server.url, clock=clock)
             messages = []
-            for ask in all_asks(storage, one):
+            for ask in all_asks(storage, rule):
                 try:
                     ask()
                 except StorageAway as error:
@@ -199,13 +199,13 @@ def test_a_worker_puts_back_the_salts_that_a_full_server_dropped(
     rules = [policy("counter", 3, hours * HOUR_MS, rule=f"{hours}") for hours in (1, 2, 3)]
     rules += [policy("log", 3, HOUR_MS, rule="log"), policy("gcra", 3, HOUR_MS, rule="gcra")]
     clock.ms -= clock.ms % (6 * HOUR_MS)
-    for one in rules:
-        assert [on_redis.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
+    for rule in rules:
+        assert [on_redis.decide(rule, "ann").admitted for _ in range(4)] == [True, True, True, False]
     client.delete(*client.keys("quota:inbound:{salts}:*"))
     clock.ms += MINUTE_MS + 1
-    assert [on_redis.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
+    assert [on_redis.decide(rule, "ann").admitted for rule in rules] == [False] * len(rules)
     new = open_storage(redis_server.url, clock=clock)
-    assert [new.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
+    assert [new.decide(rule, "ann").admitted for rule in rules] == [False] * len(rules)
     new.close()
 
 
@@ -214,15 +214,15 @@ def test_salts_that_a_full_server_dropped_come_back_as_they_were_rotated(
     algorithm: str, on_redis: Storage, client: redis.Redis, clock: Clock
 ) -> None:
     """Else the counts would stand under other names, and `quota inbound rotate` would be undone."""
-    one = policy(algorithm, 3, HOUR_MS)
+    rule = policy(algorithm, 3, HOUR_MS)
     clock.ms -= clock.ms % HOUR_MS
-    on_redis.decide(one, "ann")
+    on_redis.decide(rule, "ann")
     on_redis.rotate()
     clock.ms += 3 * HOUR_MS
-    assert [on_redis.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
+    assert [on_redis.decide(rule, "ann").admitted for _ in range(4)] == [True, True, True, False]
     client.delete("quota:inbound:{salts}:fixed")
     clock.ms += MINUTE_MS + 1
-    assert not on_redis.decide(one, "ann").admitted
+    assert not on_redis.decide(rule, "ann").admitted
 
 
 def test_a_worker_forgets_the_salts_of_days_that_are_over(on_redis: Storage, clock: Clock) -> None:
@@ -236,9 +236,9 @@ def test_a_worker_forgets_the_salts_of_days_that_are_over(on_redis: Storage, clo
 
 def test_rejected_requests_count_up_to_a_bound(storage: Storage) -> None:
     most = MAX_SCALE // 1_000
-    one = Policy("a", (Limit(most, 1_000),), count_rejected=True)
+    rule = Policy("a", (Limit(most, 1_000),), count_rejected=True)
     cost = most * 2 // 3
-    answers = [storage.decide(one, "ann", cost) for _ in range(3)]
+    answers = [storage.decide(rule, "ann", cost) for _ in range(3)]
     assert [answer.admitted for answer in answers] == [True, False, False]
     assert [answer.limits[0].remaining for answer in answers] == [most - cost, 0, 0]
 
@@ -296,7 +296,7 @@ def test_the_names_of_two_days_have_nothing_in_common(storage: Storage, clock: C
     names = set()
     for _ in range(3):
         storage.decide(policy("counter"), "ann")
-        names |= {one.name for one in storage.top(policy("counter"))}
+        names |= {rule.name for rule in storage.top(policy("counter"))}
         clock.ms += DAY_MS
     assert len(names) == 3
 
@@ -333,21 +333,21 @@ def test_a_rotation_changes_names_and_frees_nobody(storage: Storage, url: str, c
     clock.ms -= clock.ms % MINUTE_MS
     clock.ms += 30_000
     other = open_storage(url, clock=clock)
-    one = policy(algorithm, 3, 3 * MINUTE_MS)
-    assert [workers.decide(one, "ann").admitted for workers in (storage, other, storage)] == [True] * 3
-    names = {entry.name for entry in storage.top(one)}
+    rule = policy(algorithm, 3, 3 * MINUTE_MS)
+    assert [workers.decide(rule, "ann").admitted for workers in (storage, other, storage)] == [True] * 3
+    names = {entry.name for entry in storage.top(rule)}
     since_ms = storage.rotate()
     assert since_ms == clock.ms + ROTATION_LEAD_MS
     admitted_ms = []
     for _ in range(14 * 12):
         clock.ms += 5_000
         for worker in (other, storage):
-            if worker.decide(one, "ann").admitted:
+            if worker.decide(rule, "ann").admitted:
                 admitted_ms.append(clock.ms)
     if algorithm == "log":
         assert all(late - early >= 3 * MINUTE_MS for early, late in zip(admitted_ms, admitted_ms[3:], strict=False))
     assert len(admitted_ms) == pytest.approx(14, abs=2), "one a minute"
-    assert {entry.name for entry in other.top(one)} & names == set()
+    assert {entry.name for entry in other.top(rule)} & names == set()
     other.close()
 
 

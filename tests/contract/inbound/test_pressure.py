@@ -39,7 +39,7 @@ def worker(url: str, *options: object) -> subprocess.Popen[str]:
 
 
 def admitted_ms(workers: list[subprocess.Popen[str]]) -> list[int]:
-    return sorted(int(line) for one in workers for line in one.communicate(timeout=300)[0].splitlines())
+    return sorted(int(line) for rule in workers for line in rule.communicate(timeout=300)[0].splitlines())
 
 
 def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
@@ -73,10 +73,10 @@ def test_the_servers_clock_decides(
     server: RedisServer, algorithm: str, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right, wrong = open_storage(server.url), open_storage(server.url)
-    one = policy(algorithm, 3, 3_600_000)
-    assert right.decide(one, "ann").admitted
+    rule = policy(algorithm, 3, 3_600_000)
+    assert right.decide(rule, "ann").admitted
     monkeypatch.setattr("quota.inbound.redis_storage.host_clock", lambda: time.time_ns() // 1_000_000 + ahead_ms)
-    answers = [wrong.decide(one, "ann") for _ in range(3)]
+    answers = [wrong.decide(rule, "ann") for _ in range(3)]
     assert [answer.admitted for answer in answers] == [True, True, False]
     assert abs(answers[0].now_ms - time.time_ns() // 1_000_000) < 5_000
     right.close()
@@ -89,15 +89,15 @@ def test_a_clock_that_goes_back_grants_at_most_one_further_limit(
 ) -> None:
     """I7. Nothing where it stays in its window; else what the older window does not know of yet."""
     clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 30_000
-    one = policy(algorithm, 10)
-    assert sum(storage.decide(one, "ann").admitted for _ in range(15)) == 10
+    rule = policy(algorithm, 10)
+    assert sum(storage.decide(rule, "ann").admitted for _ in range(15)) == 10
     for back_ms in (1, 29_999):
         clock.ms -= back_ms
-        assert not storage.decide(one, "ann").admitted, "within the window"
+        assert not storage.decide(rule, "ann").admitted, "within the window"
     clock.ms -= 1
-    assert sum(storage.decide(one, "ann").admitted for _ in range(25)) <= 10
+    assert sum(storage.decide(rule, "ann").admitted for _ in range(25)) <= 10
     clock.ms += 30_000
-    assert not storage.decide(one, "ann").admitted, "and nothing was forgotten"
+    assert not storage.decide(rule, "ann").admitted, "and nothing was forgotten"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -147,9 +147,9 @@ def test_every_key_expires_within_two_windows(redis_server: RedisServer) -> None
 
 def test_a_log_never_outgrows_its_limit(storage: Storage, ledger_place: LedgerStorage, clock: Clock) -> None:
     """I6."""
-    one = Policy("a", (Limit(7, 10_000),), "log", count_rejected=True)
+    rule = Policy("a", (Limit(7, 10_000),), "log", count_rejected=True)
     for _ in range(60):
-        storage.decide(one, "ann")
+        storage.decide(rule, "ann")
         clock.ms += 350
         if isinstance(ledger_place, SqliteStorage):
             states = run_sql(ledger_place.path, "SELECT state FROM states WHERE expires_ms > ?", clock.ms)
@@ -166,8 +166,8 @@ def test_workers_with_two_limits_exceed_neither_limit(storage: Storage, algorith
     admitted = dict.fromkeys(numbers, 0)
     for _ in range(100):
         for number in numbers:
-            one = Policy("a", (Limit(number, 3_600_000),), algorithm, count_rejected=True)
-            admitted[number] += storage.decide(one, "ann").admitted
+            rule = Policy("a", (Limit(number, 3_600_000),), algorithm, count_rejected=True)
+            admitted[number] += storage.decide(rule, "ann").admitted
     assert all(0 < admitted[number] <= number for number in numbers)
 
 
@@ -223,12 +223,12 @@ def test_no_thread_is_given_the_answer_of_another(server: RedisServer) -> None:
     def ask(storage: Storage, n: int) -> None:
         rng = random.Random(n)
         number = 100_000 * (n + 1)
-        one, least, most = policy("counter", number, 31 * 86_400_000, rule=f"r{n}"), 0, 0
+        rule, least, most = policy("counter", number, 31 * 86_400_000, rule=f"r{n}"), 0, 0
         for _ in range(60):
             cost = rng.randint(1, 9)
             most += cost
             try:
-                answer = storage.decide(one, "ann", cost)
+                answer = storage.decide(rule, "ann", cost)
             except StorageAway:
                 continue
             least += cost
@@ -295,7 +295,7 @@ def test_a_cluster_decides_and_survives_a_failover(nodes: Nodes) -> None:
     assert storage.totals() == {"requests": 120}
     for rule in POLICIES:
         assert len(storage.top(rule, 100)) == 60
-    assert Counter(one.used for one in storage.top(POLICIES[0], 100)) == {2: 60}
+    assert Counter(rule.used for rule in storage.top(POLICIES[0], 100)) == {2: 60}
 
     # The first node dies, and its replica takes over.
     first, replica = nodes.servers[0], nodes.servers[3]

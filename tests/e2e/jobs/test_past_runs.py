@@ -236,6 +236,6 @@ def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
         store.runs.begin("run-2", "main", "broken")
     monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
     with quota.open(tmp_path / "quota.toml") as session:
-        told = {each.family: each.value for each in jobs(session).samples}
-    assert told["quota_run_last_exit_status"] == 1
-    assert "quota_run_last_end_timestamp_seconds" in told
+        values = {each.family: each.value for each in jobs(session).samples}
+    assert values["quota_run_last_exit_status"] == 1
+    assert "quota_run_last_end_timestamp_seconds" in values

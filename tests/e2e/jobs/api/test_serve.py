@@ -163,9 +163,9 @@ def test_a_word_that_more_videos_have_than_are_ranked_finds_the_newest_by_views(
     (checkpoint,) = store.start_round("many", ["XY"])
     many = [video(number, "ubiquitous") for number in range(MAX_HITS + 20)]
     store.save_page(checkpoint, Page(many), started_at_ms=1, finished=True)
-    found = [each["id"]["videoId"] for page in api.pages(SEARCH, q="ubiquitous", limit=100) for each in page["items"]]
-    assert found == [f"v{number}" for number in range(MAX_HITS + 19, 19, -1)]
-    assert [each["video_id"] for each in api.quota.json("search", "ubiquitous", "--limit", "9")["videos"]] == found[:9]
+    ids = [each["id"]["videoId"] for page in api.pages(SEARCH, q="ubiquitous", limit=100) for each in page["items"]]
+    assert ids == [f"v{number}" for number in range(MAX_HITS + 19, 19, -1)]
+    assert [each["video_id"] for each in api.quota.json("search", "ubiquitous", "--limit", "9")["videos"]] == ids[:9]
 
 
 def test_the_page_lists_the_document_and_asks_nobody_else(api: Api) -> None:
