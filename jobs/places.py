@@ -230,7 +230,7 @@ def _open(path: Path, flags: int) -> int:
     try:
         return open_alone(path, flags)
     except NotAloneError as error:
-        remedy = "run the job always as the same user, or delete the file while no run is under way"
+        remedy = "run the job always as the same user, or delete it while no run is under way"
         raise quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}") from None
 
 

@@ -89,18 +89,30 @@ def _books(session: Session) -> list[CostBook]:
 
 
 def _journal(session: Session) -> list[Finding]:
-    """A journal that cannot be written stops no call while the ledger answers. Nobody would notice before an outage."""
-    allowed, credentials = session.settings.ledger.unavailable, session.settings.credentials
-    if allowed is None or not credentials:
-        return []
-    project = session.project(next(iter(credentials)))
-    if project.journal is None:
-        return []
-    try:
-        project.journal.draws.drawn(host_clock(), project.longest_ms)
-    except LedgerError as error:
-        return [finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")]
-    return []
+    """A journal that cannot be used stops no call while the ledger answers. Nobody would notice before an outage."""
+    findings: list[Finding] = []
+    for name in session.settings.credentials:
+        try:
+            project = session.project(name)
+        except ConfigError:  # `_state_folder` says why
+            return findings
+        journal = project.journal
+        if journal is None or not journal.exists:
+            continue
+        try:
+            if session.settings.ledger.unavailable is not None:
+                journal.draws.drawn(host_clock(), project.longest_ms)
+            with journal.locked():
+                journal.newest("")
+                journal.losses()
+        except LedgerError as error:
+            findings.append(
+                finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")
+            )
+        if journal.trouble:
+            why = f"{journal.trouble}: nobody may notice that the ledger has lost charges"
+            findings.append(warning(f"journal of {project.name}", why, "make its folder and files this user's own"))
+    return list(dict.fromkeys(findings))
 
 
 def _allowances(session: Session) -> Iterator[Finding]:

@@ -41,8 +41,8 @@ _OURS = 0x51_4C_4F_31
 
 
 class NotAloneError(OSError):
-    """Other users could have made or changed the file. `strerror` is the reason, in words that follow the file's
-    name."""
+    """The path is no file, or other users could have made or changed it. `strerror` is the reason, in words that follow
+    the file's name."""
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
@@ -68,8 +68,8 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
     """As `os.open`, for a file of our own. The umask applies to `mode`.
 
-    It makes a new file with O_EXCL. Raises NotAloneError for a link, a pipe, another user's file, or a file that other
-    users may write; OSError for anything else.
+    It makes a new file with O_EXCL. Raises NotAloneError for a link, a pipe, a folder, another user's file, or a file
+    that other users may write; OSError for anything else.
     """
     makes = flags & os.O_CREAT
     flags = flags & ~os.O_CREAT | os.O_NOFOLLOW | _AT_ONCE
@@ -84,14 +84,13 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
             if not makes:  # else it is gone again
                 raise
         except OSError as error:
-            why = {errno.ELOOP: "is a symbolic link", errno.ENXIO: "is neither a file nor a folder"}.get(
-                error.errno or 0
-            )
+            why = {errno.ELOOP: "is a symbolic link", errno.ENXIO: NO_FILE, errno.EISDIR: FOLDER}.get(error.errno or 0)
             if why is None:
                 raise
             raise NotAloneError(errno.EPERM, why, os.fspath(path)) from None
     try:
-        why = doubt(os.fstat(fd), fd)
+        status = os.fstat(fd)
+        why = FOLDER if stat.S_ISDIR(status.st_mode) else doubt(status, fd)
         if why:
             raise NotAloneError(errno.EPERM, why, os.fspath(path))
         if flags & os.O_EXCL:
@@ -166,7 +165,7 @@ def has_room(folder: str, needed_bytes: int) -> bool:
 # not count: its primary group, as with umask 002, or a supplementary group without other members, such as that of a
 # Kubernetes volume (`fsGroup`). No user writes to a read-only mount, such as a ConfigMap, whose folder has mode 777.
 
-NO_FILE = "is neither a file nor a folder"
+NO_FILE, FOLDER = "is neither a file nor a folder", "is a folder"
 
 MAX_LINKS = 40
 """The number of symbolic links that Linux follows in one path."""
@@ -203,7 +202,7 @@ def doubt_at(path: str | os.PathLike[str]) -> str:
 
 
 def doubt_of_database(path: str) -> str:
-    """Why other users could change the SQLite file at `path`, in words; "" if they could not.
+    """Why other users could change the SQLite file at `path`, or why it is no file, in words; "" if all is well.
 
     A user who may write to its folder could put a journal there, which SQLite would play into the file.
     """
@@ -213,7 +212,7 @@ def doubt_of_database(path: str) -> str:
         if why:
             return f"its folder {folder} {why}"
         for end in _BESIDE:
-            why = doubt_at(link + end)
+            why = FOLDER if os.path.isdir(link + end) else doubt_at(link + end)
             if why:
                 return f"{os.path.basename(link)}{end} {why}"
     return ""

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quota.common.files import NO_FILE, doubt_of_database
+from quota.common.files import FOLDER, NO_FILE, doubt_of_database
 from quota.common.text import one_line
 from quota.errors import ConfigError
 
@@ -99,8 +99,8 @@ def refuse_others(path: str, what: str) -> None:
         ) from None
     except OSError:  # there is none yet, or whoever opens it says what is wrong
         pass
-    if why.endswith(NO_FILE):
-        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move this file away")
+    if why.endswith((NO_FILE, FOLDER)):
+        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move this one away")
     if why:
         raise ConfigError(
             f"{what} {one_line(path)}: {one_line(why)}; let only this user own and write the file and its folder "

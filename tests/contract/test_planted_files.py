@@ -177,6 +177,14 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, place: Place) -> None:
     refused(place, path)
 
 
+@each_place
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, place: Place) -> None:
+    path = path_of(place, tmp_path)
+    path.mkdir()
+    with pytest.raises((quota.QuotaError, OSError), match="is a folder"):
+        place.use(path.parent / place.beside if place.beside else path)
+
+
 @each_made
 def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path, place: Place) -> None:
     path = path_of(place, tmp_path)

@@ -279,6 +279,16 @@ def test_doctor_warns_of_a_removed_ledger_file(command: Quota) -> None:
     expect(command, "ledger", "warning", says)
 
 
+@pytest.mark.parametrize("name", ["lock", "losses"])
+def test_doctor_warns_of_a_journal_that_cannot_be_used(command: Quota, name: str) -> None:
+    command.configure(MAIN)
+    assert command("charge", "videos.list").returncode == 0
+    (own,) = command.folder.glob("state/journals/*/*/")
+    (own / name).unlink(missing_ok=True)
+    (own / name).mkdir()
+    expect(command, "journal of research", "warning", "is a folder")
+
+
 def test_doctor_warns_of_a_used_up_allowance(command: Quota) -> None:
     away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 1 }\n'
     command.configure(away + MAIN)
