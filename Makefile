@@ -26,13 +26,11 @@ lint: .venv/installed-test .venv/installed-lint
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
 
 # Both ledgers beside the field and in processes of their own, as ratios to floors of the same run; inbound limits; how long a plan
-# takes, an answer of the API, and the first byte of the page; what a rule adds to an answer of FastAPI, and
-# `quota proxy` to a request; 20 processes on one Redis.
+# takes, and the first byte of the page; 20 processes on one Redis.
 # BEFORE=REVISION puts decisions as that revision made them into the same races.
 bench: .venv/installed-test .venv/installed-bench
 	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.inbound && ../$(BIN)/python -m bench.plan && \
-		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && \
-		../$(BIN)/python -m bench.proxied && ../$(BIN)/python -m bench.crowd
+		../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.crowd
 
 # The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around
 # each change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what
