@@ -13,7 +13,7 @@
 local function missing_rights()
   local none, missing = KEYS[2] .. ':none', {}
   for _, words in ipairs({
-    { 'DEL', none }, { 'EXISTS', none }, { 'HDEL', none, 'f' }, { 'HGET', none, 'f' }, { 'HGETALL', none }, { 'HLEN', none },
+    { 'DEL', none }, { 'EXISTS', none }, { 'HDEL', none, 'f' }, { 'HGET', none, 'f' }, { 'HKEYS', none }, { 'HLEN', none },
     { 'HMGET', none, 'f' }, { 'HSET', none, 'f', 'v', 'without a value' }, { 'PEXPIRE', none, '1' }, { 'PTTL', none },
     { 'RENAME', none, none }, { 'TIME' }, { 'XADD', none, 'NOMKSTREAM', '*', 'e', '' }, { 'XLEN', none },
     { 'XRANGE', none, '-', '+' }, { 'XREVRANGE', none, '+', '-' }, { 'XTRIM', none, 'MAXLEN', '0' },

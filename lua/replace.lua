@@ -37,9 +37,8 @@ try_rights()
 call('HSET', state, 'epoch', stands) -- unchanged: this only tries the right
 if entries > 0 then call('RENAME', built_log, log) else call('DEL', log) end
 if corrections > 0 then call('RENAME', built_corrected, corrected) else call('DEL', corrected) end
-local fields = call('HGETALL', state)
-for at = 1, #fields, 2 do
-  if string.sub(fields[at], 1, 5) == 'view:' then call('HDEL', state, fields[at]) end
+for _, name in ipairs(call('HKEYS', state)) do
+  if string.sub(name, 1, 5) == 'view:' then call('HDEL', state, name) end
 end
 local keep_ms = tonumber(call('HGET', state, 'keep_ms') or 0) or 0
 local holds = (entries > 0 and 1 or 0) + (corrections > 0 and 1 or 0)

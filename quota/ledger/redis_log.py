@@ -58,6 +58,9 @@ READ_AGAIN_WITHIN_S = 0.5
 BUILD_AT_ONCE = 500
 """The most entries that one script adds to a log being built. Meanwhile the server answers nobody else."""
 
+OF_THE_LOG = ("epoch", "holds", "trimmed", "keep_ms", "until_ms")
+"""The log's own fields of the state: see `lua/append.lua`."""
+
 TRIM_AT_ONCE = 250
 """The most entries that one script moves to the past, or adds to it."""
 
@@ -205,7 +208,8 @@ class RedisLog(OfOneProcess):
         return self._read(read, self._run("change", keys_of(project)[:3], args, reads=not becomes))
 
     def names(self, project: str) -> Sequence[str]:
-        return self._read(sorted, self._run("names", [keys_of(project).state], []))
+        fields = self._read(list, self._command("HKEYS", keys_of(project).state))
+        return sorted(name for name in fields if name not in OF_THE_LOG and not name.startswith(VIEW))
 
     # -- another log in its place ------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from quota.common.text import many
 
 COMMANDS = (
     *("eval", "evalsha", "time", "exists", "del", "rename", "pttl", "pexpire"),
-    *("hget", "hmget", "hset", "hdel", "hgetall", "hlen"),
+    *("hget", "hmget", "hset", "hdel", "hkeys", "hlen"),
     *("xadd", "xlen", "xrange", "xrevrange", "xtrim"),
     "info",
 )
