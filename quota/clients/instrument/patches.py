@@ -88,15 +88,14 @@ class Patches:
     def take_off(self) -> None:
         while self._on:
             owner, name, patch, before = self._on.pop()
-            if vars(owner).get(name) is patch:
-                setattr(owner, name, before)
+            for place, known_as in ((owner, name), *_recorded(patch)):
+                if vars(place).get(known_as) is patch:
+                    setattr(place, known_as, before)
 
     def _replace(self, owner: Any, name: str, wrap: Wrap) -> None:
         original = getattr(owner, name)
         patch = functools.wraps(original)(wrap(original))
-        recorder: Any = sys.modules.get(RECORDER)
-        kept = [(recorder, other) for other, value in vars(recorder).items() if value is original] if recorder else ()
-        for place, known_as in ((owner, name), *kept):
+        for place, known_as in ((owner, name), *_recorded(original)):
             self._on.append((place, known_as, patch, vars(place)[known_as]))
             setattr(place, known_as, patch)
 
@@ -130,6 +129,12 @@ class Patches:
             return
         for seam, owner in zip(seams, owners, strict=True):
             self._replace(owner, seam.name, seam.wrap)
+
+
+def _recorded(method: Any) -> list[tuple[Any, str]]:
+    """The places where vcrpy keeps a method."""
+    recorder = sys.modules.get(RECORDER)
+    return [(recorder, name) for name, value in list(vars(recorder).items()) if value is method] if recorder else []
 
 
 def _fits(seam: Seam, owner: Any) -> bool:

@@ -990,13 +990,19 @@ def test_recorded_requests_are_charged_and_replayed_requests_are_free(by: str, m
         assert upstream.usage()["requests"] == 1
 
 
-def test_a_recorder_that_was_loaded_first_sends_nothing_uncharged(
-    server: PlainServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("while_patched", [False, True])
+def test_a_recorder_sends_nothing_uncharged_whenever_it_is_loaded(
+    server: PlainServer, monkeypatch: pytest.MonkeyPatch, while_patched: bool
 ) -> None:
     """vcrpy keeps the methods of httpx and aiohttp as they are when it is imported, and records over these."""
     recorder: Any = ModuleType(patches.RECORDER)
-    unpatched = recorder.handle_request = httpx.HTTPTransport.handle_request
+    unpatched = httpx.HTTPTransport.handle_request
+    if while_patched:
+        instrument(server.address)
+    recorder.handle_request = httpx.HTTPTransport.handle_request
     monkeypatch.setitem(sys.modules, patches.RECORDER, recorder)
+    if while_patched:
+        quota.uninstrument()
     instrument(server.address)
     with monkeypatch.context() as recording:
         recording.setattr(httpx.HTTPTransport, "handle_request", lambda *args: recorder.handle_request(*args))
