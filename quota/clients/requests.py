@@ -49,7 +49,7 @@ def requests_adapter(
     caller: Caller | None = None,
     **options: Any,
 ) -> HTTPAdapter:
-    """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
+    """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`.
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the cost book, whose `routes` name the `method`. The adapter spends at most `max_units` in all. Requests without
@@ -60,9 +60,10 @@ def requests_adapter(
         raise UsageError(f"requests {version} is too old to be metered; install 2.32 or newer")
     if not hasattr(urllib3, "BaseHTTPResponse"):
         raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
+    if "max_retries" in options:
+        raise UsageError("max_retries: this adapter sends each request once; retry around the call, as with tenacity")
     gate = HostGate(Meter(budget, max_units), method, hosts)
     limits = AnswerLimits(max_body_mb).validated()
-    options["max_retries"] = 0
 
     class MeteredAdapter(HTTPAdapter):
         def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
