@@ -275,7 +275,7 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
     With --auto, COMMAND is a Python program, or starts Python programs. Each request to the API of a credential is
     charged before it leaves. If a refusal ends the program, the exit status is 75, or 69 if the ledger did not answer.
     If several credentials could pay, the credential of --credential pays, or else the credential whose cost book has
-    the route with the most literal text.
+    the most specific route.
 
     \b
     Example:

@@ -54,9 +54,9 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD. A
     program that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
 
-    If a move is interrupted, run it again. Otherwise OLD admits calls again within 2 s of the interruption, unless
-    everything was copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not
-    possible, and nothing was changed.
+    If a move is interrupted, run it again. From 2 s after the interruption OLD admits calls again, unless everything
+    was copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible,
+    and nothing was changed.
 
     OLD and NEW may be "env:NAME" or "file:PATH", because other users of this machine can see a password in a command.
     For the ledger of this configuration, leave the password out: the configuration has it.
