@@ -30,6 +30,8 @@ from quota.rules.retry import Full, room_at
 from quota.rules.spent import spent
 from quota.rules.total import total_of
 from quota.session import Session, projects_of
+from quota.settings.lint import exceeded
+from quota.settings.model import Unavailable
 from quota.terms.arguments import machine_name
 from quota.terms.costs import CostBook
 from quota.terms.limits import MAX_UNITS, SLACK_MS, Calendar, Limit, Selector, View, cutoff, leaves_at
@@ -501,8 +503,8 @@ def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Ch
     project = project_of(budget)
     if kept.machine != one_line(machine_name())[:64] or project.journal is None:
         return ()
-    allowed = session.settings.ledger.unavailable
-    most, allowance = (0, 0) if allowed is None else (allowed.max_cost_units, allowed.allowance_units)
+    allowed = session.settings.ledger.unavailable or Unavailable(0, 0, 1)
+    most, allowance = allowed.max_cost_units, allowed.allowance_units
     drawn = [draw.entry for draw in project.journal.draws.drawn(kept.at_ms, project.longest_ms)]
     needed = sum(entry.units for entry in drawn if entry.id[0] <= kept.at_ms) + kept.cost_units
     settings = []
@@ -512,4 +514,5 @@ def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Ch
         settings.append(Setting("max_cost", "", kept.cost_units, most))
     if allowance < needed:
         settings.append(Setting("allowance", "", needed, allowance))
-    return (tuple(settings),) if settings else ()
+    larger = allowed._replace(max_cost_units=max(most, kept.cost_units), allowance_units=max(allowance, needed))
+    return (tuple(settings),) if settings and not any(exceeded(session.settings, larger)) else ()

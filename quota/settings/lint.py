@@ -23,7 +23,7 @@ from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
 from quota.settings.books import as_written
-from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, state_folder
+from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
 from quota.settings.references import address_of, read_key
 from quota.settings.tables import inbound_table
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
@@ -96,22 +96,27 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
             "whole budget",
             "give all machines one redis:// ledger",
         )
-    # The local allowance spends units that the ledger does not see. They must fit into the headroom of each limit that
-    # counts such calls.
     together = outage.machines * outage.allowance_units
+    for credential, limit, headroom in exceeded(settings, outage):
+        most = headroom // outage.machines
+        lower = f"lower allowance to {most}, or " if most else ""
+        yield problem(
+            "ledger.unavailable",
+            f"{many(outage.machines, 'machine')} x {many(outage.allowance_units, 'unit')} = {together:,} may be "
+            "spent while the ledger is away, and "
+            f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} of the quota unspent",
+            f"{lower}raise that limit's headroom to {together}",
+        )
+
+
+def exceeded(settings: Settings, outage: Unavailable) -> Iterator[tuple[CredentialSettings, Limit, int]]:
+    """The limits whose headroom an allowance exceeds. The ledger does not see what the machines draw, so together it
+    must fit into the headroom of each limit that counts such calls."""
     for credential in {c.project: c for c in settings.credentials.values()}.values():
         fits = headrooms(credential.limits, credential.book, outage.max_cost_units)
-        headroom, limit = min(fits, key=lambda fit: fit[0], default=(together, None))
-        if limit is not None and together > headroom:
-            most = headroom // outage.machines
-            lower = f"lower allowance to {most}, or " if most else ""
-            yield problem(
-                "ledger.unavailable",
-                f"{many(outage.machines, 'machine')} x {many(outage.allowance_units, 'unit')} = {together:,} may be "
-                "spent while the ledger is away, and "
-                f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} of the quota unspent",
-                f"{lower}raise that limit's headroom to {together}",
-            )
+        headroom, limit = min(fits, key=lambda fit: fit[0], default=(0, None))
+        if limit is not None and outage.machines * outage.allowance_units > headroom:
+            yield credential, limit, headroom
 
 
 def _ways(settings: Settings) -> Iterator[Finding]:

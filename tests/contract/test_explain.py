@@ -252,6 +252,21 @@ def test_explain_names_an_allowance_that_admits_the_call(ledger_url: str, tmp_pa
         other.session.close()
 
 
+@pytest.mark.parametrize(("machines", "named"), [(300, True), (380, False)])
+def test_explain_names_no_allowance_above_the_headroom(
+    ledger_url: str, tmp_path: Path, state_dir: Path, machines: int, named: bool
+) -> None:
+    """The machines' allowances together must fit into the 8,000 units that the limit leaves unspent."""
+    world = World(
+        ledger_url, tmp_path, unavailable=f"unavailable = {{ max_cost = 5, allowance = 20, machines = {machines} }}"
+    )
+    with world.away():
+        assert world.budget.charge("captions.list", units=22).reason == "ledger-unavailable"
+    assert world.charge("videos.list").admitted
+    assert bool(world.explain().admits) is named
+    world.session.close()
+
+
 def test_explain_says_what_the_configuration_of_today_would_decide(world: World) -> None:
     assert world.charge("videos.list", units=1_900).admitted
     assert not world.charge("search.list", job="backfill").admitted
