@@ -19,6 +19,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from quota.cli.output import line, quiet_libraries, stacked
+from quota.clients.upstream_errors import answer_in, classify
 from quota.common.clock import host_clock, moment
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, problem, ranked, warning
 from quota.common.redact import redact
@@ -48,9 +49,6 @@ SLOW_MS = 100
 CLOCK_WARNING_MS, CLOCK_ERROR_MS = 1_000, 5_000
 
 CALL_WITHIN_S = 20
-TOO_MANY, SERVER_ERROR = 429, 500
-"""HTTP statuses that do not depend on the key."""
-
 USER, INBOUND_USER, SENTINEL_USER = "quota", "inbound", "quota"
 """The users for a url without a user."""
 
@@ -394,12 +392,16 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     except QuotaError as error:
         return finding_of("error", location, error, "see `quota status`")
     except Exception as error:  # whatever the client raises
-        reason, status = redact(describe(error)), getattr(getattr(error, "resp", None), "status", None)
-        if status is None:
+        reason, answer = redact(describe(error)), answer_in(error)
+        if answer is None:
             return problem(location, f"upstream did not answer: {reason}", "check network and `endpoint`")
-        if status == TOO_MANY or status >= SERVER_ERROR:
+        cause = classify(answer.status, answer.body, method=method, book=book)
+        if cause.kind == "transient_server":
             return warning(location, f"upstream is in trouble: {reason}", "run it again later")
-        return problem(location, f"upstream does not accept it: {reason}", "check the key and what it may call")
+        if cause.kind in ("config", "request"):
+            remedy = cause.remedy or "check the key and what it may call"
+            return problem(location, f"upstream does not accept it: {reason}", remedy)
+        return warning(location, f"upstream admits no call now: {reason}", "see `quota status`")
     return Finding("ok", location, f"upstream accepts it ({cost})")
 
 

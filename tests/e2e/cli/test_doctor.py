@@ -479,6 +479,18 @@ def test_doctor_call_reports_a_rejected_key(command: Quota, upstream: Emulator) 
     assert "the-secret" not in finding["message"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "level", "remedy"),
+    [("accessNotConfigured", "error", "enable the API"), ("quotaExceeded", "warning", "see `quota status`")],
+)
+def test_doctor_call_says_what_upstreams_answer_means(
+    command: Quota, upstream: Emulator, reason: str, level: str, remedy: str
+) -> None:
+    command.configure(MAIN + f'endpoint = "{upstream.address}"\n')
+    upstream.fault("status", status=403, reason=reason, times=9)
+    expect(command, "key of main", level, f"-> {remedy}", args=("--call",))
+
+
 def test_an_upstream_that_cannot_be_asked_says_nothing_of_the_key(command: Quota) -> None:
     with Emulator() as upstream:
         command.configure(MAIN + f'endpoint = "{upstream.address}"\n')
