@@ -312,11 +312,11 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
     if x.granted_units:
         fill = x.fill
         ours = fill.then_units if fill.is_whole else fill.now_units
-        charged = f"{many(ours, 'unit')} of the {x.granted_units:,} that upstream grants were charged here"
+        charged = f"Charged here: {many(ours, 'unit')} of the {x.granted_units:,} that upstream grants"
         if fill.upstream_units:
             yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else uses this project"
         elif ours + x.kept.cost_units <= x.granted_units and not (x.exhaustion and x.exhaustion.is_pause):
-            yield f"{charged}: {spent_elsewhere(x.book)}"
+            yield f"{charged}; {spent_elsewhere(x.book)}"
         else:
             yield charged
 
