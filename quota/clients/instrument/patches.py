@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from threading import RLock
 from types import ModuleType
@@ -57,6 +57,10 @@ RECORDER = "vcr.patch"
 """The module in which vcrpy keeps the originals that it has seen when it was imported. It sends over them."""
 
 
+MAX_WRAPPERS = 100
+"""The most wrappers of one method that are looked through. An object may claim any number."""
+
+
 class Seam(NamedTuple):
     """The method `name` of a class in a module. `wrap` takes the original and returns the replacement. Without these
     `parameters` the library is a version that is not supported, and stays unpatched."""
@@ -88,14 +92,14 @@ class Patches:
     def take_off(self) -> None:
         while self._on:
             owner, name, patch, before = self._on.pop()
-            for place, known_as in ((owner, name), *_recorded(patch)):
+            for place, known_as in ((owner, name), *_recorded([patch])):
                 if vars(place).get(known_as) is patch:
                     setattr(place, known_as, before)
 
     def _replace(self, owner: Any, name: str, wrap: Wrap) -> None:
-        original = getattr(owner, name)
-        patch = functools.wraps(original)(wrap(original))
-        for place, known_as in ((owner, name), *_recorded(original)):
+        for place, known_as in ((owner, name), *_recorded([*_wrapped(getattr(owner, name))])):
+            original = getattr(place, known_as)
+            patch = functools.wraps(original)(wrap(original))
             self._on.append((place, known_as, patch, vars(place)[known_as]))
             setattr(place, known_as, patch)
 
@@ -131,10 +135,18 @@ class Patches:
             self._replace(owner, seam.name, seam.wrap)
 
 
-def _recorded(method: Any) -> list[tuple[Any, str]]:
-    """The places where vcrpy keeps a method."""
-    recorder = sys.modules.get(RECORDER)
-    return [(recorder, name) for name, value in list(vars(recorder).items()) if value is method] if recorder else []
+def _wrapped(method: Any) -> Iterator[Any]:
+    """A method, and those that it wraps."""
+    for _ in range(MAX_WRAPPERS):
+        if method is not None:
+            yield method
+            method = getattr(method, "__wrapped__", None)
+
+
+def _recorded(methods: Sequence[Any]) -> list[tuple[Any, str]]:
+    """The places where vcrpy keeps one of these methods."""
+    kept = list(vars(sys.modules[RECORDER]).items()) if RECORDER in sys.modules else []
+    return [(sys.modules[RECORDER], name) for name, value in kept if any(value is method for method in methods)]
 
 
 def _fits(seam: Seam, owner: Any) -> bool:

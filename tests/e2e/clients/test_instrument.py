@@ -990,19 +990,23 @@ def test_recorded_requests_are_charged_and_replayed_requests_are_free(by: str, m
         assert upstream.usage()["requests"] == 1
 
 
-@pytest.mark.parametrize("while_patched", [False, True])
+@pytest.mark.parametrize("loaded", ["first", "while patched", "below a mock that stays for longer"])
 def test_a_recorder_sends_nothing_uncharged_whenever_it_is_loaded(
-    server: PlainServer, monkeypatch: pytest.MonkeyPatch, while_patched: bool
+    server: PlainServer, monkeypatch: pytest.MonkeyPatch, loaded: str
 ) -> None:
     """vcrpy keeps the methods of httpx and aiohttp as they are when it is imported, and records over these."""
     recorder: Any = ModuleType(patches.RECORDER)
-    unpatched = httpx.HTTPTransport.handle_request
-    if while_patched:
+    unpatched = recorder.handle_request = httpx.HTTPTransport.handle_request
+    if loaded != "first":
         instrument(server.address)
-    recorder.handle_request = httpx.HTTPTransport.handle_request
+        with monkeypatch.context() as mocking:
+            if loaded == "while patched":
+                recorder.handle_request = httpx.HTTPTransport.handle_request
+                monkeypatch.setitem(sys.modules, patches.RECORDER, recorder)
+            else:
+                mocking.setattr(httpx.HTTPTransport, "handle_request", lambda *_: None)
+            quota.uninstrument()
     monkeypatch.setitem(sys.modules, patches.RECORDER, recorder)
-    if while_patched:
-        quota.uninstrument()
     instrument(server.address)
     with monkeypatch.context() as recording:
         recording.setattr(httpx.HTTPTransport, "handle_request", lambda *args: recorder.handle_request(*args))
