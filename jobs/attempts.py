@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
@@ -25,6 +26,7 @@ from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line, spell
+from quota.deciding.run_limit import MAX_UNITS
 from quota.errors import SlowAnswer
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of
@@ -97,6 +99,7 @@ class Attempts:
         self.tries = 0  # the attempts of the last step
         self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
+        self._step_units: Counter[str] = Counter()  # the cost in each limit of the calls that this step has made
 
     def close(self) -> None:
         self._budget.on_decision = self._budget.on_correction = self._budget.of_run = None
@@ -106,6 +109,7 @@ class Attempts:
     def _decided(self, decision: Decision) -> None:
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
+            self._step_units.update({MAX_UNITS: decision.cost_units, **{x.name: x.cost_units for x in decision.limits}})
         self.watcher.decided(decision)
 
     def _corrected(self, charge_id: str, added_units: int | None) -> None:
@@ -135,6 +139,7 @@ class Attempts:
 
         def attempt() -> Any:
             self.tries += 1
+            self._step_units.clear()
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             return self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
@@ -146,6 +151,17 @@ class Attempts:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
+
+    def too_dear(self, refused: Decision) -> str | None:
+        """Why no run can end this step, if its calls together cost more than the refusing limit ever holds."""
+        most_units = {limit.name: limit.limit_units for limit in self._budget.limits_of(self.job.name)}
+        for limit in refused.limits:
+            most = most_units.get(limit.name, limit.limit_units) - limit.leave_units
+            needed = self._step_units[limit.name] + limit.cost_units
+            if limit.name == refused.refused_by and needed > most:
+                needs = f"the calls of one step need {many(needed, limit.noun)}, and {limit.name!r} holds {most:,}"
+                return f"{needs}, so no run can end it; make fewer calls in a step, or raise the limit"
+        return None
 
     def _connect(self, checkpoint: Checkpoint) -> None:
         """Make the client, but only if the budget would admit its first call: the import is slow."""

@@ -235,7 +235,7 @@ def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None
         of_jobs = store.tables()
     names = "name rows oldest_at newest_at fields"
     if as_json:
-        print_json({"tables": [members(table, names) for table in of_jobs], "views": views})
+        print_json({"tables": [members(table, names) for table in of_jobs]})
         return
     if as_csv:
         print_csv(names.split(), (members(table, names) for table in of_jobs))

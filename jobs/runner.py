@@ -318,6 +318,9 @@ class _Run:
             raise
         except quota.Refused as refusal:
             self.end = _refused(self.session, self.job, refusal.decision)
+            if (never := self.attempts.too_dear(refusal.decision)) is not None:
+                status = quota.ConfigError.exit_status
+                self.end = replace(self.end, why=f"{self.end.why}; {never}", exit_status=status)
             if self.end.exit_status:
                 return self._unfinished(self.end.why)
         except quota.QuotaError as error:

@@ -393,7 +393,7 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
         line += "; no Python ran that quota can instrument"
     elif not methods:
         with quota.open(config) as session:
-            line += f"; quota saw no request to {listed(payers_of(session, credential).hosts)}"
+            line += f"; quota charged no request to {listed(payers_of(session, credential).hosts)}"
             line += "; name another address as `endpoint` of the credential, or see docs/auto.md for what it cannot see"
     say(line, err=True)
     return status

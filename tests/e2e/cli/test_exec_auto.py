@@ -281,7 +281,7 @@ def test_a_child_whose_requests_nobody_sees_is_named_once(quota: Quota) -> None:
 
 def test_a_program_without_charged_requests_gets_a_hint(quota: Quota, server: PlainServer) -> None:
     done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", "import urllib3")
-    said = f"0 calls, 0 units, 0 refused; quota saw no request to {server.address[7:]}"
+    said = f"0 calls, 0 units, 0 refused; quota charged no request to {server.address[7:]}"
     ways = "name another address as `endpoint` of the credential, or see docs/auto.md for what it cannot see"
     assert done.stderr == f"{said}; {ways}\n"
 

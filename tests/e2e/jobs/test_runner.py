@@ -141,6 +141,31 @@ def test_a_run_stops_at_its_own_most_and_the_next_one_goes_on(bench: Bench) -> N
     assert bench.requests == 8, "no page is fetched twice"
 
 
+@pytest.mark.parametrize(
+    ("units", "more", "never"),
+    [
+        (102, "", "101 units, and 'day' holds 102"),
+        (100, "", "101 units, and 'day' holds 100"),
+        (200, "max_units = 100", "101 units, and 'max_units' holds 100"),
+        (102, "leave = 2", "101 units, and 'day' holds 100"),
+    ],
+)
+def test_a_step_that_costs_more_than_a_limit_holds_is_named(bench: Bench, units: int, more: str, never: str) -> None:
+    """It would be paid for, and lost, in each run."""
+    fetch = bench.own_fetch(
+        """
+def fetch(client, region, cursor):
+    client.search().list(part="id", q="x").execute()
+    return Page(videos=client.videos().list(part="snippet", chart="mostPopular").execute()["items"])
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US", "DE"], units=units, more=more)
+    report = bench.run()
+    fits = units == 102 and not more
+    assert (report.outcome, report.exit_status) == ("stopped", 0 if fits else quota.ConfigError.exit_status)
+    assert (f"the calls of one step need {never}, so no run can end it" in report.why) is not fits
+
+
 def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> None:
     bench.configure(units=1, fetch="uploads")
     bench.charge("videos.list")
