@@ -366,18 +366,25 @@ class Store:
 
     def select(self, sql: str, **values: object) -> list[Any]:
         """The rows of a query, for a fetch function. `docs/data.md` has the tables. Raises ValueError for an invalid
-        query, also after MATCH, and for a number that SQLite cannot hold."""
+        query, also after MATCH, for a statement that writes, and for a number that SQLite cannot hold."""
         for name, value in values.items():
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise ValueError(f"{name} = {show(value)} has more than 64 bits")
 
         def work(db: sqlite3.Connection) -> list[Any]:
+            db.execute("PRAGMA query_only = ON")
             try:
                 return db.execute(sql, values).fetchall()
+            except (sqlite3.ProgrammingError, sqlite3.Warning) as error:
+                raise ValueError(f"store.select: {error}") from error
             except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_READONLY:
+                    raise ValueError("store.select only reads; a Page has what the store is to keep") from error
                 if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                     raise
                 raise ValueError(f"store.select: {error}") from error
+            finally:
+                db.execute("PRAGMA query_only = OFF")
 
         return self._read(work)
 
