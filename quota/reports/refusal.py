@@ -39,6 +39,10 @@ from quota.terms.limits import MAX_UNITS, SLACK_MS, Calendar, Limit, Selector, V
 EXPIRIES = 10
 """How many of the next expiries are shown."""
 
+MAX_LAG_MS = 5
+"""The time of a refusal is a lower bound of the ledger's clock: it may be so much earlier than the charges that it
+counted."""
+
 
 class Filled(NamedTuple):
     """The units that a limit counts of one job, method and region: at the refusal, and now. `then_units` is None if the
@@ -254,7 +258,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         limits=limits,
         now_limits={state.name: state for state in met if now is not None or state.name in then_names},
         rooms_ms=rooms_ms,
-        fill=Fill() if subject is None else _fill(project, subject, kept.at_ms, asked_ms),
+        fill=Fill() if subject is None else _fill(project, subject, kept, asked_ms),
         expiring=expiring if expiries else None,
         expiries=expiries,
         exhaustion=exhaustion,
@@ -316,11 +320,11 @@ def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
     return Limit(name, bucket.quota_units, View(selector, bucket.window), bucket.quota_units, 0)
 
 
-def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
+def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> Fill:
     """By job, method and region, the largest first: at the refusal, or now if the history no longer has that."""
-    view = subject.view
+    view, then_ms = subject.view, kept.at_ms
     is_whole = whole_since_ms(project) <= cutoff(view.window, then_ms)
-    then = entries_of_window(project, view.window, then_ms, just_before(then_ms + 1)) if is_whole else []
+    then = _counted_then(project, view, kept) if is_whole else []
     now = entries_of_window(project, view.window, now_ms)
     then_units, now_units = _units_by_who(view, then), _units_by_who(view, now)
     rows = [Filled(*who, then_units[who] if is_whole else None, now_units[who]) for who in {**then_units, **now_units}]
@@ -334,6 +338,15 @@ def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
         upstream_units=others_units(total.others_after(now_ms)),
         upstream_until_ms=max([leaves_ms for _, leaves_ms in total.others], default=0),
     )
+
+
+def _counted_then(project: Project, view: View, kept: KeptRefusal) -> list[Entry]:
+    """The entries that a view counted at a refusal."""
+    used_units = sum(state.used_units for state in kept.limits if state.name == kept.refused_by)
+    entries = entries_of_window(project, view.window, kept.at_ms, just_before(kept.at_ms + 1))
+    if total_of(view, entries, kept.at_ms).used_units < used_units:
+        entries = entries_of_window(project, view.window, kept.at_ms, just_before(kept.at_ms + MAX_LAG_MS + 1))
+    return entries
 
 
 def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, str]]:

@@ -267,6 +267,16 @@ def test_explain_names_no_allowance_above_the_headroom(
     world.session.close()
 
 
+def test_charges_that_are_dated_just_after_the_refusal_they_caused_counted_then(world: World) -> None:
+    """The process dates a refusal by a lower bound of the clock by which the ledger dates charges."""
+    assert world.charge("videos.list", units=1_900).admitted
+    refused = world.budget.peek("videos.list", units=700)
+    world.budget.note_refusal(refused._replace(decided_at_ms=refused.decided_at_ms - 2), "", "")
+    world.budget.hand_over_refusals()
+    assert world.explain().fill.then_units == 1_900
+    assert "given back" not in world.shown()
+
+
 def test_explain_says_what_the_configuration_of_today_would_decide(world: World) -> None:
     assert world.charge("videos.list", units=1_900).admitted
     assert not world.charge("search.list", job="backfill").admitted
