@@ -52,6 +52,8 @@ UNSEEN = (
 )
 """Libraries with network code of their own, which has no place to patch."""
 
+SEEN_THROUGH = {"httpcore": "httpx"}
+"""Libraries whose requests are charged only if another library, which the program has imported before, makes them."""
 
 RECORDER = "vcr.patch"
 """The module in which vcrpy keeps the originals that it has seen when it was imported. It sends over them."""
@@ -76,7 +78,7 @@ class Patches:
     """Patches for these seams. `put_on` once, `take_off` once."""
 
     def __init__(self, seams: Iterable[Seam]) -> None:
-        self._seams: dict[str, list[Seam]] = {name: [] for name in UNSEEN}
+        self._seams: dict[str, list[Seam]] = {name: [] for name in (*UNSEEN, *SEEN_THROUGH)}
         self._named: set[str] = set()
         for seam in seams:
             self._seams.setdefault(seam.module, []).append(seam)
@@ -117,6 +119,8 @@ class Patches:
     def _patch(self, module: ModuleType) -> None:
         """Patch all seams of a module, or none, and only once: two nested searches may find the same module."""
         if not self._on:  # the patches were taken off while it was loaded
+            return
+        if SEEN_THROUGH.get(module.__name__) in sys.modules:
             return
         seams = self._seams[module.__name__]
         owners = [getattr(module, seam.owner, None) for seam in seams]

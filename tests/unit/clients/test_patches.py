@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +131,21 @@ def test_a_library_that_has_no_place_to_patch_is_named_once(
     importlib.import_module("pycurl")
     sys.modules.pop("pycurl")
     assert caplog.messages == ["not_instrumented library=pycurl: its requests are not charged; see docs/auto.md"]
+
+
+@pytest.mark.parametrize("through", [True, False])
+def test_httpcore_is_named_unless_httpx_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patches: Patches, through: bool
+) -> None:
+    (tmp_path / "httpcore.py").touch()
+    monkeypatch.setitem(sys.modules, "httpcore", ModuleType("httpcore"))
+    monkeypatch.setitem(sys.modules, "httpx", ModuleType("httpx"))
+    del sys.modules["httpcore"]
+    if not through:
+        del sys.modules["httpx"]
+    patches.put_on()
+    importlib.import_module("httpcore")
+    assert bool(caplog.messages) is not through
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
