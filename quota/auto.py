@@ -19,7 +19,7 @@ from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from quota.clients.instrument.patches import UNSEEN, Patches, call_before
+from quota.clients.instrument.patches import NAMED, Patches, call_before
 
 if TYPE_CHECKING:
     from quota.clients.instrument.payers import Payers
@@ -157,10 +157,10 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
     if given.get(TALLY):
         with suppress(OSError):  # says that a Python ran
             os.close(os.open(os.path.join(given[TALLY], "python"), os.O_CREAT | os.O_CLOEXEC, 0o600))
-    if any(name in sys.modules for name in (*LIBRARIES, *UNSEEN)):  # a .pth file came first
+    if any(name in sys.modules for name in (*LIBRARIES, *NAMED)):  # a .pth file came first
         begin()
     else:
-        call_before((*LIBRARIES, *UNSEEN), begin)
+        call_before((*LIBRARIES, *NAMED), begin)
     before = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

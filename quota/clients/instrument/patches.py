@@ -55,6 +55,9 @@ UNSEEN = (
 SEEN_THROUGH = {"httpcore": "httpx"}
 """Libraries whose requests are charged only if another library, which the program has imported before, makes them."""
 
+NAMED = (*UNSEEN, *SEEN_THROUGH)
+"""Libraries that are named when a program imports them."""
+
 RECORDER = "vcr.patch"
 """The module in which vcrpy keeps the originals that it has seen when it was imported. It sends over them."""
 
@@ -78,7 +81,7 @@ class Patches:
     """Patches for these seams. `put_on` once, `take_off` once."""
 
     def __init__(self, seams: Iterable[Seam]) -> None:
-        self._seams: dict[str, list[Seam]] = {name: [] for name in (*UNSEEN, *SEEN_THROUGH)}
+        self._seams: dict[str, list[Seam]] = {name: [] for name in NAMED}
         self._named: set[str] = set()
         for seam in seams:
             self._seams.setdefault(seam.module, []).append(seam)
