@@ -24,7 +24,7 @@ from quota.common.clock import LATEST_MS
 from quota.errors import BadAnswer
 from quota.terms.api import Field, LevelRule, Match, Pointer, Refill, Used, value_at
 from quota.terms.arguments import seconds, whole
-from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
+from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, UNITS_MS
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -42,7 +42,10 @@ MAX_POLICIES = 10
 RETRY_AFTER = Field(header="retry-after", form="seconds")
 
 FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
-"""A bare number of this size or more is a time since 1970, in seconds or in ms: no wait lasts 31 years."""
+"""A bare number of this size or more is a time since 1970, in seconds or in ms, unless that is long past: no wait lasts
+31 years, and no server's clock is a year behind."""
+
+YEAR_MS = 365 * DAY_MS
 
 MAX_EVENT_BYTES = 64 * 1024
 """Longer events are ignored."""
@@ -123,7 +126,7 @@ class Answer:
         limit = self._number(field, self._value(field, "limit")) if field.pattern is not None else None
         if limit is None and rule.limit is not None:
             limit = self._number(rule.limit, self._once(rule.limit, "limit"))
-        remaining = self._number(field, self._once(field, "remaining"))
+        remaining = self._number(field, _not_negative(self._once(field, "remaining")))
         if remaining is None and field.pattern is not None and limit is not None:
             used = self._number(field, self._value(field, "used"), math.ceil)
             remaining = None if used is None else max(0, limit - used)
@@ -159,11 +162,16 @@ class Answer:
             until_ms = self.at_ms + math.ceil(span_ms)
         return until_ms
 
-    def policies(self) -> list[tuple[str, int, int | None, int | None]]:
+    def policies(self, *, plain: bool = False) -> list[tuple[str, int, int | None, int | None]]:
         """Each policy in `RateLimit`: its name, what remains, the limit, the reset. The limits are in
         `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers). In draft 7 a policy has no name, and its limit is
-        in `RateLimit`."""
+        in `RateLimit`. Until draft 6, each figure has a header of its own, such as `RateLimit-Remaining`; `plain`
+        reads these, too."""
         text = self._headers.get("ratelimit", "")
+        if plain and not text:
+            remaining, limit, reset = (self._headers.get(f"ratelimit-{figure}") for figure in _FIGURES)
+            units = _whole(_not_negative(remaining))
+            return [] if units is None else [("", units, _whole(limit), self._moment_ms(reset))]
         quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
         policies = []
         for name, figures in _items(text) or _item_of_draft_7(text):
@@ -230,7 +238,8 @@ class Answer:
             while number >= FIRST_EPOCH_MS * 1_000:  # microseconds, or nanoseconds
                 number /= 1_000
             ms = math.ceil(number if number >= FIRST_EPOCH_MS else number * SECOND_MS)
-            return self._from_date(ms) if number >= FIRST_EPOCH_S else self.at_ms + ms
+            is_time = number >= FIRST_EPOCH_S and self._from_date(ms) > self.at_ms - YEAR_MS
+            return self._from_date(ms) if is_time else self.at_ms + ms
         if (span_ms := _duration_ms(text)) is not None:
             return self.at_ms + span_ms
         reads = (parsedate_to_datetime, datetime.fromisoformat)
@@ -262,8 +271,14 @@ def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int |
     return None if figure is None else rounded(figure)
 
 
-_POLICIES = r",\s*[0-9]+\s*;\s*w(?:indow)?=[^\r\n]{0,200}"
-"""What `RateLimit-Limit: 100, 100;w=60` has behind its number in older drafts."""
+_POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
+"""What `RateLimit-Limit: 100, 100;w=60` or `100;w=60` has behind its number in older drafts."""
+
+
+def _not_negative(value: object) -> object:
+    """A count of what remains. Some upstreams count below 0 what they served beyond a limit: nothing remains."""
+    is_below = re.fullmatch(r"\s*-[0-9]{1,16}(?:\.[0-9]{0,16})?\s*", str(value), re.ASCII)
+    return 0 if is_below and not isinstance(value, bool) else value
 
 
 def _duration_ms(text: str) -> int | None:
@@ -289,6 +304,8 @@ def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
         return None
 
 
+_FIGURES = ("remaining", "limit", "reset")
+
 _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)
 
 
@@ -302,9 +319,9 @@ def _items(text: str) -> list[tuple[str, dict[str, str]]]:
 def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
     """`limit=100, remaining=50, reset=5` as an item without a name."""
     figures = dict(
-        re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
+        re.findall(rf"(?:^|,)\s*({'|'.join(_FIGURES)})=([0-9]{{1,15}})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
     )
-    new_names = {"limit": "q", "remaining": "r", "reset": "t"}
+    new_names = dict(zip(_FIGURES, "rqt", strict=True))
     return [("", {new_names[name]: number for name, number in figures.items()})] if figures else []
 
 

@@ -192,7 +192,11 @@ JOB = Keys(
             required=True,
         ),
         "regions": Texts("Country codes, or other names. The job covers them one by one.", each=Label()),
-        "pages": Whole("The most pages of each region. After them, the next run begins at page 1 again.", default=1, maximum=100_000),
+        "pages": Whole(
+            "The most pages of each region. After them, the next run begins at page 1 again.",
+            default=1,
+            maximum=100_000,
+        ),
         "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
         **_NEEDS_SCHEDULE,
         "misfire_grace": Span("A tick or run that cannot start within this time is dropped.", default="10m"),
