@@ -89,13 +89,14 @@ class Session(OfOneProcess):
     @property
     def ledger(self) -> Log:
         """The one ledger of this session, opened on first access."""
-        self._check_open()
-        if self._ledger is None:
-            settings = self.settings.ledger
-            if (settings.file or "").startswith(f"{state_folder()}{os.sep}"):
-                make_state_folder()
-            self._ledger = open_ledger(settings.url, clock=self._clock)
-        return self._ledger
+        with self._lock:  # if several threads call, one opens it
+            self._check_open()
+            if self._ledger is None:
+                settings = self.settings.ledger
+                if (settings.file or "").startswith(f"{state_folder()}{os.sep}"):
+                    make_state_folder()
+                self._ledger = open_ledger(settings.url, clock=self._clock)
+            return self._ledger
 
     def credential(self, name: str | None = None) -> CredentialSettings:
         """The credential with this name; without a name, the only credential. Raises UsageError if none or several
@@ -215,8 +216,7 @@ class Session(OfOneProcess):
         if key is None and options.get("credentials") is None:
             options["credentials"] = login_of(chosen, chosen.scopes)
         made = service(self.budget(chosen.name), api, version, key=key, **options)
-        self._services.append(made)
-        return made
+        return self._kept(made)
 
     def requests(
         self,
@@ -244,8 +244,7 @@ class Session(OfOneProcess):
         made = requests.Session()
         for scheme in ("https://", "http://"):
             made.mount(scheme, adapter)
-        self._services.append(made)
-        return made
+        return self._kept(made)
 
     def httpx(self, credential: str | None = None, *, max_units: int | None = None, **options: Any) -> Any:
         """Like `requests`, as an `httpx.Client`. `options` are the client's own, except `transport`, `mounts` and
@@ -260,8 +259,7 @@ class Session(OfOneProcess):
         caller = self._caller(chosen, chosen.hosts)
         transport = httpx_transport(self.budget(chosen.name), hosts=chosen.hosts, max_units=max_units, caller=caller)
         made = httpx.Client(transport=transport, **options)
-        self._services.append(made)
-        return made
+        return self._kept(made)
 
     def _caller(self, chosen: CredentialSettings, hosts: tuple[str, ...]) -> Caller:
         """The signer of requests to these hosts: with the credential's key, or with the login in `auth`."""
@@ -277,6 +275,15 @@ class Session(OfOneProcess):
         place, googles = chosen.book.key, chosen.book.googles
         insecure = chosen.insecure_endpoint
         return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure, googles=googles)
+
+    def _kept(self, made: Any) -> Any:
+        """A client that `close` closes. Raises SessionClosedError if it was called meanwhile."""
+        with self._lock:
+            if not self._closed:
+                self._services.append(made)
+                return made
+        made.close()
+        raise SessionClosedError
 
     def close(self) -> None:
         """Close the ledger and the connections, for good. Several threads may call it, and more than once.

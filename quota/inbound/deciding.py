@@ -67,7 +67,7 @@ class Breaker:
     def __init__(self, label: str, clock: Callable[[], float] = monotonic) -> None:
         self._label = label
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failures = 0
         self._open_until = 0.0
         self._warned_at: float | None = None
@@ -106,7 +106,7 @@ class Breaker:
             warn("inbound_storage_back", storage=self._label)
 
     def start_over_in_child(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 class Counts:
@@ -114,7 +114,7 @@ class Counts:
     workers in the storage. Safe in several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._counts: Counter[str] = Counter()
 
     def __bool__(self) -> bool:

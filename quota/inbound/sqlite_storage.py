@@ -106,7 +106,7 @@ class SqliteStorage:
             wording=self._wording,
             page_bytes=PAGE_BYTES,
         )
-        self._lock = threading.Lock()
+        self._make_lock()
         self._plans: dict[Policy, _Numbered] = {}
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._met = names.Met()
@@ -127,14 +127,18 @@ class SqliteStorage:
     def _transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool = True) -> T:
         """The result of `work` in one transaction. Waits at most WALL_S for other threads and processes."""
         ends_s = time.monotonic() + WALL_S
-        if not self._lock.acquire(timeout=WALL_S):
-            raise StorageAway(self._wording.locked)
+        held = False
         try:
+            with self._taking as held:
+                pass
+            if not held:
+                raise StorageAway(self._wording.locked)
             return self._file.transact(work, write=write, within_s=ends_s - time.monotonic())
         except (names.UnreadableError, struct.error) as error:
             raise StorageAway(self._wording.damaged) from error
         finally:
-            self._lock.release()
+            if held:
+                self._lock.release()
 
     def _decide(
         self, db: sqlite3.Connection, policy: Policy, identity_bytes: bytes, cost: int
@@ -286,7 +290,15 @@ class SqliteStorage:
 
     def start_over_in_child(self) -> None:
         """Another thread of the parent may have held the lock. The parent hands over the identities that it met."""
-        self._lock, self._met = threading.Lock(), names.Met()
+        self._make_lock()
+        self._met = names.Met()
+
+    def _make_lock(self) -> None:
+        """`with self._taking as held` takes the lock in C alone, if it can: a signal handler, which may raise, runs
+        only after `held` knows. After a call of `acquire` it may run before anything notes that the lock is taken."""
+        self._lock = threading.Lock()
+        take = partial(self._lock.acquire, timeout=WALL_S)
+        self._taking = type("Taking", (), {"__enter__": staticmethod(take), "__exit__": staticmethod("".format)})()
 
 
 def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:

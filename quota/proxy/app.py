@@ -239,7 +239,10 @@ class Target:
             return url, asked.fields, None
         signed, own = self.caller.signed(asked.verb, url, {})
         kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
-        return signed, [*kept, *own.items()], self.caller.secret
+        secret = self.caller.secret
+        if self.caller.credentials is not None:  # another thread may have renewed the token since
+            secret = own.get("authorization", "").partition(" ")[2] or None
+        return signed, [*kept, *own.items()], secret
 
 
 def refusal(decision: Decision) -> Problem:

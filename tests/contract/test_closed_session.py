@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 import quota
+import quota.session
 from quota.errors import SessionClosedError
 from quota.jobs.emulator import Emulator
 from quota.ledger.factory import open_ledger
+from quota.ledger.log import Log
 from support.setup import budget_of, limit
 
 CONFIG = """
@@ -105,6 +110,39 @@ def test_a_budget_in_the_middle_of_its_questions_stays_closed_too(config: Path) 
     for units in (1, 9_000):
         with pytest.raises(SessionClosedError):
             budget.charge("videos.list", units=units)
+
+
+def test_a_client_that_is_made_while_the_session_closes_is_closed(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, closed = quota.open(config), []
+
+    class Late(requests.Session):
+        def __init__(self) -> None:
+            super().__init__()
+            session.close()  # by another thread
+
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(requests, "Session", Late)
+    with pytest.raises(SessionClosedError):
+        session.requests()
+    assert len(closed) == 1
+
+
+def test_threads_that_ask_first_at_once_share_one_ledger(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_slowly(url: str, **options: Any) -> Log:
+        opened.append(url)
+        time.sleep(0.05)
+        return open_ledger(url, **options)
+
+    monkeypatch.setattr(quota.session, "open_ledger", open_slowly)
+    with quota.open(config) as session, ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(lambda _: session.ledger, range(3)))) == 1
+    assert len(opened) == 1
 
 
 def test_a_service_of_a_closed_session_sends_nothing(config: Path) -> None:

@@ -168,6 +168,10 @@ def _fits(seam: Seam, owner: Any) -> bool:
     return all(name in parameters for name in seam.parameters)
 
 
+FIRST = "http.client"
+"""The module that `begin` imports first. It is awaited, too."""
+
+
 def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
     """Call `begin` before Python searches for the first of these modules. Other threads wait until `begin` ends."""
     awaited, search, lock, began = frozenset(names), _bootstrap._find_spec, RLock(), False
@@ -176,6 +180,10 @@ def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
         nonlocal awaited, began
         if name not in awaited:
             return search(name, path, target)
+        if name != FIRST and not began:
+            # Who waits below holds Python's lock of the module that it imports. If that is FIRST, and another thread
+            # were in `begin`, each would wait for the other. So only a thread that imports FIRST calls `begin`.
+            importlib.import_module(FIRST)
         with lock:
             if began and awaited:  # `begin` itself imports it
                 return search(name, path, target)

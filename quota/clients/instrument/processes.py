@@ -48,15 +48,13 @@ class FileTally:
     def start_over_in_child(self) -> None:
         self._lock = RLock()
         self._spent: dict[str, Spent] = {}
-        self._length = 0
         self._file: int | None = None
 
     def counts(self, method: str, calls: int, units: int, refused: int = 0) -> None:
         more = Spent(calls, units, refused)
         with self._lock:
             self._spent[method] = self._spent.get(method, Spent()).plus(more)
-            text = json.dumps(self._spent).encode().ljust(self._length)  # spaces hide the end of a longer text
-            self._length = len(text)
+            text = json.dumps(self._spent).encode()
             try:
                 if self._file is None:
                     path = os.path.join(self._folder, f"{os.getpid()}-{os.urandom(4).hex()}")
@@ -72,7 +70,9 @@ def spent_in(folder: str) -> dict[str, Spent]:
     """What all processes of a run spent, by method: the dearest first."""
     total: dict[str, Spent] = {}
     for path in Path(folder).iterdir():
-        for method, spent in json.loads(path.read_bytes() or "{}").items():
+        # A signal handler that counts meanwhile may leave the end of a longer text behind the last one.
+        spent_here, _ = json.JSONDecoder().raw_decode(path.read_text(encoding="ascii") or "{}")
+        for method, spent in spent_here.items():
             total[method] = total.get(method, Spent()).plus(spent)
     return dict(sorted(total.items(), key=lambda row: (-row[1].units, row[0])))
 

@@ -54,6 +54,29 @@ def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
     assert len(times_ms) >= 40, "and it does not hold up who may go"
 
 
+def test_a_signal_handler_that_raises_leaves_no_lock_behind(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    storage, interruptions = open_storage(f"sqlite:///{tmp_path}/inbound.db"), 0
+    storage.decide(policy("counter", 1_000_000), "ann")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(600):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000_02, 0.000_2))
+                for _ in range(50):  # Python swallows an exception in a finalizer
+                    storage.decide(policy("counter", 1_000_000), "ann")
+            except TimeoutError:
+                interruptions += 1
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interruptions > 100
+    assert storage.decide(policy("counter", 1_000_000), "ann").admitted
+
+
 def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
     storage = open_storage(url)
     assert storage.decide(policy("log", 9), "ann").limits[0].remaining == 8

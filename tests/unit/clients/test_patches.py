@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
@@ -146,6 +147,43 @@ def test_httpcore_is_named_unless_httpx_uses_it(
     patches.put_on()
     importlib.import_module("httpcore")
     assert bool(caplog.messages) is not through
+
+
+TWO_IMPORTS = """
+import sys, threading, time
+from quota.clients.instrument import patches
+assert "http.client" not in sys.modules
+searching, began = threading.Event(), threading.Event()
+
+def begin():
+    began.set()
+    searching.wait(0.3)  # until the other thread holds Python's lock of http.client, if it can
+    import http.client
+
+patches.call_before(("http.client", "a_library"), begin)
+inner = patches._bootstrap._find_spec
+
+def _find_spec(name, *more):
+    if name == "http.client" and threading.current_thread() is other:
+        searching.set()
+    return inner(name, *more)
+
+patches._bootstrap._find_spec = _find_spec
+
+def search():
+    began.wait()
+    import http.client
+
+other = threading.Thread(target=search, daemon=True)
+other.start()
+import a_library
+other.join()
+"""
+
+
+def test_two_threads_that_import_libraries_at_once_do_not_wait_for_each_other(made: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TWO_IMPORTS]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60, check=True)
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

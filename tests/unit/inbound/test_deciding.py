@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -119,6 +120,20 @@ def test_a_histogram_has_the_time_of_each_decision() -> None:
     lines = exposition(Report(counts._counts, {})).splitlines()
     for line in ('bucket{le="0.0001"} 2', 'bucket{le="0.25"} 2', 'bucket{le="+Inf"} 3', "sum 0.30015", "count 3"):
         assert f"quota_inbound_decision_seconds_{line}" in lines
+
+
+def test_a_signal_handler_may_count_while_its_thread_counts() -> None:
+    counts = Counts()
+
+    class Interrupted(Counter[str]):
+        def __missing__(self, name: str) -> int:
+            if name.endswith("|admitted"):
+                counts.add("a", "rejected", 0.002)  # as a handler that runs here
+            return 0
+
+    counts._counts = Interrupted()
+    counts.add("a", "admitted", 0.002)
+    assert (counts._counts["requests|a|admitted"], counts._counts["requests|a|rejected"]) == (1, 1)
 
 
 def test_totals_that_the_storage_refuses_are_kept() -> None:
