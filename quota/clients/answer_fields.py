@@ -169,9 +169,9 @@ class Answer:
         reads these, too."""
         text = self._headers.get("ratelimit", "")
         if plain and not text:
-            remaining, limit, reset = (self._headers.get(f"ratelimit-{figure}") for figure in _FIGURES)
-            units = _whole(_not_negative(remaining))
-            return [] if units is None else [("", units, _whole(limit), self._moment_ms(reset))]
+            texts = [self._headers.get(f"ratelimit-{figure}") for figure in _FIGURES]
+            units = _whole(_not_negative(texts[0]))
+            return [] if units is None else [("", units, _whole(texts[1]), self._moment_ms(texts[2]))]
         quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
         policies = []
         for name, figures in _items(text) or _item_of_draft_7(text):

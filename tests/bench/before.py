@@ -120,7 +120,7 @@ def _run(failure: str, *command: str) -> str:
     return done.stdout.strip()
 
 
-def _give_up(failure: str, said: str) -> NoReturn:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _give_up(failure: str, stderr: str) -> NoReturn:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith("ERROR: ")] or lines  # pip says less in its last lines
     sys.exit(": ".join(["bench", failure, *telling[-1:]]))

@@ -70,10 +70,10 @@ def crowd(kind: str, url: str, processes: int, seconds: float) -> tuple[list[int
     with closing(redis.Redis.from_url(url)) as server:
         before_s = _cpu_s(server)
         begin(running)
-        found = [json.loads(each.communicate()[0]) for each in running]
+        reports = [json.loads(each.communicate()[0]) for each in running]
         server_s = _cpu_s(server) - before_s
-    taken_ns = sorted(ns for one in found for ns in one["taken_ns"])
-    own_ns = sum(one["cpu_ns"] for one in found)
+    taken_ns = sorted(ns for report in reports for ns in report["taken_ns"])
+    own_ns = sum(report["cpu_ns"] for report in reports)
     return taken_ns, server_s * 1e6 / len(taken_ns), own_ns / 1000 / len(taken_ns)
 
 

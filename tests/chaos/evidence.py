@@ -112,11 +112,11 @@ class Evidence:
 
     @cached_property
     def _by_name(self) -> dict[str, list[tuple[Life, Event]]]:
-        found: defaultdict[str, list[tuple[Life, Event]]] = defaultdict(list)
+        pairs: defaultdict[str, list[tuple[Life, Event]]] = defaultdict(list)
         for life in self.lives:
             for event in life.events:
-                found[event["event"]].append((life, event))
-        return {name: sorted(some, key=lambda pair: pair[1]["ms"]) for name, some in found.items()}
+                pairs[event["event"]].append((life, event))
+        return {name: sorted(some, key=lambda pair: pair[1]["ms"]) for name, some in pairs.items()}
 
     def again(self) -> Evidence:
         """The same, with what follows from wire, log and draws worked out anew."""
@@ -159,24 +159,24 @@ def _life(path: Path, killed: bool) -> Life:
 
 
 def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], wire: list[Arrival]) -> Any:
-    found: dict[str, Attempt] = {}
+    attempts: dict[str, Attempt] = {}
     by_call: defaultdict[str, list[Attempt]] = defaultdict(list)
     decided: list[tuple[list[Attempt], Event]] = []
     for life in lives:
         asked: list[Attempt] = []
         for event in life.events:
             if event["event"] == "token":
-                attempt = found[event["token"]] = Attempt(event["token"], event["call"], life)
+                attempt = attempts[event["token"]] = Attempt(event["token"], event["call"], life)
                 asked.append(attempt)
                 by_call[attempt.call].append(attempt)
                 life.last_attempt = attempt
             elif event["event"] == "decision" and event["commit"] and asked:
                 decided.append((asked, event))
                 asked = []
-    for token, attempt in found.items():
+    for token, attempt in attempts.items():
         attempt.entry = entries.get(token)
     for draw in draws:
-        found[draw.token].draw = draw
+        attempts[draw.token].draw = draw
     for asked, event in decided:
         _named_by(event, asked).decision = event
     # A call may be sent again within the client, under a charge of its own: the arrivals take its charges in turn. What
@@ -186,7 +186,7 @@ def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], w
             if attempt.arrival is None and attempt.admitted and (attempt.entry or attempt.draw):
                 attempt.arrival = arrival
                 break
-    return found
+    return attempts
 
 
 def _named_by(decision: Event, asked: list[Attempt]) -> Attempt:

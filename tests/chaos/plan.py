@@ -103,10 +103,10 @@ def _ledger_track(dice: random.Random, seconds: float, losses: bool) -> list[Ste
             deck = [*STEADY, *(LOSSY if losses else ())]
             dice.shuffle(deck)
         fault = deck.pop()
-        found, lasts_s = _strike(dice, fault, at_s)
+        fault_steps, lasts_s = _strike(dice, fault, at_s)
         if at_s + lasts_s > seconds:
             return steps
-        steps += found
+        steps += fault_steps
         at_s += lasts_s + dice.uniform(0.3, 0.9)
         if losses and dice.random() < 0.25 and at_s < seconds:
             steps.append(Step(at_s - 0.1, "copy"))

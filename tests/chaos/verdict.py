@@ -270,9 +270,11 @@ def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[
     rows = {}
     for name, limit in scene.limits.items():
         units, window_ms = limit.units, limit.window_ms
-        counted = [(attempt, one) for attempt, one in sent if limit.method in (None, one.method)]
-        by_ledger = sorted((_charged_ms(attempt), one.units) for attempt, one in counted if attempt.draw is None)
-        by_all = sorted((_charged_ms(attempt), one.units) for attempt, one in counted)
+        counted = [(attempt, arrival) for attempt, arrival in sent if limit.method in (None, arrival.method)]
+        by_ledger = sorted(
+            (_charged_ms(attempt), arrival.units) for attempt, arrival in counted if attempt.draw is None
+        )
+        by_all = sorted((_charged_ms(attempt), arrival.units) for attempt, arrival in counted)
         unknown = unknown_of[name]
         over, grace_at_worst, worst = 0, 0, None
         for at_ms, used in _windows(by_ledger, window_ms):
@@ -378,14 +380,16 @@ def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[I
                 last = bisect_right(ids, (at_ms, NEVER)) if at_ms - asked_ms > ASKED_AGAIN_MS else own
                 left = sums[bisect_right(ids, (at_ms - limit.window_ms, NEVER))]
                 true = next((sums[n] - left for n in range(own, last + 1) if sums[n] - left == used), sums[own] - left)
-                told = f"{name} {used} of {true} to {life.name} on {life.machine} at {event['id']}, told {event['ms']}"
+                message = (
+                    f"{name} {used} of {true} to {life.name} on {life.machine} at {event['id']}, told {event['ms']}"
+                )
                 if used != true and event["ms"] < first_loss_ms:
-                    inexact.append(told)
+                    inexact.append(message)
                 if not any(x.at_ms <= event["ms"] and asked_ms <= x.until_ms for x in unknown):
                     excused = sum(x.units for x in unknown if at_ms - limit.window_ms < x.at_ms <= at_ms)
                     excused += sum(u for lost_ms, u in unsynced if at_ms - limit.window_ms < lost_ms <= at_ms)
                     least = max(least, true - used)
-                    short += [told] if true - used > excused else []
+                    short += [message] if true - used > excused else []
             asked += 1
             most = max(most, used - true)
             total += max(0, used - true)
@@ -440,7 +444,7 @@ def _clocks(evidence: Evidence, verdict: Verdict) -> None:
 
 def _pages(evidence: Evidence, verdict: Verdict) -> None:
     fetched = stored = unstored = 0
-    said: Counter[tuple[str, str, int, int]] = Counter()
+    page_counts: Counter[tuple[str, str, int, int]] = Counter()
     for life in evidence.lives:
         waiting: Event | None = None
         for event in life.events:
@@ -450,12 +454,12 @@ def _pages(evidence: Evidence, verdict: Verdict) -> None:
             elif event["event"] == "stored":
                 stored += 1
                 key = (life.machine, event["region"], event["taken_ms"], event["pages"])
-                said[key] += 1
+                page_counts[key] += 1
                 _compare_page(evidence, verdict, life, event, waiting)
                 waiting = None
         if waiting is not None:
             unstored += not life.killed
-    again = [key for key, times in said.items() if times > 1]
+    again = [key for key, times in page_counts.items() if times > 1]
     kept = gaps = unfinished = 0
     for machine, store in evidence.stores.items():
         for (region, _), ranks in store.passes.items():

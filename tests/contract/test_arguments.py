@@ -108,8 +108,8 @@ def clocked(setup: Setup, now_ms: Any) -> Budget:
 
 
 def says_what_it_needs(error: UsageError) -> bool:
-    said = str(error)
-    return said.isprintable() and len(said) < 250 and "whole number" in said
+    message = str(error)
+    return message.isprintable() and len(message) < 250 and "whole number" in message
 
 
 @pytest.mark.parametrize("door", NUMBER_DOORS)
@@ -173,8 +173,8 @@ def test_a_part_of_the_wrong_shape_is_one_line(setup: Setup, door: str) -> None:
     for part in (*NO_PARTS, *([] if door in NONE_IS_A_PART else [None])):
         with pytest.raises(UsageError) as refused:
             PART_DOORS[door](setup, part)
-        said = str(refused.value)
-        assert (said.isprintable(), len(said) < 250) == (True, True)
+        message = str(refused.value)
+        assert (message.isprintable(), len(message) < 250) == (True, True)
 
 
 def test_a_secret_that_is_no_str_is_not_shown(setup: Setup) -> None:
@@ -216,8 +216,8 @@ TIMEOUTS = [True, 0, -1, float("nan"), float("inf"), 10**400, "60", b"60", None,
 def test_a_wrong_number_of_seconds_is_one_line(setup: Setup, timeout_s: Any) -> None:
     with pytest.raises(UsageError, match="is not a number of seconds above 0") as refused:
         service(setup.budget(), timeout_s=timeout_s)
-    said = str(refused.value)
-    assert (said.isprintable(), len(said) < 200) == (True, True)
+    message = str(refused.value)
+    assert (message.isprintable(), len(message) < 200) == (True, True)
 
 
 @pytest.mark.parametrize("timeout_s", [1, 0.5, Decimal("2.5"), Fraction(1, 3)])
@@ -249,8 +249,8 @@ def test_a_wrong_name_is_one_line_and_changes_nothing(setup: Setup, door: str) -
     for name in NO_NAMES:
         with pytest.raises(UsageError) as refused:
             NAME_DOORS[door](setup, name)
-        said = str(refused.value)
-        assert (said.isprintable(), len(said) < 200, "is not a str" in said) == (True, True, True)
+        message = str(refused.value)
+        assert (message.isprintable(), len(message) < 200, "is not a str" in message) == (True, True, True)
     assert setup.entries() == []
 
 

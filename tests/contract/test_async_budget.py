@@ -124,8 +124,8 @@ def test_an_async_budget_answers_like_a_budget(ledger_url: str, configure: Confi
         assert outlook.states == blocking.outlook(["captions.list"]).states
         assert await budget.owed_units() == 0
         together = await budget.charge_many(["videos.list", ("videos.insert", 2)], job="nightly", region="DE")
-        assert [one.id for one in together] == ids_of(charges_at(s.ledger, "p"))[2:]
-        assert [one.cost_units for one in together] == [1, 2]
+        assert [decision.id for decision in together] == ids_of(charges_at(s.ledger, "p"))[2:]
+        assert [decision.cost_units for decision in together] == [1, 2]
         with pytest.raises(quota.UsageError, match="1 to 100 calls"):
             await budget.charge_many([])
 
@@ -258,7 +258,7 @@ def test_decorating_a_plain_function_raises_and_names_open(configure: Configure)
 def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
     server: RedisServer, configure: Configure, run: Run, of_ledger: str
 ) -> None:
-    async def one(budget: quota.AsyncBudget) -> float:
+    async def decision_s(budget: quota.AsyncBudget) -> float:
         began = time.monotonic()
         decision = await budget.charge("videos.list")
         assert (decision.reason, decision.source) in (("ledger-unavailable", None), ("ok", "allowance"))
@@ -277,7 +277,7 @@ def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
             beating = asyncio.ensure_future(beat())
             taken_s = []
             for _ in range(2):  # the second time, this machine owes what it drew the first time
-                taken_s += await asyncio.gather(*(one(q.budget()) for _ in range(100)))
+                taken_s += await asyncio.gather(*(decision_s(q.budget()) for _ in range(100)))
             beating.cancel()
             proxy.resume()
         print(f"longest decision {max(taken_s):.3f} s, longest pause of the loop {max(held_s):.3f} s")
@@ -469,7 +469,7 @@ def test_a_decision_behind_a_delayed_decision_does_not_wait_twice(
 def test_one_session_serves_loops_after_each_other_and_in_threads(scene: Scene) -> None:
     async def main() -> None:
         decisions = await asyncio.gather(*(q.budget().charge("videos.list") for _ in range(20)))
-        assert all(one.admitted for one in decisions)
+        assert all(decision.admitted for decision in decisions)
 
     q = quota.open_async(scene.config)
     for _ in range(2):
@@ -484,7 +484,7 @@ def test_one_session_serves_loops_after_each_other_and_in_threads(scene: Scene) 
 def test_a_child_forked_in_a_loop_charges_and_so_does_its_parent(scene: Scene) -> None:
     async def charge() -> bool:
         decisions = await asyncio.gather(*(q.budget().charge("videos.list") for _ in range(20)))
-        return all(one.admitted for one in decisions)
+        return all(decision.admitted for decision in decisions)
 
     async def main() -> None:
         assert await charge()

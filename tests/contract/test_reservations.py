@@ -172,8 +172,8 @@ def test_more_than_was_reserved_counts_in_full_and_is_logged_once_a_day(
     with caplog.at_level(logging.WARNING, "quota"):
         for method in ("chat", "chat", "models", "models"):
             over(method, 100)
-        told = [record.getMessage() for record in caplog.records]
-        assert told == [
+        warnings = [record.getMessage() for record in caplog.records]
+        assert warnings == [
             f"reserved_too_little project={world.project} method={method} reserved=100 used=101: it counts in full, "
             "and a limit may be exceeded; reserve more"
             for method in ("chat", "models")
@@ -203,13 +203,13 @@ def test_reservations_work_on_an_event_loop(world: World, run: Run) -> None:
         async with quota.open_async(world.config) as q:
             budget = q.budget()
 
-            async def one(used: int | None) -> None:
+            async def reservation(used: int | None) -> None:
                 async with budget.spend("chat", units=1_000) as call:
                     assert call.cost_units == 1_000
                     if used is not None:
                         await call.settle(used)
 
-            await asyncio.gather(*map(one, (None, 10, 2_000, 1_000)))
+            await asyncio.gather(*map(reservation, (None, 10, 2_000, 1_000)))
             with pytest.raises(ZeroDivisionError):
                 async with budget.spend("chat", units=500) as call:
                     raise ZeroDivisionError
@@ -256,15 +256,17 @@ def test_the_status_and_the_page_show_reserved_units(world: World) -> None:
     day = status.as_json()["credentials"][0]["limits"][0]  # type: ignore[index]
     assert (day["used_units"], day["reserved_units"]) == (3_100, 3_000)
     exported = {
-        one.labels.get("limit"): one.value for one in of_status(status, world.project) if "reserved" in one.family
+        sample.labels.get("limit"): sample.value
+        for sample in of_status(status, world.project)
+        if "reserved" in sample.family
     }
     assert exported == {"day": 3_000, "calls": 0}
     shown = io.StringIO()
     Console(file=shown, width=200).print(render_parts(status_parts(status)))
     assert "day: includes 3,000 units reserved; the cost of these calls is not known yet" in shown.getvalue()
     reserved, settled = (explain_charge(world.session, f"{entry.id[0]}-{entry.key}") for entry in world.log())
-    assert "It is reserved: the cost of the call is not known yet" in [one.text for one in lines(reserved)]
-    assert "It was settled: it counts 100 units now, 2,000 before" in [one.text for one in lines(settled)]
+    assert "It is reserved: the cost of the call is not known yet" in [line.text for line in lines(reserved)]
+    assert "It was settled: it counts 100 units now, 2,000 before" in [line.text for line in lines(settled)]
     dashboard = Dashboard(world.session)
     dashboard.now.get(60)
     html = dashboard.site.overview(dashboard.state())

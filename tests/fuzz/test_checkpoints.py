@@ -126,9 +126,9 @@ def test_a_damaged_store_answers_or_is_one_line(part: int) -> None:
         Path("videos.db").write_bytes(data)
         try:
             with Store("videos.db", retention_ms=DAY_MS, clock=lambda: 1795204800000) as store:
-                for found in store.search("live"):
-                    check_line(_video_line(found), 200_000)
-                    json.dumps(found.as_json())
+                for video in store.search("live"):
+                    check_line(_video_line(video), 200_000)
+                    json.dumps(video.as_json())
                 store.channels_ranked("US")
                 store.delete_expired()
                 for job in CURSORS:

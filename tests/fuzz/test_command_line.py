@@ -108,7 +108,7 @@ def test_any_arguments_end_in_a_documented_status(
 
 
 @pytest.mark.parametrize(
-    ("args", "status", "said"),
+    ("args", "status", "message"),
     [
         (["search", "live", "--region", "\udcff"], 0, "nothing found; known: DE, US\n"),
         (["init", "\udcff.toml"], 0, "wrote \\udcff.toml; set your key and project in it, then run: quota check"),
@@ -118,32 +118,32 @@ def test_any_arguments_end_in_a_documented_status(
 )
 @pytest.mark.usefixtures("_here")
 def test_an_argument_that_is_no_text_is_printed_escaped(
-    args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
+    args: list[str], status: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a stream that takes text only, half of a surrogate pair would end the command after its work was done."""
     ended, out, err = run_quota(monkeypatch, args)
     assert ended == status
-    assert (out + err).startswith(said)
+    assert (out + err).startswith(message)
 
 
-def _check_streams(status: int, out: str, said: str) -> None:
-    assert "Traceback" not in out + said
-    if status == 0 or (status == 78 and "error: " in said):  # findings of `check`, a line each
-        lines = said.splitlines()
+def _check_streams(status: int, out: str, err: str) -> None:
+    assert "Traceback" not in out + err
+    if status == 0 or (status == 78 and "error: " in err):  # findings of `check`, a line each
+        lines = err.splitlines()
     else:
-        lines = [said.removesuffix("\n")] if said else []
+        lines = [err.removesuffix("\n")] if err else []
         assert lines or out, "nothing is said"
     for line in lines:
         check_line(line)
 
 
-def _check_remedies(args: list[str], said: str) -> None:
+def _check_remedies(args: list[str], err: str) -> None:
     """The options that a message names are the command's own, unless the user wrote them."""
     command = cli.get_command(click.Context(cli), args[0])
-    known = {name for param in command.params for name in param.opts} if command is not None else set()
+    options = {name for param in command.params for name in param.opts} if command is not None else set()
     written = " ".join(args)
-    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", said):
-        assert option in known | {"--help"} or option in written, (option, said)
+    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", err):
+        assert option in options | {"--help"} or option in written, (option, err)
 
 
 def _arguments(r: Input) -> list[str]:

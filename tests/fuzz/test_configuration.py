@@ -75,9 +75,9 @@ def _read(read: Callable[[], T], named: str) -> T | None:
     try:
         return read()
     except ConfigError as error:
-        said = str(error)
-    check_line(said)
-    assert named in said
+        message = str(error)
+    check_line(message)
+    assert named in message
     return None
 
 

@@ -57,15 +57,17 @@ def test_an_error_answer_is_understood_or_classified_by_its_status(part: int) ->
         status, body = r.choice(STATUSES), _error_body(r)
         book, method = r.choice(BOOKS), r.choice(("videos.list", "search.list", "videos.insert", "odd", ""))
         r.data = status, method, body
-        said = classify(status, body, method=method, book=book)
-        assert said.kind in KINDS
-        assert (said.bucket is not None) == (said.kind in ("daily_exhausted", "project_blocked"))
-        assert said.bucket is None or said.bucket in book.buckets or said.bucket in [pool.name for pool in book.pools]
-        assert len(said.message) <= MAX_MESSAGE_LENGTH
-        assert len(said.reason) <= 128
+        error = classify(status, body, method=method, book=book)
+        assert error.kind in KINDS
+        assert (error.bucket is not None) == (error.kind in ("daily_exhausted", "project_blocked"))
+        assert (
+            error.bucket is None or error.bucket in book.buckets or error.bucket in [pool.name for pool in book.pools]
+        )
+        assert len(error.message) <= MAX_MESSAGE_LENGTH
+        assert len(error.reason) <= 128
         failure = _classify_answer(Failed(status, {}, body), method, book)
         check_line(failure.message, 1_000)
-        for line in (said.message, said.reason, failure.message, said.remedy):
+        for line in (error.message, error.reason, failure.message, error.remedy):
             assert not line or line.isprintable()
             assert KEY not in line
 
@@ -124,8 +126,8 @@ def test_a_run_ends_with_an_outcome_for_each_region(part: int, tmp_path: Path, s
                 if each.error is not None:
                     check_line(printable(each.error))
             check_line(printable(report.sentence(0)))
-            said = json.dumps(report.as_json()) + report.sentence(0) + report.why
-            assert KEY not in said
+            output = json.dumps(report.as_json()) + report.sentence(0) + report.why
+            assert KEY not in output
 
         every("client", part, attempt)
 

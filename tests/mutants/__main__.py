@@ -120,9 +120,9 @@ def _python_tokens(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _lua_tokens(text: str) -> Iterator[tuple[int, str]]:
-    for found in _LUA.finditer(text):
-        if found["token"]:
-            yield found.start(), found["token"]
+    for match in _LUA.finditer(text):
+        if match["token"]:
+            yield match.start(), match["token"]
 
 
 class Copy:

@@ -23,7 +23,7 @@ def main() -> None:
         socket.send_fds(server, [message], [0, 1, 2, answering.fileno()])
     pid = int(answers.recv(20))
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda told, _: os.kill(pid, told))
+        signal.signal(number, lambda signum, _: os.kill(pid, signum))
     status = int(answers.recv(20))
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)

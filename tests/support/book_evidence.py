@@ -52,9 +52,9 @@ def differences(book: CostBook, requests: dict[str, Any], answers: list[dict[str
 
 
 def _quotas(book: CostBook, expected: dict[str, dict[str, int]]) -> Iterator[str]:
-    found = {name: {quota.window.name: quota.units for quota in b.quotas} for name, b in book.buckets.items()}
-    if found != expected:
-        yield f"quotas: {found}, not {expected}"
+    quotas = {name: {quota.window.name: quota.units for quota in b.quotas} for name, b in book.buckets.items()}
+    if quotas != expected:
+        yield f"quotas: {quotas}, not {expected}"
 
 
 def _scopes(book: CostBook, requests: dict[str, Any]) -> Iterator[str]:
@@ -64,24 +64,24 @@ def _scopes(book: CostBook, requests: dict[str, Any]) -> Iterator[str]:
 
 def _requests(book: CostBook, requests: list[dict[str, Any]]) -> Iterator[str]:
     for row in requests:
-        said = row.get("request") or row["method"]
+        label = row.get("request") or row["method"]
         method = row["method"]
         if "request" in row:
             verb, _, url = row["request"].partition(" ")
             if book.hosts and not Hosts(book.hosts).serve(url):
-                yield f"{said}: {urlsplit(url).netloc} is no host of the book"
+                yield f"{label}: {urlsplit(url).netloc} is no host of the book"
             method = upstream_of(book).method(verb, url)
             if method != row["method"]:
-                yield f"{said}: {method}, not {row['method']}"
+                yield f"{label}: {method}, not {row['method']}"
         if method is None:
             price = book.default_price(row["request"].partition(" ")[0])
         elif method in book.methods:
             price = price_on(book, method, date.fromisoformat(row["on"])) if "on" in row else book.price(method)
         else:
-            yield f"{said}: no method {method}"
+            yield f"{label}: no method {method}"
             continue
         if (units := _units(price)) != row["units"]:
-            yield f"{said}: {units}, not {row['units']}"
+            yield f"{label}: {units}, not {row['units']}"
 
 
 def _units(price: Price) -> dict[str, int]:
@@ -104,10 +104,10 @@ def meaning(book: CostBook, row: dict[str, Any]) -> dict[str, Any]:
     body = row["body"] if isinstance(row["body"], str) else json.dumps(row["body"])
     at_ms = int(datetime.fromisoformat(row["at"]).timestamp() * 1000)
     reading = upstream_of(book).read(row["status"], row["headers"], body.encode(), method=method or "", at_ms=at_ms)
-    return {key: value for key, value in _said(reading).items() if value not in ({}, None, False)}
+    return {key: value for key, value in _facts(reading).items() if value not in ({}, None, False)}
 
 
-def _said(reading: Reading) -> dict[str, Any]:
+def _facts(reading: Reading) -> dict[str, Any]:
     return {
         "error": None if reading.error is None else reading.error.kind,
         "closes": {each.bucket: _iso(each.until_ms) for each in reading.closes},

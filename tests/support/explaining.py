@@ -143,11 +143,11 @@ class World:
 def units_in(view: View, entries: list[Spent], now_ms: int) -> Counter[tuple[str, str, str]]:
     """What a view counts at a moment, by who spent it: the slow and obvious way."""
     start_ms = view.window.edges(now_ms)[0] - 1 if isinstance(view.window, Calendar) else now_ms - view.window.window_ms
-    found: Counter[tuple[str, str, str]] = Counter()
+    units: Counter[tuple[str, str, str]] = Counter()
     for entry in entries:
         if start_ms < entry.id[0] <= now_ms and view.selector.counts(entry.bucket, entry.method, entry.job):
-            found[entry.job, entry.method, entry.region] += view.selector.cost(entry.units)
-    return +found
+            units[entry.job, entry.method, entry.region] += view.selector.cost(entry.units)
+    return +units
 
 
 def text_of(parts: Iterable[Part]) -> str:

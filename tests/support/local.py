@@ -55,5 +55,5 @@ class LocalRequest:
         decision = self._budget.charge(f"{self._resource}.list")
         if not decision.admitted:
             raise Refused(decision)
-        found: dict[str, Any] = {"id": {"videoId": "v1"}} if self._resource == "search" else {"id": "v1"}
-        return {"items": [found], "nextPageToken": str(self._page + 1)}
+        item: dict[str, Any] = {"id": {"videoId": "v1"}} if self._resource == "search" else {"id": "v1"}
+        return {"items": [item], "nextPageToken": str(self._page + 1)}

@@ -50,21 +50,21 @@ class Command(NamedTuple):
 
 
 def blocks(text: str) -> list[Block]:
-    found = []
+    fenced_blocks = []
     for before, language, body in _BLOCK.findall(text):
         name = re.search(r"`([\w./-]+)`:$", before)
-        found.append(Block(name[1] if name else "", language, body))
-    return found
+        fenced_blocks.append(Block(name[1] if name else "", language, body))
+    return fenced_blocks
 
 
 def commands(text: str) -> list[Command]:
-    found: list[Command] = []
+    transcript: list[Command] = []
     for line in text.splitlines():
         if line.startswith("$ "):
-            found.append(Command(line[2:], []))
+            transcript.append(Command(line[2:], []))
         else:
-            found[-1].output.append(line)
-    return found
+            transcript[-1].output.append(line)
+    return transcript
 
 
 def try_page(text: str, quota: Quota, replace: Mapping[str, str]) -> list[tuple[Command, list[str]]]:
@@ -94,15 +94,15 @@ def _type(typed: list[Command], quota: Quota) -> list[tuple[Command, list[str]]]
     for command in typed:
         lines += ["(exit $status)", command.line, 'status=$?; echo "@@$status"']
     printed = _run(["bash", "-c", "\n".join(lines)], quota, fds).split("@@")
-    told = []
+    outputs = []
     status = 0
     for n, command in enumerate(typed):
         output = printed[n] if n == 0 else printed[n].partition("\n")[2]
         status = int(printed[n + 1].partition("\n")[0])
         expected_failure = n + 1 < len(typed) and typed[n + 1].line == "echo $?"
         assert status == 0 or expected_failure, (command.line, status, output)
-        told.append((command, output.splitlines()))
-    return told
+        outputs.append((command, output.splitlines()))
+    return outputs
 
 
 def _run(command: list[str], quota: Quota, fds: Sequence[int] = ()) -> str:

@@ -237,7 +237,7 @@ class Reached:
         return [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
 
     def field(self, name: str) -> str | None:
-        (value,) = [value for known, value in self.fields if known == name] or [None]
+        (value,) = [value for field_name, value in self.fields if field_name == name] or [None]
         return value
 
 

@@ -42,14 +42,14 @@ class Children:
     def __init__(self, target: Callable[..., Any], *rows: tuple[Any, ...], start: str = "fork") -> None:
         context = multiprocessing.get_context("forkserver" if start == "anew" else start)
         context.set_forkserver_preload(["quota.session", "redis", "support.patience"])
-        self._told: list[connection.Connection] = []
+        self._readers: list[connection.Connection] = []
         self.processes: list[Any] = []
         for row in rows:
-            told, tell = context.Pipe(duplex=False)
+            reader, tell = context.Pipe(duplex=False)
             process = context.Process(target=_run, args=(target, row, tell, dict(os.environ)), daemon=True)  # type: ignore[attr-defined]
             process.start()
             tell.close()  # it has to be the child's alone: then its end is the end of the pipe
-            self._told.append(told)
+            self._readers.append(reader)
             self.processes.append(process)
 
     def __enter__(self) -> Self:
@@ -57,20 +57,20 @@ class Children:
 
     def __exit__(self, *_: object) -> None:
         """Kill those that still run."""
-        for process, told in zip(self.processes, self._told, strict=True):
+        for process, reader in zip(self.processes, self._readers, strict=True):
             process.kill()
             process.join()
-            told.close()
+            reader.close()
 
     def first_answers(self) -> list[Any]:
         """What each of them tells, in the order of the rows."""
-        numbers: dict[Any, int] = {told: number for number, told in enumerate(self._told)}
+        numbers: dict[Any, int] = {reader: number for number, reader in enumerate(self._readers)}
         answers: dict[int, Any] = {}
         while numbers:
-            for told in connection.wait(list(numbers)):
-                number = numbers.pop(told)
+            for reader in connection.wait(list(numbers)):
+                number = numbers.pop(reader)
                 answers[number] = self._read(number)
-        return [answers[number] for number in range(len(self._told))]
+        return [answers[number] for number in range(len(self._readers))]
 
     def answers(self) -> list[Any]:
         """What each of them tells, once all have ended."""
@@ -91,13 +91,13 @@ class Children:
 
     def _read(self, number: int) -> Any:
         try:
-            went_well, told = self._told[number].recv()
+            went_well, answer = self._readers[number].recv()
         except EOFError:
             self.processes[number].join()
             status = self.processes[number].exitcode
             raise AssertionError(f"process {number} ended with {status} and told nothing") from None
-        assert went_well, f"in process {number}:\n{told}"
-        return told
+        assert went_well, f"in process {number}:\n{answer}"
+        return answer
 
 
 def in_child(work: Callable[[], Any]) -> Any:

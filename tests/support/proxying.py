@@ -149,12 +149,12 @@ class Answered:
         return cls(response.status, [(name.lower(), value) for name, value in response.getheaders()], response.read())
 
     def field(self, name: str) -> str | None:
-        (value,) = [value for known, value in self.fields if known == name] or [None]
+        (value,) = [value for field_name, value in self.fields if field_name == name] or [None]
         return value
 
     @property
     def problem(self) -> dict[str, Any]:
         assert self.field("content-type") == "application/problem+json"
-        found: dict[str, Any] = json.loads(self.body)
-        assert found["status"] == self.status
-        return found
+        document: dict[str, Any] = json.loads(self.body)
+        assert document["status"] == self.status
+        return document

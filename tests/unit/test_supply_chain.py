@@ -25,8 +25,8 @@ def asked_for() -> list[Requirement]:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = data["project"]
     several = [data["build-system"]["requires"], project["dependencies"], *project["optional-dependencies"].values()]
-    found = [Requirement(text) for texts in several for text in texts]
-    return [each for each in found if each.name != project["name"]]
+    requirements = [Requirement(text) for texts in several for text in texts]
+    return [each for each in requirements if each.name != project["name"]]
 
 
 @pytest.mark.parametrize("asked", asked_for(), ids=str)
@@ -77,7 +77,7 @@ HURT = {"name": "c", "version": "2", "vulns": [{"id": "X-1", "fix_versions": ["3
 
 
 @pytest.mark.parametrize(
-    ("found", "status", "said"),
+    ("dependencies", "status", "output"),
     [
         ([SKIPPED], 0, "audit: skipped: the database knows none of 1 packages, so nothing was audited"),
         ([], 0, "audit: skipped: the database knows none of 0 packages, so nothing was audited"),
@@ -86,12 +86,12 @@ HURT = {"name": "c", "version": "2", "vulns": [{"id": "X-1", "fix_versions": ["3
         ([SOUND, HURT], 1, "audit: c 2: X-1, mended in ['3']\naudit: 2 of 2 packages audited, 1 vulnerable"),
     ],
 )
-def test_an_audit_names_what_it_audited(found: object, status: int, said: str, tmp_path: Path) -> None:
+def test_an_audit_names_what_it_audited(dependencies: object, status: int, output: str, tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
-    if found is not None:
-        path.write_text(json.dumps({"dependencies": found}))
+    if dependencies is not None:
+        path.write_text(json.dumps({"dependencies": dependencies}))
     done = subprocess.run(
         [sys.executable, ROOT / ".ci" / "audited.py", path], capture_output=True, text=True, check=False, timeout=100
     )
     assert (done.returncode, done.stderr) == (status, "")
-    assert done.stdout.startswith(said)
+    assert done.stdout.startswith(output)

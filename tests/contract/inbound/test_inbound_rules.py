@@ -37,13 +37,13 @@ def test_every_rule_is_cited_by_the_code_and_by_a_test_and_no_other_rule_is() ->
 
 
 def test_a_bound_is_the_same_in_lua_and_in_python() -> None:
-    found: dict[str, set[str]] = {}
+    constants: dict[str, set[str]] = {}
     for text in SCRIPTS.values():
         for line in re.findall(r"^local ([A-Z_, ]+ = [0-9A-Z_', >]+)", text, re.MULTILINE):
             left, _, right = line.partition(" = ")
             for name, value in zip(left.split(", "), right.split(", "), strict=True):
-                found.setdefault(name, set()).add(value.strip())
-    assert found == {
+                constants.setdefault(name, set()).add(value.strip())
+    assert constants == {
         "FIRST": {"4", "2"},  # places in ARGV
         "FIELDS": {"6"},
         "MAX_LIMITS": {str(contract.MAX_LIMITS)},

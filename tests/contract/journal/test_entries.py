@@ -137,7 +137,7 @@ def test_several_processes_note_at_once_and_nothing_is_lost(tmp_path: Path) -> N
 def test_a_killed_process_loses_nothing_that_it_had_noted_and_spoils_nothing(tmp_path: Path) -> None:
     """Each process tells what it has noted, until it is killed in the middle; others go on behind what it left."""
     dice = random.Random(7)
-    told: set[tuple[str, str]] = set()
+    noted_keys: set[tuple[str, str]] = set()
     for round_number in range(6):
         reader, writer = os.pipe()
 
@@ -156,13 +156,13 @@ def test_a_killed_process_loses_nothing_that_it_had_noted_and_spoils_nothing(tmp
             while more := os.read(reader, 65_536):
                 heard += more
         os.close(reader)
-        told |= {
+        noted_keys |= {
             ("e", f"{round_number}-{number}") for number in heard.split(b"\n")[0:-1] and range(int(heard.split()[-1]))
         }
         with day_files(tmp_path)[-1].open("ab") as file:  # as a write that was cut off
             file.write(b"\n" + record_line("e", (1, 1), packed(entry()))[: dice.randint(1, 60)])
-    assert told
-    assert told <= keys(journal(tmp_path))
+    assert noted_keys
+    assert noted_keys <= keys(journal(tmp_path))
 
 
 def test_damaged_bytes_cost_their_own_record_alone(tmp_path: Path) -> None:

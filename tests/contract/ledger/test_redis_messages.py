@@ -22,7 +22,7 @@ PASSWORD, OF_SENTINELS = "s3cret", "0f-sentinels"
 WELL = f"?sentinel_password={OF_SENTINELS}"
 
 
-def told(url: str) -> str:
+def refusal(url: str) -> str:
     """What a charge is refused with; "" if it was admitted."""
     with closing(open_ledger(url)) as ledger:
         budget = budget_of(ledger, limit(500))
@@ -45,7 +45,7 @@ def _safe(line: str) -> str:
     return line
 
 
-BOTH = pytest.mark.parametrize("ask", [told, told_inbound])
+BOTH = pytest.mark.parametrize("ask", [refusal, told_inbound])
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_sentinels_may_have_their_own_password(sentinels: Sentinels, ask: Ask) -
 
 @BOTH
 @pytest.mark.parametrize(
-    ("service", "query", "said"),
+    ("service", "query", "message"),
     [
         (SERVICE, "", "wants a password; add sentinel_password"),
         (SERVICE, "?sentinel_password=no", "refused the password; correct sentinel_username and sentinel_password"),
@@ -74,23 +74,23 @@ def test_sentinels_may_have_their_own_password(sentinels: Sentinels, ask: Ask) -
     ],
 )
 def test_a_sentinels_error_names_the_sentinel(
-    sentinels: Sentinels, ask: Ask, service: str, query: str, said: str
+    sentinels: Sentinels, ask: Ask, service: str, query: str, message: str
 ) -> None:
     line = ask(at_sentinels(sentinels, service, query))
-    assert line.endswith(f"/{service}/0: sentinel 127.0.0.1:{sentinels.sentinels[0].port} {said}"), line
+    assert line.endswith(f"/{service}/0: sentinel 127.0.0.1:{sentinels.sentinels[0].port} {message}"), line
 
 
 @BOTH
 @pytest.mark.parametrize(
-    ("user", "said"),
+    ("user", "message"),
     [
         ("", 'wants a password; add password = "env:NAME" or "file:PATH"'),
         (":wrong@", "refused the password; check username and password"),
     ],
 )
-def test_an_error_of_the_primary_blames_no_sentinel(sentinels: Sentinels, ask: Ask, user: str, said: str) -> None:
+def test_an_error_of_the_primary_blames_no_sentinel(sentinels: Sentinels, ask: Ask, user: str, message: str) -> None:
     line = ask(at_sentinels(sentinels, query=WELL, user=user))
-    assert f"/{SERVICE}/0 {said}" in line
+    assert f"/{SERVICE}/0 {message}" in line
 
 
 @BOTH
@@ -143,7 +143,7 @@ def others(nodes: Nodes, key: str) -> RedisServer:
     return next(each for each in nodes.servers[:3] if each is not nodes.owner(key))
 
 
-@pytest.mark.parametrize(("ask", "key"), [(told, "quota:{p}:log"), (told_inbound, "quota:inbound:{totals}")])
+@pytest.mark.parametrize(("ask", "key"), [(refusal, "quota:{p}:log"), (told_inbound, "quota:inbound:{totals}")])
 @pytest.mark.parametrize(("path", "more"), [("", ""), ("/1", ", which has no database numbers")])
 def test_a_cluster_node_under_a_server_url_is_named(nodes: Nodes, ask: Ask, key: str, path: str, more: str) -> None:
     line = ask(f"redis://127.0.0.1:{others(nodes, key).port}{path}")
@@ -160,14 +160,14 @@ def test_a_slot_on_the_move_is_named(nodes: Nodes) -> None:
     """Half of its keys are here and half are there: neither node can run a script over all of them."""
     key = "quota:{p}:log"
     owner, other, slot = nodes.owner(key), others(nodes, key), key_slot(key.encode())
-    assert told(nodes.url) == ""
+    assert refusal(nodes.url) == ""
     with nodes.client(owner) as here, nodes.client(other) as there:
         ours, theirs = (client.execute_command("CLUSTER MYID") for client in (here, there))
         there.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ours)
         here.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", theirs)
         here.execute_command("MIGRATE", "127.0.0.1", other.port, key, 0, 5_000)
         try:
-            line, of_the_node = told(nodes.url), told(f"redis://127.0.0.1:{owner.port}")
+            line, of_the_node = refusal(nodes.url), refusal(f"redis://127.0.0.1:{owner.port}")
         finally:
             for each in here.keys("quota:{p}:*"):
                 here.execute_command("MIGRATE", "127.0.0.1", other.port, each, 0, 5_000)
@@ -177,4 +177,4 @@ def test_a_slot_on_the_move_is_named(nodes: Nodes) -> None:
     assert line.endswith(moving), line
     # Before Redis 7 a node that has a part of the keys names the other node.
     assert of_the_node.endswith((moving, "is a node of a cluster; write redis+cluster://HOST:PORT")), of_the_node
-    assert told(nodes.url) == "", "the slot has arrived"
+    assert refusal(nodes.url) == "", "the slot has arrived"

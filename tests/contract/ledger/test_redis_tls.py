@@ -55,10 +55,10 @@ class Servers:
 
 
 def executable() -> str:
-    known = next((path for path in (redis_executable(), *executables().values()) if has_tls(path)), None)
-    if known is None:
+    tls_executable = next((path for path in (redis_executable(), *executables().values()) if has_tls(path)), None)
+    if tls_executable is None:
         pytest.skip("no Redis at hand was built with TLS")
-    return known
+    return tls_executable
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +129,13 @@ def options_of(certificates: Certificates, which: dict[str, str]) -> dict[str, s
 
 
 @each_way_and_scheme
-@pytest.mark.parametrize(("name", "which", "said"), FAULTS)
+@pytest.mark.parametrize(("name", "which", "message"), FAULTS)
 def test_a_fault_is_a_line_of_its_own(
-    servers: Servers, way: str, scheme: str, name: str, which: dict[str, str], said: str
+    servers: Servers, way: str, scheme: str, name: str, which: dict[str, str], message: str
 ) -> None:
     url = servers.url(scheme, name, **options_of(servers.certificates, which))
     line = said_by(way, url)
-    assert line.endswith(f": {said}"), line
+    assert line.endswith(f": {message}"), line
     place = f"localhost:{servers.ports[name]}"
     assert f"{scheme}://{place}" in line
     assert (f"sentinel {place}: " in line) == (scheme == "rediss+sentinel")
@@ -211,28 +211,28 @@ def test_sentinels_may_speak_tls_where_servers_do_not_or_the_reverse(halves: tup
 
 
 def test_the_certificate_of_sentinels_alone_is_checked_too(servers: Servers) -> None:
-    for name, which, said in FAULTS:
+    for name, which, message in FAULTS:
         options = {"sentinel_ssl": "true", **options_of(servers.certificates, which)}
         url = servers.url("rediss+sentinel", name, **options).replace("rediss", "redis")
-        assert said_by("blocking", url).endswith(f": sentinel localhost:{servers.ports[name]}: {said}")
+        assert said_by("blocking", url).endswith(f": sentinel localhost:{servers.ports[name]}: {message}")
 
 
 def test_a_certificate_renewed_in_place_is_used_by_the_next_connection(servers: Servers, tmp_path: Path) -> None:
-    known = servers.certificates
+    certificates = servers.certificates
     certificate, key = tmp_path / "client.pem", tmp_path / "client.key"
 
     def use(pair: object) -> None:
         shutil.copy(pair.certificate, certificate)  # type: ignore[attr-defined]
         shutil.copy(pair.key, key)  # type: ignore[attr-defined]
 
-    use(known.foreign)
+    use(certificates.foreign)
     url = servers.url(
-        "rediss", "mutual", ssl_ca_certs=str(known.ca), ssl_certfile=str(certificate), ssl_keyfile=str(key)
+        "rediss", "mutual", ssl_ca_certs=str(certificates.ca), ssl_certfile=str(certificate), ssl_keyfile=str(key)
     )
     with closing(open_storage(url)) as storage:
         with pytest.raises(StorageAway, match="refused our client certificate"):
             storage.totals()
-        use(known.client)
+        use(certificates.client)
         assert storage.totals() == {}
 
 
@@ -276,8 +276,8 @@ def files(certificates: Certificates, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("options", "said"), FILES)
-def test_an_unusable_file_is_an_error_in_the_configuration(files: Path, options: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(("options", "message"), FILES)
+def test_an_unusable_file_is_an_error_in_the_configuration(files: Path, options: dict[str, str], message: str) -> None:
     """Before anything is contacted, under every scheme."""
     named = {k: v if k == "ssl_cert_reqs" else os.path.normpath(files / v) for k, v in options.items()}
     query = "&".join(f"{name}={text}" for name, text in named.items())
@@ -286,7 +286,7 @@ def test_an_unusable_file_is_an_error_in_the_configuration(files: Path, options:
         for what, opening in (("ledger url", open_ledger), ("inbound storage", open_storage)):
             with pytest.raises(ConfigError) as caught:
                 opening(f"{url}?{query}")
-            assert str(caught.value) == f"{what} {url}: {said.replace('{}', str(files))}"
+            assert str(caught.value) == f"{what} {url}: {message.replace('{}', str(files))}"
 
 
 def test_an_encrypted_key_is_opened_with_its_password_and_nobody_is_asked_for_it(servers: Servers, files: Path) -> None:

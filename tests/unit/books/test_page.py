@@ -36,7 +36,7 @@ def table() -> str:
 
 def test_the_table_is_made_from_the_books() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    made = PLACE.sub(lambda found: f"{found[1]}\n{table()}\n{found[2]}", text)
+    made = PLACE.sub(lambda match: f"{match[1]}\n{table()}\n{match[2]}", text)
     if os.environ.get("UPDATE_BOOKS"):
         PAGE.write_text(made, encoding="utf-8")
     else:

@@ -37,18 +37,18 @@ def random_layouts(r: random.Random) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
-    found = random_layouts(random.Random(seed))
+    layouts = random_layouts(random.Random(seed))
     wide = Console(width=10_000)
     for width in (10, 20, 40, 80):
-        first = next((layout for layout in found if wide.measure(layout).maximum <= width), found[-1])
-        assert shown(FirstThatFits(iter(found)), width) == shown(first, width)
+        first = next((layout for layout in layouts if wide.measure(layout).maximum <= width), layouts[-1])
+        assert shown(FirstThatFits(iter(layouts)), width) == shown(first, width)
 
 
 @pytest.mark.parametrize("text", ["open", "  indented", "a long line that is folded", "y" * 45, "a\x1bb[bold]c"])
 def test_a_line_is_plain_text(text: str) -> None:
-    found = shown(line(text), 24)
-    assert "".join(found.split()) == "".join(text.replace("\x1b", "\\x1b").split())
-    assert all(len(row) <= 24 for row in found.splitlines())
+    output = shown(line(text), 24)
+    assert "".join(output.split()) == "".join(text.replace("\x1b", "\\x1b").split())
+    assert all(len(row) <= 24 for row in output.splitlines())
 
 
 NOW_MS = 1_795_255_200_000

@@ -321,14 +321,14 @@ def test_several_policies_speak_of_several_buckets() -> None:
     headers = {"RateLimit": '"points";r=3;t=9, "core";r=4', "RateLimit-Policy": '"core";q=5000;w=3600,"points";q=900'}
     levels = read(a_book(), 200, headers).levels
     assert levels == (Level("points", 3, 900, NOW_MS + 9_000), Level("core", 4, 5_000))
-    one = a_book(buckets='[buckets.day]\nquota = 9\nresets = "24h"')
+    book = a_book(buckets='[buckets.day]\nquota = 9\nresets = "24h"')
     level = Level("day", 3, None, NOW_MS + 9_000)
-    assert read(one, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (level,)
+    assert read(book, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (level,)
     for of_a_draft in (
         {"RateLimit": "limit=9, remaining=3, reset=9"},
         {"RateLimit-Limit": "9", "RateLimit-Remaining": "3", "RateLimit-Reset": "9"},
     ):
-        assert read(one, 200, of_a_draft).levels == (level._replace(limit_units=9),)
+        assert read(book, 200, of_a_draft).levels == (level._replace(limit_units=9),)
 
 
 @pytest.mark.parametrize("text", ['"core";r=many', "core: 5 of 9", "remaining=few"])

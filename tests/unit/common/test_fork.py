@@ -59,9 +59,9 @@ def forked(turns: list[str]) -> list[str]:
 def test_the_newest_is_held_first_and_the_oldest_starts_over_first() -> None:
     turns: list[str] = []
     ones = [Noted(name, turns) for name in "abc"]
-    for one in ones:
-        hold_over_fork(one)
-        start_over_in_child(one)
+    for holder in ones:
+        hold_over_fork(holder)
+        start_over_in_child(holder)
     in_child = forked(turns)
     around = ["hold c", "hold b", "hold a", "release a", "release b", "release c"]
     assert turns == around
@@ -76,9 +76,9 @@ def test_an_exception_at_any_place_leaves_nothing_held_and_nobody_out(monkeypatc
     for place in count():
         turns, in_child = list[str](), list[str]()
         ones = [Noted(name, turns) for name in "ab"]
-        for one in ones:
-            hold_over_fork(one)
-            start_over_in_child(one)
+        for holder in ones:
+            hold_over_fork(holder)
+            start_over_in_child(holder)
 
         def handler(turns: list[str] = turns) -> None:
             turns.append("interrupted")
@@ -116,8 +116,8 @@ def test_a_thread_that_forks_leaves_alone_what_another_one_holds() -> None:
             finally:
                 turns.append(f"release {name}")
 
-    one, turns = Held(), list[str]()
-    hold_over_fork(one)
+    holder, turns = Held(), list[str]()
+    hold_over_fork(holder)
     reached, goes_on = threading.Event(), threading.Event()
 
     def around_a_fork() -> None:
@@ -136,10 +136,10 @@ def test_a_thread_that_forks_leaves_alone_what_another_one_holds() -> None:
 
 def test_a_collected_object_has_no_turn() -> None:
     turns: list[str] = []
-    one = Noted("a", turns)
-    hold_over_fork(one)
-    start_over_in_child(one)
-    del one
+    holder = Noted("a", turns)
+    hold_over_fork(holder)
+    start_over_in_child(holder)
+    del holder
     gc.collect()
     assert forked(turns) == [""]
 

@@ -71,10 +71,10 @@ def test_the_verdict_shows_what_stops_only_searches(room: Room) -> None:
     assert room.verdict().lead == "Calls are admitted. They have 9,500 units left."
     for _ in range(4):
         assert budget.charge("search.list").admitted
-    found = room.verdict()
-    assert found.state == "open"
+    verdict = room.verdict()
+    assert verdict.state == "open"
     why = "limit 'search' has 400 of 400 units used."
-    assert found.lead == f"Calls are admitted, but no search until 2026-11-21T11:00:00+00:00: {why}"
+    assert verdict.lead == f"Calls are admitted, but no search until 2026-11-21T11:00:00+00:00: {why}"
 
 
 def test_the_verdict_shows_a_search_that_never_fits(room: Room) -> None:
@@ -88,12 +88,12 @@ def test_the_verdict_says_closed_then_full_and_until_when(room: Room) -> None:
     budget = room.session.budget("main")
     budget.charge("videos.list", units=9_500)
     budget.exhaust("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1")
-    found = room.verdict()
-    assert found.headline == "Closed by upstream, then full until"
-    assert found.until is not None
-    assert found.until.exact == rfc3339(TEN_MS + DAY_MS)
+    verdict = room.verdict()
+    assert verdict.headline == "Closed by upstream, then full until"
+    assert verdict.until is not None
+    assert verdict.until.exact == rfc3339(TEN_MS + DAY_MS)
     why = "limit 'day' has 9,500 of 9,500 units used."
-    assert found.lead.endswith(f"before the reset at 2026-11-21T13:00:00+00:00, nor then: {why}")
+    assert verdict.lead.endswith(f"before the reset at 2026-11-21T13:00:00+00:00, nor then: {why}")
 
 
 def test_units_of_others_are_in_the_legend_and_the_forecast(room: Room) -> None:

@@ -27,8 +27,8 @@ def test_a_duration_has_its_two_largest_units(span_ms: int, down: str, up: str) 
 
 
 def test_a_time_ahead_is_rounded_up() -> None:
-    said = [away(NOW_MS + ahead, NOW_MS) for ahead in (1, 61_000, HOUR_MS + 1, -1, -SECOND_MS, -90 * MINUTE_MS)]
-    assert said == ["in 1 s", "in 2 min", "in 1 h 1 min", "just now", "1 s ago", "1 h 30 min ago"]
+    texts = [away(NOW_MS + ahead, NOW_MS) for ahead in (1, 61_000, HOUR_MS + 1, -1, -SECOND_MS, -90 * MINUTE_MS)]
+    assert texts == ["in 1 s", "in 2 min", "in 1 h 1 min", "just now", "1 s ago", "1 h 30 min ago"]
 
 
 def test_a_name_from_outside_is_one_short_line_that_moves_nothing() -> None:

@@ -71,7 +71,7 @@ RULE = '[inbound.a]\npath = "/a"\nlimit = 1\nwindow = "60s"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "[inbound]\ntrusted_proxy = []\n" + RULE,
@@ -80,16 +80,16 @@ RULE = '[inbound.a]\npath = "/a"\nlimit = 1\nwindow = "60s"\n'
         ("inbound = 3\n", "inbound: a number where a table is needed"),
     ],
 )
-def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "quota.toml"
     path.write_text(text + CREDENTIAL, encoding="utf-8")
     with pytest.raises(ConfigError) as error:
         load_settings(path)
-    assert str(error.value) == f"{path}: {said}"
+    assert str(error.value) == f"{path}: {message}"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
         ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a key of [inbound] is called so; give the rule another name"),
@@ -108,10 +108,10 @@ def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str
         ('[inbound]\nkey_field = "X Key"\n' + RULE, "inbound.key_field: 'X Key' is not the name of a header field"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_rules(write(tmp_path, text))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith(f"{tmp_path}/quota.toml: inbound")
     assert str(error.value).count("quota.toml: ") == 1
     assert "s3cret" not in str(error.value)

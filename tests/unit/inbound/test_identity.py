@@ -205,7 +205,7 @@ def test_the_applications_function_names_the_user() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trusted", "said"),
+    ("trusted", "message"),
     [
         (["10.0.0.1/8"], "its last bits zero"),
         (["proxy.internal"], "not an address"),
@@ -214,8 +214,8 @@ def test_the_applications_function_names_the_user() -> None:
         ([167772161], "not an address"),
     ],
 )
-def test_a_proxy_that_is_none_is_an_error(trusted: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_proxy_that_is_none_is_an_error(trusted: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Proxies(trusted)
 
 

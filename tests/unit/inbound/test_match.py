@@ -56,7 +56,7 @@ def test_a_pattern_matches_its_paths(pattern: str, path: str, meant: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "message"),
     [
         ("", "begins with /"),
         ("/a?b=c", "remove everything from"),
@@ -71,8 +71,8 @@ def test_a_pattern_matches_its_paths(pattern: str, path: str, meant: bool) -> No
         ("/" + "a" * 256, "at most 256"),
     ],
 )
-def test_an_invalid_pattern_is_refused_with_the_right_pattern(pattern: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_an_invalid_pattern_is_refused_with_the_right_pattern(pattern: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_pattern(pattern)
 
 

@@ -95,7 +95,7 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Rule("a", Limit(0, 60_000)), "rule a: .*a limit"),
         (lambda: Rule("a", [(1, 2)]), r"write each as Limit\(number, window_ms\)"),  # type: ignore[list-item]
@@ -109,8 +109,8 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: Rules([MINUTE]), "rules: pass Rule objects"),  # type: ignore[list-item]
     ],
 )
-def test_an_unusable_rule_is_refused_with_the_reason(make: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_unusable_rule_is_refused_with_the_reason(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()
 
 
@@ -185,13 +185,13 @@ DOORS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("said", DOORS)
-def test_an_argument_of_the_wrong_type_is_one_line(said: str, state_dir: Path) -> None:
+@pytest.mark.parametrize("message", DOORS)
+def test_an_argument_of_the_wrong_type_is_one_line(message: str, state_dir: Path) -> None:
     """ "no" counted as yes: a shadow rule refuses nobody."""
-    booleans: list[Any] = ["no", "", 0, None] if "True" in said else []
+    booleans: list[Any] = ["no", "", 0, None] if "True" in message else []
     for given in (5.5, object(), Rude(), *booleans):
-        with pytest.raises(ConfigError, match=said) as refused:
-            DOORS[said](given)
+        with pytest.raises(ConfigError, match=message) as refused:
+            DOORS[message](given)
         assert (str(refused.value).isprintable(), len(str(refused.value)) < 200) == (True, True)
 
 

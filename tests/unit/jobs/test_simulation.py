@@ -63,9 +63,9 @@ class PlainSimulation:
         folder = None if settings.path is None else settings.path.absolute().parent
         for job in settings.jobs.values():
             steps = self.steps[job.name] = pass_steps(job, load_fetch(job.fetch, job.options, folder))
-            known = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
+            checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
             self.machines[job.name] = [
-                {name: Region(name, known.get(name), steps) for name in job.regions or ("",)}
+                {name: Region(name, checkpoints.get(name), steps) for name in job.regions or ("",)}
                 for _ in range(settings.machines_of(job))
             ]
         self.totals = {

@@ -47,8 +47,8 @@ def test_seconds_are_rounded_up(ms: int, s: int) -> None:
 def test_retry_after_is_at_least_one_second() -> None:
     """Whether its requests are charged in itself or by the proxy."""
     refused = Decision(False, None, None, "main", "project", "search.list", 100, "limit", "day", 0, 1_000, 1_000, ())
-    told = [answer_to(Refused(refused)).headers["retry-after"], str(refusal(refused).retry_after_s)]
-    assert told == ["1", "1"]
+    seconds = [answer_to(Refused(refused)).headers["retry-after"], str(refusal(refused).retry_after_s)]
+    assert seconds == ["1", "1"]
 
 
 def test_a_problem_is_a_document_of_rfc_9457() -> None:
@@ -127,9 +127,9 @@ def test_a_missing_package_is_one_line_that_names_the_extra(package: str, monkey
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         UsageError, match=rf"^{package} is not installed: pip install 'quota-ledger\[web\]', or pipx"
-    ) as said:
+    ) as error:
         require_web()
-    assert said.value.exit_status == 2, "no unit of config/deploy is started again then"
+    assert error.value.exit_status == 2, "no unit of config/deploy is started again then"
 
 
 def test_the_second_piece_of_an_answer_waits_for_nobody() -> None:
