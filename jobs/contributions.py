@@ -46,7 +46,8 @@ from quota.reports.metrics import Sample
 from quota.reports.runs import Bought, Contribution, Expected, Forecast, LimitAhead, Region, Run, Stand, stands_out
 from quota.reports.status import JobRow
 from quota.rules.calls import Checklists
-from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
+from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, state_folder
+from quota.terms.arguments import machine_name
 from quota.terms.limits import DAY_MS, Limit
 
 # -- findings ----------------------------------------------------------------------------------------------------------
@@ -203,7 +204,10 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     for job in session.settings.jobs.values():
         hosts, is_running = runs_on(session, job)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
-        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, *_refusal(session, job, no_store, here=here))
+        why, refusal = _refusal(session, job, no_store, here=here)
+        own = job.on_each_machine or session.settings.store.places_in_ledger or session.settings.store.name
+        away = bool(hosts and not own) and machine_name() not in hosts.split(", ")
+        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, why, refusal, away)
 
 
 def _no_store(settings: Settings) -> str:
@@ -220,7 +224,7 @@ def _no_store(settings: Settings) -> str:
     except OSError as error:
         return f"store {one_line(path)}: {error.strerror}"
     folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder) and folder != str(state_folder()):  # a run makes the state folder
         return f"store {one_line(path)}: {one_line(folder)} is no folder; make it, or correct the path"
     if prevented := obstacle(path) or obstacle(f"{path}-wal"):
         return f"store {one_line(path)} cannot be written: {'; '.join(prevented)}"

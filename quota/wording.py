@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quota.deciding.losses import Loss
     from quota.reports.charge import ChargeExplained
     from quota.reports.refusal import Fill, Filled, RefusalExplained, Setting
-    from quota.reports.status import CredentialRow, Status
+    from quota.reports.status import CredentialRow, JobRow, Status
     from quota.rules.facts import Exhaustion
     from quota.terms.costs import CostBook
 
@@ -209,13 +209,19 @@ def jobs_of(credential: CredentialRow) -> Iterator[Part]:
                 job.job,
                 f"{job.runs_on}, running" if job.running else job.runs_on or "-",
                 "-" if job.next_ms is None else moment(job.next_ms),
-                "goes on" if not job.why else "never" if job.retry_ms is None else f"from {moment(job.retry_ms)}",
+                _a_run_now(job),
             )
             for job in credential.jobs
         ]
         tones: list[Tone] = ["bad" if job.why else "" for job in credential.jobs]
         yield Table(("job", "runs on", "next tick", "a run now"), rows, tones=tones, without=(2,))
     yield from stopped_jobs_of(credential)
+
+
+def _a_run_now(job: JobRow) -> str:
+    if job.why:
+        return "never" if job.retry_ms is None else f"from {moment(job.retry_ms)}"
+    return "goes on there" if job.is_elsewhere else "goes on"
 
 
 def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:

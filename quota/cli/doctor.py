@@ -108,8 +108,8 @@ def _journal(session: Session) -> list[Finding]:
                 finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")
             )
         if journal.trouble:
-            why = f"{journal.trouble}: nobody may notice that the ledger has lost charges"
-            findings.append(warning(f"journal of {project.name}", why, "make its folder and files this user's own"))
+            why = f"{journal.trouble}; entries are kept in memory, so a loss of the ledger may stay unnoticed"
+            findings.append(warning(f"journal of {project.name}", why, "mend that folder or disk"))
     return list(dict.fromkeys(findings))
 
 

@@ -83,7 +83,8 @@ class EarlyExhaustion(NamedTuple):
 class JobRow(NamedTuple):
     """A job. The machines in `runs_on` have its regions; `running`: a run is under way there. `next_ms` is the next
     tick of its schedule (None: it has no schedule). `refusal` is the decision that would refuse the first call of a run
-    now (None: the run would go on), and `why` has it in words."""
+    now (None: the run would go on), and `why` has it in words. `is_elsewhere`: other machines have all of its regions,
+    so a run here would fetch nothing."""
 
     job: str
     credential: str
@@ -92,6 +93,7 @@ class JobRow(NamedTuple):
     next_ms: int | None
     why: str = ""
     refusal: Decision | None = None
+    is_elsewhere: bool = False
 
     @property
     def retry_ms(self) -> int | None:

@@ -90,6 +90,16 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_this_machine(
     assert f"STOPPED for its jobs: job trending: {why}" in done.stdout
 
 
+def test_a_new_machine_is_not_stopped_because_no_run_has_made_its_state_folder(
+    quota: Quota, upstream: Emulator
+) -> None:
+    configure(quota, upstream.address)
+    path = quota.folder / "quota.toml"
+    path.write_text(path.read_text().replace('url = "sqlite:///videos.db"', ""))
+    assert quota("status", "--check").returncode == 0
+    assert not (quota.folder / "state").exists()
+
+
 def test_people_read_one_moment_in_one_notation_wherever_it_stands(quota: Quota, upstream: Emulator) -> None:
     """In Berlin: local time with its offset, rounded up to the second. Programs get UTC to the millisecond."""
     configure(quota, upstream.address, units=5)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import quota
+from quota.jobs.contributions import standing
 from quota.jobs.emulator import Emulator
 from quota.jobs.places import hold_ms
 from quota.settings.load import load_settings
@@ -268,7 +270,9 @@ def test_without_the_ledger_a_run_goes_on_within_the_allowance(
     server.close()
 
 
-def test_a_status_shows_which_machine_runs_a_job(web: Machine, other: Machine, shared: str) -> None:
+def test_a_status_shows_which_machine_runs_a_job(
+    web: Machine, other: Machine, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def shown() -> tuple[str, bool]:
         (job,) = other.quota.json("status")["credentials"][0]["jobs"]
         return job["runs_on"], job["running"]
@@ -280,6 +284,11 @@ def test_a_status_shows_which_machine_runs_a_job(web: Machine, other: Machine, s
     assert shown() == (HOST, True)
     web.let_go(run)
     assert shown() == (HOST, False)
+    for name, is_elsewhere in ((HOST, False), ("another", True)):
+        monkeypatch.setattr("quota.jobs.contributions.machine_name", lambda name=name: name)
+        with quota.open(other.config) as session:
+            (row,) = standing(session)
+        assert row.is_elsewhere is is_elsewhere
 
 
 @pytest.mark.parametrize(
