@@ -177,7 +177,7 @@ class Decision(NamedTuple):
 
     def sentence(self) -> str:
         """One line for people: what was asked, the answer, and what to do about a refusal."""
-        what = f"{self.method} ({many(self.cost_units, 'unit')}) on {self.credential}"
+        what = f"{self.method} ({many(self.cost_units, 'unit')}{self._other_cost()}) on {self.credential}"
         if self.admitted and not self.cost_units:
             return f"admitted {self.method} on {self.credential}: it is free, and nothing is charged"
         if self.admitted:
@@ -196,8 +196,14 @@ class Decision(NamedTuple):
         """Why the call was refused, without the time; with its cost, if the limit has units left."""
         state = self._refusing()
         if self.reason == "limit" and not self.detail and state is not None and state.used_units < state.limit_units:
-            return f"{self._cause()}, {self.method} needs {state.cost_units:,}"
+            return f"{self._cause()}, {self.method or 'a call'} needs {state.cost_units:,}"
         return self._cause()
+
+    def _other_cost(self) -> str:
+        """The cost in the refusing limit, if it is of another bucket than the first."""
+        state = self._refusing()
+        differs = state is not None and state.noun == "unit" and state.cost_units != self.cost_units
+        return f", {state.cost_units:,} in limit {state.name!r}" if state is not None and differs else ""
 
     def _refusing(self) -> LimitState | None:
         return next((state for state in self.limits if state.name == self.refused_by), None)

@@ -10,7 +10,7 @@ import pytest
 
 import quota
 from quota.common.clock import host_clock, utc
-from quota.decision import UNKNOWN_WAIT_MS, Decision, Reason
+from quota.decision import UNKNOWN_WAIT_MS, Decision, LimitState, Reason
 from support.configurations import limited
 
 
@@ -75,6 +75,16 @@ def refused(reason: Reason, retry_at_ms: int | None = None, **more: object) -> D
     return Decision(
         False, None, None, "main", "project", "search.list", 100, reason, "day", 0, host_clock(), retry_at_ms, ()
     )._replace(**more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("noun", "cost"), [("unit", "1 unit, 10 in limit 'day'"), ("call", "1 unit")])
+def test_a_refusal_names_the_cost_in_the_limit_that_refused(noun: str, cost: str) -> None:
+    """The first bucket's cost may be another."""
+    state = LimitState("day", 10, 90, 95, 5, noun=noun)
+    decision = refused("limit", cost_units=1, limits=(state,))
+    full = f"limit 'day' has 90 of 95 {noun}s used"
+    assert decision.sentence().startswith(f"refused search.list ({cost}) on main: {full}")
+    assert decision._replace(method="").why() == f"{full}, a call needs 10"
 
 
 def test_when_has_the_time_and_the_seconds_until_then() -> None:
