@@ -125,7 +125,7 @@ class Answers:
             return self.full(checklist, outcome)
         if closed.until_ms == NEVER:
             return closed.bucket, "closed", None, closed.evidence
-        opens_ms = closed.until_ms + self.project.jitter_ms
+        opens_ms = closed.opens_ms(self.project.jitter_ms)
         return closed.bucket, "exhausted", self._room_from(opens_ms, checklist, outcome), closed.evidence
 
     def _room_from(self, opens_ms: int, checklist: Checklist, outcome: Outcome) -> int:

@@ -57,7 +57,7 @@ def look(answers: Answers, project: Project, book: CostBook, checklists: Checkli
     full = _full(answers, checklist, outcome)
     closed, next_ms = outcome.closing, full.retry_at_ms if full is not None else None
     if closed is not None:
-        next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.until_ms + project.jitter_ms)
+        next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.opens_ms(project.jitter_ms))
     dearest = _dearest(answers, project, book, checklists, methods) if closed is None and full is None else None
     states = answers.states(checklist, outcome, charged=False)
     return Outlook(outcome.now_ms, states, room_ms, closed, full, next_ms, dearest)

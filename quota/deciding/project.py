@@ -89,8 +89,8 @@ class Project(OfOneProcess):
     the ledger, the others go on.
 
     `clock` replaces the ledger's clock and the caller's, in ms since 1970; `wall` only the caller's. `longest_ms` is
-    the longest window of the configuration. `jitter_ms` is added to the end of an exhaustion. `api` is the only API
-    whose charges the log may have; "": any.
+    the longest window of the configuration. `jitter_ms` is the most that is added to the end of an exhaustion. `api` is
+    the only API whose charges the log may have; "": any.
     """
 
     def __init__(

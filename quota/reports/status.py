@@ -275,7 +275,7 @@ def _read(
         project, outlook = project_of(budget), budget.outlook(fetches.get(name, []))
         facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
-        exhausted = [x for x in facts.exhaustions if _ends(x) + jitter_ms > at_ms]
+        exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
         limits = tuple(_limit_rows(budget, outlook, facts, exhausted, at_ms, next_capacity=next_capacity))
         return CredentialRow(
             outlook=outlook,
@@ -326,9 +326,9 @@ def _read_several(read: Callable[[str], CredentialRow], names: Collection[str]) 
         yield from threads.map(lambda context, name: context.run(read, name), contexts, names)
 
 
-def _ends(x: Exhaustion) -> int:
+def _shown_until(x: Exhaustion, jitter_ms: int) -> int:
     """The time until which an exhaustion is shown: its own end, or if it was permanent, a day after it was lifted."""
-    return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.until_ms
+    return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.opens_ms(jitter_ms)
 
 
 def _limit_rows(

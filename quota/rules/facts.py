@@ -68,6 +68,11 @@ class Exhaustion(NamedTuple):
     reopened_because: str = ""
     is_pause: bool = False
 
+    def opens_ms(self, jitter_ms: int) -> int:
+        """When this machine goes on: up to `jitter_ms` after the end, so that machines do not come back all at once,
+        but at most a tenth of the time for which the bucket was closed."""
+        return self.until_ms + min(jitter_ms, max(0, self.until_ms - self.since_ms) // 10)
+
 
 class Grant(NamedTuple):
     """Upstream grants `quota_units` of a bucket in each of its periods. Its answer came at `since_ms`, and counts until
@@ -224,14 +229,13 @@ def union(first: Facts, second: Facts) -> Facts:
 
 
 def closing(facts: Facts, buckets: Collection[str], now_ms: int, jitter_ms: int) -> Exhaustion | None:
-    """The exhaustion that closes one of these buckets longest; if several end together, the first bucket's. Each lasts
-    `jitter_ms` longer, so that machines do not come back all at once."""
+    """The exhaustion that closes one of these buckets longest; if several end together, the first bucket's."""
     longest: Exhaustion | None = None
     for bucket in buckets if facts.exhaustions else ():
         exhaustion = facts.exhaustion(bucket)
-        if exhaustion is None or exhaustion.reopened_ms:
+        if exhaustion is None or exhaustion.reopened_ms or exhaustion.opens_ms(jitter_ms) <= now_ms:
             continue
-        if exhaustion.until_ms > (now_ms - jitter_ms if longest is None else longest.until_ms):
+        if longest is None or exhaustion.until_ms > longest.until_ms:
             longest = exhaustion
     return longest
 

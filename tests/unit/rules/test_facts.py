@@ -102,6 +102,9 @@ DAY = exhaustion("day", until_ms=NOW + DAY_MS)
         (closed(exhaustion()), ("units",), END, 0, None),
         (closed(exhaustion()), ("units",), END + 29_999, 30_000, "units"),
         (closed(exhaustion()), ("units",), END + 30_000, 30_000, None),
+        # the jitter is at most a tenth of that time
+        (closed(exhaustion(until_ms=NOW + 1_500)), ("units",), NOW + 1_649, 30_000, "units"),
+        (closed(exhaustion(until_ms=NOW + 1_500)), ("units",), NOW + 1_650, 30_000, None),
         # for ever
         (closed(exhaustion(until_ms=NEVER)), ("units",), NOW + 4_000 * DAY_MS, 60_000, "units"),
         # only what the call needs
