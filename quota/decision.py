@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from quota.common.clock import host_clock, moment, rfc3339, until, utc
+from quota.common.clock import host_clock, moment, rfc3339, utc
 from quota.common.text import listed, many
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
@@ -79,7 +79,8 @@ class AllowanceState(NamedTuple):
         """How much is drawn and left, and when that changes."""
         drawn = f"{self.drawn_units:,} of {many(self.allowance_units, 'unit')} drawn"
         dearest = f"calls of at most {many(self.max_cost_units, 'unit')}"
-        return f"this machine's allowance, for {dearest}: {drawn}, {self.remaining_units:,} left{until(self.frees_ms)}"
+        more = "" if self.frees_ms is None else f", more from {moment(self.frees_ms)}"
+        return f"this machine's allowance, for {dearest}: {drawn}, {self.remaining_units:,} left{more}"
 
 
 SHADOW = "shadow"

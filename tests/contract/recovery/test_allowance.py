@@ -93,7 +93,7 @@ def test_a_refusal_shows_what_was_drawn_and_when_it_frees(far: Site, line: Proxy
         "remaining_units": 0,
         "frees_at": rfc3339(frees_ms),
     }
-    assert f"20 of 20 units drawn, 0 left until {moment(frees_ms)}" in refused.sentence()
+    assert f"20 of 20 units drawn, 0 left, more from {moment(frees_ms)}" in refused.sentence()
 
 
 def test_a_draw_that_was_handed_over_has_the_units_that_it_was_settled_to_last(far: Site, line: Proxy) -> None:

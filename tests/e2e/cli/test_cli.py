@@ -530,10 +530,10 @@ def test_a_status_without_the_ledger_has_the_drawn_units(quota: Quota) -> None:
     quota.configure(away + SMALL)
     assert quota("charge", "videos.list").returncode == 0
     done = quota("status", "--json")
-    assert "1 of 5 units drawn, 4 left until 20" in done.stderr
+    assert "1 of 5 units drawn, 4 left, more from 20" in done.stderr
     status = json.loads(done.stdout)
     assert (status["credentials"], [x["drawn_units"] for x in status["allowances"].values()]) == ([], [1])
-    assert quota("spend").stderr.count("1 of 5 units drawn, 4 left until 20") == 1
+    assert quota("spend").stderr.count("1 of 5 units drawn, 4 left, more from 20") == 1
 
 
 MODULES = """

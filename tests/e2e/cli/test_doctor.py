@@ -294,7 +294,7 @@ def test_doctor_warns_of_a_used_up_allowance(command: Quota) -> None:
     command.configure(away + MAIN)
     expect(command, "allowance of research", "ok")
     assert command("charge", "videos.list").returncode == 0
-    expect(command, "allowance of research", "warning", "1 of 1 unit drawn, 0 left until 20")
+    expect(command, "allowance of research", "warning", "1 of 1 unit drawn, 0 left, more from 20")
 
 
 def test_doctor_warns_of_a_server_that_forgets_and_evicts(command: Quota) -> None:
