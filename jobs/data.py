@@ -113,7 +113,7 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
             run.job,
             run.outcome,
             _regions(run, jobs.get(run.job)),
-            f"{sum(region.items for region in run.regions):,}",
+            "?" if run.outcome == UNFINISHED else f"{sum(region.items for region in run.regions):,}",
             f"{run.units:,}",
             "" if run.ended_ms is None else spell(run.ended_ms - run.began_ms),
             _why(run, most),
@@ -140,6 +140,8 @@ def _why(run: Run, most: int) -> str:
     if run.refused_by is not None and (run.refusal is None or run.refusal["reason"] != "run"):
         limit = run.why.startswith("limit ")
         return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
+    if run.ended_ms is None and not run.why:
+        return "it runs, or was killed"
     errors = [region.error for region in run.regions if region.error]
     why = shorten(printable(errors[0] if errors else run.why), most)
     more = len(errors) - 1
