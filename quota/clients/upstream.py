@@ -4,7 +4,7 @@
     Reading             what one answer means: an error, buckets that it closes, what remains, what the call cost
     Closing             a bucket that is closed for everybody
     Access              what a proxy needs to pass requests on to an API
-    Google              what is asked of an upstream; a third upstream extends it here, and is a case in `upstream_of`
+    Google              what is asked of an upstream. A third upstream extends Described, and is a case in `upstream_of`
     description         the discovery document of one of Google's APIs; reading it imports no client
     Routes              names the API method of a request to it; knows batches and parts of uploads
 
