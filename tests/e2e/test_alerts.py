@@ -150,11 +150,11 @@ def test_a_rule_fires_where_it_should_and_nowhere_else(tmp_path: Path) -> None:
 
 def expressions() -> dict[str, str]:
     """Every expression of the rules and the dashboard, with its place."""
-    found = {f"alerts.yml {name}": rule["expr"] for name, rule in ALERTS.items()}
+    queries = {f"alerts.yml {name}": rule["expr"] for name, rule in ALERTS.items()}
     for panel in BOARD["panels"]:
         for target in panel["targets"]:
-            found[f"grafana.json {panel['title']} {target['refId']}"] = target["expr"]
-    return found
+            queries[f"grafana.json {panel['title']} {target['refId']}"] = target["expr"]
+    return queries
 
 
 def test_every_name_that_is_used_is_exported() -> None:

@@ -32,11 +32,11 @@ def closing(row: dict[str, Any]) -> timedelta | None:
 
 def closings() -> list[tuple[str, dict[str, Any]]]:
     """An answer of each book that has one by which upstream closes a bucket for long."""
-    found = []
+    rows_by_name = []
     for name in book_names():
         rows = [row for row in evidence_of(name)[1] if "request" in row and (closing(row) or timedelta()) >= LONG]
-        found += [(name, rows[0])] if rows else []
-    return found
+        rows_by_name += [(name, rows[0])] if rows else []
+    return rows_by_name
 
 
 def test_at_least_ten_books_have_a_closing_answer() -> None:
@@ -70,5 +70,6 @@ def test_an_answer_of_the_evidence_refuses_the_next_call(tmp_path: Path, name: s
     retry_at_ms = refused.value.decision.retry_at_ms
     assert retry_at_ms is not None
     lasts_ms = lasts / timedelta(milliseconds=1)
-    jitter_ms = machine_jitter_ms()
-    assert before_ms + lasts_ms <= retry_at_ms - jitter_ms <= after_ms + lasts_ms + 1
+    jitter_ms = min(machine_jitter_ms(), lasts_ms // 10)
+    took_ms = after_ms - before_ms  # the bucket is closed from the charge on, which came before the answer
+    assert before_ms + lasts_ms <= retry_at_ms - jitter_ms <= after_ms + lasts_ms + took_ms // 10 + 2

@@ -46,8 +46,8 @@ def test_a_page_does_what_it_says(page: str, quota: Quota, redis_server: RedisSe
             "https://api.weather.example": upstream.address,
             "api.weather.example": upstream.address.partition("://")[2],
         }
-        told = try_page(text, quota, replace)
-    wrong = [(command.line, differs(command.output, printed), printed) for command, printed in told]
+        outputs = try_page(text, quota, replace)
+    wrong = [(command.line, differs(command.output, printed), printed) for command, printed in outputs]
     assert [row for row in wrong if row[1]] == []
 
 

@@ -143,8 +143,8 @@ def test_the_wheel_works_where_nothing_else_of_the_package_is(built: Path, tmp_p
     assert "upstream counted 32 requests, the ledger charged 32" in demo.stdout
     assert list((tmp_path / "empty").iterdir()) == []
 
-    said = run(installed, "-m", "quota", "--version", cwd=tmp_path / "empty", **env)
-    assert said.stdout.startswith("quota, version ")
+    output = run(installed, "-m", "quota", "--version", cwd=tmp_path / "empty", **env)
+    assert output.stdout.startswith("quota, version ")
 
     with Emulator() as emulator:
         (tmp_path / "mine" / "quota.toml").write_text(CONFIG.format(address=emulator.address), encoding="utf-8")

@@ -81,7 +81,7 @@ regions = {json.dumps(REGIONS)}
         assert items % ITEMS == 0, "half a page is stored"
         stored = "SELECT count(*) FROM rankings r WHERE r.region = p.region AND r.taken_at_ms = p.started_at_ms"
         checkpoints = self.rows(f"SELECT pages * ?, ({stored}) FROM checkpoints p", ITEMS)  # noqa: S608  # a constant
-        assert all(known == kept for known, kept in checkpoints), "a page and its checkpoint disagree"
+        assert all(noted == kept for noted, kept in checkpoints), "a page and its checkpoint disagree"
         return int(items // ITEMS)
 
     def check_nothing_is_lost_or_doubled(self, kills: int) -> None:

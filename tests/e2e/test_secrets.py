@@ -122,8 +122,8 @@ def test_a_key_that_upstream_or_a_job_says_back_is_seen_nowhere(tmp_path: Path, 
     for run in asking:
         assert "[redacted]" in run.stdout + run.stderr
     assert asking[0].stderr.count("[redacted]") >= len(ECHOES)
-    for said in (ECHOED, quote(ECHOED), quote(ECHOED, safe=""), ECHOED[:6]):  # a long message is cut
-        assert said not in everything
+    for text in (ECHOED, quote(ECHOED), quote(ECHOED, safe=""), ECHOED[:6]):  # a long message is cut
+        assert text not in everything
 
 
 @pytest.mark.parametrize("where", ["env:LEDGER_PASSWORD", "file:the-key", "clear", "url"])

@@ -78,7 +78,7 @@ def test_a_diff_lists_each_difference_of_two_books(quota: Quota) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "said"),
+    ("name", "before", "after", "message"),
     [
         ("shopify-admin", "X-Shopify-Access-Token", "X-Own", '~ key.header: "X-Shopify-Access-Token" -> "X-Own"'),
         (
@@ -89,10 +89,10 @@ def test_a_diff_lists_each_difference_of_two_books(quota: Quota) -> None:
         ),
     ],
 )
-def test_every_change_of_a_book_is_a_difference(quota: Quota, name: str, before: str, after: str, said: str) -> None:
+def test_every_change_of_a_book_is_a_difference(quota: Quota, name: str, before: str, after: str, message: str) -> None:
     text = read_text("quota.config", f"costs/{name}.toml").replace(before, after, 1)
     (quota.folder / "own.toml").write_text(text)
-    assert quota("book", "diff", name, "./own.toml").stdout == f"{said}\n"
+    assert quota("book", "diff", name, "./own.toml").stdout == f"{message}\n"
 
 
 def test_a_book_is_shown_by_its_name_and_not_by_a_credential(quota: Quota) -> None:
@@ -133,13 +133,13 @@ def test_an_old_book_is_named_once_with_its_page(quota: Quota, days: int, old: b
         assert lines.count("https://own.example/limits") == int(old), command
 
 
-@pytest.mark.parametrize(("days", "told"), [(29, True), (32, False), (-1, False)])
-def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, told: bool) -> None:
+@pytest.mark.parametrize(("days", "is_announced"), [(29, True), (32, False), (-1, False)])
+def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, is_announced: bool) -> None:
     aged(quota, 0, days)
     since = TODAY + timedelta(days)
     for command in ("check", "doctor"):
-        said = f"read costs 25 units from {since} on, and 1 units until then"
-        assert (said in " ".join(quota(command).stdout.split())) is told, command
+        message = f"read costs 25 units from {since} on, and 1 units until then"
+        assert (message in " ".join(quota(command).stdout.split())) is is_announced, command
 
 
 @pytest.mark.parametrize("name", ["asana", "github", "gmail-v1"])
@@ -151,8 +151,8 @@ def test_a_configuration_for_a_book_is_checked_and_asked(quota: Quota, name: str
     (quota.folder / "quota.toml").write_text(text.replace('"my-project"', '"mine"'))
     checked = quota("check", **({} if secret is None else {secret[1]: "a-token"}))
     assert checked.returncode == 0
-    said = [line for line in checked.stdout.splitlines() if "book_old" not in line]
-    assert [line.partition(",")[0] for line in said[:1]] == ["quota.toml: no errors"]
+    lines = [line for line in checked.stdout.splitlines() if "book_old" not in line]
+    assert [line.partition(",")[0] for line in lines[:1]] == ["quota.toml: no errors"]
     file = tomllib.loads(text)["credentials"][name]
     assert file["limits"], "what the provider grants"
     peek = re.search(r"#   quota (peek \S+)\n", text)

@@ -49,9 +49,9 @@ def test_all_are_charged_and_each_has_its_line_and_its_id(quota: Quota) -> None:
 def test_no_call_is_charged_if_not_all_fit(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--units", "3").returncode == 0
     done = quota("charge", "--file", "calls.txt")
-    said = one_line(done, 75)
+    error = one_line(done, 75)
     assert done.stdout == ""
-    assert "limit 'day' has 3 of 205 units used, and these 3 calls need 203 together; next at " in said
+    assert "limit 'day' has 3 of 205 units used, and these 3 calls need 203 together; next at " in error
     assert len(charged(quota)) == 1
     assert [each["calls"] for each in quota.json("spend")["refused"]] == [3]
     assert quota("charge", "videos.list", "--units", "203").returncode == 75
@@ -88,9 +88,9 @@ def test_charge_file_dash_reads_stdin(quota: Quota, text: str) -> None:
 )
 def test_a_wrong_file_of_calls_is_one_line_and_charges_nothing(quota: Quota, text: str, word: str) -> None:
     (quota.folder / "these.txt").write_text(text, encoding="utf-8")
-    said = one_line(quota("charge", "--file", "these.txt"), 2)
-    assert said.startswith("calls 'these.txt'") or "2 calls together" in said
-    assert word in said
+    error = one_line(quota("charge", "--file", "these.txt"), 2)
+    assert error.startswith("calls 'these.txt'") or "2 calls together" in error
+    assert word in error
     assert charged(quota) == []
 
 

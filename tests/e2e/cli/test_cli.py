@@ -69,9 +69,9 @@ def test_an_example_can_be_pasted_into_a_shell() -> None:
             for arguments in called:
                 inner: click.Command = cli
                 while isinstance(inner, click.Group):
-                    found = inner.get_command(click.Context(inner), arguments.pop(0))
-                    assert found is not None, line
-                    inner = found
+                    subcommand = inner.get_command(click.Context(inner), arguments.pop(0))
+                    assert subcommand is not None, line
+                    inner = subcommand
                 inner.make_context(name, arguments).close()
                 tried += 1
     assert tried > 50
@@ -297,8 +297,8 @@ def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_ope
     assert "needs a reason" in one_line(quota("reopen", "units", "--because", " "), 2)
     reopened = quota("reopen", "units", "--because", "raised,\nsee ?key=AIzaSyThisIsTheSecretOfTheTests_0123456")
     assert reopened.stdout == r"bucket units of project p is open again: raised,\nsee ?key=[redacted]" + "\n"
-    (known,) = quota.json("status")["credentials"][0]["exhausted"]
-    assert known["reopened_because"] == r"raised,\nsee ?key=[redacted]"
+    (exhaustion,) = quota.json("status")["credentials"][0]["exhausted"]
+    assert exhaustion["reopened_because"] == r"raised,\nsee ?key=[redacted]"
     assert quota("charge", "videos.list").returncode == 0
     assert quota("plan", "--days", "1").returncode == 0
     assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "again"), 1)
@@ -375,9 +375,9 @@ def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str)
 @pytest.mark.parametrize(("where", "more"), [(">&-", " --json"), ("> /dev/full", "")])
 def test_a_charge_that_cannot_be_printed_is_named_and_stands(quota: Quota, where: str, more: str) -> None:
     quota.configure(SMALL)
-    said = one_line(quota.shell(f"quota charge search.list{more} {where}"), 0)
-    charge = re.fullmatch(r"stdout cannot be written: .+; the charge stands, its id is (\d+-[\w-]+)", said)
-    assert charge, said
+    line = one_line(quota.shell(f"quota charge search.list{more} {where}"), 0)
+    charge = re.fullmatch(r"stdout cannot be written: .+; the charge stands, its id is (\d+-[\w-]+)", line)
+    assert charge, line
     assert quota("refund", charge[1]).returncode == 0
 
 
@@ -400,8 +400,8 @@ def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--credential", "other").stderr == "", "another one"
     quota.configure(KEYED.replace("main", "third"))
     lines = quota("charge", "videos.list").stderr.splitlines()
-    told = [line.split(" until=")[0] for line in lines]
-    assert told == ["quota: project_left project=main", "quota: project_left project=other"]
+    warnings = [line.split(" until=")[0] for line in lines]
+    assert warnings == ["quota: project_left project=main", "quota: project_left project=other"]
     assert lines[0].endswith('a renamed project begins a new budget: give it project = "main"')
     assert quota("charge", "videos.list").stderr == "", "once"
 
@@ -409,20 +409,20 @@ def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
 def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     """And with it the project, where none is named: what was charged would be granted once more."""
 
-    def said(credentials: str, name: str = "quota.toml") -> list[str]:
+    def messages(credentials: str, name: str = "quota.toml") -> list[str]:
         (quota.folder / name).write_text(f'[ledger]\nurl = "sqlite:///ledger.db"\n{credentials}')
         findings = json.loads(quota("check", "--config", name, "--json", KEY="k").stdout)["findings"]
         return [each["message"] for each in findings if each["location"] == "credentials"]
 
-    assert said(KEYED) == []
+    assert messages(KEYED) == []
     assert quota("charge", "search.list").returncode == 0
-    assert said(KEYED) == []
-    (warning,) = said(RENAMED)
+    assert messages(KEYED) == []
+    (warning,) = messages(RENAMED)
     assert warning.startswith("charges for project 'main' count here until ")
-    assert said(f'{RENAMED}project = "main"\n') == []
-    assert said(RENAMED + KEYED) == [], "another one"
-    assert said(f'{KEYED}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
-    assert said(RENAMED, "another.toml") == [], "it never charged that"
+    assert messages(f'{RENAMED}project = "main"\n') == []
+    assert messages(RENAMED + KEYED) == [], "another one"
+    assert messages(f'{KEYED}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
+    assert messages(RENAMED, "another.toml") == [], "it never charged that"
 
 
 def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:

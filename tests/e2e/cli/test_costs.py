@@ -55,8 +55,8 @@ def quota(tmp_path: Path) -> Quota:
 
 
 def answer(quota: Quota, status: int, body: object = "", **headers: object) -> str:
-    said = {"status": status, "headers": {name.replace("_", "-"): value for name, value in headers.items()}}
-    (quota.folder / "answer.json").write_text(json.dumps({**said, "body": body}))
+    content = {"status": status, "headers": {name.replace("_", "-"): value for name, value in headers.items()}}
+    (quota.folder / "answer.json").write_text(json.dumps({**content, "body": body}))
     return "answer.json"
 
 
@@ -69,7 +69,7 @@ def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("request_", "output"),
     [
         ("GET https://api.github.com/repos/a/b?page=2", "read, 2 units of core"),
         ("PUT https://api.github.com/x", "write, 1 unit of core and 5 units of points"),
@@ -77,10 +77,10 @@ def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
         ("https://api.github.com/users", "no route takes it; it costs the default, 1 unit of core"),
     ],
 )
-def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, said: str) -> None:
+def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, output: str) -> None:
     done = quota(*TRY, request_)
     verb, _, url = request_.rpartition(" ")
-    assert (done.returncode, done.stdout) == (0, f"{verb.upper() or 'GET'} {url}: {said}\n")
+    assert (done.returncode, done.stdout) == (0, f"{verb.upper() or 'GET'} {url}: {output}\n")
 
 
 def test_a_request_to_another_host_is_not_charged(quota: Quota) -> None:
@@ -90,31 +90,31 @@ def test_a_request_to_another_host_is_not_charged(quota: Quota) -> None:
 
 
 def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
-    one = (*TRY, "GET https://api.github.com/repos/a", "--answer")
+    command = (*TRY, "GET https://api.github.com/repos/a", "--answer")
     limited = {"X_RateLimit_Limit": 5_000, "X_RateLimit_Reset": "600"}
 
-    def said(status: int, body: object = "", **headers: object) -> list[str]:
-        return quota(*one, answer(quota, status, body, **headers)).stdout.splitlines()[1:]
+    def meanings(status: int, body: object = "", **headers: object) -> list[str]:
+        return quota(*command, answer(quota, status, body, **headers)).stdout.splitlines()[1:]
 
-    (line,) = said(403, {"message": "API rate limit exceeded"}, **limited, X_RateLimit_Remaining=0)
+    (line,) = meanings(403, {"message": "API rate limit exceeded"}, **limited, X_RateLimit_Remaining=0)
     assert line.startswith("closes core until ")
     assert line.endswith(": API rate limit exceeded")
-    level, cost = said(200, {"cost": 7}, **limited, X_RateLimit_Remaining="4999")
+    level, cost = meanings(200, {"cost": 7}, **limited, X_RateLimit_Remaining="4999")
     assert level.startswith("4,999 of 5,000 remain in core until ")
     assert cost == "it cost 7 units"
-    assert said(304) == ["upstream does not count it: its charge is refunded"]
-    assert said(200) == ["the answer changes nothing"]
-    unread = said(200, **limited, X_RateLimit_Remaining="1,000")
+    assert meanings(304) == ["upstream does not count it: its charge is refunded"]
+    assert meanings(200) == ["the answer changes nothing"]
+    unread = meanings(200, **limited, X_RateLimit_Remaining="1,000")
     assert unread == ["x-ratelimit-remaining: '1,000' is neither a number nor a time, so it changes nothing"]
-    assert said(403)[0].startswith("config: HTTP 403; the credential may not do this")
-    assert said(500, "Oops") == ["transient_server: Oops"]
-    whole = quota.json(*one, answer(quota, 429, **limited, X_RateLimit_Remaining=0))
+    assert meanings(403)[0].startswith("config: HTTP 403; the credential may not do this")
+    assert meanings(500, "Oops") == ["transient_server: Oops"]
+    whole = quota.json(*command, answer(quota, 429, **limited, X_RateLimit_Remaining=0))
     assert (whole["method"], whole["units"], whole["answer"]["kind"]) == ("read", 2, "closed")
     assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
 
 
 @pytest.mark.parametrize(
-    ("args", "status", "said"),
+    ("args", "status", "message"),
     [
         (["GETT https://a.b/c"], 2, "'GETT' is not an HTTP verb; did you mean 'GET'?"),
         (["GET /repos/a"], 2, "'GET /repos/a' is not a request; write for example \"GET https://api"),
@@ -126,10 +126,10 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
         (["GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
     ],
 )
-def test_a_wrong_question_is_one_line(quota: Quota, args: list[str], status: int, said: str) -> None:
+def test_a_wrong_question_is_one_line(quota: Quota, args: list[str], status: int, message: str) -> None:
     (quota.folder / "list.json").write_text("[]")
     done = quota(*TRY, *args)
-    assert one_line(done, status).startswith(said)
+    assert one_line(done, status).startswith(message)
     assert done.stdout == ""
 
 
@@ -140,7 +140,7 @@ ELSEWHERE = f" is not charged: charged is what goes to {', '.join(load_book('you
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "output"),
     [
         (f"GET {ROOT}/youtube/v3/liveChat/messages", f": youtube.liveChatMessages.list{DEFAULT}1 unit of units"),
         (f"PUT {ROOT}/upload/youtube/v3/videos?upload_id=x", GOES_ON),
@@ -148,10 +148,12 @@ ELSEWHERE = f" is not charged: charged is what goes to {', '.join(load_book('you
         ("PUT https://a.b/upload/youtube/v3/videos?upload_id=x", ELSEWHERE),
     ],
 )
-def test_a_request_to_google_is_tried_as_it_is_charged(quota: Quota, tmp_path: Path, request_: str, told: str) -> None:
+def test_a_request_to_google_is_tried_as_it_is_charged(
+    quota: Quota, tmp_path: Path, request_: str, output: str
+) -> None:
     """A gate over the same book charges that, and the command says it."""
     done = quota("book", "try", request_, "--book", "youtube-v3")
-    assert (done.returncode, done.stdout) == (0, f"{request_}{told}\n")
+    assert (done.returncode, done.stdout) == (0, f"{request_}{output}\n")
     tried = quota.json("book", "try", request_, "--book", "youtube-v3")
     verb, _, url = request_.partition(" ")
     with closing(open_ledger(f"sqlite:///{tmp_path}/gate.db")) as ledger:
@@ -173,11 +175,11 @@ def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> Non
     routes, answers = BOOK.index("[routes]"), BOOK.index("[answers]")
     (quota.folder / "bare.toml").write_text(BOOK[:routes] + BOOK[answers:])
     quota.configure('[credentials.bare]\napi = "bare.toml"\n')
-    told = "`quota proxy` does not serve bare: the cost book lacks [routes] or hosts"
-    assert quota("check").stdout.splitlines()[-1] == told
+    message = "`quota proxy` does not serve bare: the cost book lacks [routes] or hosts"
+    assert quota("check").stdout.splitlines()[-1] == message
     assert quota("proxy", "--listen", "127.0.0.1:0").returncode in (2, 78)
     quota.configure('[credentials.bare]\napi = "bare.toml"\n[credentials.hub]\napi = "github.toml"\n')
-    assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", told]
+    assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", message]
     quota.configure('[credentials.hub]\napi = "github.toml"\nkey = "env:NO_SUCH_KEY"\n')
     keyless = "`quota proxy` does not serve hub: the key cannot be read"
     assert quota("check").stdout.splitlines()[-1] == keyless

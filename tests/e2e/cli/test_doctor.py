@@ -357,9 +357,9 @@ def test_the_printed_rights_are_enough_for_a_user(command: Quota, server: RedisS
         client.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~quota:*", "+eval", "+evalsha")
     command.configure(f'[ledger]\nurl = "{server.url.replace("://", "://app:secret@")}"\n' + MAIN)
     refused = command("charge", "videos.list")
-    said = one_line(refused, 69)
-    assert "user app may not run " in said
-    assert said.endswith("give it the rights that `quota doctor --acl` prints")
+    line = one_line(refused, 69)
+    assert "user app may not run " in line
+    assert line.endswith("give it the rights that `quota doctor --acl` prints")
     printed = command("doctor", "--acl")
     assert (printed.returncode, len(printed.stdout.splitlines())) == (0, 1)
     assert "secret" not in printed.stdout

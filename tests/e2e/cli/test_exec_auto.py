@@ -143,7 +143,7 @@ os.execve(sys.executable, {ASKING}, {ADDRESS})
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         (MAKES_ENVIRONMENTS, "4 calls, 4 units, 0 refused"),
         (f"import os, sys; os.environ['PYTHONPATH'] = 'src'; os.execv(sys.executable, {ASKING})", ONE_CALL),
@@ -154,11 +154,11 @@ os.execve(sys.executable, {ASKING}, {ADDRESS})
     ids=["makes environments", "goes on as", "empties its own", "at exit", "instruments itself"],
 )
 def test_a_program_with_an_odd_environment_is_charged(
-    quota: Quota, server: PlainServer, program: str, said: str
+    quota: Quota, server: PlainServer, program: str, message: str
 ) -> None:
     """It makes the environment of its children, empties its own, asks at its very end, or instruments itself."""
-    assert summed_up(quota, sys.executable, "-c", program) == (0, said)
-    assert len(server.arrived) == int(said[0])
+    assert summed_up(quota, sys.executable, "-c", program) == (0, message)
+    assert len(server.arrived) == int(message[0])
 
 
 AT_ONCE = """\
@@ -281,9 +281,9 @@ def test_a_child_whose_requests_nobody_sees_is_named_once(quota: Quota) -> None:
 
 def test_a_program_without_charged_requests_gets_a_hint(quota: Quota, server: PlainServer) -> None:
     done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", "import urllib3")
-    said = f"0 calls, 0 units, 0 refused; quota charged no request to {server.address[7:]}"
+    summary = f"0 calls, 0 units, 0 refused; quota charged no request to {server.address[7:]}"
     ways = "name another address as `endpoint` of the credential, or see docs/auto.md for what it cannot see"
-    assert done.stderr == f"{said}; {ways}\n"
+    assert done.stderr == f"{summary}; {ways}\n"
 
 
 def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Quota, server: PlainServer) -> None:
@@ -298,7 +298,7 @@ def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Qu
 
 
 def test_wrong_usage_is_one_line(quota: Quota) -> None:
-    for args, status, said in (
+    for args, status, message in (
         (["--auto"], 2, "no command to run; write: quota exec --auto -- COMMAND; see"),
         (["read", "--auto", "--", "true"], 2, "with --auto each request names its method; leave METHOD, --units and"),
         (["--summary", "read", "--", "true"], 2, "--summary belongs to --auto"),
@@ -306,4 +306,4 @@ def test_wrong_usage_is_one_line(quota: Quota) -> None:
         (["--auto", "--credential", "x", "--", "true"], 2, "quota.toml has no credential 'x'; known: main"),
         (["--auto", "--", "./nowhere"], 127, "./nowhere: No such file or directory"),
     ):
-        assert one_line(quota("exec", *args), status).startswith(said)
+        assert one_line(quota("exec", *args), status).startswith(message)

@@ -35,7 +35,7 @@ class Logged(NamedTuple):
 
 @cache
 def calls() -> list[Logged]:
-    found = []
+    rows = []
     for path in sorted([*ROOT.glob("quota/**/*.py"), *ROOT.glob("jobs/**/*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
@@ -44,8 +44,8 @@ def calls() -> list[Logged]:
                 if by_logger or (not of and name in WRITERS):
                     texts = [x.value for x in node.args if isinstance(x, ast.Constant) and isinstance(x.value, str)]
                     place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                    found.append(Logged(place, node, by_logger, next(iter(texts), "")))
-    return found
+                    rows.append(Logged(place, node, by_logger, next(iter(texts), "")))
+    return rows
 
 
 def test_every_line_of_the_log_begins_with_a_name_and_carries_values() -> None:
@@ -98,15 +98,15 @@ def test_a_log_line_can_be_parsed_whatever_its_values() -> None:
 def test_the_log_as_json_is_one_object_a_line(quota: Quota, upstream: Emulator) -> None:
     quota.configure(CONFIG.format(upstream.address))
     done = quota("run", "a job", QUOTA_LOG="debug", QUOTA_LOG_FORMAT="json", KEY="a-key-for-the-log")
-    rows = [json.loads(one) for one in done.stderr.splitlines() if one.startswith("{")]
+    rows = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert all(list(row)[:3] == ["time", "level", "logger"] for row in rows)
     assert "a-key-for-the-log" not in done.stderr
     (ended,) = [row for row in rows if row.get("event") == "run_ended"]
     assert (ended["job"], ended["outcome"], ended["units"], ended["level"]) == ("a job", "stopped", 4, "debug")
     (failed,) = [row for row in rows if row.get("event") == "step_failed"]
     assert failed["traceback"].startswith("Traceback")
-    others = [one for one in done.stderr.splitlines() if not one.startswith("{")]
-    assert all(one.startswith(("quota: ", "a job")) for one in others), "the rest is what the command says to people"
+    others = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert all(line.startswith(("quota: ", "a job")) for line in others), "the rest is what the command says to people"
 
 
 def test_warnings_are_json_without_a_level_too(quota: Quota) -> None:
@@ -144,7 +144,7 @@ def lines(quota: Quota, upstream: Emulator) -> list[str]:
 
 
 def test_each_step_of_a_run_is_logged_with_its_values(lines: list[str]) -> None:
-    told = [re.sub(r"(charge|took_ms|bytes|run)=\S+", r"\1=?", line) for line in lines]
+    steps = [re.sub(r"(charge|took_ms|bytes|run)=\S+", r"\1=?", line) for line in lines]
     job = 'job="a job"'
     for event in (
         f"attempt_charged {job} region=US method=videos.list units=1 charge=? remaining=3",
@@ -156,6 +156,6 @@ def test_each_step_of_a_run_is_logged_with_its_values(lines: list[str]) -> None:
         f"region_ended run=? {job} region=US outcome=done pages=2 items=100 units=2",
         f"region_ended run=? {job} region=DE outcome=partial pages=1 items=50 units=1",
     ):
-        assert event in told, told
-    (ended,) = [line for line in told if line.startswith("run_ended")]
+        assert event in steps, steps
+    (ended,) = [line for line in steps if line.startswith("run_ended")]
     assert f"run_ended run=? {job} outcome=stopped regions=3 units=4 attempts=4 status=" in ended

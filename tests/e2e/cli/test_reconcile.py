@@ -107,8 +107,8 @@ def test_a_difference_sends_one_alert_and_stays_in_the_status(quota: Quota, upst
 def test_reconcile_and_status_show_a_smaller_quota(quota: Quota) -> None:
     with Emulator(quota=800) as upstream:
         configure(quota, upstream)
-        said = " ".join(quota("reconcile").stdout.split())
-    assert "day: is held to 300 instead of 9,500: upstream grants 800." in said
+        output = " ".join(quota("reconcile").stdout.split())
+    assert "day: is held to 300 instead of 9,500: upstream grants 800." in output
     status = " ".join(quota("status").stdout.split())
     assert "day 24h 0 300 300" in status
     assert "day: held to 300 instead of 9,500: upstream grants 800 (said" in status
@@ -126,9 +126,9 @@ def test_without_monitoring_no_command_names_reconcile(quota: Quota) -> None:
         state_at(ledger, "main").exhaust(Exhaustion("core", now_ms, until_ms, "no more", "host:1"))
         quota("charge", "read")
         for command in ("status", "explain"):
-            said = " ".join(quota(command).stdout.split())
-            assert "its quota is smaller; the provider's own console may tell which" in said
-            assert "reconcile" not in said
+            output = " ".join(quota(command).stdout.split())
+            assert "its quota is smaller; the provider's own console may tell which" in output
+            assert "reconcile" not in output
         budget_of(ledger, project="main").add_others("core", 7, now_ms - 1, until_ms, "upstream")
     assert quota("spend").stdout.endswith("not listed: 7 units used by others, as upstream said\n")
 
@@ -150,8 +150,8 @@ def test_one_answer_of_429_accuses_nobody(quota: Quota) -> None:
 def test_reconcile_needs_a_cloud_project(quota: Quota, upstream: Emulator) -> None:
     configured = (quota.folder / "quota.toml").read_text()
     quota.configure(configured.replace('cloud_project = "cloud-project-1"\n', ""))
-    said = one_line(quota("reconcile"), 78)
-    assert "quota.toml: credentials.main.cloud_project: missing; give the id or number" in said
+    line = one_line(quota("reconcile"), 78)
+    assert "quota.toml: credentials.main.cloud_project: missing; give the id or number" in line
     assert upstream.usage()["free"] == {}
 
 

@@ -63,9 +63,9 @@ def test_one_id_explains_settles_and_refunds_a_call_of_two_buckets(quota: Quota)
     explained = quota.json("explain", charge_id)
     assert (explained["id"], explained["bucket"], explained["units"]) == (charge_id, "core", 1)
     assert [(each["bucket"], each["units"]) for each in explained["also"]] == [("points", 5)]
-    told = quota("explain", charge_id).stdout
-    assert "CHARGED 1 unit for write" in told
-    assert "CHARGED 5 units for write" in told
+    explanation = quota("explain", charge_id).stdout
+    assert "CHARGED 1 unit for write" in explanation
+    assert "CHARGED 5 units for write" in explanation
     assert quota("settle", charge_id, "3").stdout == f"write {charge_id}: now 3 units, before 1\n"
     limits = {"points-minute": 5, "points-quarter-hour": 5, "points-utc-quarter-hour": 5}
     assert used(quota) == {"hour": 3, **limits}

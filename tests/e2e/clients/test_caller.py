@@ -207,8 +207,8 @@ def test_a_user_keeps_the_scopes_that_were_granted(site: Site, auth: str, monkey
     (site.folder / "user.json").write_text(json.dumps({**info, "scopes": ["https://scopes.example/granted"]}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "user.json"))
     file = site.folder / "user.json"
-    found = login(auth.replace("user.json", str(file)), "here", ["https://scopes.example/others"])
-    assert found.scopes == ["https://scopes.example/granted"]
+    credentials = login(auth.replace("user.json", str(file)), "here", ["https://scopes.example/others"])
+    assert credentials.scopes == ["https://scopes.example/granted"]
 
 
 def test_a_token_as_it_stands_is_not_renewed(site: Site, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_body_is_no_larger_than_a_job_allows(site: Site, packed: bool, status:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         ('key = { header = "X-Key", query = "k" }', "key: name one place"),
         ('key = { query = "k", scheme = "Bearer" }', "key.scheme: is only for a key in a header; remove it"),
@@ -295,10 +295,10 @@ def test_a_body_is_no_larger_than_a_job_allows(site: Site, packed: bool, status:
         ('key = { heeder = "X-Key" }', "key.heeder: unknown key; did you mean 'header'?"),
     ],
 )
-def test_an_invalid_place_or_scope_is_one_line(site: Site, key: str, said: str) -> None:
+def test_an_invalid_place_or_scope_is_one_line(site: Site, key: str, message: str) -> None:
     with pytest.raises(quota.ConfigError) as error:
         site.open(key)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 # -- Google's client and its jobs --------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def packed_by_brotli() -> bytes:
 def attacks(status: str, zipped: bytes, deflated: bytes, squeezed: bytes) -> dict[str, Iterable[bytes]]:
     code = status[:3]
     chunked = head("Transfer-Encoding: chunked", status=status) + b"\r\n"
-    told = {"error": {"code": 403, "message": "\x1b[31mred\x07\u202e\x9b2J\r\nX", "errors": [{"reason": "\x1b]0;t"}]}}
+    body = {"error": {"code": 403, "message": "\x1b[31mred\x07\u202e\x9b2J\r\nX", "errors": [{"reason": "\x1b]0;t"}]}}
     return {
         f"{code}-gzip": [whole(zipped, "Content-Encoding: gzip", status=status)],
         f"{code}-gzip-twice": [whole(gzip.compress(zipped), "Content-Encoding: gzip, gzip", status=status)],
@@ -68,7 +68,7 @@ def attacks(status: str, zipped: bytes, deflated: bytes, squeezed: bytes) -> dic
         f"{code}-headers": [head(status=status), *repeat(b"x: " + b"y" * 60_000 + b"\r\n", 400)],
         f"{code}-a-header": [head(status=status) + b"x: ", *repeat(PIECE, 400)],
         f"{code}-large": [head("Content-Length: 100000000", status=status) + b"\r\n", *repeat(PIECE, 400)],
-        f"{code}-escapes": [whole(json.dumps(told).encode(), status=status)],
+        f"{code}-escapes": [whole(json.dumps(body).encode(), status=status)],
         f"{code}-no-text": [whole(b"\x1b[31m\x9b\xff\xfe", status=status)],
         f"{code}-deep": [whole(b'{"error":' + b"[" * 100_000, status=status)],
         f"{code}-digits": [whole(b'{"error":{"code":' + b"9" * 100_000 + b"}}", status=status)],
@@ -136,12 +136,12 @@ def asked(kinds: Iterable[str], folder: Path, names: Iterable[str]) -> dict[str,
     ends = list(map(json.loads, done.stdout.splitlines()))
     fine, ends = ends[: -len(questions)], ends[-len(questions) :]
     assert not any("raised" in ended for ended in fine)
-    found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    outcomes: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for (kind, name), ended in zip(questions, ends, strict=True):
         assert ended["memory"] < MOST_BYTES, (kind, name, ended)
         assert ended["seconds"] < 60, (kind, name, ended)
-        found[kind][name] = ended
-    return found
+        outcomes[kind][name] = ended
+    return outcomes
 
 
 PLAIN = {"google": ("BadAnswer", "HttpError"), "monitoring": ("BadAnswer",), "notify": ("ValueError",)}
@@ -149,8 +149,8 @@ PLAIN = {"google": ("BadAnswer", "HttpError"), "monitoring": ("BadAnswer",), "no
 
 def test_our_clients_refuse_hostile_answers_in_one_line_and_bounded_memory(tmp_path: Path) -> None:
     """An error answer is the Google client's HttpError, as ever; a broken chunk is a connection that broke."""
-    for kind, found in asked(PLAIN, tmp_path, answers()).items():
-        for name, ended in found.items():
+    for kind, outcomes in asked(PLAIN, tmp_path, answers()).items():
+        for name, ended in outcomes.items():
             if "raised" in ended:
                 broken = "IncompleteRead" if name.endswith("of-no-number") else ""
                 assert ended["raised"] in (*PLAIN[kind], broken), (kind, name, ended)
@@ -162,6 +162,6 @@ def test_our_clients_refuse_hostile_answers_in_one_line_and_bounded_memory(tmp_p
 def test_a_packed_error_is_understood_without_unpacking_all_of_it(tmp_path: Path) -> None:
     """64 kB of gzip may hold 64 MB, of brotli any number; what is packed several times is known by its status alone."""
     names = [name for name in answers() if not name.startswith("200")]
-    for kind, found in asked(["Requests", "Httpx", "AsyncHttpx", "Aiohttp"], tmp_path, names).items():
-        closing = {name for name, ended in found.items() if ended["closed"]}
+    for kind, outcomes in asked(["Requests", "Httpx", "AsyncHttpx", "Aiohttp"], tmp_path, names).items():
+        closing = {name for name, ended in outcomes.items() if ended["closed"]}
         assert closing == {"spent", "spent-gzip", "spent-brotli"}, kind

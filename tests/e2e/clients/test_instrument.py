@@ -148,7 +148,7 @@ AS_429 = 'on_refusal = "429"'
 def charged(job: str | None = None) -> list[tuple[str, int]]:
     with quota.open() as session:
         entries = charges_at(session.ledger, "main")
-        return [(one.method, one.units) for one in entries if one.units and job in (None, one.job)]
+        return [(entry.method, entry.units) for entry in entries if entry.units and job in (None, entry.job)]
 
 
 # -- the clients under one name ----------------------------------------------------------------------------------------
@@ -297,13 +297,13 @@ def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(name: str, serve
         client(f"{server.address}/moved?key=a-secret")
     assert isinstance(getattr(refused.value, "reason", refused.value).__cause__ or refused.value.__cause__, Refused)
     assert "a-secret" not in repr(refused.value)
-    assert [one.target for one in server.arrived] == ["/moved?key=a-secret"]
+    assert [request.target for request in server.arrived] == ["/moved?key=a-secret"]
 
 
 def test_a_refusal_may_be_an_answer_of_429(client: Client, server: PlainServer) -> None:
     instrument(server.address, units=10, more=AS_429)
     status, body = client(f"{server.address}/moved")
-    assert (status, [one.target for one in server.arrived]) == (429, ["/moved"])
+    assert (status, [request.target for request in server.arrived]) == (429, ["/moved"])
     assert json.loads(body)["detail"].startswith(
         "refused search (10 units) on main: limit 'hour' has 1 of 10 units used"
     )
@@ -692,8 +692,8 @@ def test_a_request_under_way_ends_as_ever_where_it_is_uninstrumented_meanwhile(s
     instrument(server.address)
 
     async def main() -> list[int]:
-        async with aiohttp.ClientSession() as one, httpx.AsyncClient() as other:
-            asked = [asyncio.ensure_future(one.get(f"{server.address}/late"))]
+        async with aiohttp.ClientSession() as first, httpx.AsyncClient() as other:
+            asked = [asyncio.ensure_future(first.get(f"{server.address}/late"))]
             asked += [asyncio.ensure_future(other.get(f"{server.address}/late"))]
             while len(server.arrived) < 2:
                 await asyncio.sleep(0.01)
@@ -745,7 +745,7 @@ def test_uninstrumented_libraries_are_as_they_were() -> None:
     before = [vars(owner)[name] for owner, name in places]
     quota.instrument()
     quota.instrument()
-    assert all(now is not was for now, was in zip([vars(one)[name] for one, name in places], before, strict=True))
+    assert all(now is not was for now, was in zip([vars(owner)[name] for owner, name in places], before, strict=True))
     quota.uninstrument()
     quota.uninstrument()
     assert [vars(owner)[name] for owner, name in places] == before
@@ -880,8 +880,12 @@ def test_the_streams_of_one_connection_of_http_2_are_charged_one_by_one() -> Non
         with httpx.Client(trust_env=False, http1=False, http2=True) as client:
             assert [client.get(f"{server.address}/{number}").http_version for number in range(5)] == ["HTTP/2"] * 5
         got = asyncio.run(main(server.address))
-        answered = [one for one in got if isinstance(one, httpx.Response)]
-        refused = [one for one in got if isinstance(one, httpx.RequestError) and isinstance(one.__cause__, Refused)]
+        answered = [outcome for outcome in got if isinstance(outcome, httpx.Response)]
+        refused = [
+            outcome
+            for outcome in got
+            if isinstance(outcome, httpx.RequestError) and isinstance(outcome.__cause__, Refused)
+        ]
         assert (len(answered), len(refused), len(server.connections)) == (25, 15, 2)
         assert len(charged()) == len(server.arrived) == 30
 

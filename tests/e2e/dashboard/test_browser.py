@@ -105,12 +105,12 @@ class Visit:
 
 def paths_of(visit: Visit) -> list[str]:
     """The page, an explanation, and a run."""
-    found = ["/"]
+    paths = ["/"]
     for section in ("#refusals", "#runs"):
         link = visit.page.locator(f"section:has({section}) tbody a").first.get_attribute("href")
         assert link is not None
-        found.append(link)
-    return found
+        paths.append(link)
+    return paths
 
 
 @pytest.mark.parametrize(("width", "mode"), SIZES)
@@ -201,15 +201,15 @@ def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(browser:
         seen: list[dict[str, Any]] = []
         for _ in range(60):
             visit.page.keyboard.press("Tab")
-            found = visit.page.evaluate(
+            stops = visit.page.evaluate(
                 "() => { const e = document.activeElement, s = getComputedStyle(e), b = e.getBoundingClientRect();"
                 " return {text: e.textContent.trim().slice(0, 40), tag: e.tagName, top: b.top + scrollY, left: b.left,"
                 " shown: s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2 && b.top >= -1"
                 " && b.top < innerHeight}; }"
             )
-            if found["tag"] == "BODY":
+            if stops["tag"] == "BODY":
                 break
-            seen.append(found)
+            seen.append(stops)
         assert seen[0]["text"] == "Skip to the content"
         assert [each["text"] for each in seen if not each["shown"]] == []
         names = [each["text"] for each in seen]

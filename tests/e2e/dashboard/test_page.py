@@ -112,8 +112,8 @@ def test_the_dashboard_takes_only_reading_requests(page: Served) -> None:
 
 @pytest.mark.parametrize(("asked", "seconds"), [("30", 30), ("1", 5), ("99999", 3600), ("-1", None), ("x<", None)])
 def test_the_page_reloads_only_on_request(page: Served, asked: str, seconds: int | None) -> None:
-    found = re.findall(r'http-equiv="refresh" content="(\d+)"', get(page, f"/?refresh={asked}").text)
-    assert found == ([] if seconds is None else [str(seconds)])
+    refreshes = re.findall(r'http-equiv="refresh" content="(\d+)"', get(page, f"/?refresh={asked}").text)
+    assert refreshes == ([] if seconds is None else [str(seconds)])
 
 
 def test_metrics_have_the_families_and_the_values_of_the_textfile(page: Served, house: Quota) -> None:

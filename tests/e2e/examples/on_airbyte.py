@@ -37,9 +37,9 @@ print(json.dumps([pages, *said]))
 def sync(taken: Taken, name: str) -> list[object]:
     """One run of a source: the pages that it read, how it ended, and what it said."""
     program = SYNC.replace("ADDRESS", taken.upstream.address).replace("NAME", name)
-    said = taken.python(program, "airbyte-cdk", QUOTA_STATE_DIR=str(taken.folder / name))
-    found: list[object] = json.loads(said.splitlines()[-1])
-    return found
+    output = taken.python(program, "airbyte-cdk", QUOTA_STATE_DIR=str(taken.folder / name))
+    messages: list[object] = json.loads(output.splitlines()[-1])
+    return messages
 
 
 def test_a_refusal_ends_the_sync_as_transient_and_says_when_it_fits(taken: Taken) -> None:

@@ -54,17 +54,17 @@ print(json.dumps([len(first), told, sentence, lines, failed]))
 def test_a_refused_task_waits_for_its_time_or_is_skipped(taken: Taken) -> None:
     taken.take("airflow_dag", units=1)
     home = str(taken.folder / "airflow")
-    said = taken.python(
+    output = taken.python(
         TASKS.replace("PORT", str(free_port())),
         "apache-airflow",
         AIRFLOW_HOME=home,
         AIRFLOW__CORE__LOAD_EXAMPLES="false",
     )
-    titles, told, skipped, lines, failed = json.loads(said.splitlines()[-1])
+    titles, reasons, skipped, lines, failed = json.loads(output.splitlines()[-1])
     assert (titles, taken.sent()) == (5, 1)
     taken.allow(1)
     fits = datetime.fromisoformat(taken.json("peek", "videos.list", status=75)["retry_at"])
-    later_s = [(datetime.fromisoformat(at) - fits).total_seconds() for at in told]
+    later_s = [(datetime.fromisoformat(at) - fits).total_seconds() for at in reasons]
     assert 0 < min(later_s) < max(later_s) <= 361, "tasks that are refused together come back one after another"
     assert [line.partition(";")[0] for line in lines] == [skipped.partition(";")[0]] * 3
     assert [("cannot be reached" in line) for line in failed] == [True] * 3

@@ -30,10 +30,10 @@ with prefect_test_harness(server_startup_timeout=240):
 
 def test_a_refused_flow_ends_and_leaves_a_run_for_its_time(taken: Taken) -> None:
     taken.take("prefect_flow", units=1)
-    said = taken.python(
+    output = taken.python(
         RUNS, "prefect", PREFECT_HOME=str(taken.folder / "prefect"), PREFECT_SERVER_ANALYTICS_ENABLED="false"
     )
-    first, refused, message, [[parameters, start]] = json.loads(said.splitlines()[-1])
+    first, refused, message, [[parameters, start]] = json.loads(output.splitlines()[-1])
     assert (first, refused, parameters, taken.sent()) == ("Completed", "Refused", {"region": "US"}, 1)
     assert message.startswith("refused videos.list (1 unit) on main: limit 'hour' has 1 of 1 unit used; next at ")
     fits = taken.json("peek", "videos.list", status=75)["retry_at"]

@@ -58,8 +58,8 @@ task.react(lambda reactor: defer.Deferred.fromFuture(asyncio.ensure_future(crawl
 
 def test_a_crawl_that_is_refused_ends_and_a_later_one_fetches_the_rest(taken: Taken) -> None:
     taken.take("scrapy_middleware", units=3)
-    said = taken.python(CRAWLS.replace("ADDRESS", taken.upstream.address).replace("PORT", str(free_port())))
-    assert said.splitlines() == ["no_ledger None", "quota 3", "quota None", "finished 5"]
+    output = taken.python(CRAWLS.replace("ADDRESS", taken.upstream.address).replace("PORT", str(free_port())))
+    assert output.splitlines() == ["no_ledger None", "quota 3", "quota None", "finished 5"]
     assert taken.sent() == 8
     items = [json.loads(line) for line in (taken.folder / "items.jsonl").read_text(encoding="utf-8").splitlines()]
     assert sorted(item["region"] for item in items) == ["AU", "BR", "CA", "DE", "FR", "GB", "IN", "US"]

@@ -70,10 +70,10 @@ def test_an_example_is_limited(kind: str, name: str, tmp_path: Path) -> None:
         (tmp_path / file).write_text(text, encoding="utf-8")
     with serving(tmp_path, kind, name) as served:
         ask = Client(served.port)
-        found = ask("/search?q=a")
-        assert (found.status, json.loads(found.body)["q"] in ("a", "any")) == (200, True)
-        assert found.headers["ratelimit-policy"] == '"search";q=100;w=60'
-        assert found.headers["ratelimit"].startswith('"search";r=99;t=')
+        response = ask("/search?q=a")
+        assert (response.status, json.loads(response.body)["q"] in ("a", "any")) == (200, True)
+        assert response.headers["ratelimit-policy"] == '"search";q=100;w=60'
+        assert response.headers["ratelimit"].startswith('"search";r=99;t=')
         while (refused := ask("/search")).status == 200:
             pass
         assert {name: without_seconds(refused.headers[name]) for name in REFUSAL} == REFUSAL

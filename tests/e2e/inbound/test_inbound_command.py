@@ -112,8 +112,10 @@ def test_check_finds_rules_that_cannot_be_meant(quota: Quota) -> None:
     assert quota("check").stdout == "quota.toml: no errors\n"
     quota.configure(RULES + "[inbound.late]\nlimit = 1\nwindow = '1s'\n")
     done = quota("check")
-    said = "error: inbound.late: no request reaches it: rule default before it has no path, so it takes every request;"
-    assert (done.returncode, done.stderr) == (78, f"{said} put late before it\n")
+    message = (
+        "error: inbound.late: no request reaches it: rule default before it has no path, so it takes every request;"
+    )
+    assert (done.returncode, done.stderr) == (78, f"{message} put late before it\n")
 
 
 def test_the_inbound_commands_make_no_file(quota: Quota) -> None:

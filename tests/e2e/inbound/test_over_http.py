@@ -68,9 +68,9 @@ def test_every_answer_tells_the_limit_and_a_refusal_when_to_come_back(ask: Clien
     assert refused.headers["content-type"] == "application/problem+json"
     assert refused.headers["cache-control"] == "no-store"
     wait_s = int(refused.headers["retry-after"])
-    said = json.loads(refused.body)
-    assert said.pop("detail") == f"Too many requests. Come back in {wait_s} s."
-    assert said == {
+    problem = json.loads(refused.body)
+    assert problem.pop("detail") == f"Too many requests. Come back in {wait_s} s."
+    assert problem == {
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
         "status": 429,
@@ -240,21 +240,21 @@ def test_a_server_that_cannot_send_a_whole_answer_refuses_with_403(url: str) -> 
 
 
 def test_the_lifespan_passes_and_its_end_reports_counts(url: str, tmp_path: Path) -> None:
-    said: list[str] = []
+    events: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
             return await answer(scope, receive, send)
         while (message := await receive())["type"] != "lifespan.shutdown":
-            said.append(message["type"])
+            events.append(message["type"])
             await send({"type": "lifespan.startup.complete"})
-        said.append(message["type"])
+        events.append(message["type"])
         await send({"type": "lifespan.shutdown.complete"})
         return None
 
     with limited(app, url, ONE) as client:
         assert [client().status for _ in range(3)] == [200, 429, 429]
-    assert said == ["lifespan.startup", "lifespan.shutdown"]
+    assert events == ["lifespan.startup", "lifespan.shutdown"]
     assert handed_over(tmp_path) == [("requests|one|admitted", 1), ("requests|one|refused", 2)]
 
 

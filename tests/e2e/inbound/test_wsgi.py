@@ -51,10 +51,10 @@ class Body(BytesIO):
 
 
 def ask(app: Any, path: str = "/", **environ: Any) -> tuple[str, dict[str, str], Any]:
-    said: list[Any] = []
+    heads: list[Any] = []
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "REMOTE_ADDR": "203.0.113.7", **environ}
-    body = app(environ, lambda status, headers, *_: said.extend((status, headers)))
-    return said[0], {name.lower(): value for name, value in said[1]}, body
+    body = app(environ, lambda status, headers, *_: heads.extend((status, headers)))
+    return heads[0], {name.lower(): value for name, value in heads[1]}, body
 
 
 def test_an_answer_passes_unchanged_with_the_fields_added(rules: Rules) -> None:

@@ -72,7 +72,7 @@ def machine(
     upstream: Emulator,
     ledger: str = "sqlite:///ledger.db",
     *,
-    told: str = TELL,
+    alerts: str = TELL,
     job: str = "",
     top: str = "",
 ) -> Quota:
@@ -81,7 +81,7 @@ def machine(
     script.write_text('#!/bin/sh\nnotice=$(cat)\nprintf "%s\\n" "$notice" >> told.json\n')
     script.chmod(0o755)
     command = Quota(folder)
-    command.configure(CONFIG.format(ledger=ledger, endpoint=upstream.address, notify=told, job=job, top=top))
+    command.configure(CONFIG.format(ledger=ledger, endpoint=upstream.address, notify=alerts, job=job, top=top))
     command.env["KEY"] = "a-key-for-alarms"
     return command
 
@@ -91,7 +91,7 @@ def command(tmp_path: Path, upstream: Emulator) -> Quota:
     return machine(tmp_path, upstream)
 
 
-def told(command: Quota) -> list[dict[str, Any]]:
+def alerts(command: Quota) -> list[dict[str, Any]]:
     path = command.folder / "told.json"
     return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
 
@@ -109,35 +109,37 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_event_is_sent_once(command: Quota) -> None:
     for _ in range(3):
         assert command("run", "trending").returncode == 0
-    events = [(one["event"], one["subject"]) for one in told(command)]
+    events = [(alert["event"], alert["subject"]) for alert in alerts(command)]
     assert events == [("near_limit", "day"), ("refused", "trending day")]
-    near, refused = told(command)
+    near, refused = alerts(command)
     assert (near["project"], near["used_units"], near["limit_units"]) == ("research", 8, 10)
     assert near["message"] == "limit day of project research has 8 of 10 units used"
     assert (refused["job"], refused["refused_by"]) == ("trending", "day")
     assert refused["retry_at"] > refused["at"]
     assert re.fullmatch(r"job trending was stopped: .*; a run goes on from 2\S+", refused["message"])
-    assert "a-key-for-alarms" not in json.dumps(told(command))
+    assert "a-key-for-alarms" not in json.dumps(alerts(command))
 
 
 def test_a_test_event_arrives_or_the_doctor_gives_the_reason(tmp_path: Path, upstream: Emulator) -> None:
     with listener() as server:
-        command = machine(tmp_path, upstream, told=TELL + 'url = "env:HOOK"\n')
+        command = machine(tmp_path, upstream, alerts=TELL + 'url = "env:HOOK"\n')
         command.env["HOOK"] = server.address
         for times in (1, 2):
             done = command("doctor", "--notify", COLUMNS="")
-            assert [(notice["event"], notice["project"]) for notice in told(command)] == [("test", "research")] * times
+            assert [(notice["event"], notice["project"]) for notice in alerts(command)] == [
+                ("test", "research")
+            ] * times
         assert "read the test event and ended with 0" in done.stdout
         assert "took the test event" in done.stdout
-    command = machine(tmp_path, upstream, told='[notify]\ncommand = ["false"]\nurl = "env:HOOK"\n')
+    command = machine(tmp_path, upstream, alerts='[notify]\ncommand = ["false"]\nurl = "env:HOOK"\n')
     command.env["HOOK"] = server.address
     failed = {row["location"]: row for row in command.json("doctor", "--notify", status=1)["findings"]}
     assert failed["notify command"]["message"] == "the test event did not arrive: false ended with 1"
     assert failed["notify url"]["level"] == "error"
-    command = machine(tmp_path, upstream, told='[notify]\ncommand = ["cat", "no-such-file"]\n')
+    command = machine(tmp_path, upstream, alerts='[notify]\ncommand = ["cat", "no-such-file"]\n')
     assert "cat: no-such-file: No such file" in command("doctor", "--notify").stderr, "the command's own words"
     assert "cat: no-such-file" not in command("run", "trending").stderr, "nor are they in a log: they may hold a secret"
-    command = machine(tmp_path, upstream, told="")
+    command = machine(tmp_path, upstream, alerts="")
     failed = {row["location"]: row for row in command.json("doctor", "--notify", status=1)["findings"]}
     assert failed["notify"]["message"] == "the configuration has no [notify]"
     assert "--acl and --notify" in command("doctor", "--acl", "--notify").stderr
@@ -145,9 +147,9 @@ def test_a_test_event_arrives_or_the_doctor_gives_the_reason(tmp_path: Path, ups
 
 def test_an_alert_about_a_shadow_limit_names_the_shadow(tmp_path: Path, upstream: Emulator) -> None:
     shadow = '[[credentials.main.limits]]\nname = "trial"\nunits = 2\nwindow = "24h"\nshadow = true\n'
-    command = machine(tmp_path, upstream, told=shadow + TELL)
+    command = machine(tmp_path, upstream, alerts=shadow + TELL)
     assert command("run", "trending").returncode == 0
-    (near,) = [one for one in told(command) if one.get("limit") == "trial"]
+    (near,) = [alert for alert in alerts(command) if alert.get("limit") == "trial"]
     assert near["message"] == "shadow limit trial of project research has 8 of 2 units used"
 
 
@@ -159,7 +161,7 @@ def test_a_run_and_its_alert_name_the_remedy_if_waiting_does_not_help(
         session.budget().grant([Grant("units", 0, now_ms, now_ms + DAY_MS)])
     remedy = "waiting will not help: ask upstream for quota, then `quota reconcile`"
     assert remedy in command("run", "trending").stdout
-    refused = next(one for one in told(command) if one["event"] == "refused")
+    refused = next(alert for alert in alerts(command) if alert["event"] == "refused")
     assert refused["message"].endswith(f"; {remedy}")
 
 
@@ -169,7 +171,7 @@ def test_failed_and_raising_runs_send_an_alert(command: Quota) -> None:
     assert command("run", "broken", KEY="").returncode == 78
     assert command("run", "trending", "--region", "DF").returncode == 2, "somebody's typo"
     assert command("run", "trending", KEY="").returncode == 78
-    first, again, second = told(command)
+    first, again, second = alerts(command)
     assert (again["job"], again["exit_status"]) == ("broken", 78), "another cause"
     assert (first["event"], first["job"], first["exit_status"]) == ("run_failed", "broken", 1)
     assert "invalidRegionCode" in first["message"]
@@ -186,17 +188,17 @@ def test_closing_and_reopening_a_bucket_send_one_alert_each(command: Quota, upst
     assert command("run", "trending").returncode == 0
     assert command("reopen", "units", "--because", "raised").returncode == 0
     assert command("run", "trending").returncode == 0
-    events = [(one["event"], one.get("bucket")) for one in told(command)]
+    events = [(alert["event"], alert.get("bucket")) for alert in alerts(command)]
     assert ("exhausted", "units") in events
     assert ("reopened", "units") in events
     assert events.count(("exhausted", "units")) == 1
-    assert next(one for one in told(command) if one["event"] == "reopened")["message"].endswith(": raised")
+    assert next(alert for alert in alerts(command) if alert["event"] == "reopened")["message"].endswith(": raised")
 
 
 def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> None:
-    command = machine(tmp_path, upstream, told=TELL + 'stale = "1ms"\n')
+    command = machine(tmp_path, upstream, alerts=TELL + 'stale = "1ms"\n')
     assert command("run", "trending", "--region", "US").returncode == 0
-    stale = [notice for notice in told(command) if notice["event"] == "stale"]
+    stale = [notice for notice in alerts(command) if notice["event"] == "stale"]
     assert [(notice["job"], notice["region"]) for notice in stale] == [("trending", "US"), ("trending", "DE")]
     complete, never = (notice["message"] for notice in stale)
     assert (" was last complete " in complete, " was never complete: its job first ran " in never) == (True, True)
@@ -211,7 +213,7 @@ def test_a_repaired_loss_sends_one_alert(tmp_path: Path, upstream: Emulator) -> 
         server.start()
         for each in (other, command, other):
             assert each("run", "trending").returncode == 0
-        lost = [notice for each in (command, other) for notice in told(each) if notice["event"] == "ledger_lost"]
+        lost = [notice for each in (command, other) for notice in alerts(each) if notice["event"] == "ledger_lost"]
         assert [(notice["charges"], notice["units"]) for notice in lost] == [(2, 7)]
         assert lost[0]["message"].startswith("the ledger had lost 2 charges of 7 units of project research; ")
 
@@ -221,7 +223,7 @@ def test_a_run_on_the_allowance_reports_that_the_ledger_is_away(tmp_path: Path, 
     config = command.folder / "quota.toml"
     config.write_text(config.read_text().replace("pages = 4", "pages = 1"))
     assert [command("run", "trending").returncode for _ in range(2)] == [0, 69]
-    away, failed = told(command)
+    away, failed = alerts(command)
     assert (away["event"], away["owed_units"], failed["event"]) == ("ledger_away", 2, "run_failed")
     assert away["message"].startswith(
         f"ledger redis://127.0.0.1:{port}/0 does not answer; job trending goes on with 2 "
@@ -230,11 +232,11 @@ def test_a_run_on_the_allowance_reports_that_the_ledger_is_away(tmp_path: Path, 
 
 def test_two_machines_tell_a_thing_once(tmp_path: Path, upstream: Emulator) -> None:
     with closing(RedisServer()) as server:
-        one, two = (machine(tmp_path / name, upstream, server.url) for name in ("one", "two"))
-        assert one("charge", "videos.list", "--units", "10").returncode == 0
-        for command in (one, two, one):
+        first, second = (machine(tmp_path / name, upstream, server.url) for name in ("first", "second"))
+        assert first("charge", "videos.list", "--units", "10").returncode == 0
+        for command in (first, second, first):
             assert command("run", "trending").returncode == 0
-        events = [notice["event"] for command in (one, two) for notice in told(command)]
+        events = [notice["event"] for command in (first, second) for notice in alerts(command)]
         assert sorted(events) == ["near_limit", "refused"]
 
 
@@ -247,18 +249,18 @@ def test_a_relative_command_is_beside_the_configuration(tmp_path: Path, upstream
     command.folder = tmp_path / "home"
     done = command("run", "broken", QUOTA_CONFIG=str(tmp_path / "site" / "quota.toml"))
     assert (done.returncode, "notify_failed" in done.stderr) == (1, False)
-    assert [one["event"] for one in told(command)] == ["run_failed"], "its own folder stays cron's"
+    assert [alert["event"] for alert in alerts(command)] == ["run_failed"], "its own folder stays cron's"
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("exit 3", "ended with 3"),
         (None, "Permission denied"),
     ],
 )
-def test_a_command_that_fails_is_one_line(tmp_path: Path, upstream: Emulator, script: str | None, said: str) -> None:
-    command = machine(tmp_path, upstream, told='[notify]\ncommand = ["./tell.sh", "a-secret-argument"]\n')
+def test_a_command_that_fails_is_one_line(tmp_path: Path, upstream: Emulator, script: str | None, message: str) -> None:
+    command = machine(tmp_path, upstream, alerts='[notify]\ncommand = ["./tell.sh", "a-secret-argument"]\n')
     tell = tmp_path / "tell.sh"
     if script is None:
         tell.chmod(0o644)
@@ -266,21 +268,21 @@ def test_a_command_that_fails_is_one_line(tmp_path: Path, upstream: Emulator, sc
         tell.write_text(f"#!/bin/sh\n{script}\n")
     done = command("run", "broken")
     assert done.returncode == 1
-    (line,) = [one for one in done.stderr.splitlines() if "notify_failed" in one]
+    (line,) = [text for text in done.stderr.splitlines() if "notify_failed" in text]
     assert line.startswith("quota: notify_failed event=run_failed subject=broken: ")
-    assert said in line
+    assert message in line
     assert "a-secret-argument" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize(("status", "said"), [(500, "it answered 500"), (302, "it answered 302")])
+@pytest.mark.parametrize(("status", "message"), [(500, "it answered 500"), (302, "it answered 302")])
 def test_an_address_that_refuses_is_one_line_and_stays_secret(
-    tmp_path: Path, upstream: Emulator, status: int, said: str
+    tmp_path: Path, upstream: Emulator, status: int, message: str
 ) -> None:
     with listener(status) as server:
-        command = machine(tmp_path, upstream, told=POST)
+        command = machine(tmp_path, upstream, alerts=POST)
         command.env["HOOK"] = f"{server.address}/hook/a-secret-path"
         done = command("run", "broken", QUOTA_LOG="debug")
-    assert f"subject=broken: {said}\n" in done.stderr
+    assert f"subject=broken: {message}\n" in done.stderr
     assert "a-secret-path" not in done.stderr + done.stdout
     assert len(server.arrived) == 1, "a redirect is not followed"
 
@@ -288,7 +290,7 @@ def test_an_address_that_refuses_is_one_line_and_stays_secret(
 @pytest.mark.parametrize(("start", "piece"), [(head(), b"x: y\r\n"), (b"", b"")])
 def test_an_address_that_drips_is_not_waited_for(start: bytes, piece: bytes) -> None:
     def readers() -> set[threading.Thread]:
-        return {one for one in threading.enumerate() if one.name.endswith("(work)")}
+        return {thread for thread in threading.enumerate() if thread.name.endswith("(work)")}
 
     with RawServer(lambda _: server.drip(start, piece)) as server:
         before = readers()
@@ -321,7 +323,7 @@ def test_an_address_gets_the_same_notice_as_a_command_with_its_user_and_password
     tmp_path: Path, upstream: Emulator
 ) -> None:
     with listener() as server:
-        command = machine(tmp_path, upstream, told=POST)
+        command = machine(tmp_path, upstream, alerts=POST)
         hook = f"http://us%65r:p%40ss@{server.host}/hook?token=a-secret-token"
         assert command("run", "broken", HOOK=hook).returncode == 1
     (arrived,) = server.arrived
@@ -372,7 +374,7 @@ def test_an_http_address_is_shown_to_no_proxy(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_health_check_hears_the_beginning_and_the_end(tmp_path: Path, upstream: Emulator) -> None:
     with listener() as server:
-        command = machine(tmp_path, upstream, told="", job='ping = "env:PING"')
+        command = machine(tmp_path, upstream, alerts="", job='ping = "env:PING"')
         command.env["PING"] = f"{server.address}/a-secret-check/"
         assert command("run", "trending").returncode == 0
         assert command("run", "broken").returncode == 1, "it has no health check"
@@ -386,7 +388,7 @@ def test_a_run_that_finds_another_one_under_way_says_nothing(
 ) -> None:
     """Of the one that hangs somebody must hear: it must not look as if it had ended."""
     with listener() as server:
-        command = machine(tmp_path, upstream, told="", job='ping = "env:PING"', top='textfile = "."')
+        command = machine(tmp_path, upstream, alerts="", job='ping = "env:PING"', top='textfile = "."')
         command.env["PING"] = server.address
         monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
         with only_one(f"sqlite:///{tmp_path}/videos.db", "trending") as lock:
@@ -400,10 +402,15 @@ def test_a_machine_where_the_job_does_not_run_says_nothing_of_its_runs(tmp_path:
     with closing(RedisServer()) as redis_server:
         with listener() as server:
             for name in ("one", "two"):
-                one = machine(
-                    tmp_path / name, upstream, redis_server.url, told="", job='ping = "env:PING"', top='textfile = "."'
+                command = machine(
+                    tmp_path / name,
+                    upstream,
+                    redis_server.url,
+                    alerts="",
+                    job='ping = "env:PING"',
+                    top='textfile = "."',
                 )
-                done = one("run", "trending", PING=f"{server.address}/{name}")
+                done = command("run", "trending", PING=f"{server.address}/{name}")
                 assert (done.returncode, "runs on" in done.stdout) == (0, name == "two")
             assert [arrived.target for arrived in server.arrived] == ["/one/start", "/one/0"]
         there, here = ((tmp_path / name / "quota-research-trending.prom").read_text() for name in ("one", "two"))
@@ -413,7 +420,7 @@ def test_a_machine_where_the_job_does_not_run_says_nothing_of_its_runs(tmp_path:
 
 
 def test_a_health_check_that_is_away_is_one_line_each(tmp_path: Path, upstream: Emulator) -> None:
-    command = machine(tmp_path, upstream, told="", job='ping = "env:PING"')
+    command = machine(tmp_path, upstream, alerts="", job='ping = "env:PING"')
     done = command("run", "trending", PING=f"http://127.0.0.1:{free_port()}/a-secret-check")
     assert done.returncode == 0
     assert sorted(line.split(": ")[1] for line in done.stderr.splitlines() if "ping_failed" in line) == [
@@ -432,7 +439,7 @@ def test_an_event_is_sent_again_after_its_time(command: Quota, tmp_path: Path) -
     for at_ms in (0, HOUR_MS - 1, HOUR_MS, 2 * HOUR_MS - 1):
         with quota.open(tmp_path / "quota.toml", clock=lambda at_ms=at_ms: now_ms + at_ms) as session:
             notify(session, [Notice("refused", "research", "s", f"at {at_ms}", HOUR_MS)])
-    assert [one["message"] for one in told(command)] == ["at 0", f"at {HOUR_MS}"]
+    assert [alert["message"] for alert in alerts(command)] == ["at 0", f"at {HOUR_MS}"]
 
 
 @pytest.mark.usefixtures("here")
@@ -451,7 +458,9 @@ def test_a_refusal_is_sent_in_each_period_of_a_calendar_limit(
                 pass
             refused: dict[str, Any] = {"refused_by": "day", "why": str(hours), "refusal": decision.as_json()}
             follow_up(session, RunReport(session.run, "trending", "stopped", refused=True, **refused), None)
-    told_of = [(one["subject"], one["message"].split()[-1]) for one in told(command) if one["event"] == "refused"]
+    told_of = [
+        (alert["subject"], alert["message"].split()[-1]) for alert in alerts(command) if alert["event"] == "refused"
+    ]
     assert told_of == [
         (f"trending day {midnight_ms + days * DAY_MS}", str(hours)) for days, hours in ((0, 15), (1, 38), (7, 181))
     ]
@@ -463,7 +472,7 @@ def test_a_failed_delivery_is_retried_ten_minutes_later(
 ) -> None:
     now_ms = 40 * 365 * DAY_MS
     with listener() as server:
-        command = machine(tmp_path, upstream, told=TELL + 'url = "env:HOOK"\n')
+        command = machine(tmp_path, upstream, alerts=TELL + 'url = "env:HOOK"\n')
         monkeypatch.setenv("HOOK", f"{server.address}/hook")
         tell = tmp_path / "tell.sh"
         sound = tell.read_text()
@@ -471,9 +480,9 @@ def test_a_failed_delivery_is_retried_ten_minutes_later(
             tell.write_text(sound if at_ms >= 2 * RETRY_MS else "#!/bin/sh\nexit 3\n")
             with quota.open(tmp_path / "quota.toml", clock=lambda at_ms=at_ms: now_ms + at_ms) as session:
                 notify(session, [Notice("refused", "research", "s", f"at {at_ms}", HOUR_MS)])
-        assert [one["message"] for one in told(command)] == [f"at {2 * RETRY_MS}"]
+        assert [alert["message"] for alert in alerts(command)] == [f"at {2 * RETRY_MS}"]
         assert len(server.arrived) == 1, "the address had it at once"
-    assert len([one for one in caplog.messages if "notify_failed" in one]) == 2
+    assert len([alert for alert in caplog.messages if "notify_failed" in alert]) == 2
 
 
 @pytest.mark.usefixtures("here")
@@ -486,13 +495,13 @@ def test_a_notice_of_one_machine_is_tried_again_too(command: Quota, tmp_path: Pa
         notify(session, [notice])
         tell.write_text(sound)
         notify(session, [notice])
-        assert told(command) == [], "not yet"
+        assert alerts(command) == [], "not yet"
         (note,) = (tmp_path / "state" / "notified").iterdir()
         earlier_s = note.stat().st_mtime - RETRY_MS / 1000
         os.utime(note, (earlier_s, earlier_s))
         for _ in range(2):
             notify(session, [notice])
-    assert [one["event"] for one in told(command)] == ["ledger_lost"]
+    assert [alert["event"] for alert in alerts(command)] == ["ledger_lost"]
 
 
 @pytest.mark.usefixtures("here")
@@ -508,7 +517,7 @@ def test_a_command_that_hangs_does_not_keep_the_other_notices(
     for _ in range(2):
         with quota.open(tmp_path / "quota.toml") as session:
             notify(session, notices)
-    assert [one["subject"] for one in told(command)] == ["good"]
+    assert [alert["subject"] for alert in alerts(command)] == ["good"]
     assert "tell.sh was killed after 2 s, the most that all deliveries may take" in caplog.text
 
 

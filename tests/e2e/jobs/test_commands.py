@@ -158,7 +158,7 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["run", "trendin"], 2, "did you mean 'trending'?"),
         (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; it has US, DE"),
@@ -178,10 +178,10 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
     ],
 )
 def test_invalid_input_is_one_line_with_the_reason(
-    quota: Quota, upstream: Emulator, arguments: list[str], status: int, said: str
+    quota: Quota, upstream: Emulator, arguments: list[str], status: int, message: str
 ) -> None:
     configure(quota, upstream.address, job='[jobs.broken]\nfetch = "no_such_module:fetch"')
-    assert said in one_line(quota(*arguments), status)
+    assert message in one_line(quota(*arguments), status)
 
 
 def test_a_run_on_a_terminal_shows_its_progress(quota: Quota, upstream: Emulator) -> None:
@@ -239,15 +239,15 @@ def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upst
     configure(quota, upstream.address, job='[jobs.mine]\nfetch = "trending"\nregions = ["US"]\npages = 1')
     quota("run", "--all")
     (title,) = [video["title"] for video in quota.json("search", "official", "--limit", "1")["videos"]]
-    found = quota.json("search", title, "--region", "DE")
-    assert found["region"] == "DE"
-    assert {ranking["region"] for video in found["videos"] for ranking in video["rankings"]} <= {"DE"}
+    results = quota.json("search", title, "--region", "DE")
+    assert results["region"] == "DE"
+    assert {ranking["region"] for video in results["videos"] for ranking in video["rankings"]} <= {"DE"}
     lines = quota("search", "official", "--limit", "3").stdout.splitlines()
     assert len(lines) == 3
     assert all(re.search(r"\[.+, [\d,]+ views\]  \w\w #\d+", line) for line in lines)
-    found = quota.json("search", "official", "--job", "mine")
-    assert (found["job"], len(found["videos"]) > 0) == ("mine", True)
-    assert {ranking["job"] for video in found["videos"] for ranking in video["rankings"]} == {"mine"}
+    results = quota.json("search", "official", "--job", "mine")
+    assert (results["job"], len(results["videos"]) > 0) == ("mine", True)
+    assert {ranking["job"] for video in results["videos"] for ranking in video["rankings"]} == {"mine"}
     assert quota.json("search", "official", "--job", "mine", "--region", "DE")["videos"] == []
     nothing = quota("search", "official", "--job", "other")
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "nothing found; known: trending, mine\n")

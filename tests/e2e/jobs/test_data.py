@@ -114,10 +114,10 @@ def test_a_table_may_have_a_key_of_several_fields_and_a_history(site: Site) -> N
 
 
 def nested(levels: int) -> list[Any]:
-    found: list[Any] = []
+    value: list[Any] = []
     for _ in range(levels):
-        found = [found]
-    return found
+        value = [value]
+    return value
 
 
 BAD = [
@@ -137,11 +137,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "said"), [(rows, said) for _, rows, said in BAD], ids=[name for name, *_ in BAD])
-def test_a_row_that_cannot_be_stored_is_named_in_one_line(rows: list[Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "message"), [(rows, message) for _, rows, message in BAD], ids=[name for name, *_ in BAD]
+)
+def test_a_row_that_cannot_be_stored_is_named_in_one_line(rows: list[Any], message: str) -> None:
     with pytest.raises(quota.BadAnswer) as caught:
         rows_of("own", {}, {"threads": [{"id": 1}], "comments": rows})
-    assert str(caught.value).startswith(f"job 'own': table 'comments', {said}")
+    assert str(caught.value).startswith(f"job 'own': table 'comments', {message}")
     assert "\n" not in str(caught.value)
 
 
@@ -168,8 +170,8 @@ def test_two_jobs_agree_on_a_table_that_both_have(site: Site) -> None:
         'tables = { comments = { key = ["id", "thread"] } }\n[jobs.other]\nfetch = "trending"\n'
         "tables = { comments = {} }"
     )
-    said = "jobs.other.tables.comments: job 'own' has another key or history for it"
-    assert said in one_line(site.quota("check"), 78)
+    message = "jobs.other.tables.comments: job 'own' has another key or history for it"
+    assert message in one_line(site.quota("check"), 78)
 
 
 # -- handed over -------------------------------------------------------------------------------------------------------
@@ -207,21 +209,21 @@ def test_a_sink_gets_each_page_that_has_items_before_it_is_stored(site: Site) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("raise ValueError('no\\nspace')", "ValueError: no space"),
         ("import quota; raise quota.QuotaError('the other ledger is away')", "QuotaError: the other ledger is away"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_sink_that_fails_keeps_the_place_and_gets_the_page_again(site: Site, code: str, said: str) -> None:
+def test_a_sink_that_fails_keeps_the_place_and_gets_the_page_again(site: Site, code: str, message: str) -> None:
     with_sink(site)
     site.pages([{"comments": [comment(1)]}, {"comments": [comment(2)]}], [{"comments": [comment(3)]}])
     (site.folder / "down").write_text(f"if region == 'US': {code}")
     report = site.run()
     assert (report.exit_status, [each.outcome for each in report.regions]) == (1, ["failed", "done"])
     error, place, _ = re.split(r" \(|; ", str(report.regions[0].error))
-    assert error == f"sink = '{site.module}_sink:put': {said}"
+    assert error == f"sink = '{site.module}_sink:put': {message}"
     assert place.endswith(f"/{site.module}_sink.py, line 12)")
     assert [key for (key,) in site.rows("SELECT key FROM rows")] == ["c3"], "the page is not stored"
     (site.folder / "down").unlink()
@@ -259,21 +261,21 @@ def test_a_sink_that_nobody_would_run_stores_no_page(site: Site, sink: str, stat
 
 
 @pytest.mark.parametrize(
-    ("sink", "said"),
+    ("sink", "message"),
     [
         ("sinks:putt", "module sinks has no function 'putt'"),
         ("sinks:two", "it is called as sink(page, job, region)"),
         ("sinks", 'not a function; write it as "package.module:function"'),
     ],
 )
-def test_a_sink_that_cannot_be_used_is_named_before_anything_is_fetched(site: Site, sink: str, said: str) -> None:
+def test_a_sink_that_cannot_be_used_is_named_before_anything_is_fetched(site: Site, sink: str, message: str) -> None:
     site.pages([{"comments": [comment(1)]}])
     (site.folder / "sinks.py").write_text("def two(page, job): ...\n")
     site.configure(f'sink = "{sink}"')
     checked = site.quota("check")
     assert checked.returncode == 78
-    assert said in " ".join((checked.stdout + checked.stderr).split())
-    assert said in one_line(site.quota("run", "own"), 78)
+    assert message in " ".join((checked.stdout + checked.stderr).split())
+    assert message in one_line(site.quota("run", "own"), 78)
     assert site.upstream.usage()["requests"] == 0
 
 
@@ -354,9 +356,9 @@ def test_an_export_and_the_file_itself_land_in_a_data_frame(site: Site, monkeypa
     site.quota("export", "videos", "--format", "csv", "--output", "videos.csv")
     site.quota("export", "comments", "--output", "comments.jsonl")
     monkeypatch.chdir(site.folder)
-    said = re.findall(r"`(pandas\.[^`]*)`", (ROOT / "docs" / "data.md").read_text().replace("\n", " "))
+    snippets = re.findall(r"`(pandas\.[^`]*)`", (ROOT / "docs" / "data.md").read_text().replace("\n", " "))
     names = {"pandas": pandas, "sqlite3": sqlite3}
-    from_file, from_lines, from_csv = (eval(each, names) for each in said)  # noqa: S307  # our own page
+    from_file, from_lines, from_csv = (eval(each, names) for each in snippets)  # noqa: S307  # our own page
     [(videos, views)] = site.rows("SELECT count(*), sum(view_count) FROM videos")
     assert 50 < videos == len(from_file) == len(from_csv)
     assert views == from_file["view_count"].sum() == from_csv["view_count"].sum()
@@ -397,17 +399,17 @@ def test_an_export_without_records_says_so_beside_the_data(site: Site, arguments
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["video"], "no table 'video' can be exported; there are videos, rankings, channels, history"),
         (["channels", "--region", "DE"], "channels belong to no region; leave out --region"),
         (["videos", "--output", "none/x"], "--output 'none/x': No such file or directory"),
     ],
 )
-def test_an_impossible_export_is_one_line(site: Site, arguments: list[str], said: str) -> None:
+def test_an_impossible_export_is_one_line(site: Site, arguments: list[str], message: str) -> None:
     site.pages([{}])
     site.run()
-    assert said in one_line(site.quota("export", *arguments), 2)
+    assert message in one_line(site.quota("export", *arguments), 2)
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
 
 
@@ -482,19 +484,19 @@ def test_the_yield_of_pages_is_known_by_number(site: Site) -> None:
         assert report.outcome == "done", report
     site.pages([page(0, 30), page(0, 20), {"comments": [{}]}], [page(0, 30)])
     assert site.run().outcome == "failed"
-    found = site.quota.json("spend", "--bought", "--json")["bought"]
-    assert [(each["page"], each["pages"], each["items"], each["new"], each["units"]) for each in found] == [
+    yields = site.quota.json("spend", "--bought", "--json")["bought"]
+    assert [(each["page"], each["pages"], each["items"], each["new"], each["units"]) for each in yields] == [
         (1, 8, 240, 90, 8),
         (2, 7, 83, 0, 7),
         (3, 3, 30, 0, 4),
     ]
-    said = "pages 2 and 3 of own brought 0% of the new entries for 58% of its units"
+    message = "pages 2 and 3 of own brought 0% of the new entries for 58% of its units"
     shown = site.quota("spend", "--bought", "--since", "7d").stdout
-    assert shown.splitlines()[-1] == said
+    assert shown.splitlines()[-1] == message
     assert "90" in shown
-    assert f"in the last 7 days {said}" in " ".join(site.quota("plan").stdout.split())
+    assert f"in the last 7 days {message}" in " ".join(site.quota("plan").stdout.split())
     with quota.open(site.folder / "quota.toml") as session:
-        assert f"in the last 7 days {said}" in jobs(session).notes
+        assert f"in the last 7 days {message}" in jobs(session).notes
     assert "cannot be combined with --by" in one_line(site.quota("spend", "--bought", "--by", "job"), 2)
 
 
@@ -517,16 +519,16 @@ def test_places_show_the_next_page_and_are_reset_one_by_one(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["show", "owm"], "has no job 'owm'; did you mean 'own'?"),
         (["reset", "own", "FR"], "job 'own' has no region 'FR'; known: US, DE"),
     ],
 )
-def test_a_place_that_is_not_there_is_one_line(site: Site, arguments: list[str], said: str) -> None:
+def test_a_place_that_is_not_there_is_one_line(site: Site, arguments: list[str], message: str) -> None:
     site.pages([{}])
     site.run()
-    assert said in one_line(site.quota("place", *arguments), 2)
+    assert message in one_line(site.quota("place", *arguments), 2)
 
 
 def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> None:
@@ -539,15 +541,15 @@ def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> 
     site.pages([{"v": [names["new"]]}], [{"v": [names["back"]]}])
     site.run()
 
-    def found(*options: str) -> set[str]:
+    def ids(*options: str) -> set[str]:
         lines = csv.DictReader(io.StringIO(site.quota("search", "cat", "--format", "csv", *options).stdout))
         return {line["video_id"] for line in lines if line["title"] == names[line["video_id"]]["snippet"]["title"]}
 
-    assert found() == {"old", "back", "new"}
-    assert found("--since", "7d") == {"back", "new"}
-    assert found("--region", "US") == {"old", "back", "new"}
-    assert found("--region", "US", "--since", "7d") == {"new"}, "the other was ranked there before"
-    assert found("--region", "FR") == set()
+    assert ids() == {"old", "back", "new"}
+    assert ids("--since", "7d") == {"back", "new"}
+    assert ids("--region", "US") == {"old", "back", "new"}
+    assert ids("--region", "US", "--since", "7d") == {"new"}, "the other was ranked there before"
+    assert ids("--region", "FR") == set()
     header, *_ = site.quota("search", "nothing", "--format", "csv").stdout.splitlines()
     assert header == "video_id,title,channel_title,published_at,view_count,rankings"
     [row] = csv.DictReader(

@@ -40,12 +40,12 @@ def crontab(text: str = "") -> tuple[dict[str, str], list[tuple[str, str]]]:
 
 
 def units(name: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for line in (DEPLOY / name).read_text(encoding="utf-8").splitlines():
         if "=" in line and not line.startswith("#"):
             key, _, value = line.partition("=")
-            found.setdefault(key, []).append(value)
-    return found
+            texts.setdefault(key, []).append(value)
+    return texts
 
 
 def as_cron(command: str, env: dict[str, str]) -> None:

@@ -73,7 +73,9 @@ class Site(Installation):
             self.change(f"INSERT INTO videos ({columns_of}) VALUES (?{', ?' * len(values)})", name, *values.values())  # noqa: S608
 
     def videos(self, channel: str | None = None) -> set[str]:
-        return {name for name, its in self.rows("SELECT video_id, channel_id FROM videos") if channel in (None, its)}
+        return {
+            name for name, owner in self.rows("SELECT video_id, channel_id FROM videos") if channel in (None, owner)
+        }
 
 
 @pytest.fixture
@@ -92,9 +94,9 @@ def published(name: str) -> list[str]:
 
 
 def a_day(name: str) -> float:
-    found = CATALOGUE.channel(name) or {}
-    age = datetime(2026, 11, 20, tzinfo=UTC) - datetime.fromisoformat(found["snippet"]["publishedAt"])
-    return int(found["statistics"]["videoCount"]) / age.days
+    channel = CATALOGUE.channel(name) or {}
+    age = datetime(2026, 11, 20, tzinfo=UTC) - datetime.fromisoformat(channel["snippet"]["publishedAt"])
+    return int(channel["statistics"]["videoCount"]) / age.days
 
 
 def test_uploads_are_stored_for_a_unit_a_page_and_a_channel_that_is_known_costs_one(site: Site) -> None:
@@ -104,9 +106,9 @@ def test_uploads_are_stored_for_a_unit_a_page_and_a_channel_that_is_known_costs_
     assert site.calls() == {"channels.list": 1, "playlistItems.list": 3 + 1 + 1}
     assert all(site.videos(name) == set(published(name)) for name in names)
     assert site.count("channels") == 3
-    told = site.rows("SELECT title, channel_title, published_at FROM videos WHERE video_id = ?", published(names[0])[7])
+    rows = site.rows("SELECT title, channel_title, published_at FROM videos WHERE video_id = ?", published(names[0])[7])
     snippet = CATALOGUE.video(published(names[0])[7])["snippet"]  # type: ignore[index]
-    assert told == [(snippet["title"], snippet["channelTitle"], snippet["publishedAt"])]
+    assert rows == [(snippet["title"], snippet["channelTitle"], snippet["publishedAt"])]
     site.run()
     assert site.calls() == {"playlistItems.list": 3}
 
@@ -249,7 +251,7 @@ def test_searches_take_turns_and_a_refusal_costs_none_of_them_its_turn(site: Sit
     turns = []
     for _ in range(5):
         site.run()
-        turns.append([found(site, word) for word in words])
+        turns.append([matches(site, word) for word in words])
         site.later(days=1)
     assert [sum(map(bool, day)) for day in turns] == [3, 6, 7, 7, 7]
     assert turns[1] == [50] * 6 + [0]
@@ -257,26 +259,26 @@ def test_searches_take_turns_and_a_refusal_costs_none_of_them_its_turn(site: Sit
     assert site.calls() == {"search.list": 14, "videos.list": 14}, "a pass of two pages each"
 
 
-def found(site: Site, word: str) -> int:
+def matches(site: Site, word: str) -> int:
     number: int = site.rows("SELECT count(*) FROM videos WHERE title LIKE ?", f"{word} |%")[0][0]
     return number
 
 
 def said_under(video: str) -> dict[str, list[str]]:
-    found = threads(CATALOGUE.video(video) or {}) or []
-    return {each["id"]: [reply["id"] for reply in replies_to(each["id"]) or ()] for each in found}
+    matches = threads(CATALOGUE.video(video) or {}) or []
+    return {each["id"]: [reply["id"] for reply in replies_to(each["id"]) or ()] for each in matches}
 
 
 def calls_for(video: str) -> dict[str, int]:
-    said = said_under(video)
-    more = [-(-len(replies) // 100) for replies in said.values() if len(replies) > INLINE_REPLIES]
-    return {"commentThreads.list": max(1, -(-len(said) // 100)), "comments.list": sum(more)}
+    comments = said_under(video)
+    more = [-(-len(replies) // 100) for replies in comments.values() if len(replies) > INLINE_REPLIES]
+    return {"commentThreads.list": max(1, -(-len(comments) // 100)), "comments.list": sum(more)}
 
 
 def with_threads(least: int, most: int) -> str:
     for name in published(channel(122)):
-        said = said_under(name)
-        if least <= len(said) <= most and any(len(replies) > 100 for replies in said.values()):
+        comments = said_under(name)
+        if least <= len(comments) <= most and any(len(replies) > 100 for replies in comments.values()):
             return name
     raise AssertionError("there is none")
 

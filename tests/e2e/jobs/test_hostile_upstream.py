@@ -291,16 +291,16 @@ def test_later_runs_know_the_tokens_of_a_pass(site: Site) -> None:
         return [page(len(site.server.targets), following[asked[1] if asked else ""])]
 
     class Stops(Watcher):
-        told = 0
+        signal_number = 0
 
         def page(self, checkpoint: Any) -> None:
-            self.told = signal.SIGTERM
+            self.signal_number = signal.SIGTERM
 
     site.configure(pages=1_000)
     site.answer = answer
     for _ in range(3):
         watcher = Stops()
-        assert site.run(watcher=watcher, stop=lambda: watcher.told).outcome == "stopped"  # noqa: B023  # used at once
+        assert site.run(watcher=watcher, stop=lambda: watcher.signal_number).outcome == "stopped"  # noqa: B023  # used at once
     assert site.run().regions[0].error == CIRCLE
     assert len(site.server.targets) == 4
     # The next round may use the same tokens, and so may one after a round that was done.
@@ -367,10 +367,10 @@ def test_a_run_ends_in_time_after_a_signal(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "times", "more", "said"), [(signal.SIGINT, 3, ["--quiet"], ""), (signal.SIGHUP, 1, [], STOPPING)]
+    ("number", "times", "more", "message"), [(signal.SIGINT, 3, ["--quiet"], ""), (signal.SIGHUP, 1, [], STOPPING)]
 )
 def test_the_page_in_flight_is_stored_after_any_signals(
-    site: Site, number: int, times: int, more: list[str], said: str
+    site: Site, number: int, times: int, more: list[str], message: str
 ) -> None:
     def answer(target: str) -> Iterator[bytes]:
         site.server.pause(1)
@@ -383,7 +383,7 @@ def test_the_page_in_flight_is_stored_after_any_signals(
         child.send_signal(number)
         time.sleep(0.05)
     out, err = child.communicate(timeout=300)
-    assert (child.returncode, "".join(err.splitlines(keepends=True)[:1])) == (128 + number, said)
+    assert (child.returncode, "".join(err.splitlines(keepends=True)[:1])) == (128 + number, message)
     report = json.loads(out)
     assert (report["outcome"], report["refused_by"], report["regions"][0]["pages"]) == ("stopped", None, 1)
     assert site.stored() == 3

@@ -55,8 +55,8 @@ def site(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
     def answer(request: Arrived) -> Answer:
         parts = urlsplit(request.target)
-        told = site.says(parts.path.rpartition("/")[2], {k: v[0] for k, v in parse_qs(parts.query).items()})
-        status, body = told if isinstance(told, tuple) else (200, told)
+        content = site.says(parts.path.rpartition("/")[2], {k: v[0] for k, v in parse_qs(parts.query).items()})
+        status, body = content if isinstance(content, tuple) else (200, content)
         return Answer(status, json.dumps(body).encode())
 
     with PlainServer(answer) as server:
@@ -109,7 +109,7 @@ def test_calls_in_threads_of_a_fetch_function_count_for_its_job(site: Site) -> N
 
 
 def test_pages_in_a_circle_end_the_walk_of_their_list_alone(site: Site) -> None:
-    def told(path: str, q: dict[str, str]) -> Any:
+    def answers(path: str, q: dict[str, str]) -> Any:
         if path == "channels":
             return playlists_of(q["id"])
         number = int(q.get("pageToken", "0"))
@@ -118,7 +118,7 @@ def test_pages_in_a_circle_end_the_walk_of_their_list_alone(site: Site) -> None:
         following = (number + 1) % 3 if q["playlistId"] == "PA" else number + 1
         return {"items": items, **({"nextPageToken": str(following or 1)} if following < 5 else {})}
 
-    site.say(told)
+    site.say(answers)
     site.run('fetch = "uploads"\npages = 30\noptions = { channels = ["A", "B"] }')
     lists = site.asked("playlistId")
     assert (lists.count("PA"), lists.count("PB")) == (3, 5)
@@ -140,14 +140,14 @@ def test_pages_in_a_circle_end_the_walk_of_their_list_alone(site: Site) -> None:
 def test_no_search_takes_the_pages_of_another_or_goes_in_a_circle(
     site: Site, following: dict[str, dict[str, str]], pages: int, asked: list[str]
 ) -> None:
-    def told(path: str, q: dict[str, str]) -> Any:
+    def answers(path: str, q: dict[str, str]) -> Any:
         if path == "videos":
             return listed(q["id"])
         token = q.get("pageToken", "")
-        found = {"items": [{"id": {"videoId": f"{q['q']}{token}"}}]}
-        return found | ({"nextPageToken": following[q["q"]][token]} if token in following[q["q"]] else {})
+        page = {"items": [{"id": {"videoId": f"{q['q']}{token}"}}]}
+        return page | ({"nextPageToken": following[q["q"]][token]} if token in following[q["q"]] else {})
 
-    site.say(told)
+    site.say(answers)
     report = site.run(f'fetch = "search"\npages = {pages}\noptions = {{ words = {json.dumps([*following])} }}')
     assert (report.outcome, report.regions[0].pages) == ("done", len(asked))
     assert site.asked("q") == asked
@@ -164,13 +164,13 @@ BROKEN = {
     ("words", "how"), [(["bad", "a", "b"], "refused"), (["a", "b", "bad"], "down"), (["a", "bad", "b"], "odd")]
 )
 def test_a_failed_search_is_named_and_stops_no_other_search(site: Site, words: list[str], how: str) -> None:
-    def told(path: str, q: dict[str, str]) -> Any:
+    def answers(path: str, q: dict[str, str]) -> Any:
         if path == "videos":
             return listed(q["id"])
-        found = {"items": [{"id": {"videoId": f"{q['q']}{q.get('pageToken', '')}"}}]}
-        return BROKEN[how] if q["q"] == "bad" else found | ({} if "pageToken" in q else {"nextPageToken": "2"})
+        page = {"items": [{"id": {"videoId": f"{q['q']}{q.get('pageToken', '')}"}}]}
+        return BROKEN[how] if q["q"] == "bad" else page | ({} if "pageToken" in q else {"nextPageToken": "2"})
 
-    site.say(told)
+    site.say(answers)
     for _ in range(2):
         report = site.run(f'fetch = "search"\npages = 2\noptions = {{ words = {json.dumps(words)} }}')
         (region,) = report.regions
@@ -182,12 +182,12 @@ def test_a_failed_search_is_named_and_stops_no_other_search(site: Site, words: l
 
 
 def test_two_searches_in_a_row_that_fail_end_the_pass_and_the_next_one_has_the_others(site: Site) -> None:
-    def told(path: str, q: dict[str, str]) -> Any:
+    def answers(path: str, q: dict[str, str]) -> Any:
         if path == "videos":
             return listed(q["id"])
         return {"items": [{"id": {"videoId": q["q"]}}]} if q["q"] in "ab" else BROKEN["refused"]
 
-    site.say(told)
+    site.say(answers)
     job = 'fetch = "search"\noptions = { words = ["w", "x", "a", "y", "b"] }'
     asked = [(site.run(job).exit_status, site.asked("q")) for _ in range(3)]
     assert asked == [(1, ["w", "x"]), (1, ["a", "y", "b"]), (1, ["w", "x"])]
@@ -207,7 +207,7 @@ def test_a_list_that_upstream_fails_keeps_no_other_out_and_goes_on_where_it_was(
 ) -> None:
     broken = [True]
 
-    def told(path: str, q: dict[str, str]) -> Any:
+    def answers(path: str, q: dict[str, str]) -> Any:
         if path == "channels":
             return playlists_of(q["id"])
         name, at = q["playlistId"], q.get("pageToken", "")
@@ -217,7 +217,7 @@ def test_a_list_that_upstream_fails_keeps_no_other_out_and_goes_on_where_it_was(
         item = {"id": "i", "snippet": {}, "contentDetails": details}
         return {"items": [item], **({} if at >= "3" else {"nextPageToken": str(int(at or "1") + 1)})}
 
-    site.say(told)
+    site.say(answers)
     job = 'fetch = "uploads"\npages = 30\noptions = { channels = ["A", "B", "C"] }'
     for _ in range(3):
         site.server.arrived.clear()

@@ -77,9 +77,9 @@ def test_a_run_whose_function_ignores_its_client_reports_no_charged_call(tmp_pat
 
 def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path) -> None:
     write(tmp_path, "mine:daily", module="jobs.job")
-    said = one_line(run(tmp_path, "run", "daily"), 78)
-    assert "fetch = 'mine:daily' cannot be imported: ModuleNotFoundError: No module named 'jobs" in said
-    assert said.endswith(
+    line = one_line(run(tmp_path, "run", "daily"), 78)
+    assert "fetch = 'mine:daily' cannot be imported: ModuleNotFoundError: No module named 'jobs" in line
+    assert line.endswith(
         "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
     )
     checked = run(tmp_path, "check")
@@ -90,8 +90,8 @@ def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path) -> None:
 def test_the_folder_refuses_an_import_under_another_name() -> None:
     command = [sys.executable, "-c", "from jobs.job import Page"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    said = "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"
-    assert done.stderr.splitlines()[-1] == f"ImportError: {said}"
+    message = "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {message}"
 
 
 EXITS = """
@@ -111,9 +111,9 @@ def exits(client, region, cursor):
 def test_a_function_that_ends_the_program_is_a_failed_run(tmp_path: Path) -> None:
     write(tmp_path, "mine:exits")
     (tmp_path / "mine.py").write_text(EXITS)
-    said = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
+    line = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
     where = f"{tmp_path / 'mine.py'}, line {EXITS.count(chr(10))}"
-    assert said == f"daily: fetch ended with SystemExit: 0 ({where}); let it return a page, or raise an error"
+    assert line == f"daily: fetch ended with SystemExit: 0 ({where}); let it return a page, or raise an error"
     past = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]
     assert (past["outcome"], past["why"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
 

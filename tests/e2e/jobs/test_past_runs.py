@@ -49,14 +49,14 @@ def command(tmp_path: Path, upstream: Emulator) -> Quota:
 
 
 def runs(command: Quota, *args: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = command.json("runs", *args)["runs"]
-    return found
+    rows: list[dict[str, Any]] = command.json("runs", *args)["runs"]
+    return rows
 
 
 def test_a_run_that_spent_max_units_reports_it(command: Quota) -> None:
     config = (command.folder / "quota.toml").read_text(encoding="utf-8")
-    told = '[notify]\ncommand = ["sh", "-c", "cat >> told.json"]\n'
-    command.configure(told + config.replace("pages = ", "max_units = 3\npages = ", 1))
+    notify = '[notify]\ncommand = ["sh", "-c", "cat >> told.json"]\n'
+    command.configure(notify + config.replace("pages = ", "max_units = 3\npages = ", 1))
     assert command.json("run", "trending")["refused_by"] == "max_units"
     assert runs(command)[0]["why"] == "this run has spent 3 of its 3 units"
     assert "this run has spent 3 of" in command("runs").stdout
@@ -64,13 +64,13 @@ def test_a_run_that_spent_max_units_reports_it(command: Quota) -> None:
 
 
 def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
-    told = [command.json("run", "trending")]
+    reports = [command.json("run", "trending")]
     assert command("run", "broken").returncode == 1
     assert "invalidRegionCode" in command("runs").stdout, "more than: 1 of 1 regions failed"
-    told.append(command.json("run", "trending"))  # refused: 5 units are used
+    reports.append(command.json("run", "trending"))  # refused: 5 units are used
     refused, failed, done = runs(command)
     assert [each["outcome"] for each in (refused, failed, done)] == ["stopped", "failed", "done"]
-    for kept, report in ((done, told[0]), (refused, told[1])):
+    for kept, report in ((done, reports[0]), (refused, reports[1])):
         for field in ("run", "job", "outcome", "units", "attempts", "refused_by", "retry_at"):
             assert kept[field] == report[field], field
         plain = [{k: v for k, v in region.items() if k != "cursor"} for region in report["regions"]]
@@ -170,9 +170,9 @@ def test_runs_of_five_weeks_are_those_that_began(tmp_path: Path) -> None:
                 now_ms = max(now_ms, began_ms)
             since_ms, wanted = now_ms - dice.randint(0, 40) * DAY_MS, dice.choice(["a", None])
             expected = [each for each in reversed(begun) if each[0] > since_ms and wanted in (None, each[2])]
-            found = store.runs.read(wanted, since_ms, 30)
-            assert [(run.began_ms, run.run, run.job, run.outcome) for run in found] == expected[:30]
-            for run in found:
+            kept = store.runs.read(wanted, since_ms, 30)
+            assert [(run.began_ms, run.run, run.job, run.outcome) for run in kept] == expected[:30]
+            for run in kept:
                 assert_whole(run)
     assert 100 < len(begun) < 450
 
@@ -187,7 +187,7 @@ def _keep_for_ever(url: str, child: str, into: int) -> None:
 
 
 def test_a_run_is_kept_whole_or_without_an_end_whenever_it_is_killed(tmp_path: Path) -> None:
-    url, dice, told = f"sqlite:///{tmp_path}/videos.db", random.Random(5), 0
+    url, dice, count = f"sqlite:///{tmp_path}/videos.db", random.Random(5), 0
     Store(url, retention_ms=DAY_MS).close()
     for child_number in range(8):
         out, into = os.pipe()
@@ -198,15 +198,15 @@ def test_a_run_is_kept_whole_or_without_an_end_whenever_it_is_killed(tmp_path: P
             time.sleep(dice.uniform(0, 0.01))  # whatever it is doing then
             child.kill()
             ended = "".join([*lines, pipe.read()]).split()
-        told += len(ended)
+        count += len(ended)
         with Store(url, retention_ms=DAY_MS) as store:
-            found = [run for run in store.runs.read() if run.run.startswith(f"c{child_number}-")]
-        assert [run.run for run in reversed(found) if run.ended_ms is not None][: len(ended)] == ended
-        assert len(found) <= len(ended) + 1
-        assert all(run.ended_ms is not None for run in found[1:])
-        for run in found:
+            kept = [run for run in store.runs.read() if run.run.startswith(f"c{child_number}-")]
+        assert [run.run for run in reversed(kept) if run.ended_ms is not None][: len(ended)] == ended
+        assert len(kept) <= len(ended) + 1
+        assert all(run.ended_ms is not None for run in kept[1:])
+        for run in kept:
             assert_whole(run)
-    assert told > 20
+    assert count > 20
 
 
 def report_of(name: str, job: str, outcome: Any) -> RunReport:

@@ -695,9 +695,9 @@ def test_a_run_whose_end_cannot_be_stored_still_reports(bench: Bench, caplog: py
     bench.configure(regions=["US"])
     report = bench.run(watcher=Breaks())
     assert (report.outcome, report.exit_status, report.units, report.regions[0].pages) == ("done", 0, 4, 4)
-    (said,) = (message for message in caplog.messages if message.startswith("run_not_kept"))
+    (warning,) = (message for message in caplog.messages if message.startswith("run_not_kept"))
     damaged = "is damaged; move it away (the next runs fetch the data again)"
-    assert said == f"run_not_kept run={report.run} job=t: store sqlite:///{bench.folder / 'videos.db'} {damaged}"
+    assert warning == f"run_not_kept run={report.run} job=t: store sqlite:///{bench.folder / 'videos.db'} {damaged}"
 
 
 RESTARTED = "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"

@@ -77,22 +77,22 @@ class Scheduler:
 
     def lines(self, event: str = "") -> list[dict[str, str]]:
         """The log's lines of one event, as fields; each line of the log must be one of ours."""
-        found = []
+        rows = []
         for line in self.log.read_text().splitlines():
             match = re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ ([a-z_]+)((?: [a-z_]+=.*)?)", line)
             assert match, line
             if event in ("", match[1]):
                 pairs = re.findall(r' ([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ ]*)', match[2])
-                found.append({k: json.loads(v) if v.startswith('"') else v for k, v in pairs} | {"event": match[1]})
-        return found
+                rows.append({k: json.loads(v) if v.startswith('"') else v for k, v in pairs} | {"event": match[1]})
+        return rows
 
     def until(self, event: str, count: int = 1, **fields: str) -> list[dict[str, str]]:
         """Wait for so many lines of an event with these fields."""
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
-            found = [line for line in self.lines(event) if fields.items() <= line.items()]
-            if len(found) >= count:
-                return found
+            rows = [line for line in self.lines(event) if fields.items() <= line.items()]
+            if len(rows) >= count:
+                return rows
             assert self.process.poll() is None, self.log.read_text()
             time.sleep(0.02)
         raise AssertionError(f"no {event} {fields}:\n{self.log.read_text()}")
@@ -313,8 +313,8 @@ def assert_each_is_told(scheduler: Scheduler, apart: timedelta) -> None:
     first, *_, last = [datetime.fromisoformat(line["at"]) for line in scheduler.lines("tick_started")]
     # A machine under load may also skip ticks before the first that it starts.
     skipped = [line for line in scheduler.lines("tick_skipped") if first < datetime.fromisoformat(line["at"]) < last]
-    told = len(scheduler.lines("tick_started")) + sum(int(line.get("ticks", 1)) for line in skipped)
-    assert told == (last - first) / apart + 1
+    ticks = len(scheduler.lines("tick_started")) + sum(int(line.get("ticks", 1)) for line in skipped)
+    assert ticks == (last - first) / apart + 1
 
 
 def ended(scheduler: Scheduler) -> list[dict[str, str]]:

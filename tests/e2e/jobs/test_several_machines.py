@@ -117,13 +117,13 @@ def test_the_same_cron_line_at_the_same_second_fetches_nothing_twice(web: Machin
 
 def test_the_other_machine_says_in_one_line_where_the_job_runs(web: Machine, other: Machine) -> None:
     assert web.outcome()["outcome"] == "done"
-    said = other.quota("run", "t")
-    assert said.returncode == 0
-    assert said.stdout.startswith(f"t: runs on {HOST} (last ")
-    assert said.stdout.count("\n") == 1
-    assert "s ago); taken over if silent until " in said.stdout
-    assert said.stdout.endswith("; this store is new: `quota run t --here` takes over now\n")
-    assert said.stderr == ""
+    done = other.quota("run", "t")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"t: runs on {HOST} (last ")
+    assert done.stdout.count("\n") == 1
+    assert "s ago); taken over if silent until " in done.stdout
+    assert done.stdout.endswith("; this store is new: `quota run t --here` takes over now\n")
+    assert done.stderr == ""
     assert "this store is new" not in other.quota("run", "t").stdout, "only once"
     assert "; this store has nothing of it" in other.quota("search", "video").stderr
     quiet = other.quota("run", "t", "--quiet")
@@ -141,9 +141,9 @@ def test_search_on_the_other_machine_says_how_old_its_data_is(web: Machine, othe
     web.outcome("--here")
     other.outcome()
     other.configure("redis://127.0.0.1:1/0")  # the ledger is not asked
-    said = other.quota("search", "video")
-    assert f"t runs on {HOST} (as of " in said.stderr
-    assert "; this store has what was fetched here until " in said.stderr
+    done = other.quota("search", "video")
+    assert f"t runs on {HOST} (as of " in done.stderr
+    assert "; this store has what was fetched here until " in done.stderr
     (row,) = other.quota.json("search", "video")["elsewhere"]
     assert (row["job"], row["runs_on"]) == ("t", HOST)
     assert row["fetched_at"] <= row["heard_at"] <= row["until"]
@@ -189,9 +189,9 @@ def test_a_run_fetches_its_regions_and_skips_those_elsewhere(web: Machine, other
     answer = other.outcome()
     assert (answer["outcome"], answer["runs_on"]) == ("done", HOST)
     assert outcomes(answer) == {"US": "done", "DE": "skipped"}
-    said = other.quota("run", "t").stdout
-    assert said.startswith("t: done: 1 region, ")
-    assert f"; the rest runs on {HOST} " in said
+    output = other.quota("run", "t").stdout
+    assert output.startswith("t: done: 1 region, ")
+    assert f"; the rest runs on {HOST} " in output
     assert other.count("checkpoints WHERE region = 'DE'") == 0
     assert outcomes(web.outcome()) == {"DE": "done", "US": "skipped"}
 
@@ -219,8 +219,8 @@ def test_two_hosts_with_one_name_never_run_at_once(web: Machine, other: Machine,
     for machine in (web, other):
         machine.configure(shared, fetch="holds:fetch", store='name = "cluster"')
     process = web.hold_a_page()
-    said = other.quota("run", "t").stdout
-    assert said.startswith(f"t: runs on {HOST} for the same store (last ")
+    output = other.quota("run", "t").stdout
+    assert output.startswith(f"t: runs on {HOST} for the same store (last ")
     assert other.outcome()["outcome"] == "elsewhere"
     assert web.let_go(process)["outcome"] == "done"
     assert other.outcome()["outcome"] == "done", "a pod has a new store each time, and goes on under its name"

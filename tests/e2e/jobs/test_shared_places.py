@@ -124,9 +124,12 @@ class Fleet:
     def places(self) -> dict[str, Checkpoint]:
         folder = self.machine()
         with self.session(folder) as session:
-            found = {one.region: one for one in checkpoints_of(session, session.settings.jobs["t"], None)}
+            by_region = {
+                checkpoint.region: checkpoint
+                for checkpoint in checkpoints_of(session, session.settings.jobs["t"], None)
+            }
         shutil.rmtree(folder)
-        return found
+        return by_region
 
     def start(self, regions: tuple[str, ...] = (), *, at: int = 0, act: str = "die") -> Any:
         """A tick in a process of its own. At its point of this number it dies, is asked to stop, or is replaced."""
@@ -205,8 +208,8 @@ class Seen:
         return seen
 
     def whole(self, region: str) -> list[str]:
-        passes = {passed for its, passed, _ in self.sunk if its == region}
-        return [one for one in passes if all(self.sunk[region, one, page] for page in range(PAGES))]
+        passes = {passed for owner, passed, _ in self.sunk if owner == region}
+        return [number for number in passes if all(self.sunk[region, number, page] for page in range(PAGES))]
 
 
 @pytest.fixture
@@ -221,14 +224,14 @@ def test_workers_that_are_killed_at_random_bring_each_page_to_the_sink(fleet: Fl
         regions = [tuple(r for r in REGIONS if dice.random() < 0.7) for _ in range(2)]
         fleet.join(*[fleet.start(some, at=dice.choice((0, dice.randrange(1, 30)))) for some in regions])
     fleet.ahead_ms += HOUR_MS
-    while any(one.pending for one in fleet.places().values()):
+    while any(place.pending for place in fleet.places().values()):
         fleet.join(fleet.start())
     seen = Seen.of(fleet.events)
     assert all(seen.whole(region) for region in REGIONS), "each round ends"
     again = sum(times - 1 for times in seen.fetched.values())
     begun_anew = len([page for page in seen.fetched if page[2] == 0 and (*page[:2], 1) not in seen.fetched])
     assert again + begun_anew <= fleet.killed, "a page is fetched again only after a kill"
-    assert all(one.completed_at_ms for one in fleet.places().values())
+    assert all(place.completed_at_ms for place in fleet.places().values())
 
 
 def test_a_run_that_was_replaced_leaves_the_place_where_the_other_has_put_it(fleet: Fleet) -> None:
@@ -236,7 +239,7 @@ def test_a_run_that_was_replaced_leaves_the_place_where_the_other_has_put_it(fle
     lines = [line.split(" ")[1:] for line in fleet.events.read_text().splitlines()]
     assert ["ended", "elsewhere"] in lines
     places = fleet.places().values()
-    assert [(one.pending, one.pages, one.cursor) for one in places] == [(False, PAGES, None)] * len(REGIONS)
+    assert [(place.pending, place.pages, place.cursor) for place in places] == [(False, PAGES, None)] * len(REGIONS)
     assert len(Seen.of(fleet.events).fetched) == 1 + len(REGIONS) * PAGES
 
 
@@ -277,7 +280,7 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     ]
     assert shell.json("place", "show", "t", "DE", "--json")["places"][0]["cursor"]["page"] == 1
     assert shell("place", "reset", "t").stdout == "t begins anew with the next run, in US, DE, FR\n"
-    assert [(one["pages"], one["pending"]) for one in shell.json("place", "list", "--json")["places"]] == [
+    assert [(place["pages"], place["pending"]) for place in shell.json("place", "list", "--json")["places"]] == [
         (0, True)
     ] * 3
     before = len(Seen.of(fleet.events).fetched)
@@ -291,9 +294,9 @@ def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
     fleet.join(fleet.start(("US", "DE"), at=3))
     fleet.ahead_ms = 0
     shell = Quota(fleet.machine())
-    said = one_line(shell("place", "reset", "t", "DE"), 1)
-    assert said.startswith("job 't' is running on ")
-    assert said.endswith("; reset it when the run has ended")
+    line = one_line(shell("place", "reset", "t", "DE"), 1)
+    assert line.startswith("job 't' is running on ")
+    assert line.endswith("; reset it when the run has ended")
     assert shell("place", "reset", "t", "FR").returncode == 0
 
 
@@ -303,5 +306,5 @@ def test_a_configuration_that_contradicts_itself_is_one_line(tmp_path: Path, sto
     text = CONFIG.format(url="sqlite:///ledger.db", pages=1, more='machines = "each"' if each else "")
     shell = Quota(tmp_path)
     shell.configure(text if each else text.replace('places = "ledger"', store))
-    said = one_line(shell("place", "list"), 78)
-    assert ("remove its machines" if each else "store.") in said or "[store]" in said, said
+    line = one_line(shell("place", "list"), 78)
+    assert ("remove its machines" if each else "store.") in line or "[store]" in line, line

@@ -77,8 +77,8 @@ def scrape(folder: Path) -> Series:
                 text = answer.read().decode()
         finally:
             process.terminate()
-    found = re.findall(r"^((?:quota_|node_textfile_scrape_error).*) (\S+)$", text, flags=re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    samples = re.findall(r"^((?:quota_|node_textfile_scrape_error).*) (\S+)$", text, flags=re.MULTILINE)
+    return {name: float(value) for name, value in samples}
 
 
 def _is_up(address: str) -> bool:

@@ -34,9 +34,9 @@ def settled(house: House) -> tuple[int, int]:
     """How many requests reached upstream and how many charges stand, once nothing is under way."""
     ends_s, last, same = time.monotonic() + 100, (-1, -1), 0
     while time.monotonic() < ends_s and same < 5:
-        found = len(house.upstream.reached), sum(entry.units > 0 for entry in house.spent())
-        same = same + 1 if found == last and found[0] == found[1] else 0
-        last = found
+        counts = len(house.upstream.reached), sum(entry.units > 0 for entry in house.spent())
+        same = same + 1 if counts == last and counts[0] == counts[1] else 0
+        last = counts
         time.sleep(0.02)
     return last
 
@@ -88,16 +88,16 @@ def test_a_caller_that_stops_reading_anywhere_is_charged_what_left(house: House)
 
 
 def test_an_answer_that_upstream_cuts_anywhere_never_looks_whole(house: House) -> None:
-    said = answer(b'{"a": 1}', "X: y")
+    whole = answer(b'{"a": 1}', "X: y")
     cut = [0]
 
     def cut_answer(_: Reached) -> list[bytes]:
-        return [said[: cut[0]], b""]
+        return [whole[: cut[0]], b""]
 
     house.upstream.answer = cut_answer
     with house.open():
-        whole_head = said.index(b"\r\n\r\n") + 4
-        cuts = range(1, len(said), EACH)
+        whole_head = whole.index(b"\r\n\r\n") + 4
+        cuts = range(1, len(whole), EACH)
         for cut[0] in cuts:
             got = house.raw(b"GET /main/things HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             head, _, body = got.partition(b"\r\n\r\n")
@@ -127,21 +127,21 @@ def test_a_caller_that_goes_away_ends_its_request_and_stays_charged(house: House
 
 def test_an_unasked_answer_answers_no_later_request(house: House) -> None:
     """As of a server that answers twice, or says 408 to a connection that waits for its next request."""
-    asked, said = threading.Event(), threading.Semaphore(0)
+    asked, is_sent = threading.Event(), threading.Semaphore(0)
 
     def twice(request: Reached) -> Iterator[bytes]:
         yield answer(request.target.encode())
         assert asked.wait(100)
         asked.clear()
         yield answer(b"unasked", status="408 Request Timeout")
-        said.release()
+        is_sent.release()
 
     house.upstream.answer = twice
     with house.open():
         for target in ("/a", "/b", "/c"):
             assert house.ask(target).body == target.encode()
             asked.set()
-            assert said.acquire(timeout=100)
+            assert is_sent.acquire(timeout=100)
         assert settled(house) == (3, 3)
 
 
@@ -292,12 +292,12 @@ ANSWERS = [
 
 def test_no_caller_sees_the_key_whatever_upstream_answers(house: House, caplog: pytest.LogCaptureFixture) -> None:
     with house.open():
-        for number, said in enumerate(ANSWERS, 1):
-            house.upstream.answer = lambda _, said=said: [said, b""]  # type: ignore[misc]
+        for number, head in enumerate(ANSWERS, 1):
+            house.upstream.answer = lambda _, head=head: [head, b""]  # type: ignore[misc]
             got = house.raw(asked("GET", "/main/things?q=private", "Host: localhost"))
-            assert (got[:9], got.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 ", 1), said[:100]
+            assert (got[:9], got.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 ", 1), head[:100]
             for spelled in (SECRET, SECRET.replace("/", "%2F"), SECRET.replace("/", "\\/")):
-                assert spelled.encode() not in got.replace(b"\r\n1\r\n", b""), said[:100]
+                assert spelled.encode() not in got.replace(b"\r\n1\r\n", b""), head[:100]
             # The proxy may send over a connection that upstream is just closing: that counts, and does not arrive.
             assert len(house.upstream.reached) <= house.units == number
     assert SECRET not in caplog.text
@@ -307,12 +307,12 @@ def test_no_caller_sees_the_key_whatever_upstream_answers(house: House, caplog: 
 def test_no_caller_sees_a_token_that_is_renewed_meanwhile(house: House) -> None:
     """Upstream says each token back, the first one when the second is in use."""
     tokens = (Answer(200, b'{"access_token": "t-o-k-e-n-%d", "expires_in": 1}' % n) for n in range(9))
-    renewed, said = threading.Event(), []
+    renewed, echoes = threading.Event(), []
 
     def echo(request: Reached) -> list[bytes]:
         (token,) = [value for name, value in request.fields if name == "authorization"]
-        said.append(token)
-        assert len(said) == 2 or renewed.wait(100)
+        echoes.append(token)
+        assert len(echoes) == 2 or renewed.wait(100)
         return [answer(token.encode())]
 
     house.upstream.answer = echo
@@ -325,7 +325,7 @@ def test_no_caller_sees_a_token_that_is_renewed_meanwhile(house: House) -> None:
             assert house.ask("/b").body == b"Bearer ***********"
             renewed.set()
             assert first.result().body == b"Bearer ***********"
-    assert len(set(said)) == 2
+    assert len(set(echoes)) == 2
 
 
 MASKED = "abcab/cabd"
@@ -337,7 +337,7 @@ def masked(pieces: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("said", "passes"),
+    ("text", "passes"),
     [
         (b"xx" + MASKED.encode() + b"yy" + MASKED.encode(), b"xx**********yy**********"),
         (b"abcabcab/cabd", b"abc**********"),
@@ -345,7 +345,7 @@ def masked(pieces: list[bytes]) -> bytes:
         (b"abcab/cab", b"abcab/cab"),
     ],
 )
-def test_a_secret_passes_as_stars_wherever_it_is_cut(said: bytes, passes: bytes) -> None:
-    for at in range(len(said) + 1):
-        assert masked([said[:at], said[at:]]) == passes
-    assert masked([said[n : n + 1] for n in range(len(said))]) == passes
+def test_a_secret_passes_as_stars_wherever_it_is_cut(text: bytes, passes: bytes) -> None:
+    for at in range(len(text) + 1):
+        assert masked([text[:at], text[at:]]) == passes
+    assert masked([text[n : n + 1] for n in range(len(text))]) == passes

@@ -104,8 +104,8 @@ def test_a_credential_without_its_key_is_not_served_and_the_others_are(house: Ho
         assert house.ask("/things").status == 200
         got = house.ask("/things", credential="other")
         assert (got.status, "NOT_SET" in got.problem["detail"]) == (500, True)
-        _, said = served.end(signal.SIGTERM)
-    assert "proxy_without credential=other" in said
+        _, stderr = served.end(signal.SIGTERM)
+    assert "proxy_without credential=other" in stderr
     house.write(auth='key = "env:NOT_SET"')
     done = quota("proxy", "--listen", "127.0.0.1:0")
     assert (done.returncode, done.stderr.count("\n")) == (78, 1), "it is said once"
@@ -124,13 +124,13 @@ def test_a_signal_ends_the_proxy_and_each_refusal_is_a_line(house: House, quota:
         house.port = served.port
         until(lambda: bool(house.upstream.reached))
         assert house.ask("/things?q=private").status == 429
-        status, said = served.end(signal.SIGTERM)
+        status, stderr = served.end(signal.SIGTERM)
         silent.set()
         assert waiting.recv(100).startswith(b"HTTP/1.1 503 ")
     assert status == 0
-    assert said.count("\n") == 1
-    assert said.startswith("quota: proxy_refused credential=main reason=limit: refused read (1 unit) on main: ")
-    assert "private" not in said
+    assert stderr.count("\n") == 1
+    assert stderr.startswith("quota: proxy_refused credential=main reason=limit: refused read (1 unit) on main: ")
+    assert "private" not in stderr
     assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 1
 
 

@@ -133,7 +133,7 @@ def test_a_redirect_is_passed_back_and_no_cookie_is_kept(house: House) -> None:
         got = house.ask("/things")
         assert (got.status, got.field("location")) == (302, "https://elsewhere.example/")
         house.ask("/things")
-    assert [one.field("cookie") for one in house.upstream.reached] == [None, None]
+    assert [request.field("cookie") for request in house.upstream.reached] == [None, None]
 
 
 def test_the_routes_set_the_charge_and_two_fields_name_the_spender(house: House) -> None:
@@ -141,7 +141,7 @@ def test_the_routes_set_the_charge_and_two_fields_name_the_spender(house: House)
         for target, verb in (("/search/a", "GET"), ("/things", "GET"), ("/things", "POST"), ("/status", "GET")):
             house.ask(target, verb, headers={"Quota-Job": "etl", "Quota-Region": "DE"})
         assert house.ask("/status").field("quota-charge") is None
-        spent = [(one.method, one.units, one.job, one.region) for one in house.spent()]
+        spent = [(entry.method, entry.units, entry.job, entry.region) for entry in house.spent()]
         assert house.ask("/things", headers={"Quota-Job": "x" * 65}).problem["detail"].startswith("job ")
     assert spent == [("search", 10, "etl", "DE"), ("read", 1, "etl", "DE"), ("write", 5, "etl", "DE")]
     assert len(house.upstream.reached) == 5
@@ -159,8 +159,8 @@ def test_a_refused_request_gets_retry_after_and_nothing_leaves(house: House, cap
         assert 3_500 < after_s <= 3_600
         assert house.units == 10
     assert len(house.upstream.reached) == 1
-    (said,) = [one.getMessage() for one in caplog.records if "proxy_refused" in one.getMessage()]
-    assert "credential=main job=etl reason=limit" in said
+    (message,) = [record.getMessage() for record in caplog.records if "proxy_refused" in record.getMessage()]
+    assert "credential=main job=etl reason=limit" in message
     assert "secret" not in caplog.text
 
 
@@ -209,15 +209,15 @@ def test_an_answer_that_closes_a_bucket_holds_for_everybody(house: House) -> Non
         got = house.ask("/things")
         assert (got.status, got.problem["decision"]["reason"]) == (429, "exhausted")
         assert 590 < int(got.field("retry-after") or "") <= 661  # with the machine's own minute
-    assert [one.field("accept-encoding") for one in house.upstream.reached] == ["gzip"]
+    assert [request.field("accept-encoding") for request in house.upstream.reached] == ["gzip"]
 
 
 def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) -> None:
-    said = b'{"usage": 7}'
-    house.upstream.answer = lambda _: [answer(said)]
+    body = b'{"usage": 7}'
+    house.upstream.answer = lambda _: [answer(body)]
     with house.open():
         got = house.ask("/chat", "POST", b'{"max_tokens": 300}')
-        assert (got.body, got.field("quota-charge"), house.units) == (said, f"{ids_of(house.spent())[0]}; units=300", 7)
+        assert (got.body, got.field("quota-charge"), house.units) == (body, f"{ids_of(house.spent())[0]}; units=300", 7)
         house.ask("/chat", "POST", b'{"max_tokens": 300, "rest": "' + b"x" * 200_000 + b'"}')
         assert house.units == 14
         house.upstream.answer = lambda _: [answer(b"{}")]
@@ -289,7 +289,7 @@ def test_only_callers_with_the_token_get_metrics(house: House) -> None:
         got = house.ask("", credential="metrics", headers=mine)
         assert b'quota_limit_used_units{limit="hour",project="main"} 1\n' in got.body
         assert json.loads(house.ask("", credential="healthz").body)["status"] == "pass"
-    assert [one.field("quota-token") for one in house.upstream.reached] == [None]
+    assert [request.field("quota-token") for request in house.upstream.reached] == [None]
 
 
 # -- programs that know nothing of us ----------------------------------------------------------------------------------
@@ -344,13 +344,13 @@ def test_scripts_in_three_languages_are_charged_what_reached_upstream(house: Hou
             cutting.fail("cut-reply", match=b" /main/", keep_bytes=keep_bytes)
             cutting.pass_next(match=b" /main/")
             cutting.fail("drop-request", match=b" /main/")
-        running = [start(one, house.folder, f"http://127.0.0.1:{cutting.port}") for one in SCRIPTS]
-        assert [one.wait(300) for one in running] == [0, 0, 0]
-        targets = [one.target for one in house.upstream.reached]
+        running = [start(item, house.folder, f"http://127.0.0.1:{cutting.port}") for item in SCRIPTS]
+        assert [item.wait(300) for item in running] == [0, 0, 0]
+        targets = [item.target for item in house.upstream.reached]
         assert len(set(targets)) >= CALLS
         charged = [entry.method for entry in house.spent() if entry.units]
         assert len(charged) == len(targets) >= 3 * CALLS
-        assert charged.count("write") == sum(one.head.startswith(b"POST") for one in house.upstream.reached)
+        assert charged.count("write") == sum(item.head.startswith(b"POST") for item in house.upstream.reached)
 
 
 def test_googles_client_needs_no_key_and_is_charged_by_the_methods_of_its_api(house: House) -> None:
@@ -363,6 +363,6 @@ def test_googles_client_needs_no_key_and_is_charged_by_the_methods_of_its_api(ho
                 youtube.search().list(part="snippet", q="x" * 3_000).execute()  # it leaves as a POST
             got = house.ask("/batch/youtube/v3", "POST", b"x", credential="tube")
             assert (got.status, "batch" in got.problem["detail"]) == (501, True)
-            spent = [(one.method, one.units) for one in charges_at(house.session.ledger, "tube")]
+            spent = [(entry.method, entry.units) for entry in charges_at(house.session.ledger, "tube")]
         assert spent == [("videos.list", 1), ("search.list", 100), ("search.list", 100)]
         assert upstream.usage()["requests"] == 3

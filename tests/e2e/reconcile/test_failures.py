@@ -69,13 +69,13 @@ def series(*points: tuple[int, str], metric: str = USAGE, kind: str = "DELTA", *
 def of_limit(location: str, *points: tuple[int, str]) -> dict[str, Any]:
     """A series of the number of a limit, from one location."""
     metric = "serviceruntime.googleapis.com/quota/limit"
-    found = series(*points, metric=metric, kind="GAUGE", limit_name="defaultPerDayPerProject")
-    found["resource"]["labels"]["location"] = location
-    return found
+    rows = series(*points, metric=metric, kind="GAUGE", limit_name="defaultPerDayPerProject")
+    rows["resource"]["labels"]["location"] = location
+    return rows
 
 
-def page(*found: dict[str, Any], **more: object) -> bytes:
-    return json.dumps({"timeSeries": list(found), **more}).encode()
+def page(*rows: dict[str, Any], **more: object) -> bytes:
+    return json.dumps({"timeSeries": list(rows), **more}).encode()
 
 
 GOOD = page(series((60, "500"), method="youtube.api.v3.V3DataVideoService.List"))
@@ -105,10 +105,10 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "said"), ANSWERS, ids=[str(n) for n in range(len(ANSWERS))])
-def test_an_answer_that_is_not_the_whole_truth_changes_nothing(site: Site, answer: Answer, said: str) -> None:
+@pytest.mark.parametrize(("answer", "message"), ANSWERS, ids=[str(n) for n in range(len(ANSWERS))])
+def test_an_answer_that_is_not_the_whole_truth_changes_nothing(site: Site, answer: Answer, message: str) -> None:
     with provider(site, lambda _: answer) as server:
-        assert said in failure(site)
+        assert message in failure(site)
         assert {request.headers["authorization"] for request in server.arrived} == {f"Bearer {TOKEN}"}
 
 
@@ -181,8 +181,8 @@ def test_reconcile_does_not_wait_for_a_silent_server(site: Site, monkeypatch: py
     server: RawServer
     with RawServer(lambda _: SILENT[how](server)) as server:
         site.configure(server.address)
-        said = failure(site)
-    assert "was silent for 0.3 s" in said or "was not complete after 0.8 s" in said
+        message = failure(site)
+    assert "was silent for 0.3 s" in message or "was not complete after 0.8 s" in message
 
 
 def test_a_connection_that_is_never_made_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,12 +204,12 @@ def failure(site: Site) -> str:
     with pytest.raises(BadAnswer) as error:
         site.reconcile()
     assert site.stored() == stored
-    said = str(error.value)
-    assert "nothing was changed" in said
-    assert len(said.splitlines()) == 1
-    assert not any(secret in said for secret in (TOKEN, "a-client-secret", "a-refresh-token"))
+    message = str(error.value)
+    assert "nothing was changed" in message
+    assert len(message.splitlines()) == 1
+    assert not any(secret in message for secret in (TOKEN, "a-client-secret", "a-refresh-token"))
     assert error.value.exit_status == 1
-    return said
+    return message
 
 
 # -- who asks ----------------------------------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ BAD_AUTH = [
 ]
 
 
-@pytest.mark.parametrize(("auth", "said", "endpoint"), BAD_AUTH)
+@pytest.mark.parametrize(("auth", "message", "endpoint"), BAD_AUTH)
 def test_an_auth_that_cannot_be_used_is_one_line_about_the_configuration(
-    site: Site, monkeypatch: pytest.MonkeyPatch, auth: str, said: str, endpoint: str | None
+    site: Site, monkeypatch: pytest.MonkeyPatch, auth: str, message: str, endpoint: str | None
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "none.json"))
     (site.folder / "list.json").write_text("[]")
@@ -233,7 +233,7 @@ def test_an_auth_that_cannot_be_used_is_one_line_about_the_configuration(
     site.configure(endpoint)
     with pytest.raises(ConfigError, match="credential 'main'") as error:
         site.reconcile()
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert TOKEN not in str(error.value)
 
 
@@ -270,9 +270,9 @@ def test_a_token_that_is_renewed_is_asked_for_where_the_file_says_and_never_show
         site.configure(server.address)
         with pytest.raises(QuotaError) as error:
             site.reconcile()
-    said = str(error.value)
-    assert "auth was not accepted (invalid_grant" in said
-    assert key.decode().splitlines()[3] not in said
+    message = str(error.value)
+    assert "auth was not accepted (invalid_grant" in message
+    assert key.decode().splitlines()[3] not in message
 
 
 # -- recorded ----------------------------------------------------------------------------------------------------------
@@ -293,8 +293,8 @@ def test_recorded_answers_are_read(site: Site, shared_data: Path) -> None:
         site.now_ms = 1_795_176_000_000  # 2026-11-20 12:00 UTC, an hour after Pacific midnight and four
         site.configure(server.address, api="youtube-v3-buckets")
         result = site.reconcile()
-    found = {count.bucket: count.upstream_units for count in result.buckets}
-    assert (found["units"], found["search"]) == (32, 3)
+    counts = {count.bucket: count.upstream_units for count in result.buckets}
+    assert (counts["units"], counts["search"]) == (32, 3)
     assert result.buckets[0].methods[0].method == "videos.list"
     with PlainServer(answer) as server:
         site.now_ms = 1_790_100_000_000  # the limit was recorded two months earlier

@@ -82,9 +82,9 @@ def test_the_buckets_of_the_newer_allocation_are_compared_one_by_one(site: Site)
     site.call("search.list", 2, charged=False)
     site.call("videos.list", 4, charged=False)
     result = site.reconcile(after_ms=HOUR_MS)
-    found = {count.bucket: (count.upstream_units, count.our_units, count.unknown_units) for count in result.buckets}
-    assert found["search"] == (5, 3, 2)
-    assert found["units"] == (4, 0, 4)
+    counts = {count.bucket: (count.upstream_units, count.our_units, count.unknown_units) for count in result.buckets}
+    assert counts["search"] == (5, 3, 2)
+    assert counts["units"] == (4, 0, 4)
     used = site.used()
     assert (used["search-day"], used["search-pacific-day"], used["day"], used["uploads-day"]) == (5, 5, 4, 0)
 
@@ -124,10 +124,10 @@ def test_a_smaller_quota_lowers_the_limits_until_it_is_raised_again(site: Site) 
     assert (result.lowered, result.changed) == ((), True)
     assert (result.tightened, result.lifted) == (False, ("day", "pacific-day"))
     console = Console(width=100)
-    with console.capture() as told:
+    with console.capture() as capture:
         console.print(render_parts(reconciled_parts(result, dry_run=False)))
-    *_, said, last = told.get().splitlines()
-    assert (said, last) == ("pacific-day: is lifted: upstream grants more than it did", "lifted")
+    *_, sentence, last = capture.get().splitlines()
+    assert (sentence, last) == ("pacific-day: is lifted: upstream grants more than it did", "lifted")
     assert site.session().budget().charge("search.list").admitted
 
 
@@ -157,8 +157,8 @@ def test_an_unexplained_exhaustion_is_reported(site: Site) -> None:
     site.emulate(quota=10_000)
     site.call("videos.list", 11)
     with site.session() as session:
-        said = Exhaustion("units", site.now_ms, PACIFIC.edges(site.now_ms)[1], "quotaExceeded", "here")
-        session.project().state.exhaust(said)
+        exhaustion = Exhaustion("units", site.now_ms, PACIFIC.edges(site.now_ms)[1], "quotaExceeded", "here")
+        session.project().state.exhaust(exhaustion)
         (row,) = read_status(session).credentials
         assert [(early.bucket, early.used_units, early.quota_units) for early in row.early] == [("units", 11, 10_000)]
         assert read_status(session).as_json()["credentials"][0]["exhausted"][0]["early"] is True  # type: ignore[index]

@@ -122,11 +122,11 @@ def connections_of(pid: int, client: socket.socket) -> list[str]:
         _, _, remote, *_, inode = line.split()[:10]
         if int(remote.partition(":")[2], 16) == port:
             inodes.add(f"socket:[{inode}]")
-    found = []
+    connections = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            found.append(os.readlink(fd))
-    return [each for each in found if each in inodes]
+            connections.append(os.readlink(fd))
+    return [each for each in connections if each in inodes]
 
 
 def test_errors_of_the_event_loop_are_logged_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,16 +141,16 @@ def test_errors_of_the_event_loop_are_logged_at_intervals(caplog: pytest.LogCapt
 def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(QuotaError, match=f"127.0.0.1:{port}: Address already in use; choose another port") as said:
+        with pytest.raises(QuotaError, match=f"127.0.0.1:{port}: Address already in use; choose another port") as error:
             serving.listen("127.0.0.1", port)
-    assert said.value.exit_status == 1
+    assert error.value.exit_status == 1
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a\0b"])
 def test_an_address_of_no_interface_here_is_one_line(host: str) -> None:
-    with pytest.raises(QuotaError) as said:
+    with pytest.raises(QuotaError) as error:
         serving.listen(host, 0)
-    assert (said.value.exit_status, str(said.value).isprintable()) == (1, True)
+    assert (error.value.exit_status, str(error.value).isprintable()) == (1, True)
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, 10**30])

@@ -68,11 +68,11 @@ class Api:
             return db.execute(sql, values).fetchall()
 
     def pages(self, path: str, **parameters: object) -> Iterator[Any]:
-        found = self.json(path, **parameters)
-        yield found
-        while "nextPageToken" in found:
-            found = self.json(path, **parameters, cursor=found["nextPageToken"])
-            yield found
+        page = self.json(path, **parameters)
+        yield page
+        while "nextPageToken" in page:
+            page = self.json(path, **parameters, cursor=page["nextPageToken"])
+            yield page
 
 
 def problem(answer: httpx.Response, status: int) -> Any:
@@ -141,8 +141,8 @@ def test_a_video_is_found_by_its_id(api: Api, store: Store) -> None:
     (checkpoint,) = store.start_round("one", ["XY"])
     named = {"id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}, "statistics": {"viewCount": "7"}}
     store.save_page(checkpoint, Page([named]), started_at_ms=1, finished=True)
-    found = {"kind": "youtube#video", "id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}}
-    assert api.json("/api/v1/videos/v%20%C3%A9") == {**found, "statistics": {"viewCount": "7"}}
+    video = {"kind": "youtube#video", "id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}}
+    assert api.json("/api/v1/videos/v%20%C3%A9") == {**video, "statistics": {"viewCount": "7"}}
     listed = api.json(TRENDING, region="DE", limit=1)["items"][0]
     assert api.json(f"/api/v1/videos/{listed['id']}") == {key: each for key, each in listed.items() if key != "rank"}
     api.problem(404, "/api/v1/videos/nobody")
@@ -154,8 +154,8 @@ def test_a_channel_is_what_a_job_fetched_or_what_its_videos_say(api: Api, store:
     (checkpoint,) = store.start_round("other", ["XY"])
     named = {"id": "v-named", "snippet": {"channelId": "UC é", "channelTitle": "Of a video"}}
     store.save_page(checkpoint, Page([named]), started_at_ms=1, finished=True)
-    found = {"kind": "youtube#channel", "id": "UC é", "snippet": {"title": "Of a video"}}
-    assert api.json("/api/v1/channels/UC%20%C3%A9") == found
+    channel = {"kind": "youtube#channel", "id": "UC é", "snippet": {"title": "Of a video"}}
+    assert api.json("/api/v1/channels/UC%20%C3%A9") == channel
     api.problem(404, "/api/v1/channels/UCnobody")
 
 
@@ -181,11 +181,11 @@ def test_health_tells_of_store_ledger_and_freshness(api: Api, store: Store) -> N
     save(store, range(3), job="no-longer-configured", region="XX")
     with closing(sqlite3.connect(api.store)) as db, db:
         db.execute("UPDATE checkpoints SET completed_at_ms = 1 WHERE region = 'XX'")
-    found = api.json("/healthz")
-    assert found["checks"]["ledger"] == {"status": "pass"}
-    assert found["checks"]["store"] == {"status": "pass"}
-    assert found["checks"]["freshness"]["age_s"] <= found["checks"]["freshness"]["oldest_age_s"] < 600
-    assert found["status"] == "pass"
+    health = api.json("/healthz")
+    assert health["checks"]["ledger"] == {"status": "pass"}
+    assert health["checks"]["store"] == {"status": "pass"}
+    assert health["checks"]["freshness"]["age_s"] <= health["checks"]["freshness"]["oldest_age_s"] < 600
+    assert health["status"] == "pass"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def test_an_answer_that_is_the_same_is_not_sent_again(api: Api, path: str) -> No
 # -- pages while runs write --------------------------------------------------------------------------------------------
 
 
-def ids(found: Any) -> list[str]:
-    return [each["id"] for each in found["items"]]
+def ids(answer: Any) -> list[str]:
+    return [each["id"] for each in answer["items"]]
 
 
 def test_a_ranking_stays_as_it_is_until_the_next_one_is_complete(api: Api, store: Store) -> None:
