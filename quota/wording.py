@@ -105,7 +105,7 @@ def _verdict(credential: CredentialRow) -> str:
         return f"{word}{until(outlook.next_ms)}: {outlook.full.why()}"
     left, stopped = credential.remaining_units, credential.stopped
     if stopped is not None:
-        other = "" if left is None else f"; calls outside jobs have {many(left, 'unit')}"
+        other = "" if left is None else f"; other calls have {many(left, 'unit')}"
         word = "CLOSED" if stopped.is_closed else "STOPPED" if stopped.refusal is None else "FULL"
         return f"{word} for its jobs{until(stopped.retry_ms)}: job {stopped.job}: {stopped.why}{other}"
     units = "no limit counts its units" if left is None else many(left, "unit")

@@ -36,7 +36,7 @@ def test_the_status_is_not_open_if_no_job_could_go_on(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--units", "60").returncode == 0
     done = quota("status", "--check", COLUMNS="")
     assert done.returncode == 75
-    why = "limit 'day' has 60 of 100 units used, this job leaves 50 to others; calls outside jobs have 40 units"
+    why = "limit 'day' has 60 of 100 units used, this job leaves 50 to others; other calls have 40 units"
     assert re.search(rf"^FULL for its jobs until \S+: job trending: {why}$", done.stdout, re.MULTILINE)
     (state,) = quota.json("status")["credentials"]
     assert (state["open"], state["full_by"]) == (False, "day")
