@@ -70,8 +70,13 @@ class Others(NamedTuple):
 class Closing(NamedTuple):
     """What upstream said of a bucket, and when that was lifted (0: it stands)."""
 
+    since_ms: int
     until_ms: int
     reopened_ms: int = 0
+
+    def opens_ms(self, jitter_ms: int) -> int:
+        tenth_ms = (self.until_ms - self.since_ms) // 10
+        return self.until_ms + max(0, min(jitter_ms, tenth_ms))
 
 
 class Terms(NamedTuple):
@@ -208,7 +213,7 @@ class LogOracle:
             stands = not before.reopened_ms or since_ms < before.reopened_ms <= clock_ms
             if stands:
                 return
-        self.closings[bucket] = Closing(until_ms)
+        self.closings[bucket] = Closing(since_ms, until_ms)
         self.date(clock_ms)
 
     def reopen(self, bucket: str, clock_ms: int) -> bool:
@@ -295,7 +300,7 @@ class LogOracle:
         now_ms = terms.now_ms(clock_ms)
         if terms.clocks_disagree():
             return Answer("clock", now_ms)
-        closed = self._closed(closed_by, now_ms - terms.jitter_ms)
+        closed = self._closed(closed_by, now_ms, terms.jitter_ms)
         admitted = closed is None and all(self.fits(each, now_ms) for each in asked)
         states = self.states(asked, now_ms, charged=admitted and commit)
         enforced = [state for state, (limit, _, _) in zip(states, asked, strict=True) if not limit.shadow]
@@ -304,10 +309,10 @@ class LogOracle:
         if admitted:
             return answer
         if closed is not None:
-            bucket, until_ms = closed
-            if until_ms == NEVER:
+            bucket, closing = closed
+            if closing.until_ms == NEVER:
                 return answer._replace(reason="closed", refused_by=bucket)
-            opens_ms = until_ms + terms.jitter_ms
+            opens_ms = closing.opens_ms(terms.jitter_ms)
             return answer._replace(
                 reason="exhausted", refused_by=bucket, retry_at_ms=self._room_or(asked, opens_ms, opens_ms)
             )
@@ -335,14 +340,16 @@ class LogOracle:
             states.append(State(limit.name, cost_units, used_units, cap_units, left_units, would_refuse))
         return tuple(states)
 
-    def _closed(self, buckets: Sequence[str], at_ms: int) -> tuple[str, int] | None:
-        """Of these buckets, that which is closed longest, and until when."""
+    def _closed(self, buckets: Sequence[str], now_ms: int, jitter_ms: int) -> tuple[str, Closing] | None:
+        """Of these buckets, that which is closed longest, and by what."""
         closed = [
-            (bucket, self.closings[bucket].until_ms)
+            (bucket, self.closings[bucket])
             for bucket in buckets
-            if bucket in self.closings and not self.closings[bucket].reopened_ms
+            if bucket in self.closings
+            and not self.closings[bucket].reopened_ms
+            and self.closings[bucket].opens_ms(jitter_ms) > now_ms
         ]
-        return max([each for each in closed if each[1] > at_ms], key=lambda each: each[1], default=None)
+        return max(closed, key=lambda each: each[1].until_ms, default=None)
 
     def _is_granted_too_little(self, asked: Asked, at_ms: int) -> bool:
         """Whether a call never fits as long as upstream grants so little: nobody waits for the end of that."""
