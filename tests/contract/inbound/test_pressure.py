@@ -26,7 +26,7 @@ from support.clusters import Nodes
 from support.inbound import ALGORITHMS, MINUTE_MS, Clock, policy, run_sql
 from support.losses import LedgerStorage, SqliteStorage
 from support.patience import PATIENCE_S
-from support.processes import Children, in_threads
+from support.processes import Children, in_child, in_threads
 from support.proxy import Kind, Proxy
 from support.servers import RedisServer, stopped, until
 
@@ -55,13 +55,15 @@ def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
 
 
 def test_a_signal_handler_that_raises_leaves_no_lock_behind(tmp_path: Path) -> None:
+    """In a process of its own, where it interrupts no finalizer of another test."""
+
     def interrupt(*_: object) -> None:
         raise TimeoutError
 
-    storage, interruptions = open_storage(f"sqlite:///{tmp_path}/inbound.db"), 0
-    storage.decide(policy("counter", 1_000_000), "ann")
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    def interrupted() -> tuple[int, bool]:
+        storage, interruptions = open_storage(f"sqlite:///{tmp_path}/inbound.db"), 0
+        storage.decide(policy("counter", 1_000_000), "ann")
+        signal.signal(signal.SIGALRM, interrupt)
         for _ in range(600):
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000_02, 0.000_2))
@@ -69,12 +71,12 @@ def test_a_signal_handler_that_raises_leaves_no_lock_behind(tmp_path: Path) -> N
                     storage.decide(policy("counter", 1_000_000), "ann")
             except TimeoutError:
                 interruptions += 1
-    finally:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        return interruptions, storage.decide(policy("counter", 1_000_000), "ann").admitted
+
+    interruptions, admitted = in_child(interrupted)
     assert interruptions > 100
-    assert storage.decide(policy("counter", 1_000_000), "ann").admitted
+    assert admitted
 
 
 def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
