@@ -42,8 +42,7 @@ MAX_POLICIES = 10
 RETRY_AFTER = Field(header="retry-after", form="seconds")
 
 FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
-"""A bare number of this size or more is a time since 1970, in seconds or in ms, unless that is long past: no wait lasts
-31 years, and no server's clock is a year behind."""
+"""A bare number of this size or more is a time since 1970, in seconds or in ms: no wait lasts 31 years."""
 
 YEAR_MS = 365 * DAY_MS
 
@@ -126,7 +125,7 @@ class Answer:
         limit = self._number(field, self._value(field, "limit")) if field.pattern is not None else None
         if limit is None and rule.limit is not None:
             limit = self._number(rule.limit, self._once(rule.limit, "limit"))
-        remaining = self._number(field, _not_negative(self._once(field, "remaining")))
+        remaining = self._number(field, self._once(field, "remaining"))
         if remaining is None and field.pattern is not None and limit is not None:
             used = self._number(field, self._value(field, "used"), math.ceil)
             remaining = None if used is None else max(0, limit - used)
@@ -145,8 +144,10 @@ class Answer:
 
     @property
     def retry_at_ms(self) -> int | None:
-        """The time in Retry-After."""
-        return self.moment_ms(RETRY_AFTER, "")
+        """The time in Retry-After. If its number would be a time of more than a year ago, it is a long wait."""
+        at_ms = self.moment_ms(RETRY_AFTER, "")
+        is_wait = at_ms is not None and at_ms < self.at_ms - YEAR_MS and self._headers[RETRY_AFTER.header].isdecimal()
+        return self.at_ms + YEAR_MS if is_wait else at_ms
 
     def lasts_until_ms(self, lasts: Field | Refill) -> int | None:
         """Until when the bucket stays closed, by the answer."""
@@ -162,16 +163,11 @@ class Answer:
             until_ms = self.at_ms + math.ceil(span_ms)
         return until_ms
 
-    def policies(self, *, plain: bool = False) -> list[tuple[str, int, int | None, int | None]]:
+    def policies(self) -> list[tuple[str, int, int | None, int | None]]:
         """Each policy in `RateLimit`: its name, what remains, the limit, the reset. The limits are in
         `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers). In draft 7 a policy has no name, and its limit is
-        in `RateLimit`. Until draft 6, each figure has a header of its own, such as `RateLimit-Remaining`; `plain`
-        reads these, too."""
+        in `RateLimit`."""
         text = self._headers.get("ratelimit", "")
-        if plain and not text:
-            texts = [self._headers.get(f"ratelimit-{figure}") for figure in _FIGURES]
-            units = _whole(_not_negative(texts[0]))
-            return [] if units is None else [("", units, _whole(texts[1]), self._moment_ms(texts[2]))]
         quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
         policies = []
         for name, figures in _items(text) or _item_of_draft_7(text):
@@ -238,8 +234,7 @@ class Answer:
             while number >= FIRST_EPOCH_MS * 1_000:  # microseconds, or nanoseconds
                 number /= 1_000
             ms = math.ceil(number if number >= FIRST_EPOCH_MS else number * SECOND_MS)
-            is_time = number >= FIRST_EPOCH_S and self._from_date(ms) > self.at_ms - YEAR_MS
-            return self._from_date(ms) if is_time else self.at_ms + ms
+            return self._from_date(ms) if number >= FIRST_EPOCH_S else self.at_ms + ms
         if (span_ms := _duration_ms(text)) is not None:
             return self.at_ms + span_ms
         reads = (parsedate_to_datetime, datetime.fromisoformat)
@@ -275,12 +270,6 @@ _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
 """What `RateLimit-Limit: 100, 100;w=60` or `100;w=60` has behind its number in older drafts."""
 
 
-def _not_negative(value: object) -> object:
-    """A count of what remains. Some upstreams count below 0 what they served beyond a limit: nothing remains."""
-    is_below = re.fullmatch(r"\s*-[0-9]{1,16}(?:\.[0-9]{0,16})?\s*", str(value), re.ASCII)
-    return 0 if is_below and not isinstance(value, bool) else value
-
-
 def _duration_ms(text: str) -> int | None:
     """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `60 seconds`, perhaps with the full stop of a sentence; `PT1H30M`."""
     text = "".join(text[:64].lower().rstrip(".").split())
@@ -304,8 +293,6 @@ def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
         return None
 
 
-_FIGURES = ("remaining", "limit", "reset")
-
 _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)
 
 
@@ -319,9 +306,9 @@ def _items(text: str) -> list[tuple[str, dict[str, str]]]:
 def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
     """`limit=100, remaining=50, reset=5` as an item without a name."""
     figures = dict(
-        re.findall(rf"(?:^|,)\s*({'|'.join(_FIGURES)})=([0-9]{{1,15}})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
+        re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
     )
-    new_names = dict(zip(_FIGURES, "rqt", strict=True))
+    new_names = {"limit": "q", "remaining": "r", "reset": "t"}
     return [("", {new_names[name]: number for name, number in figures.items()})] if figures else []
 
 

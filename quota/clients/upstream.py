@@ -366,7 +366,7 @@ class Described(Google):
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
                 yield self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
-        items = answer.policies(plain=not self.book.answers.levels)
+        items = answer.policies()
         for name, remaining, limit, reset_ms in items:
             bucket = self._named(name)
             if not bucket and len(items) == len(self.book.buckets) == 1:

@@ -276,7 +276,8 @@ def _read(
         facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
-        limits = tuple(_limit_rows(budget, outlook, facts, exhausted, at_ms, next_capacity=next_capacity))
+        closed = {x.bucket: x.opens_ms(jitter_ms) for x in exhausted if not x.reopened_ms}
+        limits = tuple(_limit_rows(budget, outlook, facts, closed, at_ms, next_capacity=next_capacity))
         return CredentialRow(
             outlook=outlook,
             settings=settings,
@@ -335,7 +336,7 @@ def _limit_rows(
     budget: Budget,
     outlook: Outlook,
     facts: Facts,
-    exhausted: Sequence[Exhaustion],
+    closed: Mapping[str, int],
     at_ms: int,
     *,
     next_capacity: bool,
@@ -345,7 +346,6 @@ def _limit_rows(
     reserved = _reserved_units(project, budget.limits, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in facts.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
-    closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
     windows = {name: bucket.window for name, bucket in budget.book.buckets.items()}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector

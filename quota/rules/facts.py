@@ -70,7 +70,9 @@ class Exhaustion(NamedTuple):
 
     def opens_ms(self, jitter_ms: int) -> int:
         """When this machine goes on: up to `jitter_ms` after the end, so that machines do not come back all at once,
-        but at most a tenth of the time for which the bucket was closed."""
+        but at most a tenth of the time for which the bucket was closed. NEVER if it has no end."""
+        if self.until_ms == NEVER:
+            return NEVER
         return self.until_ms + min(jitter_ms, max(0, self.until_ms - self.since_ms) // 10)
 
 
@@ -233,9 +235,9 @@ def closing(facts: Facts, buckets: Collection[str], now_ms: int, jitter_ms: int)
     longest: Exhaustion | None = None
     for bucket in buckets if facts.exhaustions else ():
         exhaustion = facts.exhaustion(bucket)
-        if exhaustion is None or exhaustion.reopened_ms or exhaustion.opens_ms(jitter_ms) <= now_ms:
+        if exhaustion is None or exhaustion.reopened_ms:
             continue
-        if longest is None or exhaustion.until_ms > longest.until_ms:
+        if exhaustion.opens_ms(jitter_ms) > (now_ms if longest is None else longest.opens_ms(jitter_ms)):
             longest = exhaustion
     return longest
 

@@ -76,7 +76,7 @@ class Closing(NamedTuple):
 
     def opens_ms(self, jitter_ms: int) -> int:
         tenth_ms = (self.until_ms - self.since_ms) // 10
-        return self.until_ms + max(0, min(jitter_ms, tenth_ms))
+        return NEVER if self.until_ms == NEVER else self.until_ms + max(0, min(jitter_ms, tenth_ms))
 
 
 class Terms(NamedTuple):
@@ -349,7 +349,7 @@ class LogOracle:
             and not self.closings[bucket].reopened_ms
             and self.closings[bucket].opens_ms(jitter_ms) > now_ms
         ]
-        return max(closed, key=lambda each: each[1].until_ms, default=None)
+        return max(closed, key=lambda each: each[1].opens_ms(jitter_ms), default=None)
 
     def _is_granted_too_little(self, asked: Asked, at_ms: int) -> bool:
         """Whether a call never fits as long as upstream grants so little: nobody waits for the end of that."""

@@ -102,6 +102,8 @@ DAY = exhaustion("day", until_ms=NOW + DAY_MS)
         (closed(exhaustion()), ("units",), END, 0, None),
         (closed(exhaustion()), ("units",), END + 29_999, 30_000, "units"),
         (closed(exhaustion()), ("units",), END + 30_000, 30_000, None),
+        # the one that opens last
+        (closed(exhaustion("a"), exhaustion("b", since_ms=END - 999, until_ms=END + 1)), ("a", "b"), NOW, 30_000, "a"),
         # the jitter is at most a tenth of that time
         (closed(exhaustion(until_ms=NOW + 1_500)), ("units",), NOW + 1_649, 30_000, "units"),
         (closed(exhaustion(until_ms=NOW + 1_500)), ("units",), NOW + 1_650, 30_000, None),
