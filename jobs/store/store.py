@@ -111,6 +111,7 @@ class Store:
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` creates it")
         refuse_others(self.path, "store")
         self._file = store_file(self.path, busy_timeout_ms / 1_000)
+        self._reading = store_file(self.path, busy_timeout_ms / 1_000, read_only=True)
         self._read(lambda db: None)
 
     @classmethod
@@ -125,6 +126,7 @@ class Store:
 
     def close(self) -> None:
         self._file.close()
+        self._reading.close()
 
     def __enter__(self) -> Store:
         return self
@@ -372,7 +374,6 @@ class Store:
                 raise ValueError(f"{name} = {show(value)} has more than 64 bits")
 
         def work(db: sqlite3.Connection) -> list[Any]:
-            db.execute("PRAGMA query_only = ON")
             try:
                 return db.execute(sql, values).fetchall()
             except (sqlite3.ProgrammingError, sqlite3.Warning) as error:
@@ -383,10 +384,8 @@ class Store:
                 if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                     raise
                 raise ValueError(f"store.select: {error}") from error
-            finally:
-                db.execute("PRAGMA query_only = OFF")
 
-        return self._read(work)
+        return self._reading.transact(work, write=False)
 
     @property
     def runs(self) -> RunHistory:
