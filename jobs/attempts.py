@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
@@ -26,7 +25,6 @@ from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line, spell
-from quota.deciding.run_limit import MAX_UNITS
 from quota.errors import SlowAnswer
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of
@@ -35,6 +33,7 @@ from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.store import Store
 from quota.settings.model import JobSettings
 from quota.terms.costs import CostBook
+from quota.terms.limits import cutoff
 
 ATTEMPTS = 4
 MAX_WAIT_S = 4.0
@@ -99,7 +98,7 @@ class Attempts:
         self.tries = 0  # the attempts of the last step
         self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
-        self._step_units: Counter[str] = Counter()  # the cost in each limit of the calls that this step has made
+        self._step: list[Decision] = []  # the calls that this step has made, unless their cost was corrected since
 
     def close(self) -> None:
         self._budget.on_decision = self._budget.on_correction = self._budget.of_run = None
@@ -109,10 +108,11 @@ class Attempts:
     def _decided(self, decision: Decision) -> None:
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
-            self._step_units.update({MAX_UNITS: decision.cost_units, **{x.name: x.cost_units for x in decision.limits}})
+            self._step.append(decision)
         self.watcher.decided(decision)
 
     def _corrected(self, charge_id: str, added_units: int | None) -> None:
+        self._step = [decision for decision in self._step if decision.id != charge_id]
         if (call := self._admitted.get(charge_id)) is not None:
             units = 0 if added_units is None else call.units + added_units
             self._admitted[charge_id] = call._replace(units=units)
@@ -139,7 +139,7 @@ class Attempts:
 
         def attempt() -> Any:
             self.tries += 1
-            self._step_units.clear()
+            self._step = []
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             return self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
@@ -153,15 +153,24 @@ class Attempts:
         return page
 
     def too_dear(self, refused: Decision) -> str | None:
-        """Why no run can end this step, if its calls together cost more than the refusing limit ever holds."""
-        most_units = {limit.name: limit.limit_units for limit in self._budget.limits_of(self.job.name)}
-        for limit in refused.limits:
-            most = most_units.get(limit.name, limit.limit_units) - limit.leave_units
-            needed = self._step_units[limit.name] + limit.cost_units
-            if limit.name == refused.refused_by and needed > most:
-                needs = f"the calls of one step need {many(needed, limit.noun)}, and {limit.name!r} holds {most:,}"
-                return f"{needs}, so no run can end it; make fewer calls in a step, or raise the limit"
-        return None
+        """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call
+        that has left the limit's window, or whose cost was corrected, does not count."""
+        of_name = {limit.name: limit for limit in self._budget.limits_of(self.job.name)}
+        state = next((state for state in refused.limits if state.name == refused.refused_by), None)
+        if state is None:
+            return None
+        limit, made = of_name.get(state.name), self._step
+        if limit is None:
+            most, costs = state.limit_units, [decision.cost_units for decision in made]
+        else:
+            most, since_ms = limit.limit_units - state.leave_units, cutoff(limit.view.window, refused.decided_at_ms)
+            counted = [state for decision in made if decision.decided_at_ms > since_ms for state in decision.limits]
+            costs = [other.cost_units for other in counted if other.name == state.name]
+        needed = sum(costs) + state.cost_units
+        if needed <= most:
+            return None
+        needs = f"the calls of one step need {many(needed, state.noun)}, and {state.name!r} holds {most:,}"
+        return f"{needs}, so no run can end it; make fewer calls in a step, or raise the limit"
 
     def _connect(self, checkpoint: Checkpoint) -> None:
         """Make the client, but only if the budget would admit its first call: the import is slow."""

@@ -47,7 +47,6 @@ from quota.reports.runs import Bought, Contribution, Expected, Forecast, LimitAh
 from quota.reports.status import JobRow
 from quota.rules.calls import Checklists
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, state_folder
-from quota.terms.arguments import machine_name
 from quota.terms.limits import DAY_MS, Limit
 
 # -- findings ----------------------------------------------------------------------------------------------------------
@@ -202,12 +201,10 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     run it. Raises LedgerError."""
     now_ms, no_store = session.ledger.now_ms(), _no_store(session.settings) if here else ""
     for job in session.settings.jobs.values():
-        hosts, is_running = runs_on(session, job)
+        hosts, is_running, is_elsewhere = runs_on(session, job)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
         why, refusal = _refusal(session, job, no_store, here=here)
-        own = job.on_each_machine or session.settings.store.places_in_ledger or session.settings.store.name
-        away = bool(hosts and not own) and machine_name() not in hosts.split(", ")
-        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, why, refusal, away)
+        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, why, refusal, is_elsewhere)
 
 
 def _no_store(settings: Settings) -> str:

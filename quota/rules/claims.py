@@ -71,7 +71,7 @@ class Claim(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The store that holds a region.
+    """The store that holds these `regions`.
 
     The owner's last run was on `host`, and gave its last sign at `seen_ms`; `running`: it has not ended, and may be
     alive. The region is free at `until_ms`, unless the owner gives a sign before. If the asking run has the same owner,
@@ -83,6 +83,7 @@ class Holder(NamedTuple):
     seen_ms: int
     until_ms: int
     running: bool
+    regions: tuple[str, ...] = ()
 
 
 class Claimed(NamedTuple):
@@ -163,7 +164,7 @@ class _Run(NamedTuple):
 
     def holder(self, now_ms: int) -> Holder:
         running = self.run != "" and self.alive_until_ms > now_ms
-        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, running)
+        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, running, self.regions)
 
     def blocks(self, claim: Claim, now_ms: int) -> bool:
         """Whether this is another run than the claim's, and may be alive."""

@@ -285,10 +285,14 @@ def test_a_status_shows_which_machine_runs_a_job(
     web.let_go(run)
     assert shown() == (HOST, False)
     for name, is_elsewhere in ((HOST, False), ("another", True)):
-        monkeypatch.setattr("quota.jobs.contributions.machine_name", lambda name=name: name)
+        monkeypatch.setattr("quota.jobs.places.machine_name", lambda name=name: name)
         with quota.open(other.config) as session:
             (row,) = standing(session)
         assert row.is_elsewhere is is_elsewhere
+    other.configure(shared, fetch="holds:fetch", regions=["US", "DE", "FR"])
+    with quota.open(other.config) as session:
+        (row,) = standing(session)
+    assert not row.is_elsewhere, "nobody has FR"
 
 
 @pytest.mark.parametrize(
