@@ -145,9 +145,10 @@ class Patches:
 def _wrapped(method: Any) -> Iterator[Any]:
     """A method, and those that it wraps."""
     for _ in range(MAX_WRAPPERS):
-        if method is not None:
-            yield method
-            method = getattr(method, "__wrapped__", None)
+        if method is None:
+            return
+        yield method
+        method = getattr(method, "__wrapped__", None)
 
 
 def _recorded(methods: Sequence[Any]) -> list[tuple[Any, str]]:
