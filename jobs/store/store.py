@@ -125,8 +125,8 @@ class Store:
         return cls.existing(settings) if is_made(settings.url) else nullcontext()
 
     def close(self) -> None:
-        self._file.close()
         self._reading.close()
+        self._file.close()  # the last connection moves the -wal into the file
 
     def __enter__(self) -> Store:
         return self

@@ -398,8 +398,9 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
         cause = classify(answer.status, answer.body, method=method, book=book)
         if cause.kind == "transient_server":
             return warning(location, f"upstream is in trouble: {reason}", "run it again later")
-        if cause.kind in ("config", "request"):
-            remedy = cause.remedy or "check the key and what it may call"
+        if cause.kind in ("config", "request", "project_blocked"):
+            blocked = cause.kind == "project_blocked"
+            remedy = "ask upstream for quota" if blocked else cause.remedy or "check the key and what it may call"
             return problem(location, f"upstream does not accept it: {reason}", remedy)
         return warning(location, f"upstream admits no call now: {reason}", "see `quota status`")
     return Finding("ok", location, f"upstream accepts it ({cost})")

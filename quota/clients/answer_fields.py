@@ -146,7 +146,8 @@ class Answer:
     def retry_at_ms(self) -> int | None:
         """The time in Retry-After. If its number would be a time of more than a year ago, it is a long wait."""
         at_ms = self.moment_ms(RETRY_AFTER, "")
-        is_wait = at_ms is not None and at_ms < self.at_ms - YEAR_MS and self._headers[RETRY_AFTER.header].isdecimal()
+        is_number = str(self._once(RETRY_AFTER, "")).strip().lstrip("+").isdecimal()
+        is_wait = is_number and at_ms is not None and at_ms < self.at_ms - YEAR_MS
         return self.at_ms + YEAR_MS if is_wait else at_ms
 
     def lasts_until_ms(self, lasts: Field | Refill) -> int | None:

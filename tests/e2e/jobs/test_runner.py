@@ -166,6 +166,22 @@ def fetch(client, region, cursor):
     assert (f"the calls of one step need {never}, so no run can end it" in report.why) is not fits
 
 
+def test_a_step_counts_its_own_calls_only(bench: Bench) -> None:
+    fetch = bench.own_fetch(
+        """
+def fetch(client, region, cursor, *, store):
+    store.select("SELECT 1")
+    for _ in range(3):
+        client.videos().list(part="snippet", chart="mostPopular").execute()
+    return Page()
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US", "DE"], units=5)
+    report = bench.run()
+    assert (report.exit_status, report.units, "no run can end it" in report.why) == (0, 5, False)
+    assert [path.name for path in bench.folder.glob("videos.db*")] == ["videos.db"], "all is in the one file"
+
+
 def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> None:
     bench.configure(units=1, fetch="uploads")
     bench.charge("videos.list")

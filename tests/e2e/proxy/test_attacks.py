@@ -8,11 +8,12 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.proxy.app import Mask
+from quota.proxy.app import Mask, Target
 from support.certificates import private_key
 from support.plain_http import Answer, PlainServer, Reached, answer
 from support.proxying import BOOK, SECRET, House
@@ -326,6 +327,20 @@ def test_no_caller_sees_a_token_that_is_renewed_meanwhile(house: House) -> None:
             renewed.set()
             assert first.result().body == b"Bearer ***********"
     assert len(set(echoes)) == 2
+
+
+def test_what_is_masked_is_the_token_that_left_even_if_it_is_renewed_at_once() -> None:
+    """Another thread renews between signing and masking."""
+    target: Any = object.__new__(Target)
+    target._secret_headers = set()
+    target.caller = SimpleNamespace(
+        signs=True,
+        credentials=object(),
+        signed=lambda verb, url, headers: (url, {"authorization": "Bearer first"}),
+        secret="second",
+    )
+    *_, secret = target.signed(SimpleNamespace(verb="GET", fields=[]), "https://a.example/")
+    assert secret == "first"
 
 
 MASKED = "abcab/cabd"

@@ -204,6 +204,7 @@ def test_an_answer_of_a_window_that_is_over_closes_nothing_by_itself() -> None:
         ({"X-RateLimit-Reset": at(-60), "Retry-After": "90"}, 90_000),
         ({"Retry-After": "999999999"}, HOUR_MS),
         ({"Retry-After": "1000000000"}, HOUR_MS),  # no time: it would be 25 years ago
+        ({"Retry-After": "+1000000000, +1000000000"}, HOUR_MS),
         ({"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}, 1_000),
         ({"X-RateLimit-Reset": "1000000000", "X-RateLimit-Remaining": "0"}, 1_000),
         ({"Retry-After": "inf"}, None),
