@@ -333,14 +333,15 @@ def test_what_is_masked_is_the_token_that_left_even_if_it_is_renewed_at_once() -
     """Another thread renews between signing and masking."""
     target: Any = object.__new__(Target)
     target._secret_headers = set()
+    left, renewed = "t-o-k-e-n-0", "t-o-k-e-n-1"
     target.caller = SimpleNamespace(
         signs=True,
         credentials=object(),
-        signed=lambda verb, url, headers: (url, {"authorization": "Bearer first"}),
-        secret="second",
+        signed=lambda verb, url, headers: (url, {"authorization": f"Bearer {left}"}),
+        secret=renewed,
     )
     *_, secret = target.signed(SimpleNamespace(verb="GET", fields=[]), "https://a.example/")
-    assert secret == "first"
+    assert secret == left
 
 
 MASKED = "abcab/cabd"
