@@ -116,6 +116,13 @@ def setup(ledger_url: str) -> Iterator[Setup]:
 
 
 @pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
     """Runs a coroutine in a loop of its own, of asyncio; with `each_loop`, of either kind."""
     return runner(getattr(request, "param", "asyncio"))

@@ -31,8 +31,6 @@ from support.proxy import Proxy
 from support.servers import RedisServer, until
 from support.setup import charges_at, ids_of
 
-ALLOWANCE = "unavailable = { max_cost = 1, allowance = 5 }"
-
 FAULTS = int(os.environ.get("QUOTA_TEST_FAULTS", "30"))
 
 Configure = Callable[..., Path]
@@ -254,7 +252,7 @@ def test_decorating_a_plain_function_raises_and_names_open(configure: Configure)
 
 @each_loop
 @pytest.mark.usefixtures("real_walls")
-@pytest.mark.parametrize("of_ledger", ["", ALLOWANCE])
+@pytest.mark.parametrize("of_ledger", ["", "unavailable = { max_cost = 1, allowance = 5 }"])
 def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
     server: RedisServer, configure: Configure, run: Run, of_ledger: str
 ) -> None:

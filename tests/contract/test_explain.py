@@ -413,15 +413,10 @@ def test_quota_explain_prints_text_and_json(ledger_url: str, tmp_path: Path) -> 
     assert quota.json("explain", name)["limits"][0]["after_units"] == 1_900
 
 
-WRONG = [
-    (("1-0", "--last"), 2),
-    (("--credential", "nobody"), 2),
-    (("1-0",), 1),
-    (("--job", "nobody"), 1),
-]
-
-
-@pytest.mark.parametrize(("arguments", "status"), WRONG)
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(("1-0", "--last"), 2), (("--credential", "nobody"), 2), (("1-0",), 1), (("--job", "nobody"), 1)],
+)
 def test_an_unexplainable_refusal_is_one_line(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
     World(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path).session.close()
     answer = Quota(tmp_path)("explain", *arguments)
@@ -464,18 +459,12 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
     ]
 
 
-def refuse_together(world: World, calls: list[str]) -> Decision:
-    (decision, *_) = world.budget.charge_many(calls)
-    world.budget.hand_over_refusals()
-    assert not decision.admitted
-    return decision
-
-
 def test_calls_refused_together_are_asked_again_with_what_each_limit_counts_of_them(world: World) -> None:
     for _ in range(7):
         assert world.charge("search.list").admitted
-    calls = ["videos.list", "search.list", "search.list", "search.list"]
-    assert refuse_together(world, calls).refused_by == "searches"
+    refused = world.budget.charge_many(["videos.list", "search.list", "search.list", "search.list"])
+    assert (refused[0].admitted, refused[0].refused_by) == (False, "searches")
+    world.budget.hand_over_refusals()
     x = world.explain()
     assert x.now is not None
     assert (x.now.admitted, x.now.refused_by) == (False, "searches")
@@ -553,7 +542,11 @@ def test_explain_shows_a_draw_before_and_after_hand_over(ledger_url: str, tmp_pa
     assert "It is owed" in text_of(charge_parts(x))
     drawn_ms = world.now_ms
     world.now_ms += HOUR_MS
-    until_handed_over(world)
+    ends_s = time.monotonic() + 30
+    while world.budget.owed_units() and time.monotonic() < ends_s:  # a decision hands it over, once a second
+        assert world.budget.peek("videos.list").admitted
+        time.sleep(0.05)
+    assert not world.budget.owed_units()
     x = explain_charge(world.session, drawn)
     assert (x.in_log, x.at_ms, x.charge.id[0], x.charge.units) == (True, drawn_ms, world.now_ms, 4)
     assert [row.before_units for row in x.limits] == [0, 0]
@@ -561,12 +554,3 @@ def test_explain_shows_a_draw_before_and_after_hand_over(ledger_url: str, tmp_pa
     assert f"as charge {handed}" in text_of(charge_parts(x))
     assert explain_charge(world.session, handed).charge == x.charge
     world.session.close()
-
-
-def until_handed_over(world: World) -> None:
-    """A decision hands over what is owed, once a second."""
-    ends_s = time.monotonic() + 30
-    while world.budget.owed_units() and time.monotonic() < ends_s:
-        assert world.budget.peek("videos.list").admitted
-        time.sleep(0.05)
-    assert not world.budget.owed_units()

@@ -197,13 +197,6 @@ def test_in_a_user_namespace_folders_of_an_unknown_owner_may_be_on_the_way(base:
     assert "belongs to nobody, and this is root" in of_root
 
 
-@pytest.fixture
-def _umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 def modes(base: Path) -> dict[str, int]:
     return {str(p.relative_to(base)): stat.S_IMODE(p.stat().st_mode) for p in base.rglob("*") if p.is_dir()}
 
@@ -247,7 +240,7 @@ def of_the_demo(folder: Path) -> None:
     assert set(files.values()) == {0o600}, files
 
 
-@pytest.mark.usefixtures("_umask")
+@pytest.mark.usefixtures("no_umask")
 @pytest.mark.parametrize("make", [make_folder, of_a_ledger, of_a_draw, of_a_session, of_a_notice, of_the_demo])
 def test_every_folder_is_private_and_one_that_is_there_is_left_alone(
     state_dir: Path, tmp_path: Path, make: object
@@ -264,7 +257,7 @@ def test_every_folder_is_private_and_one_that_is_there_is_left_alone(
     assert modes(tmp_path)["there/above/folder"] == 0o750
 
 
-@pytest.mark.usefixtures("_umask")
+@pytest.mark.usefixtures("no_umask")
 def test_a_configuration_can_be_written_by_its_owner_alone(tmp_path: Path) -> None:
     assert Quota(tmp_path)("init").returncode == 0
     assert stat.S_IMODE((tmp_path / "quota.toml").stat().st_mode) & 0o022 == 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,9 +213,6 @@ def test_no_database_is_used_in_a_folder_that_others_may_write_to(tmp_path: Path
 @each_database
 def test_a_volume_of_root_with_the_groups_rights_is_used(place: Place) -> None:
     """As Kubernetes makes it (`fsGroup`), which also gives files in it to the group."""
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         folder = Path(base) / "volume"
         folder.mkdir()
@@ -435,14 +433,7 @@ def test_a_file_planted_during_creation_is_not_used(
         assert path.read_bytes() == b"theirs"
 
 
-@pytest.fixture
-def _no_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-@pytest.mark.usefixtures("_no_umask")
+@pytest.mark.usefixtures("no_umask")
 @each_made
 def test_an_open_umask_widens_no_file_mode(tmp_path: Path, place: Place) -> None:
     place.use(path_of(place, tmp_path))

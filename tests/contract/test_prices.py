@@ -39,7 +39,6 @@ WINDOWS: list[list[Any]] = [
         Limit("day", 50_000, View(Selector(), Calendar("day", "UTC")), 50_000, 0, paced=True),
         limit(50_000, name="sliding"),
     ],
-    [],
 ]
 
 
@@ -47,10 +46,10 @@ def a_book(tables: str) -> CostBook:
     return parse_book(HEAD + tables, "book")
 
 
-@pytest.mark.parametrize("limits", WINDOWS, ids=["sliding", "calendar", "paced", "default"])
+@pytest.mark.parametrize("limits", WINDOWS, ids=["sliding", "calendar", "paced"])
 def test_a_budget_that_lives_on_charges_the_price_of_the_day(setup: Setup, limits: list[Any]) -> None:
     setup.now_ms = CHANGE_MS - 1
-    budget = setup.budget(*limits or [limit(50_000)])
+    budget = setup.budget(*limits)
     costs = [budget.charge(UPLOAD).cost_units]
     for setup.now_ms in (CHANGE_MS, CHANGE_MS + 1, CHANGE_MS + 86_400_000):
         costs += [budget.peek(UPLOAD).cost_units, budget.charge(UPLOAD).cost_units]

@@ -78,25 +78,21 @@ class World:
         (folder / "model.toml").write_text(MODEL.format())
         self.project = f"p{next(projects)}"  # what this process has told of others is not of this one
         self.config.write_text(CONFIG.format(url=url, units=10_000, project=self.project))
-        self._session = Session(load_settings(self.config), clock=lambda: self.now_ms)
-
-    @property
-    def session(self) -> Session:
-        return self._session
+        self.session = Session(load_settings(self.config), clock=lambda: self.now_ms)
 
     @property
     def budget(self) -> quota.Budget:
-        return self._session.budget()
+        return self.session.budget()
 
     def log(self) -> list[Entry]:
-        return charges_at(self._session.ledger, self.project)
+        return charges_at(self.session.ledger, self.project)
 
     def used(self) -> int:
         return self.budget.usage()[0].used_units
 
     def reserved(self) -> tuple[int, ...]:
         """Of each limit, by the status."""
-        return tuple(row.reserved_units for row in read_status(self._session).credentials[0].limits)
+        return tuple(row.reserved_units for row in read_status(self.session).credentials[0].limits)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from quota.reports.metrics import exposition, of_sums
 from quota.reports.spending import read_spending, read_sums
 from quota.reports.status import read_status
 from quota.session import Session
+from quota.settings.lint import lint
 from quota.settings.load import given_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.setup import Setup, limit, state_at
@@ -134,8 +135,6 @@ def session(ledger_url: str, state_dir: Path, setup: Setup) -> Session:
 
 
 def test_status_spend_metrics_and_log_show_a_shadow_refusal(session: Session, caplog: pytest.LogCaptureFixture) -> None:
-    from quota.reports.status import read_status
-
     caplog.set_level(logging.INFO, "quota")
     with session:
         budget = session.budget()
@@ -159,8 +158,6 @@ def test_status_spend_metrics_and_log_show_a_shadow_refusal(session: Session, ca
 
 
 def test_a_shadow_alone_protects_nothing(state_dir: Path) -> None:
-    from quota.settings.lint import lint
-
     limits = [{"name": "trial", "units": 3, "window": "24h", "shadow": True}]
     findings = lint(given_settings({"credentials": {"main": {"api": "youtube-v3", "limits": limits}}}))
     assert any(finding.level != "ok" and "no limit counts" in finding.message for finding in findings)

@@ -13,8 +13,6 @@ from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
 from support.patience import PATIENCE_S
 
-KINDS = ("memory", "sqlite", "redis")
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with a log runs on each kind; one that asks for `stored` on those that processes share, and one that names
@@ -22,7 +20,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     named = any("place" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "place" in metafunc.fixturenames and not named:
         shared = "stored" in metafunc.fixturenames
-        metafunc.parametrize("place", [kind for kind in KINDS if kind != "memory" or not shared], indirect=True)
+        kinds = ("sqlite", "redis") if shared else ("memory", "sqlite", "redis")
+        metafunc.parametrize("place", kinds, indirect=True)
 
 
 @pytest.fixture

@@ -23,8 +23,6 @@ from quota.ledger.log import ANY, MAX_SKIP, MAX_UNSEEN, Log, Room
 from quota.rules.entry import START
 from quota.terms.limits import Selector
 
-LONGEST = "x" * 200
-
 
 def test_an_empty_log_has_no_epoch_no_entries_and_no_project(log: Log) -> None:
     reply = ask(log)
@@ -49,7 +47,7 @@ def test_entries_of_every_kind_are_read_as_they_were_appended(log: Log) -> None:
         marker(),
         charge(0),
         charge(5, bucket="", method="", job="", region=""),
-        charge(10**15 - 1, method=LONGEST, job="Überjob 測試", region="-"),
+        charge(10**15 - 1, method="x" * 200, job="Überjob 測試", region="-"),
     ]
     stored = added(log, *entries)
     assert entries_of(log) == [first, *stored]

@@ -30,12 +30,6 @@ def epoch_of(log: Log) -> str:
     return log.begin(P).epoch
 
 
-def test_a_fence_takes_the_place_of_the_epoch_that_its_author_has_read(log: Log) -> None:
-    add(log, charge())
-    assert log.fence(P, "first", "token") == (True, f"~token:{NOW_MS + LEASE_MS}")
-    assert epoch_of(log) == f"~token:{NOW_MS + LEASE_MS}"
-
-
 @pytest.mark.parametrize("epoch", ["", "other"])
 def test_a_log_of_another_epoch_is_not_fenced(log: Log, epoch: str) -> None:
     add(log, charge())

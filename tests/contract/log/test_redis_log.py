@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from contract.log.logs import P, charge, correction, fence, marker
 from quota.deciding.repairs import repair
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.log import ANY, PAST_MS, Append, Log, Reply
@@ -20,7 +21,6 @@ from support.clusters import Nodes
 from support.servers import RedisServer
 from support.setup import budget_of, limit
 
-P = "p"
 LOG, STATE, CORRECTED, PAST = keys_of(P)
 NEVER = "~:0"
 
@@ -40,36 +40,22 @@ def patient(url: str) -> str:
     return f"{url}?socket_timeout=20&socket_connect_timeout=20"
 
 
-def charge(key: str, units: int = 5, bucket: str = "units", job: str = "nightly") -> Entry:
-    return Entry(START, units, bucket, "videos.list", job, "DE", key)
-
-
-def correction(of: Entry, key: str, units: int) -> Entry:
-    return of._replace(id=START, units=units, key=key, kind="correction", of=of.key, at=of.id, before_units=of.units)
-
-
-MARKER = Entry(START, 0, "", "", "", "", "marker", "marker")
-
-
 def append(log: Log, epoch: str, seen: Id, *entries: Entry, **more: Any) -> Reply:
     return log.append(P, Append(epoch, seen, entries, **{"new_epoch": "e1", **more}))
 
 
 def begun(log: Log, corrected: bool = True) -> Id:
     """A log of the epoch `e1` with a few charges, and, if so, a correction; its tip."""
-    first = append(log, "", START, charge("k1"), charge("k2")).id
+    first = append(log, "", START, charge(5, key="k1"), charge(5, key="k2")).id
     assert first is not None
     tip = (first[0], first[1] + 1)
     if corrected:
-        tip = append(log, "e1", tip, correction(charge("k1")._replace(id=first), "c1", 1), room=ANY).id or START
+        tip = append(log, "e1", tip, correction(charge(5, key="k1", id=first), 1, key="c1"), room=ANY).id or START
     return tip
 
 
-def put_together(log: Log, entries: list[Entry], epoch: str = "e2") -> bool:
-    beginning = log.begin(P)
-    done, fence = log.fence(P, beginning.epoch, "token")
-    assert done
-    return log.replace(P, fence, beginning.tip, entries, epoch)
+def put_together(log: Log, entries: list[Entry]) -> bool:
+    return log.replace(P, fence(log), log.begin(P).tip, entries, "e2")
 
 
 @pytest.mark.parametrize("key", [LOG, STATE, CORRECTED])
@@ -80,13 +66,13 @@ def test_nobody_appends_after_an_eviction_until_the_log_is_repaired(
     entries = [*log.read(P, START, END, 10)]
     admin.delete(key)
     for epoch, seen in (("e1", tip), ("", START), ("e1", START)):
-        reply = append(log, epoch, seen, charge("k9"), room=ANY)
+        reply = append(log, epoch, seen, charge(5, key="k9"), room=ANY)
         assert (reply.word, reply.epoch) == ("BEHIND", NEVER)
     assert log.begin(P).epoch == NEVER
-    assert not log.change(P, {}, {"facts": "x"}, MARKER).done
+    assert not log.change(P, {}, {"facts": "x"}, marker()).done
     assert log.trim(P, 2**43) == 0
     assert put_together(log, entries)
-    assert append(log, "e2", tip, charge("k9")).word == "APPENDED"
+    assert append(log, "e2", tip, charge(5, key="k9")).word == "APPENDED"
     assert log.corrections(P, ["k1"])["k1"].units == 1
 
 
@@ -110,28 +96,27 @@ def test_a_log_that_lost_a_part_while_it_was_built_is_not_put_in_place(
 
 def test_a_log_built_and_never_put_in_place_expires(log: RedisLog, admin: redis.Redis) -> None:
     begun(log)
-    entries = [*log.read(P, START, END, 10)] * 1
+    entries = [*log.read(P, START, END, 10)]
     log._build([f"{LOG}:building:x", f"{CORRECTED}:building:x"], entries)
     assert {admin.pttl(key) > 0 for key in admin.keys("*:building:*")} == {True}
 
 
-def test_all_keys_live_on_before_half_their_time_is_over(server: RedisServer, admin: redis.Redis) -> None:
-    log = RedisLog(patient(server.url))
+def test_all_keys_live_on_before_half_their_time_is_over(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
     for key in (LOG, STATE, CORRECTED):
         admin.pexpire(key, 1_000_000)
     later_ms = log.now_ms() + PAST_MS // 3
-    tip = append(log, "e1", tip, charge("k5"), clock_ms=later_ms).id or START
+    tip = append(log, "e1", tip, charge(5, key="k5"), clock_ms=later_ms).id or START
     assert admin.pttl(LOG) <= 1_000_000
-    append(log, "e1", tip, charge("k6"), clock_ms=later_ms + PAST_MS // 4)
+    append(log, "e1", tip, charge(5, key="k6"), clock_ms=later_ms + PAST_MS // 4)
     assert min(admin.pttl(key) for key in (LOG, STATE, CORRECTED)) > PAST_MS - DAY_MS
 
 
 def test_all_keys_live_as_long_as_the_longest_window_ever_named(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
-    tip = append(log, "e1", tip, charge("k5"), keep_ms=60 * DAY_MS).id or START
-    tip = append(log, "e1", tip, charge("k6"), keep_ms=DAY_MS).id or START
-    log.change(P, {}, {"facts": "x"}, MARKER)
+    tip = append(log, "e1", tip, charge(5, key="k5"), keep_ms=60 * DAY_MS).id or START
+    tip = append(log, "e1", tip, charge(5, key="k6"), keep_ms=DAY_MS).id or START
+    log.change(P, {}, {"facts": "x"}, marker())
     assert put_together(log, [*log.read(P, START, END, 10)])
     lifetimes_ms = [admin.pttl(key) for key in (LOG, STATE, CORRECTED)]
     assert min(lifetimes_ms) > 60 * DAY_MS + SLACK_MS - DAY_MS
@@ -141,9 +126,9 @@ def test_foreign_data_leaves_no_room_and_raises_nothing(log: RedisLog, admin: re
     tip = begun(log, corrected=False)
     for fields in ({"foo": "bar"}, {"e": "junk"}, {"e": "1\tk", "f": "x"}, {"e": "x5\tk\t\t\t\t"}, {"e": ""}):
         admin.xadd(LOG, fields)
-    reply = append(log, "e1", tip, charge("k5"), room=1_000)
+    reply = append(log, "e1", tip, charge(5, key="k5"), room=1_000)
     assert (reply.word, {entry.kind for entry in reply.unseen}) == ("AGAIN", {"unreadable"})
-    assert append(log, "e1", tip, charge("k5"), room=ANY).word == "APPENDED"
+    assert append(log, "e1", tip, charge(5, key="k5"), room=ANY).word == "APPENDED"
     assert {entry.kind for entry in log.read(P, START, END, 10)} == {"charge", "unreadable"}
     assert log.trim(P, 2**43) == 8
     assert {entry.key for entry in log.past(P, START, END, 10)} == {"k1", "k2", "k5"}
@@ -160,10 +145,10 @@ def test_a_repair_mends_a_log_with_the_last_possible_id(log: RedisLog, admin: re
     tip = begun(log)
     admin.xadd(LOG, {"e": "junk"}, f"{2**64 - 1}-{2**64 - 1}")
     with pytest.raises(LedgerError, match="dated too far ahead; run `quota ledger repair`"):
-        append(log, "e1", tip, charge("k5"), room=ANY)
+        append(log, "e1", tip, charge(5, key="k5"), room=ANY)
     repair(log, P, log.now_ms())
     beginning = log.begin(P)
-    assert append(log, beginning.epoch, beginning.tip, charge("k5")).word == "APPENDED"
+    assert append(log, beginning.epoch, beginning.tip, charge(5, key="k5")).word == "APPENDED"
 
 
 @pytest.mark.parametrize("key", [LOG, STATE, CORRECTED, PAST])
@@ -171,7 +156,7 @@ def test_a_key_of_another_type_is_an_error_and_changes_nothing(key: str, log: Re
     tip = begun(log, corrected=False)
     admin.set(key, "x", ex=100)
     before = stored(admin)
-    of_old = correction(charge("k1")._replace(id=(1, 1)), "c2", 1)
+    of_old = correction(charge(5, key="k1", id=(1, 1)), 1, key="c2")
     with pytest.raises(UnusableLedger, match="type that is not ours"):
         log.trim(P, 2**43) if key == PAST else append(log, "e1", tip, of_old, room=ANY)
     assert stored(admin) == before
@@ -180,9 +165,9 @@ def test_a_key_of_another_type_is_an_error_and_changes_nothing(key: str, log: Re
 def test_a_state_with_invalid_numbers_fails_no_script(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
     admin.hset(STATE, mapping={"keep_ms": "x", "until_ms": "?"})
-    assert append(log, "e1", tip, charge("k5")).word == "APPENDED"
+    assert append(log, "e1", tip, charge(5, key="k5")).word == "APPENDED"
     admin.hset(STATE, "holds", "many")
-    assert append(log, "e1", tip, charge("k6"), room=ANY).word == "BEHIND"
+    assert append(log, "e1", tip, charge(5, key="k6"), room=ANY).word == "BEHIND"
 
 
 def commands() -> list[str]:
@@ -200,12 +185,12 @@ def stored(admin: redis.Redis) -> dict[str, Any]:
 
 def walk(log: Log, reader: Log) -> Iterator[Callable[[], object]]:
     """One of each thing to be done, as the log stands then: for that it is read."""
-    yield lambda: append(log, "", START, charge("k1"), charge("k2"))
+    yield lambda: append(log, "", START, charge(5, key="k1"), charge(5, key="k2"))
     first, second = (entry.id for entry in reader.read(P, START, END, 2))
-    yield lambda: append(log, "e1", second, charge("k3"))
-    yield lambda: append(log, "e1", START, correction(charge("k1")._replace(id=first), "c1", 1), room=ANY)
-    yield lambda: append(log, "e1", START, correction(charge("k2")._replace(id=second), "c2", 1), room=ANY)
-    yield lambda: log.change(P, {}, {"facts": "x", "gone": None}, MARKER)
+    yield lambda: append(log, "e1", second, charge(5, key="k3"))
+    yield lambda: append(log, "e1", START, correction(charge(5, key="k1", id=first), 1, key="c1"), room=ANY)
+    yield lambda: append(log, "e1", START, correction(charge(5, key="k2", id=second), 1, key="c2"), room=ANY)
+    yield lambda: log.change(P, {}, {"facts": "x", "gone": None}, marker())
     yield lambda: log.keep_views(P, "e1", {"v": "e1 1 0-0 1-1 0 -"})
     yield lambda: log.fence(P, "e1", "token")
     beginning = reader.begin(P)
@@ -213,7 +198,7 @@ def walk(log: Log, reader: Log) -> Iterator[Callable[[], object]]:
     yield lambda: log.replace(P, beginning.epoch, beginning.tip, entries, "e2", {"v": "e2 1 0-0 1-1 0 -"})
     yield lambda: log.trim(P, 2**43, 3)
     yield lambda: log.trim(P, 2**43)
-    yield lambda: log.add_past(P, [charge("old")._replace(id=(1_700_000_000_000, 1))])
+    yield lambda: log.add_past(P, [charge(5, key="old", id=(1_700_000_000_000, 1))])
     yield lambda: log.fence(P, "e2", "token")
     yield lambda: log.seal(P, reader.begin(P).epoch, "redis://elsewhere/0")
 

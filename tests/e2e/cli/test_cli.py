@@ -45,17 +45,12 @@ def test_every_command_has_help_with_an_example() -> None:
         assert "..." not in short, f"{name} does not fit its line in the list of commands: {short}"
 
 
-def examples(command: click.Command) -> list[str]:
-    """The lines of its example, as the help shows them."""
-    shown = command.get_help(click.Context(command, info_name="quota", max_content_width=80))
-    return [line.strip() for line in shown.partition("Example:\n")[2].partition("\n\n")[0].splitlines()]
-
-
 def test_an_example_can_be_pasted_into_a_shell() -> None:
     """What explains it is a comment of the shell, and each `quota` in it has arguments that its command takes."""
     tried = 0
     for name, command in {"": cli, **COMMANDS}.items():
-        for line in examples(command):
+        shown = command.get_help(click.Context(command, info_name="quota", max_content_width=80))
+        for line in shown.partition("Example:\n")[2].partition("\n\n")[0].splitlines():
             tokens = shlex.shlex(line, posix=True, punctuation_chars=True)
             tokens.whitespace_split = True
             parts: list[list[str]] = [[]]
@@ -194,18 +189,6 @@ def test_several_credentials_and_none_named_is_exit_2(quota: Quota) -> None:
     assert (decision["method"], decision["cost_units"]) == ("brandNew.method", 7), "a method may have any name"
 
 
-def test_refund_and_settle_correct_a_charge(quota: Quota) -> None:
-    charge_id = quota.json("charge", "search.list")["id"]
-    assert "now 35 units, before 100" in quota("settle", charge_id, "35").stdout
-    assert "now 0 units, before 35" in quota("refund", charge_id).stdout
-    assert quota.json("spend")["total_units"] == 0
-
-
-@pytest.mark.parametrize("args", [["refund", "nonsense"], ["settle", "1-1", "5"]])
-def test_an_unknown_charge_is_exit_1(quota: Quota, args: list[str]) -> None:
-    assert "has no charge" in one_line(quota(*args), 1)
-
-
 @pytest.mark.parametrize(
     "ours", ["--job=J videos.list --region=R --units=7", "--region R --units 7 --job J videos.list"], ids=len
 )
@@ -279,17 +262,12 @@ def test_spend_says_who_spent_it(quota: Quota) -> None:
     assert len(quota.json("spend", "--by", "run")["rows"]) == 3, "each command is a run of its own"
 
 
-def exhaust_units(quota: Quota) -> None:
-    """Upstream says that its bucket is used up, for two days."""
-    with closing(SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")) as ledger:
-        now_ms = ledger.now_ms()
-        state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
-
-
 def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_open(quota: Quota) -> None:
     quota.configure(SMALL + '[jobs.t]\nfetch = "trending"\nschedule = "every 12h"\n')
     assert "is not closed" in one_line(quota("reopen", "units", "--because", "raised", "--dry-run"), 1)
-    exhaust_units(quota)
+    with closing(SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")) as ledger:
+        now_ms = ledger.now_ms()
+        state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
     shown = quota("reopen", "units", "--because", "raised", "--dry-run")
     assert (shown.returncode, shown.stdout) == (0, "bucket units of project p would be open again: raised\n")
     assert quota("charge", "videos.list").returncode == 75

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-YEAR_MS = 365 * DAY_MS
 CONFIGURATION = """
 [ledger]
 url = "{url}"
@@ -40,11 +39,11 @@ def command(ledger_url: str, tmp_path: Path) -> Quota:
     return command
 
 
-def ahead(command: Quota, monkeypatch: pytest.MonkeyPatch, by_ms: int = YEAR_MS) -> None:
-    """One search while all clocks of this machine and the server's stand ahead."""
+def ahead(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search while all clocks of this machine and the server's stand a year ahead."""
     for name in ("QUOTA_STATE_DIR", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, command.env[name])
-    with quota.open(command.folder / "quota.toml", clock=lambda: time.time_ns() // 1_000_000 + by_ms) as session:
+    with quota.open(command.folder / "quota.toml", clock=lambda: time.time_ns() // 1_000_000 + 365 * DAY_MS) as session:
         assert session.budget().charge("search.list").admitted
 
 

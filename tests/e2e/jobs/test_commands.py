@@ -21,7 +21,6 @@ from support.web import Served
 
 BERLIN = ZoneInfo("Europe/Berlin")
 OF_AN_OLDER_VERSION = "import sqlite3; sqlite3.connect('videos.db').execute('PRAGMA user_version = 1')"
-ALMOST_A_SECOND = timedelta(milliseconds=999)
 
 
 def configure(quota: Quota, address: str, *, units: int = 9_500, job: str = "") -> None:
@@ -107,7 +106,7 @@ def test_people_read_one_moment_in_one_notation_wherever_it_stands(quota: Quota,
     (shown,) = re.findall(r"DE page 2 at (\S+) ", quota("run", "trending").stdout)
     exact = quota.json("peek", "videos.list", status=75)["retry_at"]
     assert exact.endswith("Z")
-    local = (datetime.fromisoformat(exact) + ALMOST_A_SECOND).astimezone(BERLIN)
+    local = (datetime.fromisoformat(exact) + timedelta(milliseconds=999)).astimezone(BERLIN)
     assert shown == local.isoformat(timespec="seconds")
     for command in ("status", "peek videos.list", "log --refused", "explain"):
         done = quota(*command.split(), COLUMNS="")
@@ -160,12 +159,9 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["run", "trendin"], 2, "did you mean 'trending'?"),
         (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; it has US, DE"),
         (["run"], 2, "name a job"),
-        (["run", "trending", "--config", "nowhere.toml"], 78, "nowhere.toml"),
         (["run", "broken"], 78, "cannot be imported: ModuleNotFoundError"),
-        (["search", "x"], 1, "there is no store"),
         (["emulate", "--port", "99999"], 2, "not in the range 0<=x<=65535"),
         (["emulate", "--listen", "9000"], 2, "--listen '9000': write HOST:PORT, for example 127.0.0.1:8765"),
         (["emulate", "--listen", "0.0.0.0:9000"], 2, "the emulator listens on 127.0.0.1 only"),

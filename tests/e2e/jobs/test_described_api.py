@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -86,14 +87,8 @@ def run(folder: Path, address: str) -> RunReport:
         return run_job(session, "issues", wait=wait_none())
 
 
-def served(answer: Callable[[int], Answer]) -> PlainServer:
-    """A server that answers by the number of the request, from 1."""
-    count = iter(range(1, 1_000))
-    return PlainServer(lambda request: answer(next(count)))
-
-
 def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) -> None:
-    with served(lambda number: Answer(200)) as server:
+    with PlainServer(lambda _: Answer(200)) as server:
         report = run(folder, server.address)
     assert (report.outcome, report.units, report.attempts) == ("done", 12, 6)
     assert {request.headers["authorization"] for request in server.arrived} == {"Bearer a-token-of-github"}
@@ -103,8 +98,9 @@ def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) 
 def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(folder: Path) -> None:
     now_s = int(time.time())
     empty = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(now_s + 900)}
-    body = b'{"message": "API rate limit exceeded"}'
-    with served(lambda number: Answer(200) if number <= 4 else Answer(403, body, empty)) as server:
+    refusal = Answer(403, b'{"message": "API rate limit exceeded"}', empty)
+    answers = chain([Answer(200)] * 4, repeat(refusal))
+    with PlainServer(lambda _: next(answers)) as server:
         report = run(folder, server.address)
         assert (report.outcome, report.refused_by, len(server.arrived)) == ("stopped", "core", 5)
         assert "API rate limit exceeded" in report.why

@@ -62,9 +62,6 @@ class Site(Installation):
         before, self._before = getattr(self, "_before", {}), now
         return {name: count - before.get(name, 0) for name, count in now.items() if count > before.get(name, 0)}
 
-    def forget(self, which: str, names: list[str]) -> None:
-        self.change(f"DELETE FROM videos WHERE video_id {which} (SELECT value FROM json_each(?))", json.dumps(names))  # noqa: S608
-
     def store(self, names: list[str], **columns: object) -> None:
         """Videos as a job might have stored them."""
         values = {"first_seen_ms": 0, "refreshed_ms": self.now_ms, **columns}
@@ -119,7 +116,7 @@ def test_new_uploads_are_fetched_until_all_of_a_page_is_known(site: Site) -> Non
     site.run()
     site.calls()
     for forgotten, calls in ((published(name)[:1], 2), (published(name)[:55], 3), (published(name)[30:40], 2)):
-        site.forget("IN", forgotten)
+        site.change("DELETE FROM videos WHERE video_id IN (SELECT value FROM json_each(?))", json.dumps(forgotten))
         site.run()
         assert site.calls() == {"playlistItems.list": calls}
         assert site.videos() == set(published(name))

@@ -21,13 +21,11 @@ from support.plain_http import Answer, Arrived, PlainServer
 
 Say = Callable[[str, dict[str, str]], Any]
 
-NOW_MS = 1_795_204_800_000
-
 
 class Site(Installation):
     def __init__(self, folder: Path, server: PlainServer) -> None:
         super().__init__(folder)
-        self.server, self.now_ms = server, NOW_MS
+        self.server, self.now_ms = server, 1_795_204_800_000
         self.says: Say = lambda *_: {}
         self.clock = lambda: self.now_ms
 

@@ -98,7 +98,6 @@ class Fleet:
 
     url: str
     folder: Path
-    more: str = ""
     pages: int = PAGES
     ahead_ms: int = 0
     killed: int = 0
@@ -110,7 +109,7 @@ class Fleet:
 
     def machine(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        (folder / "quota.toml").write_text(CONFIG.format(url=self.url, pages=self.pages, more=self.more))
+        (folder / "quota.toml").write_text(CONFIG.format(url=self.url, pages=self.pages, more=""))
         (folder / "diskless.py").write_text(self.module.format(events=str(self.events)))
         (folder / "key").write_text("a-key-for-tests")
         return folder

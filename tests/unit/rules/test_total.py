@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quota.rules.entry import CALLS, START, Entry, Id, others_units
+from quota.rules.entry import CALLS, START, Entry, Id, others_units, read_id
 from quota.rules.total import RunningTotal, Wanted, total_of
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Selector, Sliding, View, Window
 
@@ -193,12 +193,7 @@ TIP: Id = (NOON, 5)
 def test_a_kept_total_is_taken_only_where_it_holds(kept: str, trimmed: Id, now_ms: int, resumes: bool) -> None:
     total = RunningTotal(DAY)
     assert total.resume(kept, "epoch", TIP, trimmed, now_ms) is resumes
-    assert (total.charged, total.head) == ((7, read_head(kept)) if resumes else (0, START))
-
-
-def read_head(kept: str) -> Id:
-    ms, _, seq = kept.split()[3].partition("-")
-    return int(ms), int(seq)
+    assert (total.charged, total.head) == ((7, read_id(kept.split()[3])) if resumes else (0, START))
 
 
 def test_a_kept_total_reads_back_as_it_was() -> None:

@@ -41,10 +41,6 @@ def test_trimmed_and_old_entries_are_not_missing() -> None:
     assert missing([], journal, START, NOW_MS + 2) == journal[3:]
 
 
-def test_entries_of_both_stand_in_the_order_of_their_times() -> None:
-    assert union([charge(1), charge(4)], [charge(3), charge(2)], NOW_MS) == [charge(n) for n in (1, 2, 3, 4)]
-
-
 def test_the_logs_entry_keeps_its_id_and_the_journals_moves_up() -> None:
     log, lost = [charge(1, seq=7, key="log"), charge(1, seq=8, key="next")], [charge(1, seq=7, key="lost")]
     placed = union(log, lost, NOW_MS)
@@ -76,11 +72,6 @@ def test_the_latest_correction_of_two_branches_wins() -> None:
     placed = union(log, lost, NOW_MS)
     assert [(entry.before_units, entry.units) for entry in placed[1:]] == [(100, 90), (90, 40), (40, 70), (70, 45)]
     assert [(row.charged_units, row.units) for row in spent(placed)] == [(100, 45)]
-
-
-def test_a_correction_whose_charge_is_missing_brings_it_back() -> None:
-    of = charge(1, 100)
-    assert union([], [correction(of, 40, 3)], NOW_MS) == [of, correction(of, 40, 3)]
 
 
 def test_a_charge_that_several_corrections_bring_back_counts_what_the_first_of_them_began_with() -> None:

@@ -175,7 +175,6 @@ def test_an_answer_table_is_read() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("remaning = 'X'", "remaning: unknown key; did you mean 'remaining'?"),
         ("limit = 'X'", "limit: has no effect without `remaining`; add the header that says what remains"),
         ("remaining = 'X Y'", "remaining: 'X Y' is not the name of a header"),
         (
