@@ -201,10 +201,10 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     run it. Raises LedgerError."""
     now_ms, no_store = session.ledger.now_ms(), _no_store(session.settings) if here else ""
     for job in session.settings.jobs.values():
-        hosts, is_running, is_elsewhere = runs_on(session, job)
+        hosts, seen_ms, is_elsewhere = runs_on(session, job)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
         why, refusal = _refusal(session, job, no_store, here=here)
-        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, why, refusal, is_elsewhere)
+        yield JobRow(job.name, job.credential, hosts, seen_ms, next_ms, why, refusal, is_elsewhere)
 
 
 def _no_store(settings: Settings) -> str:

@@ -398,21 +398,20 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     return min(MAX_HOLD_MS, max(HOUR_MS, 2 * (gap_ms or DAY_MS)))
 
 
-def runs_on(session: Session, job: JobSettings) -> tuple[str, bool, bool]:
-    """The machines that hold the job's regions, empty if there are none; whether a run is under way there, as far as
-    the ledger knows; and whether other machines hold all regions, so that a run here would fetch nothing. Raises
-    LedgerError."""
+def runs_on(session: Session, job: JobSettings) -> tuple[str, int | None, bool]:
+    """The machines that hold the job's regions, empty if there are none; the last sign of a run under way there, in ms,
+    or None; and whether other machines hold all regions, so that a run here would fetch nothing. Raises LedgerError."""
     if job.on_each_machine:
-        return "each machine", False, False
+        return "each machine", None, False
     here = machine_name()
     if not session.ledger.shared:
-        return here, False, False
+        return here, None, False
     holders = session.project(job.credential).state.holders(_claim_name(job))
     away = {region for holder in holders if holder.host != here for region in holder.regions}
     store = session.settings.store  # with a name, or with the places in the ledger, any machine may go on
     is_elsewhere = not (store.name or store.places_in_ledger) and away >= set(job.regions or ("",))
     hosts = listed(dict.fromkeys(holder.host for holder in holders))
-    return hosts, any(holder.running for holder in holders), is_elsewhere
+    return hosts, max((holder.seen_ms for holder in holders if holder.running), default=None), is_elsewhere
 
 
 # -- where a job stands ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from quota.common.clock import NEVER, moment, until
 from quota.common.text import listed, many, spell
 from quota.decision import REPAIR, SET_THE_CLOCK, Decision, enforced
 from quota.settings.model import BUILT_IN_NOTICE
-from quota.terms.limits import SECOND_MS
+from quota.terms.limits import MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
     from quota.deciding.losses import Loss
@@ -207,7 +207,7 @@ def jobs_of(credential: CredentialRow) -> Iterator[Part]:
         rows = [
             (
                 job.job,
-                f"{job.runs_on}, running" if job.running else job.runs_on or "-",
+                _runs_on(job, credential.outlook.at_ms),
                 "-" if job.next_ms is None else moment(job.next_ms),
                 _a_run_now(job),
             )
@@ -216,6 +216,13 @@ def jobs_of(credential: CredentialRow) -> Iterator[Part]:
         tones: list[Tone] = ["bad" if job.why else "" for job in credential.jobs]
         yield Table(("job", "runs on", "next tick", "a run now"), rows, tones=tones, without=(2,))
     yield from stopped_jobs_of(credential)
+
+
+def _runs_on(job: JobRow, at_ms: int) -> str:
+    if job.seen_ms is None:
+        return job.runs_on or "-"
+    silent = at_ms - job.seen_ms > MINUTE_MS  # it waits for an answer, or was killed
+    return f"{job.runs_on}, silent since {moment(job.seen_ms)}" if silent else f"{job.runs_on}, running"
 
 
 def _a_run_now(job: JobRow) -> str:

@@ -14,9 +14,12 @@ import quota
 from quota.jobs.contributions import standing
 from quota.jobs.emulator import Emulator
 from quota.jobs.places import hold_ms
+from quota.reports.status import read_status
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
+from quota.wording import jobs_of
 from support.configurations import configuration
+from support.explaining import text_of
 from support.installation import Installation
 from support.servers import RedisServer, until
 
@@ -282,6 +285,13 @@ def test_a_status_shows_which_machine_runs_a_job(
     web.configure(shared, fetch="holds:fetch")
     run = web.hold_a_page()
     assert shown() == (HOST, True)
+    with quota.open(other.config) as session:
+        status = read_status(session, jobs=True)
+    for ms, words in ((-1, f"{HOST}, running"), (MINUTE_MS, f"{HOST}, silent since 20")):
+        (credential,) = status.credentials
+        (job,) = credential.jobs
+        later = credential.outlook._replace(at_ms=(job.seen_ms or 0) + ms + 1)
+        assert words in text_of(jobs_of(credential._replace(outlook=later)))
     web.let_go(run)
     assert shown() == (HOST, False)
     for name, is_elsewhere in ((HOST, False), ("another", True)):
