@@ -155,21 +155,20 @@ class Attempts:
     def too_dear(self, refused: Decision) -> str | None:
         """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call
         that has left the limit's window, or whose cost was corrected, does not count."""
-        of_name = {limit.name: limit for limit in self._budget.limits_of(self.job.name)}
-        state = next((state for state in refused.limits if state.name == refused.refused_by), None)
-        if state is None:
+        full = next((state for state in refused.limits if state.name == refused.refused_by), None)
+        if full is None:
             return None
-        limit, made = of_name.get(state.name), self._step
-        if limit is None:
-            most, costs = state.limit_units, [decision.cost_units for decision in made]
+        limit = next((limit for limit in self._budget.limits_of(self.job.name) if limit.name == full.name), None)
+        if limit is None:  # the run's own `max_units`
+            most, costs = full.limit_units, [decision.cost_units for decision in self._step]
         else:
-            most, since_ms = limit.limit_units - state.leave_units, cutoff(limit.view.window, refused.decided_at_ms)
-            counted = [state for decision in made if decision.decided_at_ms > since_ms for state in decision.limits]
-            costs = [other.cost_units for other in counted if other.name == state.name]
-        needed = sum(costs) + state.cost_units
+            most, since_ms = limit.limit_units - full.leave_units, cutoff(limit.view.window, refused.decided_at_ms)
+            counted = [decision.limits for decision in self._step if decision.decided_at_ms > since_ms]
+            costs = [state.cost_units for states in counted for state in states if state.name == full.name]
+        needed = sum(costs) + full.cost_units
         if needed <= most:
             return None
-        needs = f"the calls of one step need {many(needed, state.noun)}, and {state.name!r} holds {most:,}"
+        needs = f"the calls of one step need {many(needed, full.noun)}, and {full.name!r} holds {most:,}"
         return f"{needs}, so no run can end it; make fewer calls in a step, or raise the limit"
 
     def _connect(self, checkpoint: Checkpoint) -> None:

@@ -32,7 +32,7 @@ from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_usable
 from quota.reports.status import allowances, exact_from
-from quota.session import Session, projects_left
+from quota.session import Session, projects_left, projects_of
 from quota.settings.lint import EXAMPLE_PROJECT, ageing, lint
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.terms.costs import CostBook
@@ -64,7 +64,7 @@ def check(session: Session) -> list[Finding]:
         [
             *lint(session.settings),
             *ask_ledger(session.settings),
-            *_journal(session),
+            *_journals(session),
             *_renamed(session),
             *_after_runs(session.settings),
             *(finding for book in _books(session) for finding in ageing(book, host_clock())),
@@ -86,14 +86,13 @@ def _books(session: Session) -> list[CostBook]:
     return list({c.book.name: c.book for c in session.settings.credentials.values()}.values())
 
 
-def _journal(session: Session) -> list[Finding]:
+def _journals(session: Session) -> Iterator[Finding]:
     """A journal that cannot be used stops no call while the ledger answers. Nobody would notice before an outage."""
-    findings: list[Finding] = []
-    for name in session.settings.credentials:
+    for name in (settings.name for settings in projects_of(session).values()):
         try:
             project = session.project(name)
         except ConfigError:  # `_state_folder` says why
-            return findings
+            return
         journal = project.journal
         if journal is None or not journal.exists:
             continue
@@ -104,13 +103,10 @@ def _journal(session: Session) -> list[Finding]:
                 journal.newest("")
                 journal.losses()
         except LedgerError as error:
-            findings.append(
-                finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")
-            )
+            yield finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")
         if journal.trouble:
             why = f"{journal.trouble}; entries are kept in memory, so a loss of the ledger may stay unnoticed"
-            findings.append(warning(f"journal of {project.name}", why, "mend that folder or disk"))
-    return list(dict.fromkeys(findings))
+            yield warning(f"journal of {project.name}", why, "mend that folder or disk")
 
 
 def _allowances(session: Session) -> Iterator[Finding]:
@@ -177,7 +173,7 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
         fine = Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
         findings += list(ageing(book, host_clock())) or [fine]
     findings += _state_folder()
-    findings += _journal(session)
+    findings += _journals(session)
     findings += _allowances(session)
     findings += _textfile(session.settings.textfile)
     findings += _notified(session.settings, notify)
@@ -398,9 +394,10 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
         cause = classify(answer.status, answer.body, method=method, book=book)
         if cause.kind == "transient_server":
             return warning(location, f"upstream is in trouble: {reason}", "run it again later")
-        if cause.kind in ("config", "request", "project_blocked"):
-            blocked = cause.kind == "project_blocked"
-            remedy = "ask upstream for quota" if blocked else cause.remedy or "check the key and what it may call"
+        if cause.kind == "project_blocked":
+            return problem(location, f"upstream does not accept it: {reason}", "ask upstream for quota")
+        if cause.kind in ("config", "request"):
+            remedy = cause.remedy or "check the key and what it may call"
             return problem(location, f"upstream does not accept it: {reason}", remedy)
         return warning(location, f"upstream admits no call now: {reason}", "see `quota status`")
     return Finding("ok", location, f"upstream accepts it ({cost})")

@@ -58,7 +58,7 @@ READ_AGAIN_WITHIN_S = 0.5
 BUILD_AT_ONCE = 500
 """The most entries that one script adds to a log being built. Meanwhile the server answers nobody else."""
 
-OF_THE_LOG = ("epoch", "holds", "trimmed", "keep_ms", "until_ms")
+OF_THE_LOG = (EPOCH, "holds", "trimmed", "keep_ms", "until_ms")
 """The log's own fields of the state: see `lua/append.lua`."""
 
 TRIM_AT_ONCE = 250

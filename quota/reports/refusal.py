@@ -30,7 +30,7 @@ from quota.rules.retry import Full, room_at
 from quota.rules.spent import spent
 from quota.rules.total import total_of
 from quota.session import Session, projects_of
-from quota.settings.lint import exceeded
+from quota.settings.lint import exceeded_headrooms
 from quota.settings.model import Unavailable
 from quota.terms.arguments import machine_name
 from quota.terms.costs import CostBook
@@ -343,10 +343,9 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
 def _counted_then(project: Project, view: View, kept: KeptRefusal) -> list[Entry]:
     """The entries that a view counted at a refusal."""
     used_units = sum(state.used_units for state in kept.limits if state.name == kept.refused_by)
-    entries = entries_of_window(project, view.window, kept.at_ms, just_before(kept.at_ms + 1))
-    if total_of(view, entries, kept.at_ms).used_units < used_units:
-        entries = entries_of_window(project, view.window, kept.at_ms, just_before(kept.at_ms + MAX_LAG_MS + 1))
-    return entries
+    entries = entries_of_window(project, view.window, kept.at_ms, just_before(kept.at_ms + MAX_LAG_MS + 1))
+    before = [entry for entry in entries if entry.id[0] <= kept.at_ms]
+    return before if total_of(view, before, kept.at_ms).used_units >= used_units else entries
 
 
 def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, str]]:
@@ -528,4 +527,4 @@ def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Ch
     if allowance < needed:
         settings.append(Setting("allowance", "", needed, allowance))
     larger = allowed._replace(max_cost_units=max(most, kept.cost_units), allowance_units=max(allowance, needed))
-    return (tuple(settings),) if settings and not any(exceeded(session.settings, larger)) else ()
+    return (tuple(settings),) if settings and not any(exceeded_headrooms(session.settings, larger)) else ()

@@ -97,7 +97,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
             "give all machines one redis:// ledger",
         )
     together = outage.machines * outage.allowance_units
-    for credential, limit, headroom in exceeded(settings, outage):
+    for credential, limit, headroom in exceeded_headrooms(settings, outage):
         most = headroom // outage.machines
         lower = f"lower allowance to {most}, or " if most else ""
         yield problem(
@@ -109,7 +109,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def exceeded(settings: Settings, outage: Unavailable) -> Iterator[tuple[CredentialSettings, Limit, int]]:
+def exceeded_headrooms(settings: Settings, outage: Unavailable) -> Iterator[tuple[CredentialSettings, Limit, int]]:
     """The limits whose headroom an allowance exceeds. The ledger does not see what the machines draw, so together it
     must fit into the headroom of each limit that counts such calls."""
     for credential in {c.project: c for c in settings.credentials.values()}.values():
