@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import quota
 from quota import Budget, Decision, Session
 from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, refused_login
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line, spell
@@ -192,7 +192,7 @@ class Attempts:
     def _wait_for_answer(self) -> None:
         """The client calls this again and again while it waits for an answer. After a signal it waits STOP_WITHIN_S."""
         if self.stop():
-            now_s, within_s = time.monotonic(), interruption.STOP_WITHIN_S
+            now_s, within_s = elapsed_s(), interruption.STOP_WITHIN_S
             self._signalled_s = self._signalled_s or now_s
             if now_s - self._signalled_s >= within_s:
                 raise Interrupted(f"; the page in flight took over {within_s:g} s and was abandoned")
@@ -220,8 +220,8 @@ class Attempts:
 
     def _sleep(self, seconds: float) -> None:
         """Wait between two attempts, in short pieces, because a signal ends the wait."""
-        until_s = time.monotonic() + seconds
-        while (left_s := until_s - time.monotonic()) > 0 and not self.stop():
+        until_s = elapsed_s() + seconds
+        while (left_s := until_s - elapsed_s()) > 0 and not self.stop():
             time.sleep(min(left_s, 0.1))
         if self.stop():
             raise Interrupted

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 
 STOP_WITHIN_S = 8.0
@@ -79,12 +80,12 @@ def _count_down(reading: int, over: list[bool], statuses: Mapping[int, int], wai
     if not number:  # the block has ended
         os.close(reading)
         return
-    signalled_s = time.monotonic()
-    while time.monotonic() < signalled_s + END_WITHIN_S:
+    signalled_s = elapsed_s()
+    while elapsed_s() < signalled_s + END_WITHIN_S:
         if over and not _threads_left():
             os.close(reading)  # only now: a later signal writes a byte too
             return
-        if waits and not over and time.monotonic() >= signalled_s + SAY_AFTER_S:
+        if waits and not over and elapsed_s() >= signalled_s + SAY_AFTER_S:
             _say(f"quota: {waits}\n".encode())
             waits = ""
         time.sleep(0.05)

@@ -10,11 +10,11 @@ A failure to print never stops a run.
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quota.cli.output import new_console, say
+from quota.common.clock import elapsed_s
 from quota.common.text import many, printable, spell
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Lines(Watcher):
     """For logs and cron: a line for each region, a line for each minute in which no region ends, and if `verbose` a
     line for each decision. `clock` is in s."""
 
-    def __init__(self, job: str, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, job: str, *, verbose: bool = False, clock: Callable[[], float] = elapsed_s) -> None:
         self.job = job
         self.pages = 0
         self.spent_units = 0

@@ -32,7 +32,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from typing import Any, Literal
 
 import quota
 from quota import Decision, Session
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import describe, many, members, show
@@ -105,7 +104,7 @@ def run_job(
     fetch, sink = functions_of(session.settings, job)
     asked_ms = clock()
     wait_ms = job.misfire_grace_ms + (0 if tick is None else tick.at_ms - asked_ms)
-    until_s = time.monotonic() + wait_ms / 1_000
+    until_s = elapsed_s() + wait_ms / 1_000
     waited = missed = False  # whether the run's turn did not come at once, and not in time
 
     def waits(covers: Covers) -> bool:
@@ -117,7 +116,7 @@ def run_job(
         if not waited:
             watcher.waits()
         waited = True
-        missed = time.monotonic() >= until_s or stop() != 0
+        missed = elapsed_s() >= until_s or stop() != 0
         return not missed
 
     with only_one(session.settings.store.url, job.name, Covers(whole), waits) as lock:

@@ -44,7 +44,7 @@ from apscheduler.triggers.base import BaseTrigger
 
 import quota
 from quota import Decision, Session
-from quota.common.clock import host_clock, rfc3339, utc
+from quota.common.clock import elapsed_s, host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe, many
 from quota.jobs import interruption, runner
@@ -129,7 +129,7 @@ def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
 
 
 def _wait(scheduler: Any, queues: Collection[_JobQueue], stop: Callable[[], int]) -> None:
-    woken_s, seen_ms = time.monotonic(), host_clock()
+    woken_s, seen_ms = elapsed_s(), host_clock()
     while not stop():
         time.sleep(POLL_S)
         now_ms = host_clock()
@@ -140,16 +140,16 @@ def _wait(scheduler: Any, queues: Collection[_JobQueue], stop: Callable[[], int]
             for job in scheduler.get_jobs():
                 job.reschedule(job.trigger)
         seen_ms = now_ms
-        if time.monotonic() - woken_s >= WAKE_S:
+        if elapsed_s() - woken_s >= WAKE_S:
             scheduler.wakeup()
-            woken_s = time.monotonic()
+            woken_s = elapsed_s()
 
 
 def _finish(queues: Collection[_JobQueue], status: int) -> None:
     """Wait for the pages in flight. If a page does not arrive in time, end the process with `status`: only that page is
     lost, because the store works in transactions."""
-    until_s = time.monotonic() + interruption.STOP_WITHIN_S + REPORT_WITHIN_S
-    while time.monotonic() < until_s:
+    until_s = elapsed_s() + interruption.STOP_WITHIN_S + REPORT_WITHIN_S
+    while elapsed_s() < until_s:
         if not any(queue.running for queue in queues):
             return
         time.sleep(POLL_S / 4)
@@ -269,7 +269,7 @@ class _JobQueue:
             refused = refusal_of(session.budget(self.job.credential), self.job, self.fetch, place)
             if refused is None:
                 _say("tick_started", tick, run=session.run, late_ms=late_ms)
-                started_s = time.monotonic()
+                started_s = elapsed_s()
             else:
                 retry_at = None if refused.retry_at_ms is None else rfc3339(refused.retry_at_ms)
                 why = refused.why()
@@ -285,7 +285,7 @@ class _JobQueue:
                 raise
             follow_up(session, report, ping)
         if started_s is not None or report.outcome != "stopped":
-            took_s = 0.0 if started_s is None else time.monotonic() - started_s
+            took_s = 0.0 if started_s is None else elapsed_s() - started_s
             self._say_ended(tick, report, round(took_s * 1000))
 
     def _late(self, tick: Tick) -> bool:

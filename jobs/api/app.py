@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,7 +33,7 @@ from starlette.routing import Route
 import quota
 from quota.cli.options import Listen
 from quota.cli.output import say
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.files import read_text
 from quota.common.hosts import is_loopback
 from quota.common.log import line
@@ -334,9 +333,9 @@ class Health:
     async def answer(self, request: Request) -> Response:
         _parameters(request)
         async with self._lock:
-            if time.monotonic() - self._examined_s >= KEPT_S:
+            if elapsed_s() - self._examined_s >= KEPT_S:
                 self._examined = health([*await self._store(), await asyncio.to_thread(self._ledger)])
-                self._examined_s = time.monotonic()
+                self._examined_s = elapsed_s()
             status, document = self._examined
         return Response(json.dumps(document), status, {"cache-control": "no-store"}, "application/json")
 

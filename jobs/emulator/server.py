@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.text import many
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
@@ -174,11 +174,11 @@ class Handler(BaseHTTPRequestHandler):
         The server discards what the client still writes, as if the connection were dead.
         """
         self.close_connection = True
-        deadline = time.monotonic() + _LINGER_SECONDS
+        deadline = elapsed_s() + _LINGER_SECONDS
         with suppress(OSError):  # the client may have gone first
             self.connection.shutdown(socket.SHUT_WR)
             self.connection.settimeout(_LINGER_SECONDS)
-            while self.connection.recv(65_536) and time.monotonic() < deadline:
+            while self.connection.recv(65_536) and elapsed_s() < deadline:
                 pass
 
     def _refuse(self, reply: Reply) -> None:

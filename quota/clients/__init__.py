@@ -2,7 +2,7 @@
 
 metering           what one attempt does to a budget, for every client; what others used
 gate               which requests of a client are charged, and as which method
-google             Google's client; `answers` limits what it reads
+google             Google's client; `answers` is what it sends over, and limits what it reads
 requests, httpx    the other clients, with aiohttp; `urllib3` is below requests
 instrument         finds the attempts of libraries that a program uses itself
 caller, login      sign a request as it leaves

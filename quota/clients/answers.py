@@ -1,15 +1,13 @@
-"""Limits on an answer of upstream: its size, its time, its shape.
+"""What Google's client sends over, and limits on an answer of upstream: its size, its time, its shape.
 
 A hostile or broken upstream may send an endless body, one byte every two seconds, a few bytes that unpack to gigabytes,
 a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswer` with one line.
 
-    Watch             the limits of one client, and the deadline of each thread's request
-    LimitedResponse   an answer that is read within the limits
-    PatientConnection a connection whose answers are LimitedResponses
-    PatientHttp       an Http with such connections
-    check_redirect    refuses a redirect to anything except HTTP
-    digestible        an error's body, if the client can parse it
-    checked           checks the shape of a body before the client parses it
+    Watch            the limits of one client, and the deadline of each thread's request
+    SessionHttp      what Google's client asks of an Http, over a session of requests
+    check_redirect   refuses a redirect to anything except HTTP
+    digestible       an error's body, if the client can parse it
+    checked          checks the shape of a body before the client parses it
 """
 
 from __future__ import annotations
@@ -17,29 +15,32 @@ from __future__ import annotations
 import io
 import math
 import threading
-import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPResponse, IncompleteRead
-from socket import socket
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from functools import partial
+from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
+from http.cookiejar import DefaultCookiePolicy
+from socket import gaierror, socket
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import httplib2
+import requests
 from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
+from requests.exceptions import ChunkedEncodingError, ContentDecodingError, RequestException, TooManyRedirects
+from urllib3.exceptions import HTTPError, InvalidChunkLength
 
 from quota.clients.answer_fields import AnswerLimits
+from quota.clients.gate import HostGate
+from quota.clients.requests import MeteredAdapter
+from quota.common.clock import elapsed_s
+from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer, SlowAnswer
-
-if TYPE_CHECKING:
-    from http.client import HTTPConnection
-else:
-    HTTPConnection = object  # a recorder may have replaced http.client's; `_made` adds httplib2's own
+from quota.terms.api import GOOGLES_KEY
 
 BYTES_PER_VALUE = 16
 """A body may hold one value per 16 bytes of its size limit: a value of three bytes takes a hundred once parsed."""
@@ -50,7 +51,8 @@ MAX_TOKEN_LENGTH = 8_192
 POLL_S = 0.1
 """How often a waiting request checks its deadline."""
 
-READ_BYTES = 1 << 16
+MAX_CONNECTIONS = 100
+"""The most idle connections to one host that stay open."""
 
 
 class Watch(threading.local):
@@ -70,7 +72,7 @@ class Watch(threading.local):
             yield
             return
         allowed_s = self.limits.max_answer_s
-        self._until_s = math.inf if allowed_s is None else time.monotonic() + allowed_s
+        self._until_s = math.inf if allowed_s is None else elapsed_s() + allowed_s
         try:
             yield
         finally:
@@ -80,7 +82,7 @@ class Watch(threading.local):
         """The time left for this thread's request. Raises SlowAnswer when no time is left."""
         if self._waiting is not None:
             self._waiting()
-        left_s = math.inf if self._until_s is None else self._until_s - time.monotonic()
+        left_s = math.inf if self._until_s is None else self._until_s - elapsed_s()
         if left_s <= 0:
             allowed = self.limits.max_answer_s
             raise SlowAnswer(
@@ -102,13 +104,13 @@ class _Arriving(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        silent_until_s = time.monotonic() + self._timeout_s
+        silent_until_s = elapsed_s() + self._timeout_s
         while True:
             self._sock.settimeout(min(POLL_S, self._watch.left_s()))
             try:
                 return self._sock.recv_into(buffer)
             except TimeoutError:
-                if time.monotonic() >= silent_until_s:
+                if elapsed_s() >= silent_until_s:
                     raise
 
     def close(self) -> None:
@@ -117,107 +119,75 @@ class _Arriving(io.RawIOBase):
         super().close()
 
 
-class LimitedResponse(HTTPResponse):
-    """An answer that is read within the limits of a watch. It unpacks a compressed body."""
+class _PatientResponse(HTTPResponse):
+    """An answer whose bytes arrive within a watch."""
 
-    def __init__(self, sock: socket, *, timeout_s: float, watch: Watch, method: str | None) -> None:
-        super().__init__(sock, method=method)
+    def __init__(self, sock: socket, *args: Any, timeout_s: float, watch: Watch, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
         raw: io.RawIOBase = self.fp.detach()
         self.fp = io.BufferedReader(_Arriving(raw, sock, timeout_s, watch))
-        self._limits = watch.limits
-
-    def read(self, amt: int | None = None) -> bytes:
-        most = self._limits.max_bytes
-        if amt is not None or most is None or self.fp is None:
-            return super().read(amt)
-        return self._unpacked(self._packed(most), most)
-
-    def _packed(self, most: int) -> bytes:
-        if self.length is not None and self.length > most:
-            raise self._limits.too_large()
-        content = bytearray()
-        try:
-            while piece := super().read(READ_BYTES):
-                content += piece
-                if len(content) > most:
-                    raise self._limits.too_large()
-        except ValueError as error:  # a chunk of less than nothing
-            raise no_http() from error
-        if self.length:  # http.client accepts a body that is shorter than announced
-            raise IncompleteRead(bytes(content), self.length)
-        return bytes(content)
-
-    def _unpacked(self, content: bytes, most: int) -> bytes:
-        packing = (self.headers.get("content-encoding") or "").strip().lower()
-        if packing not in ("gzip", "deflate", "zlib") or not content:
-            return content
-        del self.headers["content-encoding"]  # else the client would unpack it again
-        for window_bits in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # either header, or none
-            unpacking = zlib.decompressobj(window_bits)
-            try:
-                unpacked = unpacking.decompress(content, most + 1)
-            except zlib.error:
-                continue
-            if len(unpacked) > most:
-                raise self._limits.too_large()
-            if unpacking.eof:
-                return unpacked
-        raise BadAnswer(f"upstream's answer does not unpack as {packing}; check endpoint and proxies")
 
 
-class PatientConnection(HTTPConnection):
-    """Waits for a bounded time, and reads each answer within the limits of a watch. PatientHttp combines this with each
-    connection class of httplib2, and sets `watch` and `timeout_s`.
+class _Session(requests.Session):
+    """A session that sends what it is told to, and nothing of its own: no fields, no cookies, no login of ~/.netrc."""
+
+    def __init__(self, adapter: MeteredAdapter, *, keeps_key: Callable[[str], bool], is_loopback: bool) -> None:
+        super().__init__()
+        self._keeps_key, self._is_loopback = keeps_key, is_loopback
+        self.headers.clear()
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        self.auth = lambda request: request  # else requests reads ~/.netrc
+        self.max_redirects = httplib2.DEFAULT_MAX_REDIRECTS
+        self.adapters.clear()
+        self.mount("http://", adapter)
+        self.mount("https://", adapter)
+
+    def merge_environment_settings(self, *args: Any, **options: Any) -> Any:
+        settings = super().merge_environment_settings(*args, **options)
+        return {**settings, "proxies": {}} if self._is_loopback else settings  # a proxy cannot reach this loopback
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where an answer redirects to. A request that changes something goes nowhere else, except to look at its
+        result. To Google, 308 means "upload not complete", not "moved"."""
+        reads = resp.request.method in ("GET", "HEAD", "OPTIONS") or resp.status_code == 303
+        target = super().get_redirect_target(resp) if reads and resp.status_code != 308 else None
+        if target is not None:
+            check_redirect(urljoin(resp.url, target))
+        return target
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        for name in ("authorization", GOOGLES_KEY.header):
+            if not self._keeps_key(prepared_request.url or ""):
+                prepared_request.headers.pop(name, None)
+
+
+class SessionHttp:
+    """What Google's client asks of an Http for the API at `root`. Threads may share it.
+
+    It sends over a session of requests, whose adapter charges each attempt at the `gate`, if there is one. Errors are
+    those of the connection, as with httplib2: the client's own retries look at their class.
     """
 
-    watch: Watch
-    timeout_s: float
-    spoiled = False
-    _answer: LimitedResponse | None = None
-
-    def connect(self) -> None:
-        self.timeout = self.patience_s()
-        super().connect()
-
-    def patience_s(self) -> float:
-        return min(self.timeout_s, self.watch.left_s())
-
-    def set_debuglevel(self, level: int) -> None:
-        """Do nothing: at higher levels, http.client would print whole requests, including the key."""
-
-    def response_class(  # type: ignore[override]  # http.client calls it like a class
-        self, sock: Any, debuglevel: int = 0, method: str | None = None
-    ) -> HTTPResponse:
-        """Create the object that reads the next answer."""
-        self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
-        return self._answer
-
-    @property
-    def unread(self) -> bool:
-        """Whether part of an answer is still unread. The next request must not take it for its own answer."""
-        answer = self._answer
-        return answer is not None and (answer.headers is None or not answer.isclosed())
-
-    def hang_up(self) -> None:
-        """Close the connection, and any unfinished answer, which would keep the socket open."""
-        if self._answer is not None:
-            self._answer.close()
-        self.close()
-
-
-class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
-    """An Http for the API at `root`. Its connections are of this `kind`, with the attributes `of_each`. It drops a
-    connection that is spoiled or has an unread answer."""
-
     def __init__(
-        self, root: str, kind: type[PatientConnection], *, watch: Watch, timeout_s: float, **of_each: Any
+        self, root: str, watch: Watch, *, timeout_s: float, gate: HostGate | None = None, follows: bool = True
     ) -> None:
-        self.watch = watch
-        of_each |= {"watch": watch, "timeout_s": timeout_s}
-        self._types = {scheme: _made(kind, parent, of_each) for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()}
-        loopback = is_loopback(urlsplit(root).hostname or "")
-        # A proxy cannot reach this machine's loopback.
-        super().__init__(timeout=timeout_s, proxy_info=None if loopback else httplib2.proxy_info_from_environment)
+        self.watch, self.timeout, self._gate, self._follows = watch, timeout_s, gate, follows
+        self._is_loopback = is_loopback(urlsplit(root).hostname or "")
+        self.start_over_in_child()
+        start_over_in_child(self)
+
+    def start_over_in_child(self) -> None:
+        """A forked child would read its parent's answers."""
+        adapter = MeteredAdapter(self._gate, self.watch.limits, prepare=self._prepare, pool_maxsize=MAX_CONNECTIONS)
+        self._session = _Session(adapter, keeps_key=self.keeps_key, is_loopback=self._is_loopback)
+
+    def _prepare(self, conn: Any) -> None:
+        conn.response_class = partial(_PatientResponse, timeout_s=self.timeout, watch=self.watch)
+        conn.set_debuglevel(0)  # http.client would print whole requests, including the key
+
+    def keeps_key(self, uri: str) -> bool:
+        """Whether `uri` may receive the API key."""
+        return False
 
     def request(
         self,
@@ -227,45 +197,55 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         headers: Mapping[str, Any] | None = None,
         redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
         connection_type: Any = None,
-    ) -> tuple[Any, bytes]:
-        """Like httplib2's own method, which calls itself for every redirect. Ignores `connection_type`.
+    ) -> tuple[httplib2.Response, bytes]:
+        """The answer and its unpacked body. Ignores `redirections` and `connection_type`.
 
-        Raises BadAnswer for a redirect to something that is not HTTP.
+        Raises BadAnswer for an answer above a limit, and for a redirect to something that is not HTTP.
         """
-        if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
-            check_redirect(uri)
-        headers = self._leaving(uri, headers)
-        kind = self._types.get(uri.partition(":")[0].lower())
-        try:
-            with self.watch.request():
-                response, content = super().request(uri, method, body, headers, redirections, kind)
-        except (httplib2.RedirectLimit, httplib2.RedirectMissingLocation) as error:
-            raise BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies") from error
-        finally:
-            pool = self.connections
-            for name in [name for name, connection in pool.items() if connection.spoiled or connection.unread]:
-                pool.pop(name).hang_up()
-        self._answered(response, content)
-        return response, digestible(response, content)
+        wait_s = min(self.timeout, self.watch.left_s()), self.timeout
+        with self.watch.request():
+            try:
+                with self._session.request(
+                    method, uri, data=body, headers=headers, timeout=wait_s, allow_redirects=self._follows, stream=True
+                ) as response:
+                    content = _content(response)
+            except (RequestException, HTTPError, HTTPException) as error:
+                raise self._error(error) from None
+        answer = httplib2.Response({**response.headers, "status": str(response.status_code)})
+        answer.reason = response.reason
+        if answer.pop("content-encoding", ""):
+            answer["content-length"] = str(len(content))
+        if response.ok:
+            answer["content-location"] = response.url  # a download goes on there
+        return answer, digestible(answer, content)
 
-    def _leaving(self, uri: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """The header fields with which a request leaves."""
-        return headers
+    def _error(self, error: Exception) -> Exception:
+        """The error of the connection below an error of requests."""
+        if isinstance(error, TooManyRedirects):
+            return BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies")
+        if isinstance(error, ContentDecodingError):
+            return BadAnswer("upstream's answer does not unpack; check endpoint and proxies")
+        below: BaseException | None = error
+        while isinstance(below, (RequestException, HTTPError)) and not isinstance(below, HTTPException):
+            below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
+        if isinstance(below, gaierror):
+            no_address: Exception = httplib2.ServerNotFoundError("upstream's host has no address")
+            return no_address
+        if isinstance(below, RemoteDisconnected):
+            return ConnectionResetError("upstream closed the connection without an answer")
+        is_cut = isinstance(below, IncompleteRead) and not isinstance(below, InvalidChunkLength)
+        if isinstance(below, HTTPException) and not is_cut:
+            no_http = "upstream's answer is no HTTP"
+            if any(self.watch.limits):
+                return BadAnswer(f"{no_http}; check endpoint and proxies")
+            return HTTPException(f"{no_http}: {type(below).__name__}")
+        if isinstance(error, ChunkedEncodingError) and below is None:
+            return ConnectionResetError("upstream closed the connection within its answer")
+        return below if isinstance(below, Exception) else httplib2.HttpLib2Error(redact(str(error)))
 
-    def _answered(self, response: Any, content: bytes) -> None:
-        """Called with each answer."""
-
-
-def _made(kind: type[PatientConnection], parent: type, of_each: dict[str, Any]) -> type:
-    """A connection of this kind over httplib2's own. A recorder (vcrpy) in its place sends over this connection what it
-    does not replay."""
-    if hasattr(parent, "_baseclass"):
-        return type(parent.__name__, (parent,), {"_baseclass": _made(kind, parent._baseclass, of_each)})
-    return type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
-
-
-def no_http() -> BadAnswer:
-    return BadAnswer("upstream's answer is no HTTP; check endpoint and proxies")
+    def close(self) -> None:
+        """Close all connections. A later request opens new ones."""
+        self._session.close()
 
 
 def check_redirect(uri: str) -> None:
@@ -288,6 +268,13 @@ def digestible(response: Any, content: bytes) -> bytes:
         except Exception:
             return b""
     return content
+
+
+def _content(response: requests.Response) -> bytes:
+    try:
+        return response.content
+    except ValueError as error:  # a chunk of less than nothing
+        raise HTTPException(str(error)) from error
 
 
 # -- its shape ---------------------------------------------------------------------------------------------------------

@@ -3,14 +3,13 @@
     youtube = service(budget, "youtube", "v3", key=...)
     youtube.videos().list(part="snippet", chart="mostPopular").execute()      # raises quota.Refused
 
-The connection's `request()` makes the charge, after it connects the socket and before it sends the first byte. No layer
-above it sees every attempt. The client's own retries, redirects, repeats after a 401, batches and pages all pass
-through it, once each. So does the hidden resend of httplib2 when a kept-alive connection turns out to be dead.
+The session's adapter makes the charge where it sends, below the client's own retries, redirects, repeats after a 401,
+batches and pages: each attempt passes through it once.
 
     layer            class              what it adds
     HttpRequest      MeteredRequest     records which API method is being sent
-    Http             MeteredHttp        keeps connections for each thread; passes answers to the meter
-    HTTPConnection   _Connection        charges each attempt; refunds it if no byte was sent
+    Http             MeteredHttp        keeps the key at the API's own hosts
+    HTTPAdapter      MeteredAdapter     charges each attempt at the GoogleGate, and passes it the answer
 
 Importing this file takes a quarter of a second. No module of the package imports it before a call is allowed to leave.
 """
@@ -18,17 +17,14 @@ Importing this file takes a quarter of a second. No module of the package import
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from email.parser import BytesParser
 from functools import partial
-from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import Any
 from urllib.parse import urlsplit
 
 import google_auth_httplib2
-import httplib2
 from google.auth.api_key import Credentials as KeyCredentials
 from google.auth.credentials import with_scopes_if_required
 from googleapiclient.discovery import Resource, build_from_document
@@ -37,13 +33,12 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
-from quota.clients.answers import LimitedResponse, PatientConnection, PatientHttp, Watch, checked, no_http
+from quota.clients.answers import SessionHttp, Watch, checked
+from quota.clients.gate import HostGate
 from quota.clients.metering import Attempt, Meter
-from quota.clients.upstream import Google, Routes, description, scopes_of, verb_of
-from quota.common.fork import start_over_in_child
+from quota.clients.upstream import Google, Routes, Sent, description, scopes_of, verb_of
 from quota.common.hosts import (
     default_port,
-    has_hung_up,
     is_http_address,
     is_loopback,
     is_readable_on_the_way,
@@ -51,7 +46,7 @@ from quota.common.hosts import (
 from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import GOOGLES_KEY, Hosts, RequestBody
+from quota.terms.api import GOOGLES_KEY, NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import instance, seconds, text
 
 TIMEOUT_S = 60.0
@@ -92,8 +87,8 @@ def service(
     max_items        the length of any list in an answer
 
     If any of them is set, the service raises quota.BadAnswer for an answer that exceeds a limit, or that is not the
-    JSON that the API promises, and sends no request again by itself when a connection dies. The service calls `waiting`
-    several times a second while it waits for an answer; an exception from `waiting` ends the request.
+    JSON that the API promises. The service sends a request once, unless its `execute` is told to retry. It calls
+    `waiting` several times a second while it waits for an answer; an exception from `waiting` ends the request.
     `max_units` is the most that the service spends in all; then it raises quota.Refused. None: no such limit.
     A redirect to anything but HTTP raises BadAnswer, with and without limits. Only the API's host and port get the key.
     Raises ConfigError if the installed client does not describe the API, or if `endpoint` is not a usable URL.
@@ -115,7 +110,8 @@ def service(
             )
     root: str = document["rootUrl"]
     limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
-    http = MeteredHttp(Meter(budget, max_units), document, Watch(limits, waiting), timeout_s=timeout_s)
+    gate = GoogleGate(Meter(budget, max_units), document)
+    http = MeteredHttp(gate, root, Watch(limits, waiting), timeout_s=timeout_s)
     authorized: Any = http
     if credentials is not None:
         credentials = with_scopes_if_required(credentials, scopes_of(document))  # type: ignore[no-untyped-call]
@@ -252,30 +248,27 @@ BatchHttpRequest._execute = _send_checked_batch
 # -- charging it -------------------------------------------------------------------------------------------------------
 
 
-_Sent = tuple[Attempt, str]
-"""One charged attempt that was sent, and its content id inside a batch."""
-
-
-class _Gate:
-    """Charges each request before a connection sends it, and remembers the charge until the answer arrives."""
+class GoogleGate(HostGate):
+    """Charges the requests to the API of a discovery document, by the method that is being sent, or else by what is on
+    the wire."""
 
     def __init__(self, meter: Meter, document: Mapping[str, Any]) -> None:
         root = urlsplit(document["rootUrl"])
         host = root.hostname or ""
         # On loopback, the port distinguishes servers. Elsewhere, all ports of a host share one quota.
-        self._hosts = Hosts([root.netloc if is_loopback(host) and root.port else host])
-        self._also = Hosts([_SHARED_HOST] if host.endswith(".googleapis.com") else [])
+        own = root.netloc if is_loopback(host) and root.port else host
+        self._own = Hosts([own])
         self._secure = root.scheme == "https"
         self._port = root.port or default_port(root.scheme)
         self._routes = Routes(document)
-        self._meter = meter
-        self._upstream = Google(meter.budget.book)
         self.payer = meter.budget.project, meter.budget.credential
-        self._waiting = threading.local()
+        shared = [_SHARED_HOST] if host.endswith(".googleapis.com") else []
+        super().__init__(meter, self._method_of, [own, *shared])
+        self.upstream = Google(meter.budget.book)
 
     def serves(self, uri: str) -> bool:
         """Whether `uri` is on a host and port of the API."""
-        return self._hosts.serve(uri) or self._also.serve(uri)
+        return self._hosts.serve(uri)
 
     def keeps_key(self, uri: str) -> bool:
         """Whether `uri` may receive the API key: only the API may, on its own port, and never over plain HTTP if the
@@ -284,27 +277,37 @@ class _Gate:
         own_port = (parts.port or default_port(parts.scheme)) == self._port
         return own_port and self.serves(uri) and (parts.scheme == "https" or not self._secure)
 
-    def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
-        """Charge one request that is about to leave. Returns [] if it does not call this API. Raises Refused."""
-        self.forget()
-        path, sent_verb = urlsplit(url).path, verb
-        verb = verb_of(self._upstream, verb, headers).upper()
-        on_the_wire = self._upstream.named(self._routes, verb, path)
+    def is_metered(self, verb: str, url: str) -> bool:
+        return self.serves(url)
+
+    def charge(  # type: ignore[override]  # a Batch is used like an Attempt
+        self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()
+    ) -> Attempt | Batch | None:
+        """Charge one request that is about to leave. Returns None if it does not call this API. Raises Refused."""
+        if not self.serves(url):
+            return None
+        sent_verb, verb = verb, verb_of(self.upstream, verb, headers).upper()
         is_batch = self._routes.is_batch(verb, url)
-        if place not in self._hosts and not (place in self._also and (on_the_wire or is_batch)):
-            return []
-        if place[0].lower() == _SHARED_HOST and not on_the_wire and _TOKEN_PATH.fullmatch(path):
-            return []
+        parts = urlsplit(url)
+        if not is_batch and self._on_the_wire(verb, url) is None:
+            is_token = parts.hostname == _SHARED_HOST and _TOKEN_PATH.fullmatch(parts.path)
+            if is_token or not self._own.serve(url):
+                return None
         request = _sending.get()
         if request is None and is_batch:
-            sent = self._charge_batch(headers, body)
-        elif self._is_chunk(request, sent_verb, url):
-            sent = []
-        else:
-            method = (request.methodId if request is not None else None) or on_the_wire or f"{verb} {path}"
-            sent = [(self._meter.attempt(method, verb, RequestBody.of(body)), "")]
-        self._waiting.sent = sent
-        return sent
+            return self._charge_batch(body, headers)
+        if self._is_chunk(request, sent_verb, url):
+            return None
+        return self.meter.attempt(self.name(verb, url), verb, body)
+
+    def _on_the_wire(self, verb: str, url: str) -> str | None:
+        return self.upstream.named(self._routes, verb, urlsplit(url).path)
+
+    def _method_of(self, verb: str, url: str) -> str:
+        """The method that is being sent, or else the one on the wire."""
+        request = _sending.get()
+        sent = None if request is None else request.methodId
+        return sent or self._on_the_wire(verb, url) or f"{verb} {urlsplit(url).path}"
 
     def _is_chunk(self, request: HttpRequest | None, verb: str, url: str) -> bool:
         """Whether this request continues an upload. The request that opened the upload was charged."""
@@ -312,39 +315,53 @@ class _Gate:
             return request.resumable is not None and request.resumable_uri is not None
         return self._routes.is_part(verb, url)
 
-    def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
-        content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
+    def _charge_batch(self, body: RequestBody, headers: Sent) -> Attempt | Batch:
         calls, ids = [], []
-        for content_id, line, _ in _parts(str(content_type), body):
+        for content_id, line, _ in _parts(str(dict(headers).get("content-type", "")), body.content or b""):
             verb, _, target = line.partition(" ")
             verb, path = verb.upper() or "?", urlsplit(target.partition(" ")[0]).path
-            calls.append((self._upstream.named(self._routes, verb, path) or f"{verb} {path}", verb))
+            calls.append((self._on_the_wire(verb, path) or f"{verb} {path}", verb))
             ids.append(content_id)
         if not calls:
-            return [(self._meter.attempt("batch", "POST"), "")]  # unreadable, but the client sends it anyway
-        return [*zip(self._meter.attempts(calls), ids, strict=True)]
+            return self.meter.attempt("batch", "POST")  # unreadable, but the client sends it anyway
+        return Batch(list(zip(ids, self.meter.attempts(calls), strict=True)))
 
-    def forget(self) -> None:
-        """Forget the attempts of this thread that still wait for an answer."""
-        self._waiting.sent = []
+
+class Batch:
+    """The attempts of the calls that travel in one request, each with its content id. Like an Attempt; and, like its
+    usage, it collects the answer while the client reads it, because each call has an answer of its own."""
+
+    def __init__(self, attempts: Sequence[tuple[str, Attempt]]) -> None:
+        self._attempts = attempts
+        self._status, self._content_type, self._body = 0, "", bytearray()
 
     def never_left(self) -> None:
-        """Refund what this thread charged last: no byte of it left, or a mock answered."""
-        for attempt, _ in self._waiting.sent:
+        for _, attempt in self._attempts:
             attempt.never_left()
 
-    def answered(self, response: Any, content: bytes) -> None:
-        """Pass the answer to the attempts that this thread sent last."""
-        sent: list[_Sent] = self._waiting.sent
-        self.forget()
-        status = int(response.status)
-        answers = batched_answers(response.get("content-type", ""), content) if status < 400 else ()
-        by_id = {content_id: (inner, body) for inner, body, content_id in answers}
-        for attempt, content_id in sent:
-            if status < 400 and content_id:
-                attempt.answered(*by_id.get(content_id, (status, b"")))
-            else:
-                attempt.answered(status, content, response)
+    def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
+        return status >= 400
+
+    def answered(self, status: int, body: bytes, headers: Mapping[str, str], *, whole: bool, read: bool) -> None:
+        self._status, self._content_type = status, headers.get("content-type", "")
+        if status >= 400:
+            for _, attempt in self._attempts:
+                attempt.answered(status, body, headers, whole=whole, read=read)
+
+    def usage(self, headers: Mapping[str, str]) -> Batch | None:
+        return self if self._status < 400 else None
+
+    def settle(self, used_units: None) -> None:
+        """Do nothing: each call is settled by its own answer."""
+
+    def feed(self, piece: bytes) -> None:
+        self._body += piece
+
+    def end(self) -> None:
+        answers = batched_answers(self._content_type, bytes(self._body))
+        by_id = {content_id: (status, body) for status, body, content_id in answers}
+        for content_id, attempt in self._attempts:
+            attempt.answered(*by_id.get(content_id, (self._status, b"")))
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -379,146 +396,22 @@ def batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, 
         yield status, head_and_body[-1].strip() if len(head_and_body) == 2 else b"", content_id
 
 
-# -- the connection ----------------------------------------------------------------------------------------------------
+# -- the Http ----------------------------------------------------------------------------------------------------------
 
 
-class _Connection(PatientConnection):
-    """Charges each request to the API with its `gate`, after connecting and before the first byte leaves."""
+class MeteredHttp(SessionHttp):
+    """A SessionHttp that charges every request to the API. Only the API gets its key."""
 
-    gate: _Gate
-    charges = True  # `quota exec --auto` leaves it alone
-    _left = False
-    _used = False
-    _has_answered = False
-    _mocked: Callable[[], HTTPResponse] | None = None
-    """Reads the answer of a mock (pook), which puts this function into a connection."""
+    def __init__(self, gate: GoogleGate, root: str, watch: Watch, *, timeout_s: float) -> None:
+        self.gate = gate
+        super().__init__(root, watch, timeout_s=timeout_s, gate=gate)
 
-    def connect(self) -> None:
-        super().connect()
-        self._used = self._has_answered = False
-
-    def send(self, data: Any) -> None:
-        self._left = True
-        super().send(data)
+    def keeps_key(self, uri: str) -> bool:
+        return self.gate.keeps_key(uri)
 
     def request(
-        self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
-        """Charge and send one request. Raises Refused before any byte of it leaves."""
-        if self.sock is not None and self._used and has_hung_up(self.sock):
-            self.close()  # a request on this connection would be charged and never arrive
-        if self.sock is None:
-            self.connect()
-        self.sock.settimeout(self.patience_s())
-        self.gate.charge((self.host, self.port), method, url, headers or {}, body)
-        self._left = False
-        try:
-            super().request(method, url, body, headers or {}, **options)
-        except BaseException:
-            if not self._left:
-                self.gate.never_left()
-            # http.client's buffer holds half a request, and would send it ahead of the next one.
-            self.spoiled = True
-            self.close()
-            raise
-        self._mocked = vars(self).pop("getresponse", None)
-        self._used = True
-
-    def getresponse(self) -> HTTPResponse:
-        """Read the head of the next answer.
-
-        httplib2 takes any bad head for a connection that died while idle, and sends the request again, which costs
-        another charge. That is allowed only after an earlier answer, and only if nothing arrived. With limits no
-        request is sent again here: the caller decides how often to try.
-        """
-        limited = any(self.watch.limits)
-        try:
-            answer = (self._mocked or super().getresponse)()
-        except ResponseNotReady:
-            raise
-        except RemoteDisconnected:
-            if self._has_answered and not limited:
-                raise
-            raise ConnectionResetError("upstream closed the connection without an answer") from None
-        except HTTPException as error:
-            if limited:
-                raise no_http() from error
-            raise HTTPException(f"upstream's answer is no HTTP: {type(error).__name__}") from error
-        self._has_answered = True
-        if not self._left and not isinstance(answer, LimitedResponse):  # a mock made it
-            self.gate.never_left()
-        return answer
-
-
-_Pools = dict[threading.Thread, dict[str, _Connection]]
-
-
-class MeteredHttp(PatientHttp):
-    """An httplib2.Http that charges every request to the API on its connections.
-
-    Unlike httplib2.Http, threads may share it: each thread has its own connections, so that no thread reads another's
-    answer. `close()` closes all connections. The connections of a thread that has ended are closed when a new thread
-    opens its first one.
-    """
-
-    def __init__(self, meter: Meter, document: Mapping[str, Any], watch: Watch, *, timeout_s: float) -> None:
-        self.gate = _Gate(meter, document)
-        self._start_pool()
-        start_over_in_child(self)
-        super().__init__(document["rootUrl"], _Connection, watch=watch, timeout_s=timeout_s, gate=self.gate)
-        # To Google, 308 means "upload not complete", not "moved".
-        self.redirect_codes: frozenset[int] = httplib2.REDIRECT_CODES - {308}
-
-    def _leaving(self, uri: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        self.gate.forget()
-        if headers and not self.gate.keeps_key(uri):
-            return {name: value for name, value in headers.items() if name.lower() != GOOGLES_KEY.header}
-        return headers
-
-    def _answered(self, response: Any, content: bytes) -> None:
-        self.gate.answered(response, content)
-
-    # -- a pool of connections for each thread -------------------------------------------------------------------------
-
-    def _start_pool(self) -> None:
-        self._pools: _Pools = {}
-        self._pools_lock = threading.Lock()
-
-    def start_over_in_child(self) -> None:
-        """Close the sockets that a forked child inherits: it would read its parent's answers from them.
-
-        The parent's connections stay open.
-        """
-        inherited = self._pools
-        self._start_pool()
-        _close_all(inherited)
-
-    @property
-    def connections(self) -> dict[str, _Connection]:
-        """This thread's open connections, by scheme and authority."""
-        thread = threading.current_thread()
-        pool = self._pools.get(thread)
-        if pool is None:
-            with self._pools_lock:
-                pool = self._pools[thread] = {}
-                ended = {other: self._pools.pop(other) for other in list(self._pools) if not other.is_alive()}
-            _close_all(ended)
-        return pool
-
-    @connections.setter
-    def connections(self, value: dict[str, _Connection]) -> None:
-        self._pools[threading.current_thread()] = value
-
-    def close(self) -> None:
-        """Close the connections of all threads. A later request opens new ones."""
-        with self._pools_lock:
-            pools = dict(self._pools)
-        _close_all(pools)
-        self.certificates.clear()
-        self.clear_credentials()
-
-
-def _close_all(pools: _Pools) -> None:
-    for pool in pools.values():
-        while pool:
-            pool.popitem()[1].close()
+        self, uri: str, method: str = "GET", body: Any = None, headers: Any = None, *args: Any, **options: Any
+    ) -> tuple[Any, bytes]:
+        if headers and not self.keeps_key(uri):
+            headers = {name: value for name, value in headers.items() if name.lower() != GOOGLES_KEY.header}
+        return super().request(uri, method, body, headers, *args, **options)

@@ -56,53 +56,86 @@ def requests_adapter(
     a timeout get `timeout_s`. A body above `max_body_mb`, as received or unpacked, raises quota.BadAnswer while the
     caller reads it. `caller` signs what leaves; the client's own request stays unsigned.
     """
-    if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
-        raise UsageError(f"requests {version} is too old to be metered; install 2.32 or newer")
-    if not hasattr(urllib3, "BaseHTTPResponse"):
-        raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
     if "max_retries" in options:
         raise UsageError("max_retries: this adapter sends each request once; retry around the call, as with tenacity")
     gate = HostGate(Meter(budget, max_units), method, hosts)
     limits = AnswerLimits(max_body_mb).validated()
+    return MeteredAdapter(gate, limits, timeout_s=timeout_s, caller=caller, **options)
 
-    class MeteredAdapter(HTTPAdapter):
-        def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-            if timeout_s is not None and kwargs.get("timeout") is None:
-                kwargs["timeout"] = timeout_s
-            if caller is None:
-                response = super().send(request, *args, **kwargs)
-            else:
-                attempt = partial(self._signed, caller, request, *args, **kwargs)
-                again = request.body is None or isinstance(request.body, bytes | str)
-                response = caller.send(attempt, request.url or "", again=again)
-            _bound(response, limits)
-            return response
 
-        def _signed(
-            self, caller: Caller, request: requests.PreparedRequest, *args: Any, **kwargs: Any
-        ) -> requests.Response:
-            leaving = request.copy()
-            leaving.url, headers = caller.signed(request.method or "GET", request.url or "", request.headers)
-            leaving.headers = CaseInsensitiveDict(headers)
-            try:
-                response = super().send(leaving, *args, **kwargs)
-            except RequestException as error:  # the error quotes the URL, and so a key in its query
-                raise type(error)(redact(str(error)), request=request) from None
-            response.request, response.url = request, request.url or ""
-            return response
+class MeteredAdapter(HTTPAdapter):
+    """Charges each attempt at a `gate`, if there is one. `prepare` is called with the connection of each attempt."""
 
-        def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-            pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-            # Below every mock of requests and of `urlopen`. A pool that knew itself would stay open after `close`.
-            pool._make_request = partial(charged, ref(pool))
-            return pool
+    def __init__(
+        self,
+        gate: HostGate | None,
+        limits: AnswerLimits,
+        *,
+        timeout_s: float | None = None,
+        caller: Caller | None = None,
+        prepare: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> None:
+        if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
+            raise UsageError(f"requests {version} is too old to be metered; install 2.32 or newer")
+        if not hasattr(urllib3, "BaseHTTPResponse"):
+            raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
+        self._limits, self._timeout_s, self._caller = limits, timeout_s, caller
+        self._make = partial(_make, gate, prepare)
+        super().__init__(**options)
 
-    def charged(pool_of: Callable[[], Any], conn: Any, method: str, url: str, **given: Any) -> Any:
-        pool = pool_of()
-        make = partial(type(pool)._make_request, pool, conn, method, url, **given)
-        return send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make)
+    def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
+        if self._timeout_s is not None and kwargs.get("timeout") is None:
+            kwargs["timeout"] = self._timeout_s
+        caller = self._caller
+        if caller is None:
+            response = super().send(request, *args, **kwargs)
+        else:
+            attempt = partial(self._signed, caller, request, *args, **kwargs)
+            again = request.body is None or isinstance(request.body, bytes | str)
+            response = caller.send(attempt, request.url or "", again=again)
+        _bound(response, self._limits)
+        return response
 
-    return MeteredAdapter(**options)
+    def _signed(
+        self, caller: Caller, request: requests.PreparedRequest, *args: Any, **kwargs: Any
+    ) -> requests.Response:
+        leaving = request.copy()
+        leaving.url, headers = caller.signed(request.method or "GET", request.url or "", request.headers)
+        leaving.headers = CaseInsensitiveDict(headers)
+        try:
+            response = super().send(leaving, *args, **kwargs)
+        except RequestException as error:  # the error quotes the URL, and so a key in its query
+            raise type(error)(redact(str(error)), request=request) from None
+        response.request, response.url = request, request.url or ""
+        return response
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        # Below every mock of requests and of `urlopen`. A pool that knew itself would stay open after `close`.
+        pool._make_request = partial(self._make, ref(pool))
+        return pool
+
+
+def _make(
+    gate: HostGate | None,
+    prepare: Callable[[Any], None] | None,
+    pool_of: Callable[[], Any],
+    conn: Any,
+    method: str,
+    url: str,
+    **given: Any,
+) -> Any:
+    """urllib3's `_make_request`, charged."""
+    pool = pool_of()
+    if prepare is not None:
+        prepare(conn)
+    make = partial(type(pool)._make_request, pool, conn, method, url, **given)
+    return (
+        make()
+        if gate is None
+        else send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make)
+    )
 
 
 def _bound(response: requests.Response, limits: AnswerLimits) -> None:

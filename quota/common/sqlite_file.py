@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
+from quota.common.clock import elapsed_s
 from quota.common.files import doubt_of_database, make_folder, open_alone, read_text
 from quota.common.fork import hold_over_fork
 
@@ -149,7 +150,7 @@ class SqliteFile:
         unchanged. A signal handler may also run a transaction of its own in the middle of this one. That ends this
         transaction, which begins again afterwards.
         """
-        deadline = time.monotonic() + (self.deadline_s if within_s is None else within_s)
+        deadline = elapsed_s() + (self.deadline_s if within_s is None else within_s)
         with self._lock:
             while True:
                 turn = self._turn
@@ -170,7 +171,7 @@ class SqliteFile:
                 except sqlite3.Error as error:
                     if self._turn != turn:
                         continue
-                    if _code(error) in _BUSY and time.monotonic() < deadline:
+                    if _code(error) in _BUSY and elapsed_s() < deadline:
                         pause()
                         continue
                     if self.path and _code(error) in _OUT_OF_STEP:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from importlib.metadata import entry_points
@@ -23,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.dashboard.pages import Site, State
 from quota.dashboard.reading import (
     Kept,
@@ -74,10 +73,10 @@ class Dashboard:
         for kept in self._all():
             if not kept.slow(PATIENCE_S):
                 kept.begin()
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = elapsed_s() + PATIENCE_S
 
         def get(kept: Kept[T]) -> Reading[T]:
-            return kept.last if kept.slow(PATIENCE_S) else kept.get(max(0.0, until_s - time.monotonic()))
+            return kept.last if kept.slow(PATIENCE_S) else kept.get(max(0.0, until_s - elapsed_s()))
 
         added = [(name, get(kept)) for name, kept in self.added.items()]
         now, curves, spent = get(self.now), get(self.curves), get(self.spent)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
 
 from quota.budget import project_of
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.redact import redact
 from quota.common.text import describe
 from quota.dashboard.charts import Curve, Event, curve, since
@@ -211,7 +210,7 @@ class Kept(Generic[T]):
     def begin(self) -> None:
         """Begin to read the value, if it is due."""
         with self._changed:
-            if not self._under_way and time.monotonic() >= self._due_s:
+            if not self._under_way and elapsed_s() >= self._due_s:
                 self._under_way = True
                 try:
                     threading.Thread(target=self._read_once, name="quota-dashboard", daemon=True).start()
@@ -223,13 +222,13 @@ class Kept(Generic[T]):
         self.begin()
         with self._changed:
             if self._under_way:
-                old = time.monotonic() - self._read_s > OLD_S and self.last.error is None
+                old = elapsed_s() - self._read_s > OLD_S and self.last.error is None
                 wait_s = max(patience_s, FIRST_S) if self.last.value is None or old else patience_s
                 self._changed.wait_for(lambda: not self._under_way, wait_s)
             return self.last
 
     def _read_once(self) -> None:
-        began_s = time.monotonic()
+        began_s = elapsed_s()
         value, error = None, None
         try:
             value = self._read()
@@ -238,19 +237,19 @@ class Kept(Generic[T]):
         except BaseException as wrong:  # the page goes on, and shows it
             error = describe(wrong)
         with self._changed:
-            self._keep(value, error, time.monotonic() - began_s)
+            self._keep(value, error, elapsed_s() - began_s)
 
     def _keep(self, value: T | None, error: str | None, took_s: float) -> None:
         """End a reading that took `took_s`. The caller holds `_changed`."""
         last, now_ms = self.last, host_clock()
         if error is None:
             self.last = Reading(value, now_ms)
-            self._read_s = time.monotonic()
+            self._read_s = elapsed_s()
             self._took_s = took_s
         else:
             failing_ms = now_ms if last.failing_ms is None else last.failing_ms
             self.last = Reading(last.value, last.read_ms, redact(error), failing_ms)
         keeps_s = min(max(FRESH_S, TIMES * took_s), LONGEST_S) if error is None else AGAIN_S
-        self._due_s = time.monotonic() + keeps_s
+        self._due_s = elapsed_s() + keeps_s
         self._under_way = False
         self._changed.notify_all()

@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Literal, NamedTuple
 from weakref import ref
 
+from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.errors import StorageAway
@@ -64,7 +65,7 @@ class Verdict(NamedTuple):
 class Breaker:
     """Decides whether to ask the storage: after three failures in a row, once per second."""
 
-    def __init__(self, label: str, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, label: str, clock: Callable[[], float] = elapsed_s) -> None:
         self._label = label
         self._clock = clock
         self._lock = threading.RLock()
@@ -221,7 +222,7 @@ class Decider:
     def hand_over_soon(self) -> None:
         """The same in a thread after HAND_OVER_S, unless one is already waiting. No request waits for it, and it needs
         no further request."""
-        now = monotonic()
+        now = elapsed_s()
         if now >= self._hand_over_at:
             self._hand_over_at = now + HAND_OVER_S
             timer = threading.Timer(HAND_OVER_S, self.hand_over)

@@ -17,7 +17,7 @@ from functools import partial
 from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
 
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
@@ -126,14 +126,14 @@ class SqliteStorage:
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool = True) -> T:
         """The result of `work` in one transaction. Waits at most WALL_S for other threads and processes."""
-        ends_s = time.monotonic() + WALL_S
+        ends_s = elapsed_s() + WALL_S
         held = False
         try:
             with self._taking as held:
                 pass
             if not held:
                 raise StorageAway(self._wording.locked)
-            return self._file.transact(work, write=write, within_s=ends_s - time.monotonic())
+            return self._file.transact(work, write=write, within_s=ends_s - elapsed_s())
         except (names.UnreadableError, struct.error) as error:
             raise StorageAway(self._wording.damaged) from error
         finally:
@@ -225,8 +225,8 @@ class SqliteStorage:
 
     def _sweep(self, now_ms: int) -> None:
         """Delete expired states, for at most WALL_S."""
-        ends_s, work = time.monotonic() + WALL_S, partial(_sweep, now_ms, SWEEP_LATER)
-        while self._transact(work) == SWEEP_LATER and time.monotonic() < ends_s:
+        ends_s, work = elapsed_s() + WALL_S, partial(_sweep, now_ms, SWEEP_LATER)
+        while self._transact(work) == SWEEP_LATER and elapsed_s() < ends_s:
             time.sleep(SWEEP_PAUSE_S)
 
     def totals(self) -> Mapping[str, int]:

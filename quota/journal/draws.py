@@ -26,11 +26,11 @@ Each line of the file has a length and a checksum, and is one of these:
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
+from quota.common.clock import elapsed_s
 from quota.common.files import open_alone
 from quota.common.log import warn
 from quota.common.text import one_line
@@ -131,7 +131,7 @@ class Draws:
     def owed(self) -> list[Draw]:
         """The draws that this identity owes its ledger, or whose corrections it owes, oldest first. If the file cannot
         be read, returns none and logs that once; the debt stays."""
-        now_s = time.monotonic()
+        now_s = elapsed_s()
         if now_s < self._nothing_until_s:
             return []
         try:

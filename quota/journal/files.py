@@ -34,7 +34,7 @@ from typing import NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 from zlib import crc32
 
-from quota.common.clock import utc
+from quota.common.clock import elapsed_s, utc
 from quota.common.files import make_folder, mark_ours, open_alone
 from quota.errors import LedgerError
 from quota.rules.entry import START, Id, id_text, read_id
@@ -324,7 +324,7 @@ class DayFiles:
 
     def _look(self, *, at_once: bool = False) -> None:
         """Read the folder, if it has changed."""
-        now_s = time.monotonic()
+        now_s = elapsed_s()
         at_once = at_once or now_s >= self._look_again_s
         folder = None if self._open_folder is None else self._open_folder.stat()
         if folder is None or at_once:
@@ -426,13 +426,13 @@ class FileLock:
             file.close()
 
     def _wait_for(self, file: _LockFile, wait_s: float) -> None:
-        end_s = time.monotonic() + wait_s
+        end_s = elapsed_s() + wait_s
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() >= end_s:
+                if elapsed_s() >= end_s:
                     raise LedgerError(
                         f"{self._what}: another process of this machine has held it for more than {wait_s:g} s; "
                         f"try again, or see which: fuser {self._path}"

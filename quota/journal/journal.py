@@ -21,13 +21,12 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import one_line
@@ -341,7 +340,7 @@ class Journal(OfOneProcess):
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""
         files = self._files
-        if files is None or (self._trouble and time.monotonic() < self._retry_s):
+        if files is None or (self._trouble and elapsed_s() < self._retry_s):
             self._remember(epoch, news)
             return
         try:
@@ -506,7 +505,7 @@ class Journal(OfOneProcess):
         """Log once why the files cannot be used."""
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error
-        self._retry_s = time.monotonic() + RETRY_S
+        self._retry_s = elapsed_s() + RETRY_S
         self._trouble = f"{self._what}: {error.strerror}"
         if not self._warned:
             self._warned = True

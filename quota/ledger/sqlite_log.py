@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.files import has_room
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DAMAGE, DEADLINE_S, DamagedError, SqliteFile, checked_row, pause
@@ -153,8 +152,8 @@ class LogFile(SqliteFile):
     def _read_alone(self, work: Callable[[sqlite3.Connection], T], trouble: LedgerError) -> T:
         """Read on a full disk, where SQLite cannot make its -shm. A connection that keeps all others out needs none.
         Raises the trouble if that fails, too."""
-        ends_s, is_busy = time.monotonic() + self.deadline_s, True
-        while is_busy and time.monotonic() < ends_s:
+        ends_s, is_busy = elapsed_s() + self.deadline_s, True
+        while is_busy and elapsed_s() < ends_s:
             db = self._connect()
             try:
                 db.execute("PRAGMA locking_mode = EXCLUSIVE")

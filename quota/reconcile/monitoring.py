@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
@@ -32,11 +31,11 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
 from quota.clients.answer_fields import AnswerLimits
-from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked
+from quota.clients.answers import SessionHttp, Watch, checked
 from quota.clients.login import bearer
 from quota.clients.upstream import description
 from quota.clients.upstream_errors import refused_login
-from quota.common.clock import rfc3339
+from quota.common.clock import elapsed_s, rfc3339
 from quota.common.hosts import is_loopback
 from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
@@ -81,7 +80,7 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
     assert credential.cloud_project is not None  # noqa: S101  # the caller has checked it
     service = _service(credential)
     project = credential.cloud_project
-    until_s = time.monotonic() + ALL_S
+    until_s = elapsed_s() + ALL_S
     with contextlib.closing(service):
         of_api = f'resource.type="consumer_quota" AND resource.labels.service="{names.service}"'
         ask = partial(_series, service, project, of_api, now_ms=now_ms, until_s=until_s)
@@ -133,7 +132,7 @@ def _series(
         token = answer.get("nextPageToken")
         if not token:
             return series
-        if time.monotonic() > until_s:
+        if elapsed_s() > until_s:
             raise _failed(f"was not done after {ALL_S:g} s; run again later")
         request = api.list_next(request, answer)
     raise _failed(f"has more than {MAX_PAGES} pages; is cloud_project right?")
@@ -242,12 +241,11 @@ def _service(credential: CredentialSettings) -> Any:
     if credential.endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = f"{credential.endpoint}/"
     root: str = document["rootUrl"]
-    loopback = is_loopback(urlsplit(root).hostname or "")
-    credentials = _credentials(credential, loopback=loopback)
-    patient = PatientHttp(root, PatientConnection, watch=Watch(_LIMITS, None), timeout_s=SILENCE_S)
-    patient.follow_redirects = False  # so the token reaches no other host
+    credentials = _credentials(credential, loopback=is_loopback(urlsplit(root).hostname or ""))
+    # No redirects, so the token reaches no other host.
+    session = SessionHttp(root, Watch(_LIMITS, None), timeout_s=SILENCE_S, follows=False)
     # google-auth renews an expired token before it sends it. A refused token will be refused again.
-    http = google_auth_httplib2.AuthorizedHttp(credentials, http=patient, refresh_status_codes=())
+    http = google_auth_httplib2.AuthorizedHttp(credentials, http=session, refresh_status_codes=())
     return build_from_document(
         document,
         http=http,

@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -31,7 +30,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.files import first_within, make_folder
 from quota.common.hosts import is_ambiguous, is_readable_on_the_way
 from quota.common.log import warn
@@ -91,10 +90,10 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
     settings = session.settings.notify
     if settings is None:
         return
-    until_s = time.monotonic() + DEADLINE_S
+    until_s = elapsed_s() + DEADLINE_S
     for notice in notices:
         for way in _ways(settings):
-            if time.monotonic() < until_s and (claimed := _claim(session, notice, way)):
+            if elapsed_s() < until_s and (claimed := _claim(session, notice, way)):
                 failure = _deliver(settings, way, notice, until_s)
                 if failure is not None:
                     warn("notify_failed", failure, event=notice.event, subject=one_line(notice.subject))
@@ -105,7 +104,7 @@ def send_test(settings: NotifySettings, projects: str, message: str) -> Iterator
     """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed, if it did. The
     command writes to our stderr: whoever tests it must see what it says."""
     for way in _ways(settings):
-        notice, until_s = Notice(TEST, projects, "", message, 0), time.monotonic() + DEADLINE_S
+        notice, until_s = Notice(TEST, projects, "", message, 0), elapsed_s() + DEADLINE_S
         yield way, _deliver(settings, way, notice, until_s, stderr=None)
 
 
@@ -193,11 +192,11 @@ def _deliver(
     body = json.dumps(notice.as_json()).encode()
     try:
         if way == "command":
-            _run(settings.command, body, until_s - time.monotonic(), stderr)
+            _run(settings.command, body, until_s - elapsed_s(), stderr)
             return None
         assert settings.url_ref is not None  # noqa: S101  # see `_ways`
         address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
-        _send(address, body, until_s - time.monotonic())
+        _send(address, body, until_s - elapsed_s())
     except _FAILURES as error:
         return _why(error)
     return None
@@ -361,10 +360,10 @@ class Ping:
         """Report how the job ended. Takes at most DEADLINE_S."""
         if self._ref is None:
             return
-        until_s = time.monotonic() + DEADLINE_S
+        until_s = elapsed_s() + DEADLINE_S
         if self._starting is not None:
             self._starting.join(DEADLINE_S)  # the service must hear them in their order
-        self._say(str(exit_status), until_s - time.monotonic())
+        self._say(str(exit_status), until_s - elapsed_s())
 
     def _say(self, word: str, timeout_s: float) -> None:
         assert self._ref is not None  # noqa: S101  # the callers check it

@@ -35,6 +35,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from quota.common.clock import elapsed_s
 from quota.common.log import line
 from quota.common.text import describe, one_line, show
 from quota.errors import QuotaError, UsageError
@@ -256,7 +257,7 @@ class _Silent:
     def close(self, connections: Iterable[Any]) -> None:
         """Close connections that sent no request for HEAD_WITHIN_S, or read nothing of an answer for READ_WITHIN_S.
         uvicorn itself closes a connection between two requests earlier."""
-        now_s = time.monotonic()
+        now_s = elapsed_s()
         waiting: dict[tuple[Any, object, int], float] = {}
         for connection in list(connections):
             last = getattr(connection, "cycle", None)  # the last request
@@ -280,7 +281,7 @@ class _Faults:
     def say(self, _loop: object, context: Mapping[str, Any]) -> None:
         error, message = context.get("exception"), str(context.get("message", ""))
         why = message if error is None else describe(error)
-        now_s = time.monotonic()
+        now_s = elapsed_s()
         if now_s - self._logged_s.get(why, -SAID_AGAIN_S) >= SAID_AGAIN_S:
             self._logged_s = {why: now_s}
             logger.warning("%s", line("server_fault", error=why))

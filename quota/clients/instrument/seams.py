@@ -291,7 +291,7 @@ def _httplib2() -> Seam:
     def noting(conn_request: Callable[..., Any]) -> Callable[..., Any]:
         def _conn_request(http: Any, conn: Any, *args: Any, **options: Any) -> Any:
             sender = vars(conn).get("real_connection", conn)  # a recorder (vcrpy) stands before it
-            if not _charges_itself(sender.__class__) and sender.sock is not None and has_hung_up(sender.sock):
+            if sender.sock is not None and has_hung_up(sender.sock):
                 sender.close()  # a request on this connection would be charged and never arrive
             try:
                 response, content = conn_request(http, conn, *args, **options)
@@ -324,7 +324,7 @@ _ATTEMPT = "_quota_attempt"
 def _http_client(payers: Payers) -> Iterator[Seam]:
     def charging(endheaders: Callable[..., Any]) -> Callable[..., Any]:
         def _endheaders(conn: Any, message_body: Any = None, **options: Any) -> Any:
-            if _charges_itself(conn.__class__) or not conn._buffer:
+            if _is_of(conn.__class__, _OTHERS) or not conn._buffer:
                 return endheaders(conn, message_body, **options)
             _noted(conn)  # an answer that nobody has read
             verb, _, rest = conn._buffer[0].decode("latin-1").partition(" ")
@@ -369,10 +369,6 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
 
     yield Seam("http.client", "HTTPConnection", "endheaders", ("message_body",), charging)
     yield Seam("http.client", "HTTPConnection", "getresponse", (), noting)
-
-
-def _charges_itself(kind: type) -> bool:
-    return getattr(kind, "charges", False) or _is_of(kind, _OTHERS)
 
 
 @cache

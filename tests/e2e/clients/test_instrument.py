@@ -55,7 +55,6 @@ import quota.auto
 from quota.auto import payers_of
 from quota.clients import metering
 from quota.clients.aiohttp import aiohttp_middleware
-from quota.clients.answer_fields import AnswerLimits
 from quota.clients.httpx import httpx_transport
 from quota.clients.instrument import patches
 from quota.clients.instrument.payers import Payer, Payers
@@ -943,7 +942,7 @@ class Recorded:
             self.tape.append((response, getattr(response, "data", None) or response.read()))
             self.close()
         response, body = self.tape[0]
-        response.read = lambda: body
+        response.read = io.BytesIO(body).read
         return response
 
 
@@ -1020,21 +1019,6 @@ def test_a_recorder_sends_nothing_uncharged_whenever_it_is_loaded(
     assert recorder.handle_request is unpatched
 
 
-def test_a_client_that_was_first_used_with_a_recorder_works_without_it(
-    server: PlainServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = importlib.util.find_spec("quota.clients.answers")
-    assert spec is not None
-    assert spec.loader is not None
-    answers = importlib.util.module_from_spec(spec)
-    with monkeypatch.context() as recording:
-        recording.setattr(http.client, "HTTPConnection", Recorded)
-        spec.loader.exec_module(answers)
-    watch = answers.Watch(AnswerLimits(), None)
-    with closing(answers.PatientHttp(server.address, answers.PatientConnection, watch=watch, timeout_s=5)) as client:
-        assert client.request(f"{server.address}/a")[0].status == 200
-
-
 def test_a_program_that_was_instrumented_with_a_recorder_is_charged_without_it(
     server: PlainServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1048,9 +1032,8 @@ def test_a_program_that_was_instrumented_with_a_recorder_is_charged_without_it(
 
 
 @pytest.mark.parametrize("passes", [True, False])
-@pytest.mark.parametrize("by", ["google", "httplib2"])
 def test_a_mock_of_http_client_is_free_unless_it_passes_the_request(
-    by: str, passes: bool, monkeypatch: pytest.MonkeyPatch
+    passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pook puts the answer into the connection."""
     unmocked = http.client.HTTPConnection.request
@@ -1067,6 +1050,6 @@ def test_a_mock_of_http_client_is_free_unless_it_passes_the_request(
     monkeypatch.setattr(http.client.HTTPConnection, "request", request)
     with Emulator() as upstream:
         configure_google(upstream.address)
-        list_videos(by, upstream.address)
+        list_videos("httplib2", upstream.address)
         assert charged() == ([("videos.list", 1)] if passes else [])
         assert upstream.usage()["requests"] == passes

@@ -228,8 +228,8 @@ SHAPES = {
     "a token of half a pair": (whole(b'{"nextPageToken": "\\ud800"}'), "an invalid nextPageToken"),
     "another protocol": (b"SSH-2.0-OpenSSH_9.2p1\r\n", "answer is no HTTP; check endpoint and proxies"),
     "a long status line": (b"HTTP/1.1 200 " + b"x" * 70_000, "answer is no HTTP"),
-    "no gzip": (whole(HTML, "Content-Encoding: gzip"), "does not unpack as gzip"),
-    "cut gzip": (whole(gzip.compress(HTML)[:-9], "Content-Encoding: gzip"), "does not unpack as gzip"),
+    "no gzip": (whole(HTML, "Content-Encoding: gzip"), "does not unpack"),
+    "cut gzip": (whole(gzip.compress(HTML)[:-9], "Content-Encoding: gzip"), "instead of a JSON object"),
 }
 
 
