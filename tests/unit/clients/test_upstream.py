@@ -443,6 +443,14 @@ def test_a_path_that_can_be_read_in_two_ways_costs_the_dearer(path: str) -> None
     assert method == ("repos.get" if path.endswith("%2f") else "export")
 
 
+@pytest.mark.parametrize("path", ["/users/1%2Fexport", "/users/1%5Cexport", "/users/..%2Fadmin"])
+def test_a_path_of_which_one_reading_has_no_route_costs_the_default_if_that_is_dearer(path: str) -> None:
+    free = a_book(methods="user = { units = 0 }", routes='[routes]\n"GET /users/{id}" = "user"')
+    assert upstream_of(free).method("GET", f"https://api.vendor.example{path}") is None
+    same = a_book(methods="user = 1", routes='[routes]\n"GET /users/{id}" = "user"')
+    assert upstream_of(same).method("GET", f"https://api.vendor.example{path}") == "user"
+
+
 @pytest.mark.parametrize(
     ("path", "method"),
     [
