@@ -1,6 +1,7 @@
 """How much of an answer a client reads, and what its parts say, in the places that the cost book names.
 
     AnswerLimits   the limits on an answer, for every client
+    Policy         what a `RateLimit` field says of one limit
     Answer         an answer; each method answers one question of the book
     Usage          finds the figures of a call's usage in a body while the caller reads it
 
@@ -77,6 +78,19 @@ class AnswerLimits(NamedTuple):
         return BadAnswer(
             f"upstream's answer is larger than {self.max_body_mb} MB; if this is expected, raise max_body_mb"
         )
+
+
+class Policy(NamedTuple):
+    """What a `RateLimit` field says of one limit. `window_ms` is its window, if the answer has it; `is_only`: it is the
+    only limit in the answer."""
+
+    name: str
+    remaining_units: int
+    limit_units: int | None
+    reset_ms: int | None
+    window_ms: int | None
+    counts_calls: bool
+    is_only: bool
 
 
 class Answer:
@@ -164,18 +178,26 @@ class Answer:
             until_ms = self.at_ms + math.ceil(span_ms)
         return until_ms
 
-    def policies(self) -> list[tuple[str, int, int | None, int | None]]:
-        """Each policy in `RateLimit`: its name, what remains, the limit, the reset. The limits are in
-        `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers). In draft 7 a policy has no name, and its limit is
-        in `RateLimit`."""
-        text = self._headers.get("ratelimit", "")
-        quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
+    def policies(self) -> list[Policy]:
+        """Each policy in `RateLimit`, with what `RateLimit-Policy` says of it (draft-ietf-httpapi-ratelimit-headers).
+        In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about."""
+        text, more_text = self._headers.get("ratelimit", ""), self._headers.get("ratelimit-policy", "")
+        items = _items(text) or _item_of_draft_7(text)
+        described = _items(more_text) or _policies_of_draft_7(more_text)
         policies = []
-        for name, figures in _items(text) or _item_of_draft_7(text):
-            remaining, limit = _whole(figures.get("r")), _whole(figures.get("q", quotas.get(name)))
-            reset_ms = self._moment_ms(figures.get("t"))
+        for name, figures in items:
+            same = [
+                more for other, more in described if other == name and more.get("q") == figures.get("q", more.get("q"))
+            ]
+            figures = same[0] | figures if same else figures
+            others = len({*(item[0] for item in items), *(item[0] for item in described)}) > 1
+            remaining = _whole(figures.get("r"))
             if remaining is not None:
-                policies.append((name, remaining, limit, reset_ms))
+                window_ms = _whole(figures.get("w"), lambda seconds: math.ceil(seconds * SECOND_MS))
+                limit, reset_ms = _whole(figures.get("q")), self._moment_ms(figures.get("t"))
+                is_only = not others and bool(same or not described)
+                counts_calls = figures.get("qu", "requests") == "requests"
+                policies.append(Policy(name, remaining, limit, reset_ms, window_ms, counts_calls, is_only))
         if not policies:
             self._note_unread("ratelimit", text)
         return policies
@@ -301,7 +323,8 @@ def _items(text: str) -> list[tuple[str, dict[str, str]]]:
     """The items of a structured field (RFC 9651), each with its numeric parameters."""
     items = _ITEM.findall(text[:MAX_HEADER_LENGTH])[:MAX_POLICIES]
     number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
-    return [(name, dict(re.findall(number, figures))) for name, figures in items]
+    unit = r';\s*(qu)="([^"]*)"'
+    return [(name, dict(re.findall(number, figures) + re.findall(unit, figures))) for name, figures in items]
 
 
 def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
@@ -311,6 +334,12 @@ def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
     )
     new_names = {"limit": "q", "remaining": "r", "reset": "t"}
     return [("", {new_names[name]: number for name, number in figures.items()})] if figures else []
+
+
+def _policies_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
+    """`100;w=60, 1000;w=3600` as items without a name."""
+    policies = re.findall(r"(?:^|,)\s*([0-9]{1,15})\s*;\s*w=([0-9]{1,15})", text[:MAX_HEADER_LENGTH])
+    return [("", {"q": units, "w": window_s}) for units, window_s in policies[:MAX_POLICIES]]
 
 
 # -- a call's usage, while its answer is read --------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from quota.clients.answer_fields import Answer, Headers
+from quota.clients.answer_fields import Answer, Headers, Policy
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
@@ -34,7 +34,7 @@ from quota.errors import ConfigError, UsageError
 from quota.terms.api import ClosedRule, LevelRule, Route
 from quota.terms.costs import CostBook
 from quota.terms.evidence import Level
-from quota.terms.limits import SECOND_MS
+from quota.terms.limits import SECOND_MS, as_long
 
 Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
@@ -366,13 +366,25 @@ class Described(Google):
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
                 yield self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
-        items = answer.policies()
-        for name, remaining, limit, reset_ms in items:
-            bucket = self._named(name)
-            if not bucket and len(items) == len(self.book.buckets) == 1:
+        for policy in answer.policies():
+            remaining, limit, reset_ms = policy.remaining_units, policy.limit_units, policy.reset_ms
+            bucket = self._named(policy.name)
+            if not bucket and len(self.book.buckets) == 1:
                 bucket = self.book.main_bucket.name
+                if not self._is_of_main_bucket(policy):  # an empty one may still close it, for its own time
+                    ends_ms = None if policy.window_ms is None else answer.at_ms + policy.window_ms
+                    reset_ms, limit = (reset_ms or ends_ms) if remaining == 0 else None, None
+                    remaining = None
             if bucket:
                 yield self._checked(answer, _PoolState(bucket, True, remaining, limit, reset_ms))
+
+    def _is_of_main_bucket(self, policy: Policy) -> bool:
+        """Whether a policy without a bucket's name is about the book's only bucket: nothing speaks against it."""
+        main = self.book.main_bucket
+        if policy.window_ms is not None and not as_long(policy.window_ms, main.window.longest_ms):
+            return False
+        is_known = policy.window_ms is not None or policy.limit_units in (None, main.quota_units)
+        return policy.is_only and policy.counts_calls and is_known
 
     def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
         """The pool of a rule's figures, and whether the answer names it; "" for a pool outside the book."""

@@ -332,6 +332,37 @@ def test_several_policies_speak_of_several_buckets() -> None:
     assert read(book, 200, {"RateLimit": "limit=9, remaining=3, reset=9"}).levels == (level._replace(limit_units=9),)
 
 
+ONE_BUCKET = a_book(
+    buckets='[buckets.day]\nquota = 10_000\nresets = "24h"', answers="closed = [{ status = 429, bucket = 'day' }]"
+)
+
+
+@pytest.mark.parametrize(
+    ("policies", "state", "level", "closed_ms"),
+    [
+        ("", '"default";r=4000;t=900', Level("day", 4_000, None, NOW_MS + 900_000), 900_000),
+        ('"d";q=9000;w=86400', '"d";r=4000;t=900', Level("day", 4_000, 9_000, NOW_MS + 900_000), 900_000),
+        ("9000;w=86400, 10;w=1", "limit=9000, remaining=40, reset=9", Level("day", 40, 9_000, NOW_MS + 9_000), 9_000),
+        # of another window
+        ('"m";q=600;w=60', '"m";r=599;t=9', None, None),
+        ('"m";q=600;w=60', '"m";r=0', None, 60_000),
+        ('"burst";q=10;w=1, "daily";q=10000;w=86400', '"burst";r=0', None, 1_000),
+        ('"burst";q=10;w=1, "daily";q=10000;w=86400', '"burst";r=0;t=2, "daily";r=500;t=9999', None, 2_000),
+        ("600;w=60, 10;w=1", "limit=600, remaining=0, reset=30", None, 30_000),
+        ("", "limit=600, remaining=599, reset=30", None, None),
+        # of something else than calls
+        ('"b";q=9;qu="content-bytes"', '"b";r=0;t=7', None, 7_000),
+    ],
+)
+def test_a_policy_without_a_buckets_name_is_about_the_only_bucket_unless_it_says_otherwise(
+    policies: str, state: str, level: Level | None, closed_ms: int | None
+) -> None:
+    headers = {"RateLimit": state} | ({"RateLimit-Policy": policies} if policies else {})
+    assert read(ONE_BUCKET, 200, headers).levels == (() if level is None else (level,))
+    (closing,) = read(ONE_BUCKET, 429, headers).closes
+    assert closing.until_ms == (None if closed_ms is None else NOW_MS + closed_ms)
+
+
 @pytest.mark.parametrize("text", ['"core";r=many', "core: 5 of 9", "remaining=few"])
 def test_a_ratelimit_field_that_nobody_can_read_is_noted(text: str) -> None:
     assert read(a_book(), 200, {"RateLimit": text}).unread == {"ratelimit": text}
