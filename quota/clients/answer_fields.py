@@ -251,8 +251,8 @@ class Answer:
     def _moment_ms(self, value: object) -> int | None:
         """A time in ms by this machine's clock, from any notation. A calendar time is read relative to the answer's
         Date, so that a wrong clock here does not matter."""
-        text = str(value).strip() if isinstance(value, str | int | float) else ""
-        if re.fullmatch(r"[+-]?(?:[0-9]{1,13}|[0-9]{16}|[0-9]{19})(?:\.[0-9]{1,9})?", text, re.ASCII):
+        text = str(value).strip(' \t"') if isinstance(value, str | int | float) else ""
+        if re.fullmatch(r"[+-]?(?:[0-9]{1,13}|[0-9]{16}|[0-9]{19})(?:\.[0-9]{0,9})?", text, re.ASCII):
             number = float(text)
             while number >= FIRST_EPOCH_MS * 1_000:  # microseconds, or nanoseconds
                 number /= 1_000
@@ -294,17 +294,21 @@ _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
 
 
 def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `60 seconds`, perhaps with the full stop of a sentence; `PT1H30M`."""
+    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `60 seconds`, perhaps with the full stop of a sentence; `PT1H30M`; `1:30`,
+    `01:30:00`."""
     text = "".join(text[:64].lower().rstrip(".").split())
-    if (iso := re.fullmatch(r"p([0-9]+d)?(?:t(.+))?", text, re.ASCII)) is not None:
+    text = text.removeprefix("in")
+    if (iso := re.fullmatch(r"p([0-9]+[wd])?(?:t(.+))?", text, re.ASCII)) is not None:
         text = (iso[1] or "") + (iso[2] or "")
+    elif (clock := re.fullmatch(r"(?:([0-9]{1,3}):)?([0-5]?[0-9]):([0-5][0-9])", text, re.ASCII)) is not None:
+        text = f"{clock[1] or 0}h{clock[2]}m{clock[3]}s"
     if re.fullmatch(f"(?:{_SPAN})+", text, re.ASCII) is None:
         return None
     return math.ceil(sum(float(number) * _UNITS_MS[unit] for number, unit in re.findall(_SPAN, text, re.ASCII)))
 
 
-_UNITS_MS = {**UNITS_MS, "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3}
-_SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhd])(?:(?:ec|econd|in|inute|r|our|ay)s?)?"
+_UNITS_MS = {**UNITS_MS, "w": 7 * DAY_MS, "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3}
+_SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhdw])(?:(?:ec|econd|in|inute|r|our|ay|eek)s?)?"
 
 
 def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:

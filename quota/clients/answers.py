@@ -152,7 +152,10 @@ class _Session(requests.Session):
         reads = resp.request.method in ("GET", "HEAD", "OPTIONS") or resp.status_code == 303
         target = super().get_redirect_target(resp) if reads and resp.status_code != 308 else None
         if target is not None:
-            check_redirect(urljoin(resp.url, target))
+            try:
+                check_redirect(urljoin(resp.url, target))
+            except ValueError:  # it cannot even be parsed
+                check_redirect(target)
         return target
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:

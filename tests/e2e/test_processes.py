@@ -143,7 +143,7 @@ STEPS = [
         0,
     ),
     Step("after the ledger's commit, before the request", "return", "quota.clients.metering:Meter.attempt", 3, 3, 2),
-    Step("with the request sent", "return", "quota.clients.google:_Connection.send", 3, 3, 2),
+    Step("with the request sent", "return", "urllib3.connection:HTTPConnection.request", 3, 3, 2),
     Step("after the answer, before the store", "call", "quota.jobs.store.store:Store.save_page", 3, 3, 2),
     Step("in the store's transaction", "call", "quota.jobs.store.rows:video_row", 2 * ITEMS + 20, 3, 2),
     Step(

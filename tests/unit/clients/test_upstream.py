@@ -162,6 +162,9 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
         ({"X_RateLimit_Reset": "1700"}, NOW_MS + 1_700_000),
         ({"X_RateLimit_Reset": f"{NOW_MS + 1_700_250}"}, NOW_MS + 1_700_250),
         ({"X_RateLimit_Reset": "1700s250000µs"}, NOW_MS + 1_700_250),
+        *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ('"1700"', "1700.", "in 1700 seconds")),
+        *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("28:20", "0:28:20", "PT28M20S")),
+        ({"Retry_After": "P1W"}, NOW_MS + HOUR_MS),
         ({"X_RateLimit_Reset": "2026-11-18T11:35:00Z"}, NOW_MS + 1_700_000),
         # The answer's own Date is what its reset is reckoned from: both may be a day off.
         ({"Date": "Thu, 19 Nov 2026 11:06:40 GMT", "X_RateLimit_Reset": at(87_000)}, NOW_MS + 600_000),
