@@ -246,10 +246,12 @@ class Session(OfOneProcess):
             made.mount(scheme, adapter)
         return self._kept(made)
 
-    def httpx(self, credential: str | None = None, *, max_units: int | None = None, **options: Any) -> Any:
-        """Like `requests`, as an `httpx.Client`. `options` are the client's own, except `transport`, `mounts` and
-        `proxy`."""
-        httpx = _library("httpx")
+    def httpx(
+        self, credential: str | None = None, *, max_units: int | None = None, library: str = "httpx", **options: Any
+    ) -> Any:
+        """Like `requests`, as an `httpx.Client`; with `library="httpx2"` as one of httpx2, as newer SDKs want it.
+        `options` are the client's own, except `transport`, `mounts` and `proxy`."""
+        module = _library(library)
         from quota.clients.httpx import httpx_transport
 
         for name in ("transport", "mounts", "proxy"):
@@ -257,8 +259,10 @@ class Session(OfOneProcess):
                 raise UsageError(f"q.httpx() makes its own transport, which charges; leave {name} out")
         chosen = self.credential(credential)
         caller = self._caller(chosen, chosen.hosts)
-        transport = httpx_transport(self.budget(chosen.name), hosts=chosen.hosts, max_units=max_units, caller=caller)
-        made = httpx.Client(transport=transport, **options)
+        transport = httpx_transport(
+            self.budget(chosen.name), hosts=chosen.hosts, max_units=max_units, caller=caller, library=library
+        )
+        made = module.Client(transport=transport, **options)
         return self._kept(made)
 
     def _caller(self, chosen: CredentialSettings, hosts: tuple[str, ...]) -> Caller:
@@ -321,7 +325,7 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UsageError(f"q.{name}() needs the library {name}: pip install {name}") from error
+        raise UsageError(f"the library {name} is not installed: pip install {name}") from error
 
 
 def open_session(

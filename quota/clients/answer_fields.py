@@ -294,8 +294,7 @@ _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
 
 
 def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `60 seconds`, perhaps with the full stop of a sentence; `PT1H30M`; `1:30`,
-    `01:30:00`."""
+    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `in 60 seconds`, perhaps with a full stop; `PT1H30M`; `01:30:00`."""
     text = "".join(text[:64].lower().rstrip(".").split())
     text = text.removeprefix("in")
     if (iso := re.fullmatch(r"p([0-9]+[wd])?(?:t(.+))?", text, re.ASCII)) is not None:

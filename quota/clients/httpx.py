@@ -1,13 +1,17 @@
-"""Metered transports for httpx."""
+"""Metered transports for httpx, and for httpx2, which many SDKs of model providers use. Both have the same classes.
+
+Nothing here imports either before the program has, except to make a transport.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
-
-import httpx
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 from quota.async_budget import AsyncBudget
 from quota.budget import Budget
@@ -24,16 +28,47 @@ from quota.clients.gate import (
     unpacked,
 )
 from quota.clients.metering import Attempt, Meter
+from quota.clients.upstream_errors import Names, is_any
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError, behind
 from quota.terms.api import RequestBody
 
-Below = Callable[[httpx.Request], httpx.Response]
-AsyncBelow = Callable[[httpx.Request], Awaitable[httpx.Response]]
+if TYPE_CHECKING:
+    import httpx
 
-UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
-"""What httpx raises before the first byte of a request. A ProxyError means that a proxy refused to connect."""
+Below = Callable[["httpx.Request"], "httpx.Response"]
+AsyncBelow = Callable[["httpx.Request"], Awaitable["httpx.Response"]]
+
+LIBRARIES = ("httpx", "httpx2")
+
+
+def _of_both(*names: str) -> Names:
+    return tuple((library, name) for library in LIBRARIES for name in names)
+
+
+UNSENT = _of_both("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
+"""What is raised before the first byte of a request. A ProxyError means that a proxy refused to connect."""
+
+INVALID, BROKEN = _of_both("ProtocolError"), _of_both("TransportError")
+
+
+class _Library:
+    """One of the libraries, with our classes over its own."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.peeked = type("Peeked", (_Peeked, module.SyncByteStream, module.AsyncByteStream), {})
+        self.watched = type("Watched", (_Watched, module.Response), {"plain": module.Response})
+
+
+_library = cache(_Library)
+
+
+def _library_of(thing: object) -> Any:
+    """The library whose class a thing is of, or derives from."""
+    modules = (cls.__module__.partition(".")[0] for cls in type(thing).__mro__)
+    return _library(sys.modules[next(name for name in modules if name in LIBRARIES)])
 
 
 def httpx_transport(
@@ -44,6 +79,7 @@ def httpx_transport(
     inner: httpx.BaseTransport | None = None,
     caller: Caller | None = None,
     max_units: int | None = None,
+    library: str = "httpx",
 ) -> httpx.BaseTransport:
     """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
 
@@ -51,27 +87,30 @@ def httpx_transport(
     `inner`. A client with a `proxy` or `mounts` bypasses this transport, and nothing is charged.
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the cost book, whose `routes` name the `method`. `caller` signs what leaves; the client's own request stays
-    unsigned. The transport spends at most `max_units` in all.
+    unsigned. The transport spends at most `max_units` in all. `library` is "httpx" or "httpx2".
     """
     gate = HostGate(Meter(budget, max_units), method, hosts)
-    below = httpx.HTTPTransport() if inner is None else inner
+    module = _module(library)
+    below = module.HTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_request"):
-        raise UsageError(f"inner {show(below)} is no httpx.BaseTransport")
+        raise UsageError(f"inner {show(below)} is no {library}.BaseTransport")
 
-    class MeteredTransport(httpx.BaseTransport):
+    base: Any = module.BaseTransport
+
+    class MeteredTransport(base):  # type: ignore[misc]  # a class of either library
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             if caller is None:
                 return self._attempt(request)
-            again = isinstance(request.stream, httpx.ByteStream)
+            again = isinstance(request.stream, module.ByteStream)
             return caller.send(lambda: self._attempt(_signed(caller, request)), str(request.url), again=again)
 
         def _attempt(self, request: httpx.Request) -> httpx.Response:
-            return send(gate, below.handle_request, request, plain=type(below) is httpx.HTTPTransport)
+            return send(gate, below.handle_request, request, plain=type(below) is module.HTTPTransport)
 
         def close(self) -> None:
             below.close()
 
-    return MeteredTransport()
+    return cast("httpx.BaseTransport", MeteredTransport())
 
 
 def httpx_async_transport(
@@ -80,23 +119,33 @@ def httpx_async_transport(
     *,
     hosts: HostNames | None = None,
     inner: httpx.AsyncBaseTransport | None = None,
+    library: str = "httpx",
 ) -> httpx.AsyncBaseTransport:
     """A transport for `httpx.AsyncClient`, with a budget of `quota.open_async()` or `quota.open()`."""
     gate = AsyncHostGate.of(budget, method, hosts)
-    below = httpx.AsyncHTTPTransport() if inner is None else inner
+    module = _module(library)
+    below = module.AsyncHTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_async_request"):
-        raise UsageError(f"inner {show(below)} is no httpx.AsyncBaseTransport")
+        raise UsageError(f"inner {show(below)} is no {library}.AsyncBaseTransport")
 
-    class MeteredTransport(httpx.AsyncBaseTransport):
+    base: Any = module.AsyncBaseTransport
+
+    class MeteredTransport(base):  # type: ignore[misc]  # a class of either library
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            plain = type(below) is httpx.AsyncHTTPTransport
+            plain = type(below) is module.AsyncHTTPTransport
             return await async_send(gate, below.handle_async_request, request, plain)
 
         async def aclose(self) -> None:
             await below.aclose()
             gate.close()
 
-    return MeteredTransport()
+    return cast("httpx.AsyncBaseTransport", MeteredTransport())
+
+
+def _module(library: str) -> Any:
+    if library not in LIBRARIES:
+        raise UsageError(f"library {show(library)}: write {' or '.join(map(repr, LIBRARIES))}")
+    return importlib.import_module(library)
 
 
 # -- one attempt -------------------------------------------------------------------------------------------------------
@@ -119,7 +168,7 @@ def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> h
     stream, head, whole = cast("httpx.SyncByteStream", response.stream), b"", False
     try:
         if attempt.reads_body(status, headers):
-            stream = peeked = _Peeked(stream)
+            stream = peeked = _library_of(request).peeked(stream)
             head, whole = _decoded(response, peeked.peek()), peeked.whole
         attempt.answered(status, head, headers, whole=whole, read=False)
     except BaseException:  # interrupted: nobody else closes the response
@@ -145,7 +194,7 @@ async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Requ
     stream, head, whole = cast("httpx.AsyncByteStream", response.stream), b"", False
     try:
         if attempt.reads_body(status, headers):
-            stream = peeked = _Peeked(stream)
+            stream = peeked = _library_of(request).peeked(stream)
             head, whole = _decoded(response, await peeked.peek_awaited()), peeked.whole
         await gate.answered(attempt, status, head, headers, whole=whole, read=False)
     except BaseException:  # cancelled: nobody else closes the response
@@ -154,16 +203,21 @@ async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Requ
     return _watched(attempt, response, stream, gate)
 
 
+_CORES = ("httpcore", "httpcore2")
+
 _HEADS = (
-    "httpcore._async.http11._send_request_headers",
-    "httpcore._sync.http11._send_request_headers",
+    *(f"{core}.{kind}.http11._send_request_headers" for core in _CORES for kind in ("_async", "_sync")),
     "h2.connection.send_headers",
 )
 """The code that finds an invalid method or field before any byte leaves. Over HTTP/2 also the code that finds that the
 server ended the connection while a request waited for its turn."""
 
 
-_SENDERS = tuple(f"httpcore.{kind}.{module}" for kind in ("_async", "_sync") for module in ("http11", "http2"))
+_SENDERS = tuple(
+    f"{core}.{kind}.{module}" for core in _CORES for kind in ("_async", "_sync") for module in ("http11", "http2")
+)
+_ACQUIRES = tuple(f"{core}._synchronization.acquire" for core in _CORES)
+_POOLS = tuple(f"{core}._async.connection_pool" for core in _CORES)
 
 
 class _Departure:
@@ -205,17 +259,17 @@ class _Departure:
         sends = any(has_passed(cause, *_SENDERS) for cause in behind(error))
         if self._plain and not (self.began or sends):
             return True  # the error of a mock, or of a test tool that forbids connections
-        if isinstance(error, httpx.ProtocolError):
+        if is_any(error, INVALID):
             cause = error.__cause__
             return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
-        waits = isinstance(error, UNSENT)
+        waits = is_any(error, UNSENT)
         if isinstance(error, CancelledError):
-            in_turn = not sends or has_passed(error, "httpcore._synchronization.acquire")
-            waits = in_turn and has_passed(error, "httpcore._async.connection_pool")
+            in_turn = not sends or has_passed(error, *_ACQUIRES)
+            waits = in_turn and has_passed(error, *_POOLS)
         return waits and not self.began
 
 
-class _Peeked(httpx.SyncByteStream, httpx.AsyncByteStream):
+class _Peeked:
     """A body whose beginning is read ahead. Its reader still gets all of it, or the error that ended it. `whole`: the
     beginning is the whole body."""
 
@@ -226,7 +280,7 @@ class _Peeked(httpx.SyncByteStream, httpx.AsyncByteStream):
         self._head: list[bytes] = []
         self._size = 0
         self._ends_s = elapsed_s() + PEEK_WITHIN_S
-        self._error: httpx.TransportError | None = None
+        self._error: Exception | None = None
 
     def _suffices(self, chunk: bytes) -> bool:
         """Whether the beginning is long enough, or was waited for long enough, with this chunk."""
@@ -238,7 +292,9 @@ class _Peeked(httpx.SyncByteStream, httpx.AsyncByteStream):
         self._rest = iter(self._stream)
         try:
             self.whole = not any(map(self._suffices, self._rest))
-        except httpx.TransportError as error:
+        except Exception as error:
+            if not is_any(error, BROKEN):
+                raise
             self._error = error
         return b"".join(self._head)
 
@@ -250,7 +306,9 @@ class _Peeked(httpx.SyncByteStream, httpx.AsyncByteStream):
                     break
             else:
                 self.whole = True
-        except httpx.TransportError as error:
+        except Exception as error:
+            if not is_any(error, BROKEN):
+                raise
             self._error = error
         return b"".join(self._head)
 
@@ -275,17 +333,22 @@ class _Peeked(httpx.SyncByteStream, httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-class _Watched(httpx.Response):
-    """A response that settles its attempt while the caller reads the body."""
+_Response: Any = object
 
+
+class _Watched(_Response):  # type: ignore[misc]  # before the class of a library, see `_Library`
+    """A response that settles its attempt while the caller reads the body. A `plain` one is the library's own."""
+
+    plain: Any
     attempt: Attempt
     usage: Usage
     gate: AsyncHostGate
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or the response in another process, is httpx's own."""
-        state = {name: value for name, value in self.__getstate__().items() if name not in _Watched.__annotations__}
-        return httpx.Response, (self.status_code,), state
+        whole: Any = self.__getstate__()
+        state = {name: value for name, value in whole.items() if name not in _Watched.__annotations__}
+        return self.plain, (self.status_code,), state
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
         for piece in super().iter_bytes(chunk_size):
@@ -302,18 +365,25 @@ class _Watched(httpx.Response):
 
 def _signed(caller: Caller, request: httpx.Request) -> httpx.Request:
     url, headers = caller.signed(request.method, str(request.url), request.headers)
-    return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
+    kind = _library_of(request).module.Request
+    return cast(
+        "httpx.Request",
+        kind(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions),
+    )
 
 
 def _decoded(response: httpx.Response, raw: bytes) -> bytes:
     def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
-        return httpx.Response(response.status_code, headers=response.headers, content=pieces).iter_bytes()
+        kind = _library_of(response).module.Response
+        return cast(
+            "Iterator[bytes]", kind(response.status_code, headers=response.headers, content=pieces).iter_bytes()
+        )
 
     return unpacked(response.headers.get("content-encoding", ""), raw, unpack)
 
 
 def _body_of(request: httpx.Request) -> RequestBody:
-    if isinstance(request.stream, httpx.ByteStream):
+    if isinstance(request.stream, _library_of(request).module.ByteStream):
         return RequestBody.of(request.read())
     return RequestBody.of(request.stream, request.headers.get("content-length"))
 
@@ -324,8 +394,9 @@ def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: Any 
     usage = attempt.usage(response.headers, framed=framed)
     if usage is None and stream is response.stream:
         return response
-    kind = httpx.Response if usage is None else _Watched
+    library = _library_of(response)
+    kind = library.module.Response if usage is None else library.watched
     renewed = kind(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
-    if isinstance(renewed, _Watched) and usage is not None:
+    if usage is not None:
         renewed.attempt, renewed.usage, renewed.gate = attempt, usage, gate
-    return renewed
+    return cast("httpx.Response", renewed)

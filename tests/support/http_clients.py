@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import httpx
+import httpx2
 import requests
 
 from quota.async_budget import AsyncBudget, Awaiter
@@ -26,7 +27,7 @@ from quota.clients.requests import requests_adapter
 Reply = tuple[int, bytes]
 Stop = Callable[[bytes], object]
 
-BROKEN = (requests.RequestException, httpx.HTTPError, aiohttp.ClientError)
+BROKEN = (requests.RequestException, httpx.HTTPError, httpx2.HTTPError, aiohttp.ClientError)
 """What the clients raise where the network or an answer fails."""
 
 WAIT_S = 100.0
@@ -79,9 +80,12 @@ class Requests:
 
 
 class Httpx:
+    library: Any = httpx
+
     def __init__(self, budget: Budget | None = None, *given: Any, **options: Any) -> None:
+        options["library"] = self.library.__name__
         transport = None if budget is None else httpx_transport(budget, *given, **options)
-        self.client = httpx.Client(transport=transport, follow_redirects=True, trust_env=False)
+        self.client = self.library.Client(transport=transport, follow_redirects=True, trust_env=False)
 
     def ask(self, url: str, verb: str = "GET", body: Any = None, wait_s: float = WAIT_S, **sent: Any) -> Reply:
         response = self.client.request(verb, url, content=body, timeout=wait_s, **sent)
@@ -102,10 +106,13 @@ class Httpx:
 class AsyncHttpx:
     """One event loop for all calls, on the calling thread."""
 
+    library: Any = httpx
+
     def __init__(self, budget: Budget | None = None, *given: Any, **options: Any) -> None:
         self.runner = asyncio.Runner()
+        options["library"] = self.library.__name__
         transport = None if budget is None else httpx_async_transport(awaited(budget), *given, **options)
-        self.client = httpx.AsyncClient(transport=transport, follow_redirects=True, trust_env=False)
+        self.client = self.library.AsyncClient(transport=transport, follow_redirects=True, trust_env=False)
 
     def ask(self, url: str, verb: str = "GET", body: Any = None, wait_s: float = WAIT_S, **sent: Any) -> Reply:
         response = self.runner.run(self.client.request(verb, url, content=body, timeout=wait_s, **sent))
@@ -128,6 +135,14 @@ class AsyncHttpx:
     def close(self) -> None:
         self.runner.run(self.client.aclose())
         self.runner.close()
+
+
+class Httpx2(Httpx):
+    library = httpx2
+
+
+class AsyncHttpx2(AsyncHttpx):
+    library = httpx2
 
 
 class Aiohttp:
@@ -185,7 +200,7 @@ class Aiohttp:
         self.runner.close()
 
 
-CLIENTS: list[Any] = [Requests, Httpx, AsyncHttpx, Aiohttp]
+CLIENTS: list[Any] = [Requests, Httpx, AsyncHttpx, Httpx2, AsyncHttpx2, Aiohttp]
 
 
 async def read_until(stop: Stop, pieces: AsyncIterator[bytes]) -> bytes:

@@ -52,7 +52,7 @@ UNSEEN = (
 )
 """Libraries with network code of their own, which has no place to patch."""
 
-SEEN_THROUGH = {"httpcore": "httpx"}
+SEEN_THROUGH = {"httpcore": "httpx", "httpcore2": "httpx2"}
 """Libraries whose requests are charged only if another library, which the program has imported before, makes them."""
 
 NAMED = (*UNSEEN, *SEEN_THROUGH)

@@ -2,7 +2,7 @@
 
     urllib3     `_make_request` sends one attempt, and reads its head
     requests    sends through urllib3, and niquests through its own copy; only the error for a refusal differs
-    httpx       calls a transport once for each attempt, over HTTP/1.1 and HTTP/2
+    httpx       calls a transport, as httpx2 does, once for each attempt, over HTTP/1.1 and HTTP/2
     aiohttp     calls a middleware below all others once for each attempt
     http.client sends a request in `endheaders`, and reads the head of its answer in `getresponse`; urllib.request is
                 above it
@@ -41,7 +41,8 @@ def seams_of(payers: Payers) -> Iterator[Seam]:
         yield from _urllib3(payers, library)
     for library in ("requests", "niquests"):
         yield from _requests(library)
-    yield from _httpx(payers)
+    for library in ("httpx", "httpx2"):
+        yield from _httpx(payers, library)
     yield _aiohttp(payers)
     yield _httplib2()
     yield from _http_client(payers)
@@ -114,7 +115,8 @@ def _refused_by_urllib3(
     refusal: Refused, payer: Payer, pool: Any, method: str, url: str, options: dict[str, Any]
 ) -> Any:
     """An answer of 429, or an error that urllib3 does not retry."""
-    path = type(pool).__module__.rpartition(".")[0]
+    modules = (cls.__module__ for cls in type(pool).__mro__)  # botocore, for one, has a pool of its own
+    path = next(name for name in modules if name.partition(".")[0] in _OTHERS).rpartition(".")[0]
     library = sys.modules[path.partition(".")[0]]
     answer = payer.answer_to(refusal, _no_retry(library, pool, url, refusal))
     kind = library.AsyncHTTPResponse if path.endswith("._async") else library.HTTPResponse
@@ -178,7 +180,7 @@ def _requests(library: str) -> Iterator[Seam]:
 # -- httpx -------------------------------------------------------------------------------------------------------------
 
 
-def _httpx(payers: Payers) -> Iterator[Seam]:
+def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
     def payer_of(request: Any, *, awaited: bool = False) -> Payer | None:
         url = request.url
         if not payers.knows(url.host, url.port or default_port(url.scheme)):
@@ -190,12 +192,12 @@ def _httpx(payers: Payers) -> Iterator[Seam]:
             payer = payer_of(request)
             if payer is None:
                 return handle_request(transport, request)
-            from quota.clients.httpx import send  # late: it imports httpx, which is here only now
+            from quota.clients.httpx import send  # late: few programs come here
 
             try:
                 return send(payer.gate, partial(handle_request, transport), request, plain=True)
             except Refused as refusal:
-                return _refused_by_httpx(refusal, payer, request)
+                return _refused_by_httpx(sys.modules[library], refusal, payer, request)
 
         return charged
 
@@ -209,18 +211,16 @@ def _httpx(payers: Payers) -> Iterator[Seam]:
             try:
                 return await async_send(payer.async_gate, partial(handle_request, transport), request, plain=True)
             except Refused as refusal:
-                return _refused_by_httpx(refusal, payer, request)
+                return _refused_by_httpx(sys.modules[library], refusal, payer, request)
 
         return charged
 
-    module = "httpx._transports.default"
+    module = f"{library}._transports.default"
     yield Seam(module, "HTTPTransport", "handle_request", ("request",), charging)
     yield Seam(module, "AsyncHTTPTransport", "handle_async_request", ("request",), charging_awaited)
 
 
-def _refused_by_httpx(refusal: Refused, payer: Payer, request: Any) -> Any:
-    import httpx
-
+def _refused_by_httpx(httpx: Any, refusal: Refused, payer: Payer, request: Any) -> Any:
     answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
     return httpx.Response(answer.status, headers=answer.headers, content=answer.body, request=request)
 

@@ -17,6 +17,7 @@ import os
 import pickle
 import random
 import socket
+import subprocess
 import sys
 import time
 import urllib.error
@@ -33,6 +34,7 @@ import aiohttp
 import httpcore
 import httplib2
 import httpx
+import httpx2
 import pytest
 import requests
 import tenacity
@@ -60,7 +62,7 @@ from quota.clients.instrument import patches
 from quota.clients.instrument.payers import Payer, Payers
 from quota.errors import Refused
 from support.emulator import Emulator
-from support.http_clients import Aiohttp, AsyncHttpx, Httpx, Reply, Requests, asked_once
+from support.http_clients import Aiohttp, AsyncHttpx, AsyncHttpx2, Httpx, Httpx2, Reply, Requests, asked_once
 from support.interrupts import at_every_place, interrupt
 from support.plain_http import Answer, Arrived, Connections, PlainServer, Reached, ResetError, Upstream, answer
 from support.proxying import BOOK, CONFIG
@@ -162,6 +164,7 @@ def asked(kind: Any, url: str, verb: str = "GET", body: bytes | None = None, hea
 
 by_requests, by_httpx = functools.partial(asked, Requests), functools.partial(asked, Httpx)
 by_httpx_awaited, by_aiohttp = functools.partial(asked, AsyncHttpx), functools.partial(asked, Aiohttp)
+by_httpx2, by_httpx2_awaited = functools.partial(asked, Httpx2), functools.partial(asked, AsyncHttpx2)
 
 
 def by_urllib3(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Reply:
@@ -194,10 +197,24 @@ CLIENTS: dict[str, tuple[Client, type[Exception]]] = {
     "urllib3": (by_urllib3, urllib3.exceptions.MaxRetryError),
     "httpx": (by_httpx, httpx.RequestError),
     "httpx awaited": (by_httpx_awaited, httpx.RequestError),
+    "httpx2": (by_httpx2, httpx2.RequestError),
+    "httpx2 awaited": (by_httpx2_awaited, httpx2.RequestError),
     "aiohttp": (by_aiohttp, aiohttp.ClientError),
     "httplib2": (by_httplib2, httplib2.HttpLib2Error),
     "urllib": (by_urllib, urllib.error.URLError),
 }
+
+
+def by_a_pool_of_its_own(url: str) -> Reply:
+    """As botocore has one."""
+
+    class Pool(urllib3.HTTPConnectionPool):
+        pass
+
+    with urllib3.PoolManager() as manager:
+        manager.pool_classes_by_scheme = {"http": Pool}
+        response = manager.request("GET", url)
+        return response.status, response.data
 
 
 @pytest.fixture(params=CLIENTS)
@@ -297,6 +314,28 @@ def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(name: str, serve
     assert isinstance(getattr(refused.value, "reason", refused.value).__cause__ or refused.value.__cause__, Refused)
     assert "a-secret" not in repr(refused.value)
     assert [request.target for request in server.arrived] == ["/moved?key=a-secret"]
+
+
+def test_a_refusal_of_a_pool_of_its_own_is_urllib3s_error(server: PlainServer) -> None:
+    instrument(server.address, units=5)
+    requests.post(server.address, timeout=100)
+    with pytest.raises(urllib3.exceptions.MaxRetryError, match=r"^refused"):
+        by_a_pool_of_its_own(server.address)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_httpx2_in_the_place_of_httpx_is_charged_once(server: PlainServer, before: bool) -> None:
+    configure(server.address)
+    lines = [
+        "import quota; quota.instrument()",
+        "import httpx2; httpx2.alias_httpx()",
+        "import httpx, httpx._transports.default",
+    ]
+    code = "\n".join(
+        [*(lines if before else (*lines[1:], lines[0])), f"httpx.get('{server.address}', trust_env=False)"]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, charged()) == (0, [("read", 1)]), done.stderr
 
 
 def test_a_refusal_may_be_an_answer_of_429(client: Client, server: PlainServer) -> None:
@@ -480,7 +519,7 @@ def test_a_request_that_never_left_is_refunded(client: Client) -> None:
 @pytest.mark.parametrize("odd", [{"verb": "GE\nT"}, {"headers": {"X-Key": "a\nkey"}}])
 def test_a_request_that_its_library_refuses_to_send_is_refunded(client: Client, odd: Any, server: PlainServer) -> None:
     instrument(server.address)
-    with pytest.raises((OSError, ValueError, httpx.LocalProtocolError)):
+    with pytest.raises((OSError, ValueError, httpx.LocalProtocolError, httpx2.LocalProtocolError)):
         client(f"{server.address}/a", **odd)
     assert charged() == server.arrived == []
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpcore
 import httpx
+import httpx2
 import pytest
 import redis
 import requests
@@ -172,8 +173,10 @@ def test_a_request_stays_charged_if_a_transport_below_sends_it_again_in_vain(ser
 def test_a_request_that_a_proxy_rejects_is_free(ledger: Log, kind: Any, refuses: bool) -> None:
     with PlainServer(lambda request: Answer(407)) as server:
         proxy = server.address if refuses else "http://127.0.0.1:9"
-        transport = {Httpx: httpx.HTTPTransport, AsyncHttpx: httpx.AsyncHTTPTransport}.get(kind)
-        inner = {} if transport is None else {"inner": transport(proxy=proxy)}
+        inner = {}
+        if issubclass(kind, (Httpx, AsyncHttpx)):
+            name = "HTTPTransport" if issubclass(kind, Httpx) else "AsyncHTTPTransport"
+            inner = {"inner": getattr(kind.library, name)(proxy=proxy)}
         client = kind(make_budget(ledger), "videos.list", hosts="api.example.com", **inner)
         if kind is Requests:
             client.session.proxies = {"https": proxy}
@@ -213,7 +216,7 @@ def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, 
 
 
 def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Log) -> None:
-    with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout, TimeoutError)):
+    with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout, httpx2.ReadTimeout, TimeoutError)):
         connect(server).ask(f"{server.address}/silent", wait_s=1)
     assert charged(ledger) == {"videos.list": 1}
 
@@ -312,17 +315,18 @@ def test_a_middleware_that_is_gone_leaves_no_connection(redis_server: RedisServe
 @pytest.mark.parametrize(
     ("path", "failure"),
     [
-        ("/cut", (requests.exceptions.ChunkedEncodingError, httpx.RemoteProtocolError, aiohttp.ClientPayloadError)),
-        ("/stalls", (requests.ConnectionError, httpx.ReadTimeout, TimeoutError)),
-        ("/not-zipped", (requests.exceptions.ContentDecodingError, httpx.DecodingError, aiohttp.ClientPayloadError)),
+        ("/cut", ("ChunkedEncodingError", "RemoteProtocolError", "ClientPayloadError")),
+        ("/stalls", ("ConnectionError", "ReadTimeout", "TimeoutError")),
+        ("/not-zipped", ("ContentDecodingError", "DecodingError", "ClientPayloadError")),
     ],
 )
 def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_us(
-    connect: Connect, server: PlainServer, ledger: Log, path: str, failure: tuple[type[Exception], ...]
+    connect: Connect, server: PlainServer, ledger: Log, path: str, failure: tuple[str, ...]
 ) -> None:
     """It stays charged, and is judged by its status alone."""
-    with pytest.raises(failure):
+    with pytest.raises((*BROKEN, TimeoutError)) as raised:
         connect(server).ask(server.address + path, wait_s=1 if path == "/stalls" else 100)
+    assert raised.type.__name__ in failure
     gc.collect()  # a connection that was left open would say so now
     assert charged(ledger) == {"videos.list": 1}
     assert not state_at(ledger).facts().exhaustions
