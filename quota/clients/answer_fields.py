@@ -363,7 +363,8 @@ class Usage:
 
     A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
     a body that is shorter than its Content-Length, for a stream that ends with the connection and without DONE, and for
-    a stream that ends within an event. `framed`: the protocol itself marks the end, as HTTP/2 does.
+    a stream that ends within an event or has an event `error`. `framed`: the protocol itself marks the end, as HTTP/2
+    does.
     """
 
     def __init__(self, used: Used, headers: Mapping[str, str], *, framed: bool = False) -> None:
@@ -380,7 +381,7 @@ class Usage:
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
-        self._over = False
+        self._over = self._failed = False
 
     def feed(self, piece: bytes) -> int | None:
         if self._over:
@@ -404,7 +405,7 @@ class Usage:
             self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
-        return self._units() if self._to_come <= 0 and self._end_is_clear else None
+        return self._units() if self._to_come <= 0 and self._end_is_clear and not self._failed else None
 
     def _units(self) -> int | None:
         return self._used.total(self._figures)
@@ -428,6 +429,7 @@ class Usage:
         self._kept.clear()
         if line:
             self._size += len(line)
+            self._failed |= re.fullmatch(rb"event:\s*error\s*", line) is not None
             if self._size <= MAX_EVENT_BYTES and line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
             self._over = self._data == [DONE]  # the reader may stop before the empty line behind it

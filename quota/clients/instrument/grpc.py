@@ -43,7 +43,7 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
     def charged(kind: str, multi_callable: Callable[..., Any]) -> Callable[..., Any]:
         def made(channel: Any, method: str, *args: Any, **options: Any) -> Any:
             unmetered = multi_callable(channel, method, *args, **options)
-            place = _place(getattr(channel, "_target", None) or channel._channel.target())
+            place = _place(payers, getattr(channel, "_target", None) or channel._channel.target())
             if not payers.knows(*place):
                 return unmetered
             below = type("Below", (), {kind: lambda *_, **__: unmetered})()
@@ -54,7 +54,7 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
 
     def without_retries(init: Callable[..., Any]) -> Callable[..., Any]:
         def made(channel: Any, target: Any, options: Any, *args: Any, **more: Any) -> None:
-            if payers.knows(*_place(target)):
+            if payers.knows(*_place(payers, target)):
                 options = _without_retries(options)
             init(channel, target, options, *args, **more)
 
@@ -62,7 +62,7 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
 
     def intercepted(init: Callable[..., Any]) -> Callable[..., Any]:
         def made(channel: Any, target: Any, options: Any, credentials: Any, compression: Any, above: Any) -> None:
-            place = _place(target)
+            place = _place(payers, target)
             if payers.knows(*place):
                 options, above = _without_retries(options), (*(above or ()), *_async_interceptors(payers, place))
             init(channel, target, options, credentials, compression, above)
@@ -77,18 +77,23 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
 
 
 def _without_retries(options: Any) -> tuple[Any, ...]:
-    return (*(options or ()), ("grpc.enable_retries", 0))
+    kept = [option for option in options or () if option[0] != "grpc.enable_retries"]  # of two, the first would count
+    return (*kept, ("grpc.enable_retries", 0))
 
 
-def _place(target: str | bytes) -> tuple[str, int]:
-    """Host and port of a channel's target, such as `dns:///api.example.com:443`."""
+def _place(payers: Payers, target: str | bytes) -> tuple[str, int]:
+    """Host and port of a channel's target, such as `dns:///api.example.com:443`; of several, the first metered one."""
     text = target.decode() if isinstance(target, bytes) else target
     if "://" in text:
         text = text.partition("://")[2].partition("/")[2]
-    text = re.sub("^(dns|ipv4|ipv6|passthrough):", "", text).partition(",")[0]
-    host, _, port = text.rpartition(":")
+    places = [_host_and_port(address) for address in re.sub("^(dns|ipv4|ipv6|passthrough):", "", text).split(",")]
+    return next((place for place in places if payers.knows(*place)), places[0])
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
     if not port.isdigit() or (":" in host and host[-1] != "]"):
-        host, port = text, "443"
+        host, port = address, "443"
     return host.strip("[]"), int(port)
 
 
@@ -174,7 +179,7 @@ def _error(payer: Payer, refusal: Refused) -> Any:
 def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]:
     running: set[Any] = set()
 
-    async def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any, *, streams: bool) -> Any:
+    async def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any, *, kind: str) -> Any:
         method = details.method
         path = method.decode() if isinstance(method, bytes) else method
         payer, url = payers.of_connection("POST", "https", *place, path, awaited=True)
@@ -188,8 +193,8 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
         call = await below(details, request)
         if attempt is None:
             return call
-        noting = partial(_note_awaited, payer, attempt, call, streams=streams)
-        if not streams:
+        noting = partial(_note_awaited, payer, attempt, call, streams=kind.endswith("_stream"))
+        if kind == "unary_unary":
             try:
                 await noting()
             except asyncio.CancelledError:
@@ -207,7 +212,7 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
 
     aio = sys.modules["grpc.aio"]
     for kind in KINDS:
-        of_kind = partialmethod(intercept, streams=kind.endswith("_stream"))
+        of_kind = partialmethod(intercept, kind=kind)
         yield type("Charging", (getattr(aio, f"{_camel(kind)}ClientInterceptor"),), {f"intercept_{kind}": of_kind})()
 
 

@@ -19,14 +19,16 @@ import importlib
 import inspect
 import io
 import sys
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from copy import copy
 from functools import cache, partial
 from http.client import HTTPResponse
 from types import SimpleNamespace
 from typing import Any
 
-from quota.clients.gate import MAX_PEEK_BYTES, Peeked
+from quota.clients.gate import MAX_PEEK_BYTES, Peeked, unpacked
 from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Answer, Payer, Payers
@@ -400,8 +402,11 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     status: int = response.status
     headers: Any = response.headers
     head, whole = b"", response.length == 0
-    if not whole and attempt.reads_body(status, headers) and not headers.get("content-encoding"):
+    if not whole and attempt.reads_body(status, headers):
         head, whole = _head(response)
+    packing = headers.get("content-encoding", "").lower()
+    if packing not in ("", "identity"):
+        head = unpacked(packing, head, _unzip)
     attempt.answered(status, head, headers, whole=whole, read=False)
     usage = attempt.usage(headers)
     if usage is None:
@@ -411,7 +416,8 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     def read(amt: int | None = None) -> bytes:
         piece = unwatched(amt)
         attempt.settle(usage.feed(piece))
-        if response.isclosed() and not response.length:
+        ended = response.chunk_left is None if response.chunked else not response.length
+        if response.isclosed() and ended:
             attempt.settle(usage.end())
         return piece
 
@@ -421,13 +427,19 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
     """The beginning of a body, and whether it is the whole body. The reader still gets all of it, or the error."""
     length = response.length
-    if length is None or length > MAX_PEEK_BYTES:  # in chunks, or until the connection ends
-        with suppress(OSError):
-            return response.peek(MAX_PEEK_BYTES), False
-        return b"", False
-    peeked = Peeked(response.fp.read1, response.fp.close, length)
+    if length is None:  # in chunks, or until the connection ends
+        inner = copy(response)
+        peeked = Peeked(inner.read1, inner.close)
+        response.chunked = False
+    else:
+        peeked = Peeked(response.fp.read1, response.fp.close, min(length, MAX_PEEK_BYTES))
     response.fp = io.BufferedReader(peeked)
-    return peeked.head, len(peeked.head) == length
+    return peeked.head, peeked.ended if length is None else len(peeked.head) == length
+
+
+def _unzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib
+    return map(unpacking.decompress, pieces)
 
 
 def _made(conn: Any, answer: Answer) -> HTTPResponse:

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import functools
 import gc
+import gzip
 import http.client
 import importlib.util
 import io
@@ -222,6 +223,13 @@ def client(request: pytest.FixtureRequest) -> Client:
     return CLIENTS[request.param][0]
 
 
+BUSY = b'{"error": {"message": "Slow down."}}'
+
+
+def in_chunks(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
 def answer(request: Arrived) -> Answer:
     match request.target.partition("?")[0]:
         case "/moved":
@@ -229,7 +237,15 @@ def answer(request: Arrived) -> Answer:
         case "/late":
             return Answer(429, b'{"error": {"message": "Slow down."}}', wait_s=0.3)
         case "/busy":
-            return Answer(429, b'{"error": {"message": "Slow down."}}')
+            return Answer(429, BUSY)
+        case "/busy-zipped":
+            return Answer(429, gzip.compress(BUSY), {"Content-Encoding": "gzip"})
+        case "/busy-as-it-is":
+            return Answer(429, BUSY, {"Content-Encoding": "identity"})
+        case "/busy-in-chunks":
+            return Answer(429, in_chunks(BUSY[:9], BUSY[9:], b""), {"Transfer-Encoding": "chunked"})
+        case "/chat" if b"chunks" in request.body:
+            return Answer(200, in_chunks(b'{"usage": 7}\n'), {"Transfer-Encoding": "chunked"}, hang_up=True)
         case "/chat" if b"short" in request.body:
             return Answer(200, b'{"usage": 0, "free": true}', {"Content-Length": "900"}, hang_up=True)
         case "/chat":
@@ -470,6 +486,22 @@ def test_an_answer_closes_its_bucket_and_its_reader_gets_it_whole(client: Client
     status, body = client(f"{server.address}/a")
     assert (status, len(server.arrived)) == (429, 1)
     assert "upstream said its bucket 'calls' is exhausted (Slow down.)" in json.loads(body)["detail"]
+
+
+@pytest.mark.parametrize("how", ["zipped", "as-it-is", "in-chunks"])
+def test_an_error_is_understood_however_it_travels(client: Client, server: PlainServer, how: str) -> None:
+    instrument(server.address, more=AS_429)
+    status, body = client(f"{server.address}/busy-{how}")
+    assert (status, gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body) == (429, BUSY)
+    assert "is exhausted (Slow down.)" in json.loads(client(f"{server.address}/a")[1])["detail"]
+
+
+def test_lines_of_an_answer_that_breaks_off_between_chunks_settle_nothing(server: PlainServer) -> None:
+    instrument(server.address)
+    asked = urllib.request.Request(f"{server.address}/chat", b'{"max_tokens": 50, "in": "chunks"}')  # noqa: S310
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked) as answer:
+        assert list(answer) == [b'{"usage": 7}\n']
+    assert charged() == [("chat", 50)]
 
 
 def test_the_answer_settles_the_reservation_of_the_request(client: Client, server: PlainServer) -> None:

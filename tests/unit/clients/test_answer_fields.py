@@ -39,6 +39,7 @@ def test_the_last_event_with_a_figure_counts() -> None:
     assert units_said(b'data: {"usage":\ndata:  {"total_tokens": 5}}\n\n') == 5, "one event of two lines"
     assert units_said(event(3)[:-2]) == 3, "the last event has no end"
     assert units_said(event(3), event(7)[:-9]) is None, "the last event is cut"
+    assert units_said(event(3), b'event: error\ndata: {"type": "error"}\n\n') is None, "more may have been used"
 
 
 def test_a_caller_that_stops_early_settles_only_after_the_final_event() -> None:
