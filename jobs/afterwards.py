@@ -43,10 +43,14 @@ _Region = tuple[Checkpoint, int | None]
 def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
     """Follow up a run, as the configuration asks. Raises nothing.
 
-    A run that found another run under way reports nothing: the other run does, and if it hangs, the silence must show.
-    A run that found its job on another machine sends no health check.
+    A run that found another run under way reports only regions that are stale: the other run reports the rest, and if it
+    hangs, the silence must show. A run that found its job on another machine sends no health check.
     """
     if report.outcome == "overlap":
+        if session.settings.notify is not None:
+            job, stale_ms = session.settings.jobs[report.job], session.settings.notify.stale_ms
+            project = session.credential(job.credential).project
+            notify(session, list(_notices_of_regions(project, job.name, stale_ms, _regions(session, job))))
         return
     if session.settings.textfile is not None or session.settings.notify is not None:
         job = session.settings.jobs[report.job]

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 
 import quota
 from quota import Budget, Decision, Session
-from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, refused_login
+from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, passed_a_client, refused_login
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line, spell
-from quota.errors import SlowAnswer
+from quota.errors import SlowAnswer, behind
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of
 from quota.jobs.progress import Watcher
@@ -99,6 +99,7 @@ class Attempts:
         self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
         self._step: list[Decision] = []  # the calls that this step has made, unless their cost was corrected since
+        self._refused: Decision | None = None  # the last decision of this step, if it refused the call
 
     def close(self) -> None:
         self._budget.on_decision = self._budget.on_correction = self._budget.of_run = None
@@ -106,6 +107,7 @@ class Attempts:
             self.client.close()
 
     def _decided(self, decision: Decision) -> None:
+        self._refused = None if decision.admitted else decision
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
             self._step.append(decision)
@@ -139,10 +141,19 @@ class Attempts:
 
         def attempt() -> Any:
             self.tries += 1
-            self._step = []
+            self._step, self._refused = [], None
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
-            return self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
+            try:
+                page = self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
+            except Exception as error:
+                if isinstance(error, quota.QuotaError) or (refused := self._refused_in(error)) is None:
+                    raise
+                raise quota.Refused(refused) from error
+            # A function that hides a refusal must not complete its region. One that returns a cursor goes on there.
+            if self._refused is not None and isinstance(page, Page) and (page.cursor is None or not page.items):
+                raise quota.Refused(self._refused)
+            return page
 
         page = retrying(attempt)
         if not isinstance(page, Page):
@@ -151,6 +162,11 @@ class Attempts:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
+
+    def _refused_in(self, error: Exception) -> Decision | None:
+        """The refusal that a function's own error hides; None if there is none."""
+        hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
+        return next(hidden, self._refused)
 
     def too_dear(self, refused: Decision) -> str | None:
         """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call
@@ -201,10 +217,12 @@ class Attempts:
         """The meaning of an error of the step at this checkpoint."""
         method = attempt_of(self.fetch, checkpoint.cursor) or ""
         failure = classify_failure(error, method=method, book=self._budget.book)
-        if failure.kind == "region" and not failure.answered:
-            failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
-        return failure._replace(silent=self._address(error)) if silent else failure
+        if silent and _is_of_a_client(error):
+            return failure._replace(silent=self._address(error))
+        if silent or (failure.kind == "region" and not failure.answered):  # perhaps of something else that it asks
+            failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
+        return failure
 
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
@@ -251,6 +269,11 @@ class Attempts:
             units[call.region] = units.get(call.region, 0) + call.units
             of_pages[call.page] = of_pages.get(call.page, 0) + call.units
         return units, of_pages, len(charged)
+
+
+def _is_of_a_client(error: Exception) -> bool:
+    """Whether an error came out of a client that asks an API: a metered one, or one that names its request."""
+    return any(getattr(cause, "request", None) is not None or passed_a_client(cause) for cause in behind(error))
 
 
 # -- what an error means ----------------------------------------------------------------------------------------------

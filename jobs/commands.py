@@ -60,12 +60,12 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> None:
 
 
 @click.command("plan", short_help="Simulate the schedule: does it fit?")
-@click.option("--days", default=7, show_default=True, metavar="N", help="Whole days to look ahead.")
+@click.option("--days", type=int, metavar="N", help="Whole days to look ahead.  [default: 7, or the longest window]")
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
 @click.option("--may-be-refused", multiple=True, metavar="JOB", help="Refusals of JOB are fine; may be repeated.")
 @format_option
 @config_option
-def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> None:
+def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> None:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing

@@ -45,6 +45,7 @@ from typing import NamedTuple
 
 import quota
 from quota import Session
+from quota.common.clock import host_clock
 from quota.common.files import NotAloneError, open_alone
 from quota.common.log import line
 from quota.common.text import listed, many
@@ -242,6 +243,21 @@ def check_lock(store_url: str, job: str) -> None:
             os.close(_open(path, os.O_RDONLY))
 
 
+def is_running(store_url: str, job: str) -> bool:
+    """Whether a run on this machine has the job's lock. It only looks, since a try to lock would turn away a run that
+    begins at this moment. False where the system does not list its locks."""
+    beside = _path_beside(store_url, job)
+    with suppress(OSError):  # not Linux
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+        for path in (state_folder() / beside.name, beside):
+            with suppress(FileNotFoundError):
+                file_status = path.stat()
+                device = f"{os.major(file_status.st_dev):02x}:{os.minor(file_status.st_dev):02x}"
+                if re.search(rf"FLOCK .* {device}:{file_status.st_ino} ", locks):
+                    return True
+    return False
+
+
 # -- regions on a shared ledger ----------------------------------------------------------------------------------------
 
 LEASE_SLACK_MS = MINUTE_MS
@@ -405,7 +421,7 @@ def runs_on(session: Session, job: JobSettings) -> tuple[str, int | None, bool]:
         return "each machine", None, False
     here = machine_name()
     if not session.ledger.shared:
-        return here, None, False
+        return here, host_clock() if is_running(session.settings.store.url, job.name) else None, False
     holders = session.project(job.credential).state.holders(_claim_name(job))
     away = {region for holder in holders if holder.host != here for region in holder.regions}
     store = session.settings.store  # with a name, or with the places in the ledger, any machine may go on

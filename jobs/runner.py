@@ -431,9 +431,10 @@ class _Run:
         if not page.unknown:
             return page
         sql = "SELECT key FROM rows WHERE name = :table AND key IN (SELECT value FROM json_each(:ids))"
-        named = self.store.select(sql, table=_UNKNOWN, ids=json.dumps(page.unknown))
-        self.unknown += sorted({*page.unknown} - {key for (key,) in named} - {*self.unknown})
-        return replace(page, places={**page.places, _UNKNOWN: [{"id": name} for name in page.unknown]})
+        keys = {f"{self.job.name} {name}": name for name in page.unknown}
+        named = self.store.select(sql, table=_UNKNOWN, ids=json.dumps([*keys]))
+        self.unknown += sorted({*page.unknown} - {keys[key] for (key,) in named} - {*self.unknown})
+        return replace(page, places={**page.places, _UNKNOWN: [{"id": key} for key in keys]})
 
     def _hand_over(self, page: Page) -> Failure | None:
         """Give a copy of the page to the job's sink. An error of the sink fails the step."""

@@ -146,21 +146,22 @@ def make_plan(
     settings: Settings,
     now_ms: int,
     *,
-    days: int = DEFAULT_DAYS,
+    days: int | None = None,
     first_day: date | None = None,
     from_midnight: bool = False,
     state: State = EMPTY,
     may_be_refused: str | Sequence[str] = (),
     find_changes: bool = True,
 ) -> Plan:
-    """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar.
+    """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar; by
+    default over DEFAULT_DAYS, or until each limit has had a whole window.
 
     With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
     schedule fits even if jobs named in `may_be_refused` are refused, or other jobs only because of the `state`. Raises
     UsageError for a job that does not exist or too many days. Also raises ConfigError and UsageError if a run of one of
     the jobs would.
     """
-    if not 1 <= days <= MAX_DAYS:
+    if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
     may_be_refused = texts(may_be_refused, "job")
     unknown = [name for name in may_be_refused if name not in settings.jobs]
@@ -174,7 +175,10 @@ def make_plan(
         start_ms = int(midnight.timestamp()) * 1000
     # A plan that begins at midnight covers whole days only. Any other plan also covers the rest of its first day.
     until_ms = start_ms if calendar.edges(start_ms)[0] == start_ms else calendar.edges(start_ms)[1]
-    for _ in range(days):
+    least_ms = _through_each_window(settings, start_ms, start_ms) if days is None else start_ms
+    for _ in range(days or DEFAULT_DAYS):
+        until_ms = calendar.edges(until_ms)[1]
+    while until_ms < least_ms:
         until_ms = calendar.edges(until_ms)[1]
     fetches = {job.name: fetch_to_look_at(settings, job) for job in settings.jobs.values()}
     for job in settings.jobs.values():

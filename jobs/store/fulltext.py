@@ -76,7 +76,7 @@ _TYPED = str.maketrans(
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
 _ALONE = r"(?<!\S)[$+#<=>^~]{1,3}(?!\S)"  # a longer row is a ruler
-_AT_A_WORD = r"(?:\+{1,3}|#)(?![^\W\d_]|[+#])"  # C++, F#, C++17; no part of an address
+_AT_A_WORD = r"(?:\+{2,3}(?!\+)|[+#](?![A-Za-z+#]))"  # C++, F#, C++17; no part of an address
 
 _SYMBOLS = r"[^\w\s\x00-\x7f]+"
 """Matches symbols, punctuation and marks. SQLite takes symbols that are newer than its Unicode 6 for letters."""
@@ -99,7 +99,8 @@ def _signs(text: str) -> list[str]:
     """The words of `text` that have symbols, in private letters. A row of the same symbol counts once."""
     signs = ["".join(map(_letter, alone)) for alone in re.findall(_ALONE, text)]
     for sign in re.finditer(_AT_A_WORD, text):
-        if word := re.search(r"[^\W_]+\Z", text[max(0, sign.start() - MAX_WORD) : sign.start()]):
+        before = text[max(0, sign.start() - MAX_WORD) : sign.start()]
+        if word := re.search(r"[A-Za-z0-9]+\Z", before) or re.search(r"[^\W_]+\Z", before):
             signs.append(word[0] + "".join(map(_letter, sign[0])))
     if not text.isascii():
         for row in re.findall(_SYMBOLS, text):

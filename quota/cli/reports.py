@@ -541,7 +541,8 @@ def explain(
             if refusal is None:
                 of = f" of job {show(job)}{_hint(session, job)}" if job is not None else ""
                 raise QuotaError(
-                    f"the ledger has no refused call{of}; a process reports a refusal within 10 s, or when it ends"
+                    f"the ledger has no refused call{of}{'' if of.endswith('?') else ';'} a process reports a refusal "
+                    "within 10 s, or when it ends"
                 )
             data, text = refusal.as_json(), render_parts(refusal_parts(refusal))
     if as_json:

@@ -27,6 +27,7 @@ import html
 import json
 import re
 import sys
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -374,6 +375,12 @@ def answer_in(error: Any) -> Answer | None:
 def is_transient(error: Exception) -> bool:
     """Whether the exception means that the network failed."""
     return is_any(error, _TRANSIENT)
+
+
+def passed_a_client(error: BaseException) -> bool:
+    """Whether an exception came through a client of this package."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith("quota.clients.") for frame, _ in frames)
 
 
 def refused_login(error: Exception) -> str | None:

@@ -34,8 +34,8 @@ FIELDS = (X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP)
 UNIX = "unix"
 """Names the other end of a unix socket, which has no address."""
 
-_WAITRESS_UNIX = "localhost"
-"""How waitress names it. Other servers leave it empty."""
+_OF_UNIX = ("localhost", UNIX)
+"""How waitress and eventlet name it. Other servers leave it empty."""
 
 MAX_CHARS = 64
 """The most characters of an identity. A longer identity is replaced by its hash."""
@@ -163,7 +163,7 @@ class Identify:
     def wsgi(self, environ: Mapping[str, Any]) -> str:
         """The identity of a WSGI request."""
         peer = environ.get("REMOTE_ADDR")
-        peer = None if peer == _WAITRESS_UNIX else peer
+        peer = None if peer in _OF_UNIX else peer
         return self._who(environ, peer, lambda environ: environ.get("REMOTE_USER"), _wsgi_lines)
 
     def _who(

@@ -59,7 +59,7 @@ from quota.proxy.asked import (
     without_hops,
 )
 from quota.reports.metrics import MEDIA_TYPE, exposition
-from quota.reports.status import read_status
+from quota.reports.status import allowances, read_status
 from quota.session import Session, ledger_answers
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import labels
@@ -79,8 +79,8 @@ connection is lost, because the proxy sends nothing twice."""
 MAX_FIELD_BYTES = 64 * 1024
 PLAIN = ("", "identity")
 
-SENT_INSTEAD = ("authorization", "x-goog-api-key")
-"""The header fields for keys. A caller's own values do not leave."""
+SENT_INSTEAD = ("authorization", "x-goog-api-key", "x-goog-user-project")
+"""The header fields for keys, and for the project that upstream charges. A caller's own values do not leave."""
 
 logger = logging.getLogger("quota.proxy")
 
@@ -154,6 +154,9 @@ def _ledger(session: Session) -> Check:
         return Check("ledger")
     if session.settings.ledger.unavailable is None:
         return Check("ledger", "fail", "the ledger does not answer; no call is admitted")
+    stands = allowances(session).values()
+    if stands and not any(stand.remaining_units for stand in stands):
+        return Check("ledger", "fail", "the ledger does not answer, and the allowance is drawn; no call is admitted")
     return Check("ledger", "warn", "the ledger does not answer; calls draw on the allowance")
 
 

@@ -195,6 +195,23 @@ def test_closing_and_reopening_a_bucket_send_one_alert_each(command: Quota, upst
     assert next(alert for alert in alerts(command) if alert["event"] == "reopened")["message"].endswith(": raised")
 
 
+def test_a_tick_that_finds_a_hung_run_says_which_regions_are_stale(
+    tmp_path: Path, upstream: Emulator, here: None
+) -> None:
+    command = machine(tmp_path, upstream, alerts=TELL + 'stale = "1ms"\n')
+
+    def running() -> list[bool]:
+        return [job["running"] for job in command.json("status")["credentials"][0]["jobs"]]
+
+    command("run", "broken")
+    with only_one("sqlite:///videos.db", "broken"):
+        assert running() == [False, True]
+        for _ in range(2):
+            assert "already running" in command("run", "broken").stdout
+    assert running() == [False, False]
+    assert [notice["event"] for notice in alerts(command)].count("stale") == 1
+
+
 def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream, alerts=TELL + 'stale = "1ms"\n')
     assert command("run", "trending", "--region", "US").returncode == 0

@@ -157,6 +157,9 @@ def test_an_id_that_upstream_does_not_know_is_named_once(
     assert "upstream does not know 'not-there'" in site.run().why
     site.run()
     assert caplog.messages == ["unknown_ids job=j: upstream does not know 'not-there': correct or remove them"]
+    config = site.folder / "quota.toml"
+    config.write_text(config.read_text().replace("[jobs.j", "[jobs.other"))
+    assert "upstream does not know 'not-there'" in site.run("other").why, "in each job that names it"
 
 
 def test_check_and_run_refuse_an_invalid_id(site: Site) -> None:
