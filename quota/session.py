@@ -194,8 +194,11 @@ class Session(OfOneProcess):
         install()
         return secret
 
-    def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
-        """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
+    def google(
+        self, credential: str | None = None, api: str | None = None, version: str | None = None, **options: Any
+    ) -> Any:
+        """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget. `api` and
+        `version` are by default those of its cost book. Raises UsageError if the book is not of one of Google's APIs.
 
         It calls with the credential's `key`, else with the login in `auth`.
 
@@ -209,13 +212,18 @@ class Session(OfOneProcess):
             if name in options:
                 raise UsageError(f"q.google() takes the {name} of its credential; for another one call {SERVICE}")
         chosen = self.credential(credential)
+        if not chosen.book.googles:
+            others = f"q.requests({chosen.name!r}) and q.httpx({chosen.name!r}) are clients for it"
+            raise UsageError(f"credential {chosen.name!r} is for {chosen.book.api}, no API of Google's; {others}")
+        if api is None:
+            api, version = chosen.book.api, version or chosen.book.version
         if "endpoint" not in options:
             options["endpoint"] = chosen.endpoint
             options.setdefault("insecure_endpoint", chosen.insecure_endpoint)
         key = self._key(chosen.name)
         if key is None and options.get("credentials") is None:
             options["credentials"] = login_of(chosen, chosen.scopes)
-        made = service(self.budget(chosen.name), api, version, key=key, **options)
+        made = service(self.budget(chosen.name), api, version or "v3", key=key, **options)
         return self._kept(made)
 
     def requests(

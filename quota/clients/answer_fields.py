@@ -138,7 +138,10 @@ class Answer:
         field = rule.remaining
         limit = self._number(field, self._value(field, "limit")) if field.pattern is not None else None
         if limit is None and rule.limit is not None:
-            limit = self._number(rule.limit, self._once(rule.limit, "limit"))
+            text = self._once(rule.limit, "limit")
+            limit = self._number(rule.limit, text)
+            if limit is None and text is not None:  # as `-1` or `unlimited`: what remains of it says nothing
+                return None, None
         remaining = self._number(field, self._once(field, "remaining"))
         if remaining is None and field.pattern is not None and limit is not None:
             used = self._number(field, self._value(field, "used"), math.ceil)
@@ -235,7 +238,11 @@ class Answer:
         return ", ".join(parts[:length]) if length else value
 
     def _at(self, pointer: Pointer) -> object:
-        return value_at(self._json, pointer)
+        document = self._json
+        value = value_at(document, pointer)
+        if value is None and isinstance(document, list) and len(document) == 1:  # as Google streams an error
+            return value_at(document[0], pointer)
+        return value
 
     @cached_property
     def _json(self) -> object:

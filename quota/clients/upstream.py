@@ -109,15 +109,14 @@ def passes_on(book: CostBook, endpoint: str | None) -> bool:
         return False
 
 
-def _dearest(book: CostBook, verb: str, methods: Iterable[str | None]) -> str | None:
-    """The method that takes the largest share of a bucket, the first of equals. An unknown method, None, costs the
-    book's default, as a method outside the book does."""
+def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
+    """The method that takes the largest share of a bucket, the first of equals; None without methods. A method outside
+    the book costs the book's default."""
 
-    def cost(method: str | None) -> tuple[float, int, bool]:
-        in_book = method is not None and book.canonical(method) in book.methods
-        price = book.price(method) if method is not None and in_book else book.default_price(verb)
+    def cost(method: str) -> tuple[float, int]:
+        price = book.price(method) if book.canonical(method) in book.methods else book.default_price(verb)
         shares = [part.units / book.buckets[part.bucket].quota_units for part in price.parts]
-        return max(shares, default=0), sum(part.units for part in price.parts), method is not None
+        return max(shares, default=0), sum(part.units for part in price.parts)
 
     return max(methods, key=cost, default=None)
 
@@ -246,17 +245,18 @@ class Described(Google):
         return -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
-        """The route of a path; None if it costs the default. If the path has several readings, the dearest counts: the
-        server may serve that one."""
+        """The route of a path. If the path has several readings, the dearest method counts: the server may serve that
+        one."""
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
-        routes = [
+        firsts = (
             next((route for route in self.book.routes if route.matches(verb, reading)), None)
             for reading in readings_of(path)
-        ]
-        if len(routes) == 1:
-            return routes[0]
-        method = _dearest(self.book, verb, [route and route.method for route in routes])
-        return next((route for route in routes if route is not None and route.method == method), None)
+        )
+        routes = [route for route in firsts if route is not None]
+        if len(routes) < 2:
+            return next(iter(routes), None)
+        method = _dearest(self.book, verb, [route.method for route in routes])
+        return next(route for route in routes if route.method == method)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:
@@ -481,17 +481,18 @@ class Routes:
         # `/things/x:cancel` also fits `/things/{id}`, so the method with the longest fixed path comes first.
         self._all = sorted([*calls, *self._uploads], key=attrgetter("named_chars"), reverse=True)
 
-    def methods(self, verb: str, path: str) -> list[str | None]:
+    def methods(self, verb: str, path: str) -> list[str]:
         """For example ["youtube.videos.list"] for ("GET", "/youtube/v3/videos"). A path with several readings has
-        several methods; an unknown method is None.
+        several methods; an unknown method has none.
 
         `/youtube/v3//Search/` counts as a search, and HEAD as GET: upstream may read them so, and the book's default
         price is far below a search.
         """
-        return [
+        firsts = [
             next((route.method for route in self._all if route.matches(verb, reading)), None)
-            for reading in dict.fromkeys((path, *readings_of(path)))
+            for reading in (path, *readings_of(path))
         ]
+        return [name for name in firsts if name is not None]
 
     def is_batch(self, verb: str, url: str) -> bool:
         begins = f"{self._batch}/".lower()

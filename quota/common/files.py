@@ -27,9 +27,9 @@ import pwd
 import stat
 from importlib import import_module
 from pathlib import Path
-from select import POLLIN, poll
 
 from quota.common.clock import host_clock
+from quota.common.hosts import is_readable
 from quota.common.text import one_line
 
 _AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK
@@ -362,9 +362,7 @@ def at_once(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def _await_writer(fd: int) -> None:
-    waiting = poll()
-    waiting.register(fd, POLLIN)
-    if waiting.poll(WRITER_WITHIN_MS):
+    if is_readable(fd, WRITER_WITHIN_MS):
         return
     try:
         os.read(fd, 1)  # there is no byte to lose

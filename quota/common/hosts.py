@@ -116,6 +116,13 @@ def is_googles(host: str) -> bool:
 def has_hung_up(sock: Any) -> bool:
     """Whether the other side of an idle connection has closed it: it is readable, although nothing was asked. What is
     sent on it would not arrive."""
+    return is_readable(sock, 0)
+
+
+def is_readable(file: Any, within_ms: int) -> bool:
+    """Whether a file or socket has something to read, or its end, within this time."""
+    if not hasattr(select, "poll"):  # eventlet takes it away
+        return bool(select.select([file], [], [], within_ms / 1_000)[0])
     poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    return bool(poller.poll(0))
+    poller.register(file, select.POLLIN)
+    return bool(poller.poll(within_ms))

@@ -60,8 +60,9 @@ class Hosts:
     """The metered hosts: `api.example.com` matches any port, `127.0.0.1:8765` only this one. If a host serves several
     APIs, the name also has the start of the path: `www.googleapis.com/calendar/v3`.
 
-    Spellings of one host are equal: the names of loopback (`localhost`, `127.0.0.1`, `::1`), `bücher.example` and
-    `xn--bcher-kva.example`, and the forms of an address (`10.1`, `0xa.1`, `10.0.0.1`).
+    Spellings of one host are equal: the names of loopback (`localhost`, `127.0.0.1`, `::1`, `0.0.0.0`),
+    `bücher.example` and `xn--bcher-kva.example`, the forms of an address (`10.1`, `0xa.1`, `10.0.0.1`), and the host
+    that Google's clients call with a certificate (`x.mtls.googleapis.com`).
     Raises UsageError for an invalid host name.
     """
 
@@ -97,13 +98,13 @@ class Hosts:
 
 @lru_cache(MAX_KNOWN)
 def _host(name: str) -> str:
-    name = name.strip("[]").rstrip(".").lower()
+    name = name.strip("[]").rstrip(".").lower().replace(".mtls.googleapis.com", ".googleapis.com")
     if name.rpartition(".")[2][:1].isdigit():  # no domain ends so: the system reads the name as an address
         import socket  # late: few hosts are addresses
 
         with suppress(OSError, ValueError):
             name = socket.inet_ntoa(socket.inet_aton(name))
-    if is_loopback(name):
+    if is_loopback(name) or name in ("0.0.0.0", "::"):  # noqa: S104  # a connection to it reaches this machine
         return "localhost"
     if ":" in name:
         with suppress(ValueError):

@@ -134,7 +134,11 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
     name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
     if name in _SHELLS:
         at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), None)
-        commands = [] if at is None else _commands("".join(words[at + 1 : at + 2]))
+        text = "" if at is None else "".join(words[at + 1 : at + 2])
+        try:
+            commands = _commands(text)
+        except ValueError:  # a text between the lines, or a mistake, which ends the shell
+            return f"{name} -c" if "<<" in text else None
         for command in commands:
             if (unseen := _unseen(command, depth + 1, before)) is not None:
                 return unseen
@@ -160,9 +164,14 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
 
 
 def _commands(text: str) -> list[list[str]]:
-    """The commands in a shell script."""
+    """The commands in a shell script. Raises ValueError for one that cannot be read so."""
+    text = re.sub(r"(?m)(^|\s)#.*$", "", text)
+    inner = [
+        command for words in re.findall(r"\$\(([^()]*)\)|`([^`]*)`", text) for command in _commands("".join(words))
+    ]
     lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=True)
-    commands: list[list[str]] = [[]]
+    lexer.commenters = ""
+    commands: list[list[str]] = [*inner, []]
     for word in lexer:
         if set(word) <= set("();|&"):
             commands.append([])

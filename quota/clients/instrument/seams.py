@@ -224,7 +224,8 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
 
 def _refused_by_httpx(httpx: Any, refusal: Refused, payer: Payer, request: Any) -> Any:
     answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
-    return httpx.Response(answer.status, headers=answer.headers, content=answer.body, request=request)
+    stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body)
+    return httpx.Response(answer.status, headers=answer.headers, stream=stream, request=request)
 
 
 # -- aiohttp -----------------------------------------------------------------------------------------------------------

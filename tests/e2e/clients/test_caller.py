@@ -104,6 +104,12 @@ def spent(session: quota.Session) -> list[tuple[str, int]]:
     return [(entry.method, entry.units) for entry in charges_at(session.ledger, "main")]
 
 
+def test_googles_client_is_for_an_api_of_googles(site: Site) -> None:
+    """It would send the key to YouTube."""
+    with site.open() as session, pytest.raises(quota.UsageError, match="no API of Google's; q.requests"):
+        session.google()
+
+
 @pytest.mark.parametrize("auth", ["key", "bearer", "account"])
 def test_a_credential_of_google_authenticates_alike_through_every_seam(site: Site, auth: str) -> None:
     named = {"key": 'key = "file:key"', "bearer": 'auth = "bearer:file:key"', "account": site.account()}[auth]

@@ -363,6 +363,16 @@ def test_a_refusal_may_be_an_answer_of_429(client: Client, server: PlainServer) 
     )
 
 
+def test_a_made_answer_of_httpx_may_be_read_like_any_other(server: PlainServer) -> None:
+    instrument(server.address, units=1, more=AS_429)
+    with httpx.Client(trust_env=False) as client:
+        assert client.get(server.address).status_code == 200
+        assert client.get(server.address).elapsed.total_seconds() >= 0
+        assert client.head(server.address).content == b""
+        with client.stream("GET", server.address) as response:
+            assert b"refused" in b"".join(response.iter_raw())
+
+
 def test_a_made_answer_says_when_to_come_back_and_never_early(server: PlainServer) -> None:
     instrument(server.address, units=9, more=AS_429)
     requests.get(f"{server.address}/a", timeout=100)

@@ -194,7 +194,9 @@ def test_the_allowance_decides_without_the_ledger(house: House) -> None:
         assert (got.status, got.problem["decision"]["reason"]) == (503, "ledger-unavailable")
         assert house.ask("", credential="healthz").status == 503
     with house.open(ledger=away, more="unavailable = { max_cost = 1, allowance = 2, machines = 1 }"):
+        assert house.ask("", credential="healthz").status == 200
         assert [house.ask("/things").status for _ in range(3)] == [200, 200, 503]
+        assert house.ask("", credential="healthz").status == 503, "the allowance is drawn"
         assert house.ask("/search/x").status == 503
     assert len(house.upstream.reached) == 2
 

@@ -174,6 +174,8 @@ def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
         ("api.example.com", "b\u00fc..example", 443, False),
         ("127.1:80", "localhost", 80, True),
         ("10.0.0.1", "0xa.1", 80, True),
+        ("127.0.0.1:80", "0.0.0.0", 80, True),  # noqa: S104  # where a program connects
+        ("youtube.googleapis.com", "youtube.mtls.googleapis.com", 443, True),
         ("010.0.0.1", "8.0.0.1", 80, True),
         ("10.0.0.1", "::ffff:10.0.0.1", 80, True),
         ("10.0.0.1", "10.0.0.256", 80, False),

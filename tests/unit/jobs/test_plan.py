@@ -358,6 +358,8 @@ def test_a_schedule_is_held_against_a_month_that_is_longer_than_the_plan(folder:
     )
     planned = settings(folder, month + KEYWORDS.replace("every 45m", "0 0 * * *"))
     assert not make_plan(planned, NOON_MS, state=spent_now(19_900)).fits
+    assert not make_plan(planned, NOON_MS).fits, "it is looked at for a whole month"
+    assert make_plan(planned, NOON_MS, days=7).fits
 
 
 @pytest.mark.parametrize(
