@@ -43,8 +43,8 @@ _Region = tuple[Checkpoint, int | None]
 def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
     """Follow up a run, as the configuration asks. Raises nothing.
 
-    A run that found another run under way reports only regions that are stale: the other run reports the rest, and if it
-    hangs, the silence must show. A run that found its job on another machine sends no health check.
+    A run that found another run under way reports only regions that are stale: the other run reports the rest, and if
+    it hangs, the silence must show. A run that found its job on another machine sends no health check.
     """
     if report.outcome == "overlap":
         if session.settings.notify is not None:
