@@ -42,7 +42,7 @@ from quota import Decision, Session
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
-from quota.common.text import describe, many, members, show
+from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms
 from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
 from quota.jobs.places import Covers, Hold, note_covers, only_one, work_of
@@ -271,7 +271,7 @@ class _Run:
     # the regions that failed since upstream last answered, each with the address that did not answer
     unanswered: list[tuple[Checkpoint, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
-    idle: bool = False  # whether a region had nothing to ask for
+    idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
 
     def cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
@@ -408,7 +408,8 @@ class _Run:
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
-            self.idle |= finished and not page.complete and not checkpoint.begun
+            if finished and not page.complete and not checkpoint.begun:
+                self.idle.append(checkpoint.region)
             self.watcher.page(self.here)
             stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
             took_ms = self.store.now_ms() - started_at_ms
@@ -511,7 +512,9 @@ class _Run:
         failed = [o for o in regions if o.outcome == "failed"]
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
-        why = "there was nothing to fetch" if self.idle and not attempts else unknown
+        idle = [region for region in self.idle if not units.get(region)]
+        nothing = "there was nothing to fetch" + (f" in {listed(idle)}" if attempts else "")
+        why = "; ".join(filter(None, (nothing if idle else "", unknown)))
         if failed:
             names = ", ".join(region.region for region in failed)
             why = f"{len(failed)} of {len(regions)} regions failed ({names})"

@@ -317,7 +317,7 @@ class _JobQueue:
                 level=logging.ERROR if report.outcome == "failed" else logging.INFO,
                 run=report.run,
                 outcome=report.outcome,
-                covered=",".join(region.region for region in report.regions),
+                covered=",".join(region.region for region in report.regions if region.outcome != "skipped"),
                 pages=sum(region.pages for region in report.regions),
                 items=sum(region.items for region in report.regions),
                 units=report.units,

@@ -181,6 +181,20 @@ def test_a_function_cannot_hide_a_refusal(bench: Bench, body: str) -> None:
     assert outcomes(report) == {"US": "skipped", "DE": "skipped"}
 
 
+def test_a_region_that_has_nothing_to_fetch_is_named_beside_others(bench: Bench) -> None:
+    fetch = bench.own_fetch(
+        """
+def fetch(client, region, cursor):
+    if region == "FR":
+        return Page(complete=False)
+    return Page(videos=client.videos().list(part="snippet", chart="mostPopular").execute()["items"])
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US", "FR"], pages=1)
+    report = bench.run()
+    assert (report.outcome, report.why) == ("done", "there was nothing to fetch in FR")
+
+
 def test_a_function_may_do_without_the_call_that_was_refused(bench: Bench) -> None:
     fetch = bench.own_fetch(
         """
