@@ -38,7 +38,7 @@ from quota.jobs.job import (
 )
 from quota.jobs.places import check_lock, checkpoints_of, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
-from quota.jobs.store.file import StoreError, check_space, is_made, path_of
+from quota.jobs.store.file import StoreError, check_space, is_made
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import streams
 from quota.ledger.files import refuse_others
@@ -132,9 +132,9 @@ def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
 
 def store(settings: Settings, location: str = "store.url", remedy: str = "correct it") -> Iterator[Finding]:
     """The error of a run if it cannot read or write the store. Does not create the store."""
-    path = path_of(settings.store.url)
+    path = settings.store.file
     try:
-        if is_made(settings.store.url):
+        if is_made(path):
             Store.existing(settings.store).close()
         else:
             refuse_others(path, "store")
@@ -143,17 +143,16 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
     except (quota.ConfigError, StoreError) as error:
         yield finding_of("error", location, error, remedy)
         return
-    prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # another check: missing folder
-    if prevented is not None:
+    # Another check reports a missing folder.
+    if os.path.isdir(os.path.dirname(path)) and (prevented := obstacle(path)) is not None:
         why, remedy = prevented
         yield warning(location, f"store {one_line(path)} cannot be written: {why}", remedy)
 
 
 def store_health(settings: Settings) -> Iterator[Finding]:
     """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
-    if path := settings.store.file:
-        yield from examine_folder("store", os.path.dirname(path), "what was fetched")
-        yield from store(settings, "store", remedy="")
+    yield from examine_folder("store", os.path.dirname(settings.store.file), "what was fetched")
+    yield from store(settings, "store", remedy="")
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
 
 def _no_store(settings: Settings) -> str:
     """Why a run could keep nothing in the store, in one line; "" if it could. Does not create the store."""
-    path = path_of(settings.store.url)
+    path = settings.store.file
     try:
         with Store.if_made(settings.store) as made:
             if made is not None:
@@ -232,7 +231,9 @@ def _refusal(session: Session, job: JobSettings, no_store: str, *, here: bool) -
     """Why a run could not go on now, in the order in which a run would notice, and the decision if the budget refuses
     its first call; ("", None) if it could. If the fetch function names no call or is not imported here, the cheapest
     call stands for it."""
-    budget, checkpoint = session.budget(job.credential), _next_of(session, job)
+    budget, checkpoint = session.budget(job.credential), Checkpoint(job.name, (job.regions or ("",))[0])
+    with suppress(StoreError, quota.ConfigError), Store.if_made(session.settings.store) as store:
+        checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
     method = None
     try:
         check_regions(session.settings, job)
@@ -257,13 +258,6 @@ def _refusal(session: Session, job: JobSettings, no_store: str, *, here: bool) -
     except quota.UsageError as error:
         return str(error), None
     return "", None
-
-
-def _next_of(session: Session, job: JobSettings) -> Checkpoint:
-    """The checkpoint at which the next run goes on."""
-    with suppress(StoreError, quota.ConfigError), Store.if_made(session.settings.store) as store:
-        return by_rotation(checkpoints_of(session, job, store))[0]
-    return Checkpoint(job.name, (job.regions or ("",))[0])
 
 
 def _regions(
@@ -301,16 +295,13 @@ def forecast(session: Session) -> Contribution:
     from quota.jobs.plan.simulation import SLOT_MS, read_state
 
     plan = make_plan(session.settings, host_clock(), days=1, state=read_state(session), find_changes=False)
-
-    def middle_ms(slot: int) -> int:
-        """Of a slot, or of the part of it that the plan covers."""
-        return (max(slot * SLOT_MS, plan.start_ms) + (slot + 1) * SLOT_MS) // 2
-
-    expected = [
-        Expected(row.project, row.bucket, row.method, row.job, middle_ms(slot), units, row.calls.get(slot, 0))
-        for row in plan.spent
-        for slot, units in row.units.items()
-    ]
+    expected = []
+    for spent in plan.spent:
+        for slot, units in spent.units.items():
+            # The middle of the slot, or of the part of it that the plan covers.
+            at_ms = (max(slot * SLOT_MS, plan.start_ms) + (slot + 1) * SLOT_MS) // 2
+            of_method = spent.project, spent.bucket, spent.method, spent.job
+            expected.append(Expected(*of_method, at_ms, units, spent.calls.get(slot, 0)))
     expected.sort(key=lambda charge: charge.at_ms)
     limits = {}
     for row in plan.limits:

@@ -28,6 +28,7 @@ from quota.cli.options import (
 from quota.cli.output import confirmed, json_text, print_csv, print_json, print_rich, say, unwound
 from quota.common.clock import host_clock, moment
 from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
+from quota.jobs.progress import named
 from quota.jobs.tick import configured
 from quota.session import projects_of
 from quota.terms.limits import MINUTE_MS
@@ -188,7 +189,8 @@ def search(
         elsewhere = store.elsewhere()
     if as_json:
         rows = [video.as_json() for video in videos]
-        away = {"elsewhere": [job.as_json() for job in elsewhere]} if elsewhere else {}
+        names = "job runs_on heard_at until asked_at fetched_at"
+        away = {"elsewhere": [members(other, names) for other in elsewhere]} if elsewhere else {}
         print_json({"words": " ".join(words), "region": region, "job": job, "videos": rows, **away})
         return
     say(*map(_elsewhere_line, elsewhere), err=True)
@@ -201,9 +203,8 @@ def search(
 
 
 def _elsewhere_line(job: Elsewhere) -> str:
-    now_ms = host_clock()
     age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms)}"
-    old = "" if job.fetched_ms is None else f", {spell(now_ms - job.fetched_ms)} ago"
+    old = "" if job.fetched_ms is None else f", {spell(host_clock() - job.fetched_ms)} ago"
     return f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms)}); this store has {age}{old}"
 
 
@@ -388,7 +389,7 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
     from quota.jobs.places import checkpoints_of
 
     with configured(config) as session, _store_of_places(session) as store:
-        checkpoints = _chosen(checkpoints_of(session, job_called(session, job), store), job, region)
+        checkpoints = _chosen(checkpoints_of(session, job_called(session.settings, job), store), job, region)
     _print(checkpoints, as_json=as_json, as_csv=as_csv, cursors=True)
 
 
@@ -412,7 +413,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
     from quota.jobs.places import checkpoints_of, only_one, reset_shared
 
     with configured(config) as session, _store_of_places(session) as store:
-        settings = job_called(session, job)
+        settings = job_called(session.settings, job)
         checkpoints = _chosen(checkpoints_of(session, settings, store), job, region)
         names = ", ".join(checkpoint.region for checkpoint in checkpoints if checkpoint.region)
         named = f", in {names}" if names else ""
@@ -460,16 +461,14 @@ def _print(
         print_json({"places": [members(checkpoint, names) for checkpoint in checkpoints]})
         return
     for checkpoint in checkpoints:
-        name = f"{checkpoint.job} {checkpoint.region}".rstrip()
         pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")
         stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
-        ended = completed_ms or failed_ms  # neither: no run has come to it
-        due = checkpoint.pending or checkpoint.cursor or not ended
+        due = checkpoint.pending or checkpoint.cursor or not (completed_ms or failed_ms)  # no run has come to it
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else "this round is done"
         complete = "never complete" if completed_ms is None else f"complete {moment(completed_ms)}"
         failed = "" if failed_ms is None else f", failed {moment(failed_ms)}"
-        say(f"{name}: {stands}; {complete}{failed}")
+        say(f"{named(checkpoint.job, checkpoint.region)}: {stands}; {complete}{failed}")
         if cursors and checkpoint.cursor is not None:
             say(f"  cursor {json.dumps(checkpoint.cursor)[:2_000]}")
     if not checkpoints:

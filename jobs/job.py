@@ -316,8 +316,9 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     """
     function = f"quota.jobs.fetches:{name}" if name in BUILT_IN_FETCHES else name
     fetch: Fetch = _load("fetch", name, function, folder)
-    _check_signature(fetch, name, dict(options or {}))
-    _check_names(fetch, name, options or {})
+    setting = f"fetch = {name!r:.100}"
+    _check_signature(fetch, setting, options or {})
+    _check_names(fetch, setting, options or {})
     return fetch
 
 
@@ -432,8 +433,7 @@ def _hides_own(module_name: str, folder: Path | None) -> str:
     return f"; {top} is {origin} here: give yours another name" if own else ""
 
 
-def _check_names(fetch: Fetch, name: str, options: Mapping[str, Any]) -> None:
-    setting = f"fetch = {name!r:.100}"
+def _check_names(fetch: Fetch, setting: str, options: Mapping[str, Any]) -> None:
     try:
         for option, shape, values in names_in(fetch, options):
             if not values:
@@ -450,36 +450,34 @@ def _check_names(fetch: Fetch, name: str, options: Mapping[str, Any]) -> None:
             raise quota.ConfigError(f"{setting}: {option}: {show(options[option])} is not {shape.like}; correct it")
 
 
-def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
+def _check_signature(fetch: Fetch, setting: str, options: Mapping[str, Any]) -> None:
     try:
         accepted = signature(fetch)
     except (TypeError, ValueError) as error:
-        raise quota.ConfigError(f"fetch = {name!r:.100}: its parameters cannot be read: {error}") from error
+        raise quota.ConfigError(f"{setting}: its parameters cannot be read: {error}") from error
     if "store" in options:
-        raise quota.ConfigError(f"fetch = {name!r:.100}: the name 'store' is reserved for the local store")
+        raise quota.ConfigError(f"{setting}: the name 'store' is reserved for the local store")
     has = [option for option in list(accepted.parameters)[3:] if option != "store"]
     open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in accepted.parameters.values())
     unknown = next((option for option in options if option not in accepted.parameters), None)
     if unknown is not None and not open_ended:
-        raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, has)}")
-    values = options | ({"store": None} if "store" in accepted.parameters else {})
+        raise quota.ConfigError(f"{setting} has no option {show(unknown)}; {nearest(unknown, has)}")
+    values = {**options, **({"store": None} if "store" in accepted.parameters else {})}
     try:
         accepted.bind(None, "US", None, **values)
     except TypeError as error:
         given = "".join(f", {option}=..." for option in values)
-        called = f"it is called as fetch(client, region, cursor{given})"
-        raise quota.ConfigError(f"fetch = {name!r:.100}: {error}; {called}") from error
+        raise quota.ConfigError(f"{setting}: {error}; it is called as fetch(client, region, cursor{given})") from error
 
 
 # -- jobs and their regions --------------------------------------------------------------------------------------------
 
 
-def job_called(session: quota.Session, name: str) -> JobSettings:
+def job_called(settings: Settings, name: str) -> JobSettings:
     """The job of this name. Raises UsageError if there is none."""
-    jobs = session.settings.jobs
-    if name not in jobs:
-        raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
-    return jobs[name]
+    if name not in settings.jobs:
+        raise quota.UsageError(f"{settings.source} has no job {show(name)}; {nearest(name, settings.jobs)}")
+    return settings.jobs[name]
 
 
 def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | None]:

@@ -166,9 +166,7 @@ def store_id_of(store: Store, lock: Lock) -> str:
     """The store's id. The first locked file keeps it too, so a new store in the place of a moved or lost store holds
     the same regions."""
     kept = os.pread(lock[0], _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
-    if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
-        store.take_id(kept)
-    store_id = store.id()
+    store_id = store.id(kept if re.fullmatch(r"[0-9a-f]{32}", kept) else "")
     if kept != store_id:
         with suppress(OSError):  # some users may only read the file
             os.pwrite(lock[0], store_id.encode(), 0)
@@ -444,11 +442,11 @@ def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> l
     """Where a job stands in each of its regions, in their order. `store` is this machine's, or None if there is none
     yet. Raises LedgerError and StoreError."""
     regions, work = job.regions or ("",), work_of(session, job)
+    places: dict[str, Checkpoint] = {}
     if session.settings.store.places_in_ledger:
-        checkpoints = [checkpoint for checkpoint, _ in SharedPlaces(session, job).read(regions)]
-    else:
-        checkpoints = [] if store is None else store.checkpoints(job.name, regions, work)
-    places = {checkpoint.region: checkpoint for checkpoint in checkpoints}
+        places = {place.region: place for place, _ in SharedPlaces(session, job).read(regions)}
+    elif store is not None:
+        return store.checkpoints(job.name, regions, work)
     return [places.get(region) or Checkpoint(job.name, region, work=work) for region in regions]
 
 
@@ -511,8 +509,7 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         for part in _parts_of(claim.regions):
             for holder in state.claim(claim._replace(regions=part)).elsewhere.values():
                 raise quota.QuotaError(f"job {job.name!r} is running on {holder.host}; reset it when the run has ended")
-        for _ in shared.keep(claim, afresh):
-            pass
+        list(shared.keep(claim, afresh))  # it writes as its answers are read
     finally:
         state.end_claim(claim._replace(regions=()), "done")
 

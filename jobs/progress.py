@@ -110,7 +110,7 @@ class _Live(_Lines):
     """For terminals: a line for the whole run, and a line for the current region. When a region ends, its own line
     appears above."""
 
-    def __init__(self, job: str, *, verbose: bool = False) -> None:
+    def __init__(self, job: str, *, verbose: bool) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
         super().__init__(job, verbose=verbose)

@@ -48,7 +48,7 @@ from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left
 from quota.jobs.places import Covers, Hold, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
-from quota.jobs.store.file import StoreError
+from quota.jobs.store.file import StoreError, check_space
 from quota.jobs.store.rows import rows_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
@@ -95,7 +95,7 @@ def run_job(
     for a fetch function that cannot be used. Later errors are in the report.
     """
     clock, watcher = clock or host_clock, watcher or Watcher()
-    job = job_called(session, name)
+    job = job_called(session.settings, name)
     everything = regions_of(job, ())
     chosen = regions_of(job, texts(regions, "region") if tick is None else tick.regions)
     max_regions, whole = len(chosen), chosen == everything
@@ -182,11 +182,10 @@ def _skipped(regions: Sequence[str], covered: Sequence[str] = ()) -> tuple[Regio
 def _missed(session: Session, job: JobSettings, store: Store, regions: Sequence[str], number: int) -> RunReport:
     """The report of a run whose turn did not come, or before that the signal of this number. The report and the store
     name the regions that it did not fetch; a tick has none of its own, and the schedule reports it."""
-    skipped = _skipped(regions)
     names = ", ".join(regions) or "nothing"
     grace = format_duration(job.misfire_grace_ms)
     why = f"{names} not fetched: another run of the job has not ended within misfire_grace ({grace})"
-    report = replace(_ended(session, job, "overlap", f"{why}; if it hangs, end it"), regions=skipped)
+    report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=f"{why}; if it hangs, end it")
     if number:
         why = f"interrupted; {names} not fetched: another run of the job has not ended"
         report = replace(report, outcome="stopped", why=why, exit_status=128 + number)
@@ -364,7 +363,7 @@ class _Run:
             checkpoint = self.here
             if self.stop():
                 raise Interrupted
-            self.store.check_space()
+            check_space(self.store.path)
             started_at_ms = self.store.now_ms()
             try:
                 page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS))
@@ -416,15 +415,15 @@ class _Run:
             _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
             self.hold.renew(self.here)
             if finished:
-                return self._done()
+                break
             if checkpoint.region in self.hold.away:
                 return self._unfinished()
             if lost > 1:  # all may fail at their full cost: the next pass tries the others first
                 return self._give_up(self.here, Failure("answer", str(self.left_out)))
-        # The job now asks for fewer pages than when this pass began.
-        self.here = self.store.finish(self.here)
-        self.hold.keep(self.here)
-        return self._done()
+        else:  # the job now asks for fewer pages than when this pass began
+            self.here = self.store.finish(self.here)
+            self.hold.keep(self.here)
+        return self._outcome("failed" if self.left_out else "done")
 
     def _note_unknown(self, page: Page) -> Page:
         """The page, with a row for each id that upstream does not know. So the store knows which ids were already
@@ -489,9 +488,6 @@ class _Run:
         cursor = None if outcome == "done" else checkpoint.cursor
         error = error or self.left_out
         return RegionOfRun(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
-
-    def _done(self) -> RegionOfRun:
-        return self._outcome("failed" if self.left_out else "done")
 
     def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)

@@ -255,7 +255,7 @@ class _JobQueue:
 
     def _tick(self, tick: Tick) -> None:
         late_ms = host_clock() - tick.at_ms
-        if self._late(tick):
+        if late_ms > self.job.misfire_grace_ms:
             _say("tick_skipped", tick, reason="late", late_ms=late_ms)
             return
         started_s = None
@@ -288,14 +288,11 @@ class _JobQueue:
             took_s = 0.0 if started_s is None else elapsed_s() - started_s
             self._say_ended(tick, report, round(took_s * 1000))
 
-    def _late(self, tick: Tick) -> bool:
-        return host_clock() - tick.at_ms > self.job.misfire_grace_ms
-
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
         """One run. The tick waits for a run of the job on this machine, or of the same store on another."""
         while True:
             report = runner.run_job(session, self.job.name, tick=tick, refusal=refusal, stop=self._stop)
-            if not report.waits or self._stop() or self._late(tick):
+            if not report.waits or self._stop() or host_clock() - tick.at_ms > self.job.misfire_grace_ms:
                 return report
             time.sleep(ASK_AGAIN_S)
 

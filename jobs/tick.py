@@ -90,13 +90,11 @@ def run(
     if quiet and verbose:
         raise click.UsageError("a run is quiet or verbose, not both; leave one out")
     documents: list[dict[str, object]] = []  # with --all they are printed together
+    put: Callable[[dict[str, object]], None] = documents.append if all_jobs else print_json
     marks = {} if at is None else {"rehearsal": True}
 
     def emit(fields: dict[str, object]) -> None:
-        if all_jobs:
-            documents.append({**marks, **fields})
-        else:
-            print_json({**marks, **fields})
+        put({**marks, **fields})
 
     statuses = []
     with ExitStack() as block:
@@ -145,7 +143,7 @@ def _tick(session: Session, job: str, how: _How) -> int:
     from quota.jobs.job import job_called, line_of
     from quota.jobs.runner import failed_report, run_job
 
-    settings, ping = job_called(session, job), None
+    settings, ping = job_called(session.settings, job), None
     if settings.ping_ref is not None:
         from quota.reports.notify import Ping
 
@@ -217,7 +215,7 @@ def _check_endpoints(session: Session, jobs: Sequence[str]) -> None:
     from quota.jobs.job import job_called
 
     for job in jobs:
-        chosen = session.credential(job_called(session, job).credential)
+        chosen = session.credential(job_called(session.settings, job).credential)
         if not is_loopback(urlsplit(chosen.endpoint or "").hostname or ""):
             raise ConfigError(
                 f"a rehearsal calls only servers on this machine, and credential {show(chosen.name)} has no endpoint "

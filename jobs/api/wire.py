@@ -144,8 +144,7 @@ def chart_response(chart: Chart, token: str | None) -> Json:
             "completedAt": rfc3339(chart.completed_ms),
         },
         "items": [{**video(row), "rank": rank} for rank, row in chart.rows],
-        **_token(token),
-        "pageInfo": {"totalResults": chart.total, "resultsPerPage": len(chart.rows)},
+        **_page(chart, token),
     }
 
 
@@ -161,8 +160,7 @@ def search_response(hits: Hits, token: str | None) -> Json:
             }
             for row in hits.rows
         ],
-        **_token(token),
-        "pageInfo": {"totalResults": hits.total, "resultsPerPage": len(hits.rows)},
+        **_page(hits, token),
     }
 
 
@@ -194,5 +192,7 @@ _SEARCH_FIELDS = {
 """The columns of a search result."""
 
 
-def _token(token: str | None) -> Json:
-    return {} if token is None else {"nextPageToken": token}
+def _page(page: Chart | Hits, token: str | None) -> Json:
+    """The end of a list: the token of the next page, if there is one, and the numbers of results."""
+    following = {} if token is None else {"nextPageToken": token}
+    return {**following, "pageInfo": {"totalResults": page.total, "resultsPerPage": len(page.rows)}}

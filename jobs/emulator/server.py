@@ -394,7 +394,8 @@ class Emulator:
     def _answer(self, request: Request, method: str, charge: Charge | Reply) -> Reply:
         """The answer to a counted call. Raises Rejected."""
         time.sleep(self.delay_ms / 1_000)
-        if self._fails():
+        number = next(self._calls)
+        if number * self.errors_percent // 100 > (number - 1) * self.errors_percent // 100:
             return replies.error("backend_error")
         if request.malformed:
             return replies.bad_request("Bad Request")
@@ -407,11 +408,6 @@ class Emulator:
         if method in (UNKNOWN, "captions.download"):  # nobody has a caption here
             return replies.error("method_not_found")
         return self._perform(request, method)
-
-    def _fails(self) -> bool:
-        """Whether this call gets an error."""
-        number = next(self._calls)
-        return number * self.errors_percent // 100 > (number - 1) * self.errors_percent // 100
 
     def _perform(self, request: Request, method: str) -> Reply:
         body = {} if request.verb == "GET" or is_upload(request.path) else json_object(request.body)

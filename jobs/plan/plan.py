@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 from quota.budget import MAX_CHARGES, Call
 from quota.cli.output import FirstThatFits, line, render_parts, stacked, takes_unicode
 from quota.common.clock import moment, rfc3339, utc
-from quota.common.text import listed, many, members, nearest, show, spell
+from quota.common.text import listed, many, members, spell
 from quota.deciding.run_limit import RunLimit
 from quota.decision import Decision
 from quota.errors import UsageError
@@ -164,9 +164,8 @@ def make_plan(
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
     may_be_refused = texts(may_be_refused, "job")
-    unknown = [name for name in may_be_refused if name not in settings.jobs]
-    if unknown:
-        raise UsageError(f"{settings.source} has no job {show(unknown[0])}; {nearest(unknown[0], settings.jobs)}")
+    for name in may_be_refused:
+        job_called(settings, name)
     zone = _zone(next(iter(settings.credentials.values())), None)
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(now_ms)[1] if from_midnight else now_ms
@@ -501,18 +500,16 @@ class Ahead(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """The answer as `quota run --dry-run --json` prints it."""
-        refusal = self.refusal
-        retry_ms = None if refusal is None else refusal.retry_at_ms
+        refusal = {} if self.refusal is None else self.refusal.as_json()
         return {
             "job": self.job,
             "regions": [{"region": place.region, "page": place.pages + 1} for place in self.regions],
             "calls": [{"method": name, "calls": n, "units": self.units[name]} for name, n in self.calls.items()],
             "units": sum(self.units.values()),
-            "fits": refusal is None,
-            "fitting_calls": self.fitting_calls,
-            "fitting_units": self.fitting_units,
-            "refused_by": None if refusal is None else refusal.refused_by,
-            "retry_at": None if retry_ms is None else rfc3339(retry_ms),
+            "fits": self.refusal is None,
+            **members(self, "fitting_calls fitting_units"),
+            "refused_by": refusal.get("refused_by"),
+            "retry_at": refusal.get("retry_at"),
         }
 
     def lines(self) -> Iterator[str]:
@@ -536,10 +533,10 @@ class Ahead(NamedTuple):
         yield f"{self.job}: {fits} {self.refusal.why()}{again}"
 
 
-def look_ahead(copy: Session, name: str, regions: Sequence[str] = ()) -> Ahead:
+def look_ahead(copy: Session, name: str, regions: Sequence[str]) -> Ahead:
     """What a run of the job `name` would do now. It charges the ledger of `copy`, which must be a copy of the real one
     (`quota.cli.rehearsal.copied`). Raises as `run_job` does, StoreError and LedgerError."""
-    job = job_called(copy, name)
+    job = job_called(copy.settings, name)
     fetch, _ = functions_of(copy.settings, job)
     steps = simulation.pass_steps(job, fetch)
     budget = copy.budget(job.credential)

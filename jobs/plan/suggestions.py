@@ -190,8 +190,7 @@ def slower(job: JobSettings) -> list[str]:
 
     Intervals are whole minutes. Cron lines have even steps of the hour and of the day, on the same days.
     """
-    if job.schedule is None:
-        return []
+    assert job.schedule is not None  # noqa: S101  # only scheduled jobs use a limit in a plan
     schedule = parse_schedule(job.schedule, job.timezone)
     if isinstance(schedule, Every):
         first = schedule.interval_ms // MINUTE_MS + 1

@@ -72,9 +72,8 @@ def path_of(url: str) -> str:
     return url.removeprefix("sqlite:///")
 
 
-def is_made(url: str) -> bool:
+def is_made(path: str) -> bool:
     """Whether there is a store; an empty file is none. Raises OSError."""
-    path = path_of(url)
     return os.path.exists(path) and os.path.getsize(path) > 0
 
 

@@ -268,7 +268,7 @@ def _chart(
         " ORDER BY rank LIMIT :count",
         values,
     ).fetchall()
-    version = f"{_id(db)} {taken_ms} {job}"
+    version = f"{id_of(db)} {taken_ms} {job}"
     listed = [(rank, {**_video(row), "video_id": video_id}) for rank, video_id, *row in rows[:count]]
     return Chart(version, job, region, taken_ms, completed_ms, total, listed, len(rows) > count)
 
@@ -287,10 +287,11 @@ def _state(db: sqlite3.Connection) -> tuple[int, str]:
         newest_ms = 0
     elif newest_ms > host_clock():  # a clock was ahead: what comes now is older. To read all takes 10 ms for 100,000
         (oldest_ms,) = db.execute("SELECT sum(refreshed_ms % 4294967296) FROM videos").fetchone()
-    return newest_ms, f"{_id(db)} {newest_ms} {oldest_ms} {last} {count}"
+    return newest_ms, f"{id_of(db)} {newest_ms} {oldest_ms} {last} {count}"
 
 
-def _id(db: sqlite3.Connection) -> str:
+def id_of(db: sqlite3.Connection) -> str:
+    """The store's id; empty if a damaged file has none."""
     row = db.execute("SELECT id FROM store").fetchone()
     return str(row[0]) if row else ""
 

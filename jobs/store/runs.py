@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quota.common.clock import LATEST_MS, host_clock
+from quota.common.clock import LATEST_MS
 from quota.common.sqlite_file import SqliteFile
 from quota.common.text import members, shorten
 from quota.jobs.store.checkpoints import assigned
@@ -63,7 +63,7 @@ def _region_json(region: RegionOfRun) -> dict[str, object]:
 class RunHistory:
     """The tables `past_runs` and `bought` of a store."""
 
-    def __init__(self, file: SqliteFile, clock: Callable[[], int] = host_clock) -> None:
+    def __init__(self, file: SqliteFile, clock: Callable[[], int]) -> None:
         self._file = file
         self._clock = clock
 
@@ -125,7 +125,7 @@ class RunHistory:
         if rows:
             self._file.transact(lambda db: db.executemany(_ADD, rows), write=True)
 
-    def bought(self, since_ms: int = 0) -> list[Bought]:
+    def bought(self, since_ms: int) -> list[Bought]:
         """What the pages of each job brought since the day of `since_ms`, by job and page number."""
         sql = (
             "SELECT job, page, sum(pages), sum(items), sum(new), sum(units) FROM bought WHERE day_ms > ? - ?"

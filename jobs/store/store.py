@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
-from quota.common.text import members, show
+from quota.common.text import show
 from quota.jobs.job import Cursor, Page
 from quota.jobs.store.checkpoints import (
     FIRST_PAGE,
@@ -34,9 +34,9 @@ from quota.jobs.store.checkpoints import (
     key_of,
     read_checkpoint,
 )
-from quota.jobs.store.file import StoreError, believed_ms, check_space, is_made, is_time, path_of, store_file
+from quota.jobs.store.file import StoreError, believed_ms, is_made, is_time, path_of, store_file
 from quota.jobs.store.fulltext import query
-from quota.jobs.store.reader import SearchResult, search
+from quota.jobs.store.reader import SearchResult, id_of, search
 from quota.jobs.store.rows import (
     VIDEO_HISTORY,
     Row,
@@ -83,9 +83,6 @@ class Elsewhere(NamedTuple):
     asked_ms: int
     fetched_ms: int | None
 
-    def as_json(self) -> dict[str, object]:
-        return members(self, "job runs_on heard_at until asked_at fetched_at")
-
 
 class Store:
     """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
@@ -122,7 +119,7 @@ class Store:
     @classmethod
     def if_made(cls, settings: StoreSettings) -> AbstractContextManager[Store | None]:
         """The same for a block, or None if there is none yet. Raises OSError."""
-        return cls.existing(settings) if is_made(settings.url) else nullcontext()
+        return cls.existing(settings) if is_made(settings.file) else nullcontext()
 
     def close(self) -> None:
         self._reading.close()
@@ -143,18 +140,12 @@ class Store:
 
     # -- the owner of regions ----------------------------------------------------------------------------------------
 
-    def id(self) -> str:
-        """The store's id, kept in its file."""
-        row = self._read(lambda db: db.execute("SELECT id FROM store").fetchone())
-        return str(row[0]) if row else ""
-
-    def is_new(self) -> bool:
-        """Whether no job ever ran with this store."""
-        return self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None
-
-    def take_id(self, store_id: str) -> None:
-        """Take the id of the store that was in this place before."""
-        self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
+    def id(self, before: str) -> str:
+        """The store's id, kept in its file. A store with which no job ever ran takes the id of the store that was in
+        this place `before`, unless that is empty."""
+        if before and self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None:
+            self._write(lambda db: db.execute("UPDATE store SET id = ?", (before,)))
+        return self._read(id_of)
 
     def start_run(self, job: str, work: str) -> int | None:
         """Note that the job runs, here or elsewhere. Returns the time between its runs in ms; None if unknown.
@@ -187,7 +178,7 @@ class Store:
             return checkpoint.completed_at_ms
         return int(row[0]) if is_time(row[0]) else None
 
-    def note_elsewhere(self, job: str, work: str, runs_on: str | None, heard_ms: int = 0, until_ms: int = 0) -> None:
+    def note_elsewhere(self, job: str, work: str, runs_on: str | None, heard_ms: int, until_ms: int) -> None:
         """Note the machine that runs the job instead; None: this machine."""
         sql = "UPDATE runs SET runs_on = ?, heard_ms = ?, until_ms = ? WHERE job = ? AND work = ?"
         self._write(lambda db: db.execute(sql, (runs_on, heard_ms, until_ms, job, work)))
@@ -233,9 +224,9 @@ class Store:
         """Where the job stands in the region. A new region, or a damaged row, has an empty checkpoint."""
         return self._read(lambda db: read_checkpoint(db, job, region, work))
 
-    def checkpoints(self, job: str, regions: Sequence[str], work: str = "") -> list[Checkpoint]:
-        """Where the job stands in each of its regions, in their order. A job without regions has one checkpoint."""
-        return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions or ("",)])
+    def checkpoints(self, job: str, regions: Sequence[str], work: str) -> list[Checkpoint]:
+        """Where the job stands in each of these regions, in their order."""
+        return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions])
 
     def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
         """Replace the store's checkpoints by these, each with digests of the cursors of its pass. If another machine
@@ -261,10 +252,6 @@ class Store:
         self._file.transact(work, write=True, within_s=within_s)
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
-    def check_space(self) -> None:
-        """Raise StoreError if the disk cannot hold another page."""
-        check_space(self.path)
-
     def check_writable(self) -> None:
         """Raise StoreError if no run could write now."""
         self._write(lambda db: None)
@@ -282,7 +269,8 @@ class Store:
 
         def work(db: sqlite3.Connection) -> None:
             stored = read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
-            if is_empty(stored) or _place_of_pass(stored) != _place_of_pass(checkpoint):
+            moved = any(getattr(stored, name) != getattr(checkpoint, name) for name in ("pending", *FIRST_PAGE))
+            if is_empty(stored) or moved:
                 raise StoreError(f"store {self.path}: it was replaced or changed while the job ran; run again")
             taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
@@ -464,11 +452,6 @@ _UNRANK = "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?
 _DELETE = f"DELETE FROM checkpoints WHERE {OF_REGION}"  # noqa: S608  # a constant
 
 _NOTE_CURSOR = "INSERT OR IGNORE INTO cursors VALUES (:job, :work, :region, :digest)"
-
-
-def _place_of_pass(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """The state to which a page is added."""
-    return (checkpoint.pending, *(getattr(checkpoint, name) for name in FIRST_PAGE))
 
 
 def _delete_some(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
