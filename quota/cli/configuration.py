@@ -139,22 +139,21 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         return fail_each(error)
     with Session(settings) as session:  # inbound limits alone need no credential
         findings = check(session)
-        source, variables = session.settings.source, session.settings.variables
-        credentials = session.settings.credentials
-        passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
-        keyless = [name for name in passed if not _is_readable(credentials[name])]
-        served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
-        left_out = [name for name in credentials if name not in passed]
+    credentials = settings.credentials
+    passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
+    keyless = [name for name in passed if not _is_readable(credentials[name])]
+    served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
+    left_out = [name for name in credentials if name not in passed]
 
     def shown() -> None:
         for finding in findings:
-            if variable := variables.get(finding.location):
+            if variable := settings.variables.get(finding.location):
                 finding = replace(finding, location=f"environment variable {variable}")
             say(str(finding), err=finding.level == "error")
         levels = [finding.level for finding in findings]
         errors = many(levels.count("error"), "error") if "error" in levels else "no errors"
         warnings = f", {many(levels.count('warning'), 'warning')}" if "warning" in levels else ""
-        say(f"{source}: {errors}{warnings}")
+        say(f"{settings.source}: {errors}{warnings}")
         if "error" not in levels:
             if served:
                 say(f"`quota proxy` serves {listed(served)}")
@@ -163,7 +162,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
             if left_out:
                 say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
 
-    return _tell(source, findings, as_json, shown, ConfigError.exit_status)
+    return _tell(settings.source, findings, as_json, shown, ConfigError.exit_status)
 
 
 def _is_readable(credential: CredentialSettings) -> bool:
@@ -218,29 +217,22 @@ def doctor(
     """
     if acl and (call or notify):
         raise click.UsageError(f"--acl and --{'call' if call else 'notify'} cannot be combined: --acl contacts nothing")
-    if acl:
-        _print_rights(projects, cluster, as_json, config)
-        return 0
-    if projects or cluster:
+    if not acl and (projects or cluster):
         raise click.UsageError("--project and --cluster belong to --acl; add it")
-    from quota.cli.doctor import examine, render_findings
+    from quota.cli.doctor import acl_lines, examine, render_findings
 
+    if acl:
+        lines = acl_lines(load_settings(config), projects, cluster=cluster)
+        if as_json:
+            print_json({"acl": lines})
+            return 0
+        say(*lines)
+        say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
+        say("You may leave +info out: then quota cannot check that the maxmemory-policy is noeviction.", err=True)
+        return 0
     with quota.open(config) as session:
         findings = examine(session, call=call, notify=notify)
-        source = session.settings.source
-    return _tell(source, findings, as_json, lambda: print_rich(render_findings(findings)), 1)
-
-
-def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, config: str | None) -> None:
-    from quota.cli.doctor import acl_lines
-
-    lines = acl_lines(load_settings(config), projects, cluster=cluster)
-    if as_json:
-        print_json({"acl": lines})
-        return
-    say(*lines)
-    say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
-    say("You may leave +info out: then quota cannot check that the maxmemory-policy is noeviction.", err=True)
+    return _tell(session.settings.source, findings, as_json, lambda: print_rich(render_findings(findings)), 1)
 
 
 # -- init: the keys that most people need ------------------------------------------------------------------------------

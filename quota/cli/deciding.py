@@ -189,10 +189,11 @@ def read_calls(path: str) -> list[Line]:
     for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         place = f"{name}, line {number}"
         call = _call(line, place)
-        if call is not None and len(lines) == MAX_CHARGES:
+        if call is None:
+            continue
+        if len(lines) == MAX_CHARGES:
             raise UsageError(f"{place}: more than {MAX_CHARGES} calls cannot be charged together; make two files")
-        if call is not None:
-            lines.append(Line(call, place))
+        lines.append(Line(call, place))
     if not lines:
         raise UsageError(f"{name}: no call in it; write METHOD [UNITS] on a line")
     return lines
@@ -335,11 +336,7 @@ def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn
     """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
     the program would inherit that: `yes | head` would not end.
     """
-    before = {
-        number: signal.signal(number, signal.SIG_DFL)
-        for number in (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
-        if number is not None
-    }
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execvpe(command[0], command, env)  # noqa: S606  # running the caller's command is the purpose
     finally:

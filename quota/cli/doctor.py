@@ -306,18 +306,13 @@ def _ahead(session: Session, project: str) -> Iterator[Finding]:
 
 def _lost(session: Session, name: str) -> Iterator[Finding]:
     """The charges that the ledger lost in the last week. They are back, but it may happen again."""
-    project = session.project(name)
+    project, cause = session.project(name), "the file was deleted or replaced by an old copy"
+    if session.ledger.shared:
+        cause = "the server was emptied (FLUSHALL), restarted without its data or given an old copy"
+    remedy = f"the budget needs nothing; find out whether {cause}, or ledger.url was changed"
     for loss in merged(losses(project)):
         if loss.at_ms > project.now_ms() - 7 * DAY_MS:
-            yield warning(
-                f"project {project.name}",
-                lost(loss),
-                "the budget needs nothing; find out whether the server was emptied (FLUSHALL), restarted without its "
-                "data or given an old copy, or ledger.url was changed"
-                if session.ledger.shared
-                else "the budget needs nothing; find out whether the file was deleted or replaced by an old copy, or "
-                "ledger.url was changed",
-            )
+            yield warning(f"project {project.name}", lost(loss), remedy)
 
 
 def _young_windows(session: Session, credential: CredentialSettings) -> Iterator[Finding]:

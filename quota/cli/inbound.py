@@ -14,7 +14,7 @@ from quota.errors import QuotaError, StorageAway
 from quota.inbound.configured import load_rules
 from quota.inbound.contract import Storage
 from quota.inbound.deciding import Outcome
-from quota.inbound.metrics import Report, exposition, nothing_yet, read_report
+from quota.inbound.metrics import Report, exposition, read_report
 from quota.inbound.rules import Rule, is_there, opened
 from quota.reports.metrics import file_name, write_file
 from quota.terms.limits import format_duration
@@ -54,8 +54,9 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
     rules, storage = opened(load_rules(config))
+    nothing_yet = Report({}, dict.fromkeys((rule.name for rule in rules.rules), 0))
     try:
-        report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
+        report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet
     except StorageAway:
         _write(textfile, storage, exposition(None))
         raise
@@ -152,6 +153,7 @@ def _as_json(rule: Rule, report: Report) -> dict[str, object]:
 def _table(rules: Sequence[Rule], report: Report) -> Table:
     rows = []
     for rule in rules:
+        admitted = report.ended(rule.name, "admitted")
         refused = report.ended(rule.name, "refused") + report.ended(rule.name, "shadowed")
         unasked = report.ended(rule.name, "failed_open") + report.ended(rule.name, "failed_closed")
         limits = ", ".join(f"{limit.number:,} in {format_duration(limit.window_ms)}" for limit in rule.limits)
@@ -161,10 +163,7 @@ def _table(rules: Sequence[Rule], report: Report) -> Table:
                 f"{' '.join(sorted(rule.methods))} {rule.path or 'any path'}".strip(),
                 limits,
                 f"{rule.policy.algorithm}{', shadow' if rule.shadow else ''}",
-                f"{report.identities[rule.name]:,}",
-                f"{report.ended(rule.name, 'admitted'):,}",
-                f"{refused:,}",
-                f"{unasked:,}",
+                *(f"{number:,}" for number in (report.identities[rule.name], admitted, refused, unasked)),
             )
         )
     headings = ("rule", "requests", "limits", "algorithm", "identities", "admitted", "refused", "no answer")

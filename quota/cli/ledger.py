@@ -136,25 +136,18 @@ def _line_of(source: Log, target: Log, moved: Moved) -> str:
 
 
 def _movable(name: str, url: str, settings: Settings) -> Log:
-    """The ledger at a url from the command line. Raises UsageError."""
-    url = _with_secrets(name, url, settings)
+    """The ledger at a url from the command line, or where a reference says. If the configuration names the same ledger,
+    it has the password: other users of the machine see the command line. Raises UsageError."""
+    ours = settings.ledger.url
+    if not is_reference(url) and settings.ledger.file is None and url == _label(ours):
+        url = ours
     try:
+        if is_reference(url):
+            kind, _, place = url.partition(":")
+            url = read_secret(f"{kind}:{os.path.expanduser(place)}", "url")
         return open_ledger(url if not file_of(url) else absolute(url, Path.cwd()))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
-
-
-def _with_secrets(name: str, url: str, settings: Settings) -> str:
-    """The url with its password: from a reference, or from the configuration if that names the same ledger. Other users
-    of the machine see the command line, so a password should not be there."""
-    if is_reference(url):
-        kind, _, place = url.partition(":")
-        try:
-            return read_secret(f"{kind}:{os.path.expanduser(place)}", "url")
-        except ConfigError as error:
-            raise UsageError(f"{name}: {error}") from None
-    ours = settings.ledger.url
-    return ours if settings.ledger.file is None and url == _label(ours) else url
 
 
 def _label(url: str) -> str:

@@ -12,6 +12,8 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from itertools import tee
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -193,18 +195,11 @@ class FirstThatFits:
     """The first candidate that fits the width; the last candidate if none does."""
 
     def __init__(self, candidates: Iterable[RenderableType]) -> None:
-        self._not_tried = iter(candidates)
-        self._tried: list[RenderableType] = []
-
-    def _candidates(self) -> Iterator[RenderableType]:
-        yield from self._tried
-        for candidate in self._not_tried:
-            self._tried.append(candidate)
-            yield candidate
+        (self._candidates,) = tee(candidates, 1)  # its copies make each candidate once
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         unbounded = options.update_width(ANY_WIDTH)
-        for candidate in self._candidates():
+        for candidate in copy(self._candidates):
             if console.measure(candidate, options=unbounded).maximum <= options.max_width:
                 break
         yield candidate
@@ -307,15 +302,13 @@ def log_to_stderr(formatter: logging.Formatter | None = None) -> None:
     """
     import logging
 
-    from quota.common.log_lines import LineFormatter, install
+    from quota.common.log_lines import JsonFormatter, LineFormatter, install
 
     level = _chosen("QUOTA_LOG", LOG_LEVELS)
     handler = logging.StreamHandler()
     shown = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
     handler.setFormatter(formatter or LineFormatter(shown))
     if _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS) == "json":
-        from quota.common.log_lines import JsonFormatter
-
         handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=(level or "warning").upper(), handlers=[handler], force=formatter is not None)
     install()

@@ -117,18 +117,9 @@ def _table(result: Reconciled) -> Table:
     rows = []
     for count in (*result.buckets, *result.apart):
         granted = count.granted_units if count.period.until_ms > result.at_ms else None
-        rows.append(
-            (
-                count.bucket,
-                moment(count.period.since_ms),
-                f"{count.upstream_units:,}",
-                f"{count.our_units:,}",
-                f"{count.unknown_units:,}",
-                f"{count.drift_units:,}",
-                f"{count.near_units:,}",
-                "" if granted is None else f"{granted:,}",
-            )
-        )
+        units = members(count, "upstream_units our_units unknown_units drift_units near_units").values()
+        numbers = [*(f"{number:,}" for number in units), "" if granted is None else f"{granted:,}"]
+        rows.append((count.bucket, moment(count.period.since_ms), *numbers))
     headings = ("bucket", "since", "upstream", "ours", "unknown", "drift", "may differ", "granted")
     return Table(headings, rows, numbers=range(2, len(headings)), without=(6, 7))
 

@@ -99,7 +99,10 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
     if at is not None:
         if watch:
             raise click.UsageError("--clock and --watch cannot be combined: nobody charges in a rehearsal")
-        return _status_at(at, checks, as_json, config)
+        from quota.cli.rehearsal import rehearsed
+
+        with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
+            return _print_status(read_status(copy, next_capacity=as_json, jobs=True), checks, as_json, rehearsal=True)
     with opened(config, err=True) if as_json else quota.open(config) as session:
         if watch and as_json:
             _repeat(lambda: print_json(_json_now(session), indent=None))
@@ -138,14 +141,6 @@ def _table_now(session: Session) -> Any:
         from rich.text import Text
 
         return Text(f"{moment(host_clock())}: {error}")
-
-
-def _status_at(at: str, checks: bool, as_json: bool, config: str | None) -> int:
-    """Print the status at another time, from a copy of the ledger."""
-    from quota.cli.rehearsal import rehearsed
-
-    with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
-        return _print_status(read_status(copy, next_capacity=as_json, jobs=True), checks, as_json, rehearsal=True)
 
 
 def _print_status(current: Status, checks: bool, as_json: bool, **more: bool) -> int:
@@ -226,19 +221,10 @@ def spend(
     with opened(config, err=as_json or as_csv) as session:
         projects = projects_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        spending = read_spending(
-            [session.project(c.name) for c in projects.values()],
-            fields,
-            start_ms,
-            job=job,
-            local=not (as_json or as_csv),
-        )
-        spending = spending._replace(
-            most=limit,
-            upstream_units=0
-            if job is not None
-            else sum(_upstream_units(session.budget(c.name)) for c in projects.values()),
-        )
+        charged, local = [session.project(c.name) for c in projects.values()], not (as_json or as_csv)
+        spending = read_spending(charged, fields, start_ms, job=job, local=local)
+        others = 0 if job is not None else sum(_upstream_units(session.budget(c.name)) for c in projects.values())
+        spending = spending._replace(most=limit, upstream_units=others)
     if as_json:
         print_json(spending.as_json())
         return

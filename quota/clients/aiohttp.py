@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from asyncio import timeout
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from weakref import finalize
 
@@ -30,16 +31,13 @@ def aiohttp_middleware(
     the `method`.
     """
     gate = AsyncHostGate.of(budget, method, hosts)
-
-    async def metered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        return await send(gate, handler, request)
-
+    metered = partial(send, gate)
     finalize(metered, gate.close)  # aiohttp closes no middleware
     return metered
 
 
 async def send(
-    gate: AsyncHostGate, handler: aiohttp.ClientHandlerType, request: aiohttp.ClientRequest
+    gate: AsyncHostGate, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Send a request as one attempt through its handler, and charge it at a gate."""
     body = await _body_of(request)

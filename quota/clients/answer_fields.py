@@ -170,16 +170,12 @@ class Answer:
     def lasts_until_ms(self, lasts: Field | Refill) -> int | None:
         """Until when the bucket stays closed, by the answer."""
         if isinstance(lasts, Field):
-            until_ms = self.moment_ms(lasts, "lasts")
-        else:
-            asked, left, per_second = (_figure(self._at(pointer)) for pointer in lasts)
-            if asked is None or left is None or not per_second:
-                return None
-            span_ms = (asked - left) / per_second * SECOND_MS
-            if not span_ms < LATEST_MS:  # no ledger can hold such a time
-                return None
-            until_ms = self.at_ms + math.ceil(span_ms)
-        return until_ms
+            return self.moment_ms(lasts, "lasts")
+        asked, left, per_second = (_figure(self._at(pointer)) for pointer in lasts)
+        if asked is None or left is None or not per_second:
+            return None
+        span_ms = (asked - left) / per_second * SECOND_MS
+        return self.at_ms + math.ceil(span_ms) if span_ms < LATEST_MS else None  # no ledger can hold a later time
 
     def policies(self) -> list[Policy]:
         """Each policy in `RateLimit`, with what `RateLimit-Policy` says of it (draft-ietf-httpapi-ratelimit-headers).
@@ -268,8 +264,7 @@ class Answer:
         if (span_ms := _duration_ms(text)) is not None:
             return self.at_ms + span_ms
         reads = (parsedate_to_datetime, datetime.fromisoformat)
-        dates = (date_ms for read in reads if (date_ms := _date_ms(read, text)) is not None)
-        date_ms = next(dates, None)
+        date_ms = next((date_ms for read in reads if (date_ms := _date_ms(read, text)) is not None), None)
         return None if date_ms is None else self._from_date(date_ms)
 
     def _from_date(self, ms: int) -> int:
@@ -398,7 +393,7 @@ class Usage:
             self._feed_lines(piece)
         elif len(self._kept) <= MAX_BODY_BYTES:
             self._kept += piece
-        return self._units() if self._over else None
+        return self._used.total(self._figures) if self._over else None
 
     def end(self) -> int | None:
         if self._over:
@@ -412,10 +407,8 @@ class Usage:
             self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
-        return self._units() if self._to_come <= 0 and self._end_is_clear and not self._failed else None
-
-    def _units(self) -> int | None:
-        return self._used.total(self._figures)
+        usable = self._to_come <= 0 and self._end_is_clear and not self._failed
+        return self._used.total(self._figures) if usable else None
 
     # -- events ------------------------------------------------------------------------------------------------------
 

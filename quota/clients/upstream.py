@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -119,6 +119,12 @@ def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
         return max(shares, default=0), sum(part.units for part in price.parts)
 
     return max(methods, key=cost, default=None)
+
+
+def _matching(routes: Sequence[Route], verb: str, readings: Iterable[str]) -> list[Route]:
+    """The first route for each reading of a path that a route matches."""
+    firsts = (next((route for route in routes if route.matches(verb, reading)), None) for reading in readings)
+    return [route for route in firsts if route is not None]
 
 
 def verb_of(upstream: Google, verb: str, headers: Sent) -> str:
@@ -248,11 +254,7 @@ class Described(Google):
         """The route of a path. If the path has several readings, the dearest method counts: the server may serve that
         one."""
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
-        firsts = (
-            next((route for route in self.book.routes if route.matches(verb, reading)), None)
-            for reading in readings_of(path)
-        )
-        routes = [route for route in firsts if route is not None]
+        routes = _matching(self.book.routes, verb, readings_of(path))
         if len(routes) < 2:
             return next(iter(routes), None)
         method = _dearest(self.book, verb, [route.method for route in routes])
@@ -488,11 +490,7 @@ class Routes:
         `/youtube/v3//Search/` counts as a search, and HEAD as GET: upstream may read them so, and the book's default
         price is far below a search.
         """
-        firsts = [
-            next((route.method for route in self._all if route.matches(verb, reading)), None)
-            for reading in (path, *readings_of(path))
-        ]
-        return [name for name in firsts if name is not None]
+        return [route.method for route in _matching(self._all, verb, (path, *readings_of(path)))]
 
     def is_batch(self, verb: str, url: str) -> bool:
         begins = f"{self._batch}/".lower()

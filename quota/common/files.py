@@ -25,6 +25,7 @@ import grp
 import os
 import pwd
 import stat
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -50,12 +51,8 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
     `os.makedirs` applies its mode to the last folder only, and leaves the others to the umask. Raises OSError.
     """
-    above = os.fspath(path)
-    with contextlib.suppress(FileNotFoundError, FileExistsError):  # mostly only the last one is missing
-        os.mkdir(above, 0o700)
-        return
-    missing = [above]
-    while (above := os.path.dirname(above.rstrip(os.sep))) and not os.path.exists(above):
+    missing = [os.fspath(path)]
+    while (above := os.path.dirname(missing[-1].rstrip(os.sep))) and not os.path.exists(above):
         missing.append(above)
     for folder in reversed(missing):
         try:
@@ -144,9 +141,8 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
             os.close(fd)
 
 
-def readable(path: str, flags: int) -> int:
-    """Opens a file that other users may read, as the umask allows: an `opener` for `open`."""
-    return open_alone(path, flags, 0o644)
+readable = partial(open_alone, mode=0o644)
+"""Opens a file that other users may read, as the umask allows: an `opener` for `open`."""
 
 
 def has_room(folder: str, needed_bytes: int) -> bool:
@@ -307,10 +303,9 @@ def _is_unmapped(uid: int) -> bool:
     if uid in (0, os.geteuid()):
         return False
     try:
-        with open("/proc/self/uid_map", encoding="utf-8") as file:
-            mapped = [[int(field) for field in line.split()] for line in file]
-        with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as file:
-            overflow_uid = int(file.read())
+        ranges = Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()
+        mapped = [[int(field) for field in line.split()] for line in ranges]
+        overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return uid == overflow_uid and not any(first <= uid < first + count for first, _, count in mapped)
@@ -378,18 +373,14 @@ def _await_writer(fd: int) -> None:
 
 def read_text(package: str, name: str) -> str:
     """The text of a file of the package, for example `read_text("quota.lua", "charge.lua")`."""
-    return _folder(package).joinpath(name).read_text(encoding="utf-8")
+    return path_of(package, name).read_text(encoding="utf-8")
 
 
 def list_names(package: str, folder: str) -> list[str]:
     """The names of the files in a folder of the package."""
-    return [path.name for path in _folder(package).joinpath(folder).iterdir()]
+    return [path.name for path in path_of(package, folder).iterdir()]
 
 
 def path_of(package: str, name: str) -> Path:
     """The path of a file of the package, for programs that read it themselves."""
-    return _folder(package).joinpath(name)
-
-
-def _folder(package: str) -> Path:
-    return Path(import_module(package).__path__[0])
+    return Path(import_module(package).__path__[0], name)

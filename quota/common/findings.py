@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from quota.common.files import doubt_at
@@ -38,7 +39,7 @@ class Finding:
         return f"{self.level}: {self.location}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
     def as_json(self) -> dict[str, str]:
-        return {"level": self.level, "location": self.location, "message": self.message, "remedy": self.remedy}
+        return asdict(self)
 
 
 def warning(location: str, message: str, remedy: str = "") -> Finding:
@@ -102,14 +103,9 @@ def examine_folder(
     findings = [*_owner(location, there, name, alone=alone), *_file_system(location, there, name, holds, mounts)]
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < LITTLE_BYTES:
-        findings.append(
-            Finding(
-                "error" if free_bytes < TOO_LITTLE_BYTES else "warning",
-                location,
-                f"{name}: {free_bytes / 1e6:,.0f} MB are free on its disk",
-                "make room there",
-            )
-        )
+        level: Level = "error" if free_bytes < TOO_LITTLE_BYTES else "warning"
+        message = f"{name}: {free_bytes / 1e6:,.0f} MB are free on its disk"
+        findings.append(Finding(level, location, message, "make room there"))
     yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
 
 
@@ -141,19 +137,15 @@ def _file_system(location: str, there: str, name: str, holds: str, mounts: str) 
     if kind in IN_MEMORY:
         yield warning(location, f"{name} is on {kind}: a restart forgets {holds}", "move it to a disk that lasts")
     elif kind in NETWORK:
-        yield warning(
-            location,
-            f"{name} is on {kind}, where locks may not hold: {holds} may be damaged",
-            "move it to a local disk",
-        )
+        message = f"{name} is on {kind}, where locks may not hold: {holds} may be damaged"
+        yield warning(location, message, "move it to a local disk")
 
 
 def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
     """The type of the file system that holds `path`, or would hold it; "" if it is not known."""
     path = os.path.realpath(path)
     try:
-        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return ""
     best, kind = "", ""

@@ -118,13 +118,12 @@ class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object on one line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
-        head = {
+        super().format(record)  # it writes the traceback, where the redacting filter has not
+        traceback = "\n".join(filter(None, (record.exc_text, record.stack_info)))
+        fields = {
             "time": rfc3339(int(record.created * 1000)),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **parse_line(record.getMessage()),
         }
-        super().format(record)  # it writes the traceback, where the redacting filter has not
-        traceback = "\n".join(filter(None, (record.exc_text, record.stack_info)))
-        return json.dumps(
-            {**head, **parse_line(record.getMessage()), **({"traceback": traceback} if traceback else {})}
-        )
+        return json.dumps(fields | ({"traceback": traceback} if traceback else {}))

@@ -52,16 +52,14 @@ def register(secret: str | None) -> None:
     if secret is not None and len(secret) >= MIN_SECRET_LENGTH:
         # Sort the longest first, because one secret may contain another. Readers of a new tuple need no lock.
         forms = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
-        if not (secret.isascii() and secret.isprintable()) or set(secret) & set("\\\"'"):
-            forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
+        forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
         _secrets = tuple(sorted(forms, key=lambda value: (-len(value), value)))
 
 
 def redact(text: str) -> str:
     """Replace every part of `text` that is a secret, or looks like one, by `[redacted]`."""
     for secret in _secrets:
-        if secret in text:
-            text = text.replace(secret, REDACTED)
+        text = text.replace(secret, REDACTED)
     if _CUT in text and _secrets:
         text = _without_pieces(text)
     for shape in _SHAPES:

@@ -50,13 +50,13 @@ def pause() -> None:
     time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
 
 
-def checked_row(row: R, *, integers: int, below: int = 2**53) -> R:
-    """Return `row` if its first `integers` fields are whole numbers from 0 to below `below`, and the others are text.
+def checked_row(row: R, *, integers: int) -> R:
+    """Return `row` if its first `integers` fields are whole numbers from 0 to below 2**53, and the others are text.
 
     Raises DamagedError if they are not.
     """
     for value in row[:integers]:
-        if type(value) is not int or not 0 <= value < below:
+        if type(value) is not int or not 0 <= value < 2**53:
             raise DamagedError(f"{value!r:.100}")
     for value in row[integers:]:
         if type(value) is not str:
@@ -260,7 +260,7 @@ class SqliteFile:
             uri=self.read_only,
         )
         if self.lenient:
-            db.text_factory = _decoded
+            db.text_factory = lambda text: text.decode("utf-8", "replace")
         return db
 
     def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
@@ -371,7 +371,3 @@ def _make(path: str, *, private: bool) -> None:
     if private and folder and not os.path.isdir(folder):
         make_folder(folder)
     os.close(open_alone(path, os.O_RDWR | os.O_CREAT, 0o600 if private else 0o644))
-
-
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "replace")

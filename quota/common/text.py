@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from types import SimpleNamespace
 from typing import IO, Any
 
 from quota.common.clock import NEVER, rfc3339
@@ -134,30 +135,17 @@ def _member(record: object, name: str) -> object:
     return None if at_ms in (None, NEVER) else rfc3339(at_ms)
 
 
-class _Lines:
-    """A file in which rows end with a line feed. With that as its own ending, csv would leave a carriage return
-    unquoted."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def write(self, row: str) -> int:
-        return self._file.write(row.removesuffix("\r\n") + "\n")
-
-
 def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, Any]], object]:
     """Write the header of a CSV with a line for each row. Returns a function that writes a row: a list or an object
     becomes JSON."""
     import csv  # late: few commands write it
 
-    writer = csv.DictWriter(_Lines(file), columns, restval="", extrasaction="ignore", lineterminator="\r\n")
+    # With a line feed as its own ending, csv would leave a carriage return unquoted.
+    lines: Any = SimpleNamespace(write=lambda row: file.write(row.removesuffix("\r\n") + "\n"))
+    writer = csv.DictWriter(lines, columns, restval="", extrasaction="ignore", lineterminator="\r\n")
     writer.writeheader()
     return lambda row: writer.writerow({name: _cell(value) for name, value in row.items()})
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, dict | list | tuple):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict | list | tuple) else value

@@ -107,11 +107,9 @@ class Dashboard:
     def checks(self) -> list[Check]:
         """The checks of `/healthz`. The page works without the ledger, so a silent ledger is a warning."""
         now = self.now.get(SCRAPE_PATIENCE_S)
-        checks = [
-            Check("ledger")
-            if now.error is None and now.value is not None
-            else Check("ledger", "warn", "the ledger does not answer; the page shows its last state")
-        ]
+        answers = now.error is None and now.value is not None
+        silent = "the ledger does not answer; the page shows its last state"
+        checks = [Check("ledger") if answers else Check("ledger", "warn", silent)]
         for name, kept in self.added.items():
             failing = kept.get(PATIENCE_S).error is not None
             checks.append(Check(name, "warn", f"{name} cannot be read") if failing else Check(name))
@@ -123,14 +121,16 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
     dashboard = Dashboard(session)
     site = dashboard.site
 
-    def page(html: str, status: int = 200) -> Response:
-        return HTMLResponse(html, status, {"cache-control": "no-store"})
+    page = partial(HTMLResponse, headers={"cache-control": "no-store"})
 
     def missing(text: str) -> Response:
         return page(site.error("Not found", text, host_clock()), 404)
 
     def overview(request: Request) -> Response:
-        html = site.overview(dashboard.state(), _refresh(request.query_params.get("refresh", "")))
+        asked = request.query_params.get("refresh", "")
+        is_number = asked.isascii() and asked.isdigit() and len(asked) < 6
+        refresh_s = min(max(int(asked), LEAST_REFRESH_S), MOST_REFRESH_S) if is_number else None
+        html = site.overview(dashboard.state(), refresh_s)
         dashboard.read_on()
         return page(html)
 
@@ -201,10 +201,3 @@ async def _every(span_s: float, work: Callable[[], None]) -> None:
         await asyncio.sleep(span_s)
         with contextlib.suppress(RuntimeError):  # no more threads can be started; the next time there may be one
             await run_in_threadpool(work)
-
-
-def _refresh(asked: str) -> int | None:
-    """The seconds of `?refresh=30`; None if the page does not reload itself."""
-    if not (asked.isascii() and asked.isdigit() and len(asked) < 6):
-        return None
-    return min(max(int(asked), LEAST_REFRESH_S), MOST_REFRESH_S)

@@ -79,8 +79,7 @@ def curve(
     by_job: dict[str, list[Event]] = {}
     for event in events:
         by_job.setdefault(event.job, []).append(event)
-    use = {job: _used(window, times_ms, own) for job, own in by_job.items()}
-    jobs = {job: units for job, units in use.items() if any(units)}
+    jobs = {job: units for job, own in by_job.items() if any(units := _used(window, times_ms, own))}
     known_ms = end_ms if known_ms is None else max(now_ms + 1, min(end_ms, known_ms))
     last_ms = known_ms - 1  # at the reset a calendar limit starts from 0
     step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)

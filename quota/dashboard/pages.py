@@ -23,13 +23,13 @@ from quota.common.text import listed, many, spaced
 from quota.dashboard.charts import Band, Curve, chart, colours_of
 from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Searches, Spent, forecast_of, key_of
 from quota.reports.refusal import RefusalExplained
-from quota.reports.runs import Contribution, Forecast, LimitAhead, Region, Run
+from quota.reports.runs import Contribution, Forecast, Region, Run
 from quota.reports.spending import KeptRefusal, Spending, refused_by
 from quota.reports.status import CredentialRow, LimitRow
 from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Sliding
-from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of
+from quota.wording import Table, early_of, notes_of, refusal_parts, stopped_jobs_of
 
 ROWS = 12
 """The most rows of a table that show at once; the rest unfolds."""
@@ -176,7 +176,8 @@ class Site:
 
     def refusal(self, explained: RefusalExplained, now_ms: int) -> str:
         """Why one call was refused, as in `quota explain`."""
-        groups = _paragraphs(refusal_parts(explained))
+        paragraphs = groupby(refusal_parts(explained), lambda part: isinstance(part, Table) or bool(part.text))
+        groups = [[*group] for has_words, group in paragraphs if has_words]  # an empty line begins a new group
         title = "Why it was refused"
         return self._render("explanation.html", now_ms, title=title, kept=explained.kept, groups=groups)
 
@@ -248,6 +249,10 @@ def _limit(
     use = () if curve is None else curve.ahead
     end_ms, end_units = use[-1] if use else (at_ms - 1, state.used_units)
     ahead = None if forecast is None or not forecast.scheduled else forecast.limits.get((project, limit.name))
+    longer = []
+    if forecast is not None and ahead is not None and not ahead.refused_ticks and row.level != "open":
+        # If several limits stop a run, the forecast counts it for the limit that stops it longest.
+        longer = [name for (of, name), other in forecast.limits.items() if of == project and other.refused_ticks]
     return {
         "key": key,
         "row": row,
@@ -255,7 +260,7 @@ def _limit(
         "reset_ms": reset_ms,
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
-        "longer": _longer(row, ahead, forecast, project),
+        "longer": longer,
         "ahead_end": end_units,
         "ahead_end_ms": end_ms + 1,
         "scheduled": forecast is not None and forecast.scheduled,
@@ -264,14 +269,6 @@ def _limit(
         "in_use": state.used_units or row.level != "open" or (shapes is not None and shapes.bands),
         "table": None if curve is None or shapes is None else _hours(curve, shapes.bands),
     }
-
-
-def _longer(row: LimitRow, ahead: LimitAhead | None, forecast: Forecast | None, project: str) -> list[str]:
-    """The limits that will stop runs for longer than this nearly used limit. If several limits stop a run, the forecast
-    counts it for the limit that stops it longest."""
-    if forecast is None or ahead is None or ahead.refused_ticks or row.level == "open":
-        return []
-    return [name for (of, name), limit in forecast.limits.items() if of == project and limit.refused_ticks]
 
 
 def _window(row: LimitRow) -> str:
@@ -328,7 +325,7 @@ def _by(refusals: Sequence[RefusedSum]) -> str:
     return listed(f"{calls:,} by {short_name(by)}" for by, calls in refused_by(refusals).items())
 
 
-# -- freshness, explanations -------------------------------------------------------------------------------------------
+# -- freshness ---------------------------------------------------------------------------------------------------------
 
 
 def _freshness(regions: Iterable[Region]) -> list[dict[str, Any]]:
@@ -342,12 +339,6 @@ def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
     """Rows, of which the first show at once. A single further row is not folded away."""
     shown = shown if len(rows) > shown + 1 else len(rows)
     return {"first": rows[:shown], "rest": rows[shown:], "count": len(rows)}
-
-
-def _paragraphs(parts: Iterator[Part]) -> list[list[Part]]:
-    """An explanation in groups: an empty line begins a new group."""
-    groups = groupby(parts, lambda part: isinstance(part, Table) or bool(part.text))
-    return [[*group] for has_words, group in groups if has_words]
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
@@ -406,8 +397,7 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
 def last_known(was: Verdict) -> Verdict:
     """The verdict while the ledger does not answer."""
     lead = "While the ledger does not answer, calls are refused, or drawn on the local allowance if there is one."
-    headline = f"Last known: {was.headline[0].lower()}{was.headline[1:]}"
-    return Verdict("unknown", headline, was.until, lead, was.words)
+    return was._replace(state="unknown", headline=f"Last known: {was.headline[0].lower()}{was.headline[1:]}", lead=lead)
 
 
 # -- times, names, shares ----------------------------------------------------------------------------------------------

@@ -166,10 +166,9 @@ class Decider:
         if not self._breaker.lets_through():
             return self._verdict(rule, started)
         try:
-            decision = self.storage.decide(rule.policy, identity, rule.cost)
+            return self._verdict(rule, started, self.storage.decide(rule.policy, identity, rule.cost))
         except StorageAway as error:
             return self._verdict(rule, started, error=error)
-        return self._verdict(rule, started, decision)
 
     async def decide_soon(self, loop: AbstractEventLoop, rule: Rule, identity: str) -> Verdict:
         """The same in a thread, while the event loop goes on. If all threads are busy or none can start, the storage
@@ -185,10 +184,9 @@ class Decider:
         # cancelled: its connection has an answer to read.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await wait((future,), timeout=WALL_S)
-        if not done:
-            away = StorageAway(f"{self.storage.label}: no answer within {WALL_S} s")
-            return self._verdict(rule, started, error=away)
         try:
+            if not done:
+                raise StorageAway(f"{self.storage.label}: no answer within {WALL_S} s")
             return self._verdict(rule, started, future.result())
         except StorageAway as error:
             return self._verdict(rule, started, error=error)

@@ -96,9 +96,8 @@ class Proxies:
             if isinstance(network, IPv6Network) and any(network.subnet_of(within) for within in _EMBEDDING):
                 raise ConfigError(f"trusted_proxies: {show(text)}: write the IPv4 address that it contains")
             networks.append(network)
-        self._networks = tuple(networks)
         self._is_warned = False
-        self._is_trusted = lru_cache(maxsize=4096)(self._look_up)
+        self._is_trusted = lru_cache(maxsize=4096)(lambda address: any(address in network for network in networks))
 
     def client(self, peer: str | None, lines: Callable[[], Sequence[str]]) -> str:
         """The identity of the client by its address. `lines` returns the values of the forwarded field, in order."""
@@ -131,9 +130,6 @@ class Proxies:
                 f"send {self.field}",
             )
         return f"a:{UNIX}"
-
-    def _look_up(self, address: Address) -> bool:
-        return any(address.version == network.version and address in network for network in self._networks)
 
 
 class Identify:

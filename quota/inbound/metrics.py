@@ -44,11 +44,6 @@ def read_report(storage: Storage, rules: Sequence[Rule]) -> Report:
     return Report(storage.totals(), {rule.name: storage.alive(rule.policy) for rule in rules})
 
 
-def nothing_yet(rules: Sequence[Rule]) -> Report:
-    """The report of a storage without requests."""
-    return Report({}, dict.fromkeys((rule.name for rule in rules), 0))
-
-
 def exposition(report: Report | None) -> str:
     """The report in Prometheus' text format. None: the storage did not answer."""
     if report is None:

@@ -184,10 +184,8 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
         with_x = self._rules.x_fields
         if not verdicts[-1].passes:
             problem = problem_of(verdicts[-1], with_x=with_x)
-            body = problem.body()
-            fields = [*problem.fields(), ("content-length", str(len(body)))]
-            start_response(f"{problem.status} {HTTPStatus(problem.status).phrase}", fields)
-            return [] if method == "HEAD" else [body]
+            start_response(f"{problem.status} {HTTPStatus(problem.status).phrase}", problem.fields())
+            return [] if method == "HEAD" else [problem.body()]
         return self._app(environ, _start_adding(start_response, fields_of(verdicts, with_x=with_x)))
 
 
@@ -222,16 +220,14 @@ def _behind(app: object, rules: Rules | Sequence[Rule]) -> tuple[Rules, Decider]
 def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
     """The fields to add to the application's own answer. Without the storage's answer, only the policy."""
     fields: Fields = []
-    limits: list[Limit] = []
-    states: list[LimitState] = []
+    states: list[tuple[Limit, LimitState]] = []
     for rule, _, decision in verdicts:
         if decision is None:
             fields.append((POLICY, rule.policy_field))
         else:
             fields += _fields(rule, decision, None)
-            limits += rule.limits
-            states += decision.limits
-    return [*fields, *_x_fields(limits, states)] if with_x and states else fields
+            states += zip(rule.limits, decision.limits, strict=True)
+    return [*fields, *_x_fields(states)] if with_x and states else fields
 
 
 def _fields(rule: Rule, decision: Decision, retry_after_s: int | None) -> Fields:
@@ -245,9 +241,9 @@ def _fields(rule: Rule, decision: Decision, retry_after_s: int | None) -> Fields
     return [(POLICY, rule.policy_field), (CURRENT, ", ".join(items))]
 
 
-def _x_fields(limits: Sequence[Limit], states: Sequence[LimitState]) -> Fields:
+def _x_fields(states: Iterable[tuple[Limit, LimitState]]) -> Fields:
     """The `X-RateLimit-*` fields, for clients that know only those."""
-    limit, state = min(zip(limits, states, strict=True), key=lambda pair: pair[1].remaining)
+    limit, state = min(states, key=lambda pair: pair[1].remaining)
     return [
         ("x-ratelimit-limit", str(limit.number)),
         ("x-ratelimit-remaining", str(max(0, state.remaining))),
@@ -277,7 +273,10 @@ def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
         title="Request cannot be satisfied as assigned quota has been exceeded",
         members={"violated-policies": violated},
         retry_after_s=retry_after_s,
-        more=(*_fields(rule, decision, wait_s), *(_x_fields(rule.limits, decision.limits) if with_x else ())),
+        more=(
+            *_fields(rule, decision, wait_s),
+            *(_x_fields(zip(rule.limits, decision.limits, strict=True)) if with_x else ()),
+        ),
     )
 
 

@@ -61,10 +61,6 @@ def name_of(salt: bytes, identity: bytes) -> bytes:
     return blake2b(salt + identity).digest()[:NAME_BYTES]
 
 
-def shard_of(salt: bytes, identity: bytes) -> int:
-    return int.from_bytes(name_of(salt, identity), "big") % SHARDS
-
-
 def encoded(identity: str) -> bytes:
     """The bytes of an identity, valid Unicode or not: a header may hold anything. Raises UsageError for a non-text."""
     try:

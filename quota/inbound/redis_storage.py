@@ -268,14 +268,14 @@ def _suffix(policy: Policy, limit: Limit, number: int) -> str:
 
 def _words(policy: Policy, plan: names.Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
     """The words for the script of a policy: the number of keys, the keys and the arguments."""
-    shard = f"{PREFIX}{{{names.shard_of(plan.shard_salt, identity)}}}"
+    shard = int.from_bytes(names.name_of(plan.shard_salt, identity), "big") % names.SHARDS
     keys: list[str | bytes] = []
     words: list[str | bytes] = [str(given_ms), str(cost), str(int(policy.count_rejected))]
     for limit, window in zip(policy.limits, plan.windows, strict=True):
         identities = window.names_of(identity)
         for name, number in zip(identities, (window.number, window.number - 1), strict=True):
             of_log = f":{name.hex()}" if policy.algorithm == "log" else ""
-            keys.append(f"{shard}{_suffix(policy, limit, number)}{of_log}")
+            keys.append(f"{PREFIX}{{{shard}}}{_suffix(policy, limit, number)}{of_log}")
         words += (*map(str, limit), str(window.number), *identities)
     return [str(len(keys)), *keys, *words]
 

@@ -38,6 +38,9 @@ _HOP_BY_HOP = frozenset(
 )  # fmt: skip
 """Header fields about one connection (RFC 9110, 7.6.1). `Connection` may name more."""
 
+_END = (("connection", "close"),)
+"""Where the body of a request ends is unclear: the connection takes no other."""
+
 _ONLY_HERE = _HOP_BY_HOP | {"host", "expect", "forwarded", "via", "x-real-ip"}
 
 
@@ -79,12 +82,8 @@ def asked_of(scope: Mapping[str, Any]) -> Asked:
         raise UnfitError(501, "The proxy passes on plain requests only: ask without Upgrade.")
     chunked = "transfer-encoding" in names
     if chunked and "content-length" in names:
-        raise UnfitError(
-            400,
-            "The request has both Content-Length and Transfer-Encoding: send one of them.",
-            more=(("connection", "close"),),
-        )
-    kept = _kept(fields, _ONLY_HERE)
+        raise UnfitError(400, "The request has both Content-Length and Transfer-Encoding: send one of them.", more=_END)
+    kept = without_hops(fields, _ONLY_HERE)
     only = {name: value for name, value in fields if name.startswith("quota-")}
     if len(only) < sum(name.startswith("quota-") for name in names):
         raise UnfitError(400, "A Quota- header field is there twice: send it once.")
@@ -102,10 +101,16 @@ def asked_of(scope: Mapping[str, Any]) -> Asked:
     )
 
 
-def without_hops(fields: Iterable[tuple[str, str]]) -> Fields:
-    """The header fields of an answer for the caller, without fields about the connection to upstream and without Quota-
-    fields, which only this proxy sends."""
-    return _kept([(name.lower(), value) for name, value in fields], _HOP_BY_HOP)
+def without_hops(fields: Iterable[tuple[str, str]], dropped: frozenset[str] = _HOP_BY_HOP) -> Fields:
+    """The header fields that pass on, in small letters, without fields about one connection and without Quota- fields,
+    which are between this proxy and its caller."""
+    lowered = [(name.lower(), value) for name, value in fields]
+    named = {token.strip().lower() for name, value in lowered if name == "connection" for token in value.split(",")}
+    return [
+        (name, value)
+        for name, value in lowered
+        if name not in dropped and name not in named and not name.startswith(("quota-", "x-forwarded-"))
+    ]
 
 
 def narrowed(fields: Fields, *, reads_good_answers: bool) -> Fields:
@@ -123,15 +128,6 @@ def _field(name: bytes, value: bytes) -> tuple[str, str]:
         raise UnfitError(400, "A header field of the request is not UTF-8.") from None
 
 
-def _kept(fields: Fields, dropped: frozenset[str]) -> Fields:
-    named = {token.strip().lower() for name, value in fields if name == "connection" for token in value.split(",")}
-    return [
-        (name, value)
-        for name, value in fields
-        if name not in dropped and name not in named and not name.startswith(("quota-", "x-forwarded-"))
-    ]
-
-
 def check_target(path: str, query: str) -> None:
     """Raises UnfitError for an address that upstream may read in another way."""
     if "#" in path or "#" in query:
@@ -139,15 +135,13 @@ def check_target(path: str, query: str) -> None:
     read = unquote(path, "latin-1")
     if "//" in path or "\\" in path or path.startswith("/") or re.search(r"(^|[/\\])\.\.?($|[/\\;])", read):
         raise UnfitError(400, "The path has //, \\, . or .. in it: upstream may read it as another path.")
-    if not read.isascii():
-        read = re.sub(r"[\x80-\xff]", "", read)
-    if not read.isprintable():
+    if not re.sub(r"[\x80-\xff]", "", read).isprintable():
         raise UnfitError(400, "The path has a control character in it.")
 
 
 def _length(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
-        raise UnfitError(400, "The Content-Length is not a number.", more=(("connection", "close"),))
+        raise UnfitError(400, "The Content-Length is not a number.", more=_END)
     return int(text)
 
 

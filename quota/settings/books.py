@@ -181,7 +181,7 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
     wrong.raise_any(root.source)
     book = CostBook(
         name=name,
-        **root.members("api source read_on"),
+        **root.members("api source read_on hosts scopes"),
         retention_ms=root.read("retention"),
         buckets=buckets,
         methods=methods,
@@ -190,9 +190,7 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
         pools=pools,
         probe=_probe(root.read("probe"), methods) if "probe" in root else None,
         monitoring=_monitoring(root.read("monitoring"), buckets, pools) if "monitoring" in root else None,
-        hosts=root.read("hosts"),
         key=_key(root.read("key")) if "key" in root else GOOGLES_KEY,
-        scopes=root.read("scopes"),
         routes=routes,
         answers=answers,
     )
@@ -288,11 +286,7 @@ def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence
     if not metrics:
         raise table.error("at least one bucket is needed", "buckets")
     resources = table.read("resources")
-    return Monitoring(
-        service=service,
-        metrics=tuple(metrics),
-        resources={name: resources.read(name) for name in resources.data},
-    )
+    return Monitoring(service, tuple(metrics), {name: resources.read(name) for name in resources.data})
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -393,8 +387,7 @@ def _closed(row: TomlTable, buckets: Collection[str], earlier: Sequence[ClosedRu
     first = next((number for number, other in enumerate(earlier) if other.when.covers(match)), None)
     if first is not None:
         raise row.error(f"never reached: closed[{first}] matches the same answers; put this rule first")
-    lasts = row.read("lasts")
-    return ClosedRule(match, row.choose("bucket", buckets) or "", lasts)
+    return ClosedRule(match, row.choose("bucket", buckets) or "", row.read("lasts"))
 
 
 def _match(row: TomlTable) -> Match:
@@ -469,12 +462,7 @@ def _limit(table: TomlTable, book: CostBook) -> Limit:
     name = table.read("name")
     quota_units, headroom_units = _numbers(table)
     methods = _methods(table, book)
-    selector = Selector(
-        buckets=_buckets(table, book, methods),
-        methods=methods,
-        jobs=table.read("jobs"),
-        count=table.read("count"),
-    )
+    selector = Selector(buckets=_buckets(table, book, methods), methods=methods, **table.members("jobs count"))
     view = View(selector, table.read("window"))
     paced = table.read("pacing")
     if paced and not isinstance(view.window, Calendar):

@@ -39,7 +39,6 @@ def lint(settings: Settings) -> list[Finding]:
     credentials = {name: c._replace(book=c.book.at(host_clock())) for name, c in settings.credentials.items()}
     settings = settings._replace(credentials=credentials)
     findings = [
-        *_opening(settings.ledger.url),
         *_ledger(settings),
         *_server(settings),
         *_store(settings),
@@ -70,14 +69,11 @@ def lint(settings: Settings) -> list[Finding]:
 # -- ledger and store --------------------------------------------------------------------------------------------------
 
 
-def _opening(url: str) -> Iterator[Finding]:
+def _ledger(settings: Settings) -> Iterator[Finding]:
     try:
-        open_ledger(url).close()  # opening contacts nothing; the first use does
+        open_ledger(settings.ledger.url).close()  # opening contacts nothing; the first use does
     except ConfigError as error:
         yield finding_of("error", "ledger.url", str(error).removeprefix("ledger url "), "correct the url")
-
-
-def _ledger(settings: Settings) -> Iterator[Finding]:
     yield from _path("ledger.url", settings.ledger.file)
     if settings.ledger.url == "memory:":
         at = " at its first page" if settings.store.places_in_ledger else ""
@@ -415,11 +411,8 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
     if ref is not None:
         yield from _secret(location, ref, "key")
     elif credential.endpoint is None and credential.auth_ref is None:
-        yield warning(
-            location,
-            "there is no key, so the API answers only programs that bring their own",
-            'add key = "env:NAME" or "file:/path"',
-        )
+        message = "there is no key, so the API answers only programs that bring their own"
+        yield warning(location, message, 'add key = "env:NAME" or "file:/path"')
 
 
 def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:

@@ -372,13 +372,11 @@ def _job(
         raise row.error(
             f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
         )
-    job = JobSettings(
+    return JobSettings(
         name=name,
         credential=credential,
         fetch=fetch,
         **row.members("regions pages max_body_mb max_answer_s max_items insecure_endpoint max_units"),
-        schedule=None,
-        stagger_ms=0,
         misfire_grace_ms=grace_ms,
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},
         options=_options(row.read("options")),
@@ -386,8 +384,8 @@ def _job(
         ping_ref=row.read("ping"),
         tables=_tables(row),
         sink=row.read("sink") or "",
+        **_schedule(row),
     )
-    return _scheduled(job, row)
 
 
 def _tables(job: TomlTable) -> dict[str, TableSettings]:
@@ -399,10 +397,10 @@ def _tables(job: TomlTable) -> dict[str, TableSettings]:
     return tables
 
 
-def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
-    """`job` with its schedule from the configuration."""
+def _schedule(row: TomlTable) -> dict[str, Any]:
+    """The settings of a job that say when it runs."""
     if "schedule" not in row:
-        return job
+        return {"schedule": None, "stagger_ms": 0}
     text, zone = " ".join(row.read("schedule").split()), row.read("timezone")
     with row.blamed("schedule"):
         schedule = parse_schedule(text, zone)
@@ -413,7 +411,7 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
             load_zone(zone)
     stagger_ms, jitter_ms = row.read("stagger") or 0, row.read("jitter") or 0
     # All regions of one tick must start before the next tick does.
-    shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)
+    shortest_ms, others = schedule.shortest_ms, max(0, len(row.read("regions")) - 1)
     spread_ms = others * stagger_ms + jitter_ms
     then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
     if jitter_ms >= shortest_ms:
@@ -425,7 +423,7 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
             f"{format_duration(spread_ms)}, {then}",
             "stagger",
         )
-    return job._replace(schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms)
+    return {"schedule": text, "timezone": zone, "stagger_ms": stagger_ms, "jitter_ms": jitter_ms}
 
 
 def _leave(

@@ -13,7 +13,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -57,11 +57,11 @@ class Problem(NamedTuple):
         return json.dumps(self.as_json()).encode()
 
     def fields(self) -> list[tuple[str, str]]:
-        """The header fields of the answer, except Content-Length. Caches must not keep it."""
+        """The header fields of the answer. Caches must not keep it."""
         fields = [("content-type", MEDIA_TYPE), ("cache-control", "no-store")]
         if self.retry_after_s is not None:
             fields.append(("retry-after", str(self.retry_after_s)))
-        return [*fields, *self.more]
+        return [*fields, *self.more, ("content-length", str(len(self.body())))]
 
 
 def seconds(duration_ms: int) -> int:
@@ -71,16 +71,15 @@ def seconds(duration_ms: int) -> int:
 
 async def send_problem(send: Send, problem: Problem) -> None:
     """Answer an HTTP request with a problem. The server drops the body of HEAD."""
-    body = problem.body()
-    fields = [*problem.fields(), ("content-length", str(len(body)))]
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in problem.fields()]
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": problem.body()})
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
 
 Status = Literal["pass", "warn", "fail"]
+"""The worst is the last."""
 
 
 class Check(NamedTuple):
@@ -98,8 +97,7 @@ class Check(NamedTuple):
 def health(checks: Iterable[Check]) -> tuple[int, dict[str, object]]:
     """The HTTP status and the document. If a check fails, the status is 503, so that a balancer uses another server."""
     listed = list(checks)
-    statuses = {check.status for check in listed}
-    worst: Status = "fail" if "fail" in statuses else "warn" if "warn" in statuses else "pass"
+    worst = max((check.status for check in listed), key=get_args(Status).index, default="pass")
     document: dict[str, object] = {
         "status": worst,
         "checks": {

@@ -170,7 +170,11 @@ def serve(
         # `protected` logs failed requests in one line. Strangers can cause uvicorn's other lines.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    _open_as_many_as_allowed()
+    # Shells and systemd start with 1,024 open files, for programs that call `select`, and allow far more. A slow client
+    # holds one file, or two if its request is passed on.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS reports "unlimited" but allows fewer
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     server = _server(make_app(), ready, passes_on=passes_on)
     threading.Thread(target=_end_on_signal, args=(server,), daemon=True).start()
     try:
@@ -179,21 +183,13 @@ def serve(
         raise QuotaError("the application did not start; QUOTA_LOG=info shows why") from None
 
 
-def _open_as_many_as_allowed() -> None:
-    """Raise the limit of open files. Shells and systemd start with 1,024, for programs that call `select`, and allow
-    far more. A slow client holds one file, or two if its request is passed on."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS reports "unlimited" but allows fewer
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def hold_little(transport: Any) -> None:
     """Let a connection read and write in small pieces, so that a slow client holds little memory."""
     transport.max_size = PIECE_BYTES
     transport.set_write_buffer_limits(PIECE_BYTES)
 
 
-def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool = False) -> uvicorn.Server:
+def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) -> uvicorn.Server:
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 

@@ -142,7 +142,9 @@ def _interceptor(payers: Payers, place: tuple[str, int]) -> Any:
         try:
             attempt = payer.gate.charge("POST", url, _body(request))
         except Refused as refusal:
-            raise _error(payer, refusal) from refusal
+            channel = sys.modules["grpc._channel"]
+            state = channel._RPCState((), (), (), _code(payer), str(refusal))
+            raise channel._InactiveRpcError(state) from refusal
         call = below(details, request)
         if attempt is not None:
             (getattr(call, "add_done_callback", None) or call.add_callback)(lambda *_: _note(attempt, call))
@@ -166,11 +168,6 @@ def _note(attempt: Attempt, call: Any) -> None:
         fields = _fields(call.initial_metadata(), call.trailing_metadata())
         attempt.answered(status, body, fields)
         attempt.settle_by(fields, body)
-
-
-def _error(payer: Payer, refusal: Refused) -> Any:
-    channel = sys.modules["grpc._channel"]
-    return channel._InactiveRpcError(channel._RPCState((), (), (), _code(payer), str(refusal)))
 
 
 # -- awaited -----------------------------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from threading import RLock
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from quota.budget import Budget
@@ -44,13 +43,15 @@ class Payer:
     def __post_init__(self) -> None:
         self.hosts = Hosts(self.names)
         self._ended = False
+        self._gate: HostGate | None = None
+        self._async_gate: AsyncHostGate | None = None
         self.start_over_in_child()
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
         self._lock = RLock()
 
-    def answer_to(self, refusal: Refused, error: Exception) -> Answer:
+    def answer_to(self, refusal: Refused, error: Exception) -> Problem:
         """The answer to a refused request. Raises the `error` of the program's library if that is what the program
         gets."""
         if not self.answers_429:
@@ -60,26 +61,22 @@ class Payer:
     @property
     def gate(self) -> HostGate:
         with self._lock:
+            if self._gate is None:
+                meter = Meter(self.open_budget(), tally=self.tally)
+                self._gate = HostGate(meter, None, self.names, ended=lambda: self._ended)
             return self._gate
 
     @property
     def async_gate(self) -> AsyncHostGate:
         with self._lock:
+            if self._async_gate is None:
+                self._async_gate = AsyncHostGate(self.gate)
             return self._async_gate
-
-    @cached_property
-    def _gate(self) -> HostGate:
-        meter = Meter(self.open_budget(), tally=self.tally)
-        return HostGate(meter, None, self.names, ended=lambda: self._ended)
-
-    @cached_property
-    def _async_gate(self) -> AsyncHostGate:
-        return AsyncHostGate(self._gate)
 
     def close(self) -> None:
         with self._lock:
             self._ended = True
-            if "_async_gate" in vars(self):
+            if self._async_gate is not None:
                 self._async_gate.close()
 
 
@@ -152,19 +149,8 @@ class Payers:
             payer.close()
 
 
-class Answer(NamedTuple):
-    """An answer of 429 in upstream's place."""
-
-    headers: dict[str, str]
-    body: bytes
-    status: int = 429
-    reason: str = "Too Many Requests"
-
-
-def answer_to(refusal: Refused) -> Answer:
-    """The answer to a refused request. Its Retry-After is never early."""
+def answer_to(refusal: Refused) -> Problem:
+    """The answer of 429 to a refused request, in upstream's place. Its Retry-After is never early."""
     wait_ms = refusal.decision.retry_after_ms
     retry_after_s = None if wait_ms is None else seconds(wait_ms)
-    problem = Problem(429, str(refusal), retry_after_s=retry_after_s, more=NO_RETRY)
-    body = problem.body()
-    return Answer({**dict(problem.fields()), "content-length": str(len(body))}, body)
+    return Problem(429, str(refusal), retry_after_s=retry_after_s, more=NO_RETRY)

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
+from http import HTTPStatus
 from http.client import HTTPResponse
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +32,12 @@ from typing import Any
 from quota.clients.gate import MAX_PEEK_BYTES, Peeked, unpacked
 from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
-from quota.clients.instrument.payers import Answer, Payer, Payers
+from quota.clients.instrument.payers import Payer, Payers
 from quota.clients.metering import Attempt
 from quota.common.hosts import default_port, has_hung_up
 from quota.errors import Refused
 from quota.terms.api import RequestBody
+from quota.web.documents import Problem
 
 
 def seams_of(payers: Payers) -> Iterator[Seam]:
@@ -123,10 +125,10 @@ def _refused_by_urllib3(
     answer = payer.answer_to(refusal, _no_retry(library, pool, url, refusal))
     kind = library.AsyncHTTPResponse if path.endswith("._async") else library.HTTPResponse
     response = kind(
-        body=io.BytesIO(b"" if method == "HEAD" else answer.body),
-        headers=answer.headers,
+        body=io.BytesIO(b"" if method == "HEAD" else answer.body()),
+        headers=dict(answer.fields()),
         status=answer.status,
-        reason=answer.reason,
+        reason=_REASON,
         version=11,
         preload_content=options.get("preload_content", True),
         decode_content=options.get("decode_content", True),
@@ -137,6 +139,8 @@ def _refused_by_urllib3(
     setattr(response, _REFUSAL, refusal)
     return response
 
+
+_REASON = HTTPStatus.TOO_MANY_REQUESTS.phrase
 
 _REFUSAL = "_quota_refusal"
 """The attribute in which a 429 keeps its refusal. Without it, a `Retry` would sleep for Retry-After and try again."""
@@ -224,8 +228,8 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
 
 def _refused_by_httpx(httpx: Any, refusal: Refused, payer: Payer, request: Any) -> Any:
     answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
-    stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body)
-    return httpx.Response(answer.status, headers=answer.headers, stream=stream, request=request)
+    stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body())
+    return httpx.Response(answer.status, headers=answer.fields(), stream=stream, request=request)
 
 
 # -- aiohttp -----------------------------------------------------------------------------------------------------------
@@ -243,7 +247,7 @@ def _aiohttp(payers: Payers) -> Seam:
         from quota.clients.aiohttp import send  # late: it imports aiohttp, which is here only now
 
         try:
-            return await send(payer.async_gate, handler, request)
+            return await send(payer.async_gate, request, handler)
         except Refused as refusal:
             return _refused_by_aiohttp(refusal, payer, request)
 
@@ -278,11 +282,11 @@ def _refused_by_aiohttp(refusal: Refused, payer: Payer, request: Any) -> Any:
         request.method, request.original_url, **{name: value for name, value in given.items() if name in parameters}
     )
     content = aiohttp.StreamReader(aiohttp.base_protocol.BaseProtocol(request.loop), 1 << 16, loop=request.loop)
-    content.feed_data(b"" if request.method == "HEAD" else answer.body)
+    content.feed_data(b"" if request.method == "HEAD" else answer.body())
     content.feed_eof()
-    response.version, response.status, response.reason = aiohttp.HttpVersion11, answer.status, answer.reason
-    response._headers = CIMultiDictProxy(CIMultiDict(answer.headers))
-    response._raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.headers.items())
+    response.version, response.status, response.reason = aiohttp.HttpVersion11, answer.status, _REASON
+    response._headers = CIMultiDictProxy(CIMultiDict(answer.fields()))
+    response._raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.fields())
     response.content = content
     return response
 
@@ -361,7 +365,7 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
     def noting(getresponse: Callable[..., Any]) -> Callable[..., Any]:
         def _getresponse(conn: Any) -> Any:
             noted = vars(conn).get(_ATTEMPT)
-            if isinstance(noted, Answer):
+            if isinstance(noted, Problem):
                 return _made(conn, _noted(conn))
             response = getresponse(conn)
             if noted is not None and not _is_of(conn.__class__, ("httplib2",)):  # that unpacks the body, and notes it
@@ -382,7 +386,7 @@ def _is_of(kind: type, libraries: tuple[str, ...]) -> bool:
 def _noted(conn: Any) -> Any:
     """What a connection keeps of its last request. From then on it sends again."""
     noted = vars(conn).pop(_ATTEMPT, None)
-    if isinstance(noted, Answer):
+    if isinstance(noted, Problem):
         del conn.send
     return noted
 
@@ -443,11 +447,10 @@ def _unzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
     return map(unpacking.decompress, pieces)
 
 
-def _made(conn: Any, answer: Answer) -> HTTPResponse:
+def _made(conn: Any, answer: Problem) -> HTTPResponse:
     """A 429 for a refusal, as http.client reads an answer."""
-    lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{name}: {text}" for name, text in answer.headers.items())]
-    head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
-    sock = SimpleNamespace(makefile=lambda *_: io.BytesIO(head + answer.body))
+    lines = [f"HTTP/1.1 {answer.status} {_REASON}", *(f"{name}: {text}" for name, text in answer.fields()), "", ""]
+    sock = SimpleNamespace(makefile=lambda *_: io.BytesIO("\r\n".join(lines).encode() + answer.body()))
     response: HTTPResponse = conn.response_class(sock, method=conn._method)
     response.begin()
     return response
