@@ -205,8 +205,8 @@ class SessionHttp:
 
         Raises BadAnswer for an answer above a limit, and for a redirect to something that is not HTTP.
         """
-        wait_s = min(self.timeout, self.watch.left_s()), self.timeout
         with self.watch.request():
+            wait_s = min(self.timeout, self.watch.left_s()), self.timeout
             try:
                 with self._session.request(
                     method, uri, data=body, headers=headers, timeout=wait_s, allow_redirects=self._follows, stream=True
