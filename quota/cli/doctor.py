@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -87,7 +88,8 @@ def _books(session: Session) -> list[CostBook]:
 
 
 def _journals(session: Session) -> Iterator[Finding]:
-    """A journal that cannot be used stops no call while the ledger answers. Nobody would notice before an outage."""
+    """What the journals of this machine show: one that cannot be used stops no call while the ledger answers, and
+    nobody would notice before an outage; and a project that is counted apart."""
     for name in (settings.name for settings in projects_of(session).values()):
         try:
             project = session.project(name)
@@ -107,6 +109,11 @@ def _journals(session: Session) -> Iterator[Finding]:
         if journal.trouble:
             why = f"{journal.trouble}; entries are kept in memory, so a loss of the ledger may stay unnoticed"
             yield warning(f"journal of {project.name}", why, "mend that folder or disk")
+        with suppress(LedgerError, OSError):
+            apart_ms = journal.apart_ms(project.log.begin(project.name).epoch)
+            if apart_ms > host_clock() - project.longest_ms:
+                why = f"another configuration charged it in another ledger at {moment(apart_ms)}; upstream sees the sum"
+                yield warning(f"project {project.name}", why, "name one ledger in both, or another project in each")
 
 
 def _allowances(session: Session) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -129,11 +130,12 @@ class _PatientResponse(HTTPResponse):
 
 
 class _Session(requests.Session):
-    """A session that sends what it is told to, and nothing of its own: no fields, no cookies, no login of ~/.netrc."""
+    """A session that sends what it is told to, and nothing of its own: no fields, no cookies, no login of ~/.netrc.
+    Each of its requests, redirects too, waits within the watch."""
 
-    def __init__(self, adapter: MeteredAdapter, *, keeps_key: Callable[[str], bool], is_loopback: bool) -> None:
+    def __init__(self, http: SessionHttp, adapter: MeteredAdapter) -> None:
         super().__init__()
-        self._keeps_key, self._is_loopback = keeps_key, is_loopback
+        self._http = http
         self.headers.clear()
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
         self.auth = lambda request: request  # else requests reads ~/.netrc
@@ -142,26 +144,40 @@ class _Session(requests.Session):
         self.mount("http://", adapter)
         self.mount("https://", adapter)
 
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        silent_s = self._http.timeout
+        options["timeout"] = min(silent_s, self._http.watch.left_s()), silent_s
+        return super().send(request, **options)
+
     def merge_environment_settings(self, *args: Any, **options: Any) -> Any:
         settings = super().merge_environment_settings(*args, **options)
-        return {**settings, "proxies": {}} if self._is_loopback else settings  # a proxy cannot reach this loopback
+        return {**settings, "proxies": {}} if self._http.is_loopback else settings
+
+    def rebuild_proxies(self, *args: Any) -> Any:
+        return {} if self._http.is_loopback else super().rebuild_proxies(*args)
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         """Where an answer redirects to. A request that changes something goes nowhere else, except to look at its
-        result. To Google, 308 means "upload not complete", not "moved"."""
+        result. To Google, 308 means "upload not complete", not "moved". Nobody reads the body of a redirect."""
         reads = resp.request.method in ("GET", "HEAD", "OPTIONS") or resp.status_code == 303
-        target = super().get_redirect_target(resp) if reads and resp.status_code != 308 else None
-        if target is not None:
-            try:
-                check_redirect(urljoin(resp.url, target))
-            except ValueError:  # it cannot even be parsed
-                check_redirect(target)
+        if not reads or resp.status_code == 308 or not resp.is_redirect:
+            return None
+        target = resp.headers["location"].encode("latin-1").decode("utf-8", "replace").strip()
+        check_redirect(_absolute(resp.url, target))
+        resp.close()
         return target
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        for name in ("authorization", GOOGLES_KEY.header):
-            if not self._keeps_key(prepared_request.url or ""):
-                prepared_request.headers.pop(name, None)
+        keeps_key = self._http.keeps_key(prepared_request.url or "")
+        for name in ("cookie", *(() if keeps_key else ("authorization", GOOGLES_KEY.header))):
+            prepared_request.headers.pop(name, None)
+
+
+def _absolute(base: str, target: str) -> str:
+    """The address of a redirect. One that names a scheme or a host says so itself."""
+    if target.startswith("//"):
+        return f"{urlsplit(base).scheme}:{target}"
+    return target if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", target) else urljoin(base, target)
 
 
 class SessionHttp:
@@ -175,14 +191,14 @@ class SessionHttp:
         self, root: str, watch: Watch, *, timeout_s: float, gate: HostGate | None = None, follows: bool = True
     ) -> None:
         self.watch, self.timeout, self._gate, self._follows = watch, timeout_s, gate, follows
-        self._is_loopback = is_loopback(urlsplit(root).hostname or "")
+        self.is_loopback = is_loopback(urlsplit(root).hostname or "")  # a proxy cannot reach this machine's
         self.start_over_in_child()
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
         """A forked child would read its parent's answers."""
         adapter = MeteredAdapter(self._gate, self.watch.limits, prepare=self._prepare, pool_maxsize=MAX_CONNECTIONS)
-        self._session = _Session(adapter, keeps_key=self.keeps_key, is_loopback=self._is_loopback)
+        self._session = _Session(self, adapter)
 
     def _prepare(self, conn: Any) -> None:
         conn.response_class = partial(_PatientResponse, timeout_s=self.timeout, watch=self.watch)
@@ -205,11 +221,12 @@ class SessionHttp:
 
         Raises BadAnswer for an answer above a limit, and for a redirect to something that is not HTTP.
         """
+        if {name.lower(): text for name, text in (headers or {}).items()}.get("content-length") == "0":
+            body = b""  # requests would send an empty stream in chunks
         with self.watch.request():
-            wait_s = min(self.timeout, self.watch.left_s()), self.timeout
             try:
                 with self._session.request(
-                    method, uri, data=body, headers=headers, timeout=wait_s, allow_redirects=self._follows, stream=True
+                    method, uri, data=body, headers=headers, allow_redirects=self._follows, stream=True
                 ) as response:
                     content = _content(response)
             except (RequestException, HTTPError, HTTPException) as error:
@@ -218,7 +235,7 @@ class SessionHttp:
         answer.reason = response.reason
         if answer.pop("content-encoding", ""):
             answer["content-length"] = str(len(content))
-        if response.ok:
+        if response.ok and self.keeps_key(response.url):
             answer["content-location"] = response.url  # a download goes on there
         return answer, digestible(answer, content)
 
@@ -232,7 +249,8 @@ class SessionHttp:
         while isinstance(below, (RequestException, HTTPError)) and not isinstance(below, HTTPException):
             below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
         if isinstance(below, gaierror):
-            no_address: Exception = httplib2.ServerNotFoundError("upstream's host has no address")
+            host = urlsplit(getattr(getattr(error, "request", None), "url", "")).hostname
+            no_address: Exception = httplib2.ServerNotFoundError(f"Unable to find the server at {host}")
             return no_address
         if isinstance(below, RemoteDisconnected):
             return ConnectionResetError("upstream closed the connection without an answer")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http.client import CannotSendRequest
 from typing import Any
 
 from urllib3 import HTTPHeaderDict, HTTPResponse
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from quota.clients.gate import MAX_PEEK_BYTES, HostGate, Peeked, has_passed, unpacked
 from quota.clients.metering import Attempt
@@ -17,10 +16,11 @@ from quota.terms.api import RequestBody
 
 _BEFORE = (
     *(f"{module}.{put}" for module in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader")),
-    "urllib3.connection._new_conn",
+    *(f"{library}.connection._new_conn" for library in ("urllib3", "urllib3_future")),
+    *(f"{library}.connectionpool._validate_conn" for library in ("urllib3", "urllib3_future")),
 )
-"""The functions that find an invalid method or field, and write only into a buffer; and the function that connects. A
-test tool that forbids connections may raise any error there."""
+"""The functions that find an invalid method or field, and write only into a buffer; and the functions that connect,
+also over TLS. A test tool that forbids connections may raise any error there."""
 
 
 def send(
@@ -71,13 +71,13 @@ def sent_with(options: Mapping[str, Any]) -> tuple[RequestBody, HTTPHeaderDict]:
 
 
 def never_left(error: BaseException) -> bool:
-    """Whether a request failed before its first byte: no address, no connection, a proxy that refused, an untrusted
-    certificate, invalid HTTP, or a connection with an unread answer."""
+    """Whether a request failed before its first byte: no address, no connection, a proxy that refused, no TLS, invalid
+    HTTP, or a connection with an unread answer."""
     reason = getattr(error, "reason", None)
     reason = reason if isinstance(reason, BaseException) else error
-    if has_passed(reason, *_BEFORE):
-        return True
-    if isinstance(reason, SSLError) and any(isinstance(cause, ssl.SSLCertVerificationError) for cause in reason.args):
+    # Not what is behind the error as its context: that may be of another attempt.
+    wrapped = [getattr(reason, "original_error", None), reason.__cause__, *reason.args]
+    if any(has_passed(each, *_BEFORE) for each in (reason, *wrapped) if isinstance(each, BaseException)):
         return True
     # urllib3 also reports a proxy error if a request left and got no answer, so look at the wrapped error.
     reason = getattr(reason, "original_error", reason)

@@ -7,6 +7,7 @@
     facts, write_facts    the newest facts
     losses, write_losses  the losses of the ledger that this machine has heard of
     draws                 draws on the allowance: no log has them yet, and no union takes them
+    apart_ms              whether another configuration counts the project in another ledger
     left_behind           projects that a configuration charged but no longer names
 
 If a ledger is emptied, restored, or replaced by a lagging replica, it lacks entries of the journal. An entry is written
@@ -134,6 +135,21 @@ class Journal(OfOneProcess):
     def trouble(self) -> str:
         """Why entries stay in memory, in one line; "" if they are written."""
         return self._trouble
+
+    def apart_ms(self, epoch: str) -> int:
+        """When this machine last noted an entry of the same upstream project in another ledger than the one with this
+        epoch; 0 if it never did. Raises OSError."""
+        times = [0]
+        for own in os.scandir(self._upstream) if self._files is not None else ():
+            if not own.is_dir() or own.name == self._identity.hash:
+                continue
+            files = DayFiles(own.path, self._clock)
+            name, end = max(files.ends().items(), default=("", 0))
+            pieces = files.lines(name, max(0, end - TAIL_BYTES), end) if name else ()
+            noted = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
+            if noted and noted[-1].epoch != epoch:
+                times.append(_noted_ms(own.path))
+        return max(times)
 
     # Entries
 

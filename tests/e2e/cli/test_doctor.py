@@ -279,6 +279,19 @@ def test_doctor_warns_of_a_removed_ledger_file(command: Quota) -> None:
     expect(command, "ledger", "warning", says)
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_doctor_warns_of_a_project_that_two_configurations_count_apart(
+    command: Quota, server: RedisServer, together: bool
+) -> None:
+    """Each would grant the whole budget."""
+    ledgers = [server.url, server.url if together else f"{server.url}/1"]
+    for name, url in zip(("other", "quota"), ledgers, strict=True):
+        (command.folder / f"{name}.toml").write_text(f'[ledger]\nurl = "{url}"\n{MAIN}')
+        assert command("charge", "videos.list", "--config", f"{name}.toml").returncode == 0
+    found = findings(command).get("project research", {"message": ""})
+    assert ("charged it in another ledger at 20" in found["message"]) is not together
+
+
 @pytest.mark.parametrize("name", ["lock", "losses"])
 def test_doctor_warns_of_a_journal_that_cannot_be_used(command: Quota, name: str) -> None:
     command.configure(MAIN)

@@ -34,7 +34,7 @@ from quota.errors import ConfigError, Refused, UsageError
 from quota.ledger.log import Log
 from quota.settings.books import load_book
 from support.emulator import Emulator
-from support.plain_http import Answer, Arrived, PlainServer
+from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, head, whole
 from support.processes import Children
 from support.setup import budget_of, charges_at, limit, state_at
 
@@ -263,6 +263,18 @@ def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Log, connect: C
         youtube.captions().update(part="id", body={"id": "c"}, media_body=media).execute()
         assert [request.verb for request in server.arrived] == ["PUT", "PUT"]
     assert charged(ledger) == {"captions.update": 1}
+
+
+def test_an_empty_upload_has_a_length_and_no_chunks(connect: Connect) -> None:
+    def answer(request: Arrived) -> Answer:
+        opened = "upload_id" in request.target
+        return Answer(headers={} if opened else {"Location": f"{server.address}{request.target}&upload_id=1"})
+
+    with PlainServer(answer) as server:
+        media = MediaInMemoryUpload(b"", mimetype="text/xml", chunksize=-1, resumable=True)
+        connect(server.address).captions().insert(part="id", body={}, media_body=media).execute()
+        (_, sent) = server.arrived
+    assert (sent.headers["content-length"], "transfer-encoding" in sent.headers) == ("0", False)
 
 
 # -- what carries no method's name -------------------------------------------------------------------------------------
@@ -536,6 +548,63 @@ def test_the_key_travels_in_a_header_and_not_to_strangers(ledger: Log, connect: 
         assert [request.headers.get("x-goog-api-key") for request in stranger.arrived] == [None]
     assert charged(ledger) == {"videos.list": 1}
     assert not state_at(ledger).facts().exhaustions
+
+
+@pytest.mark.parametrize("location", ["//", "http://", "http:///x", "ftp://127.0.0.1/x", "/\u00ff", "http://[::1"])
+def test_a_redirect_to_nowhere_costs_one_attempt(ledger: Log, connect: Connect, location: str) -> None:
+    with PlainServer(lambda request: Answer(302, headers={"Location": location})) as server:
+        youtube = connect(server.address)
+        with pytest.raises(quota.BadAnswer, match="redirects"):
+            popular(youtube).execute()
+    assert charged(ledger) == {"videos.list": 1 if location != "/\u00ff" else 6}
+
+
+def test_the_body_of_a_redirect_is_not_read(connect: Connect) -> None:
+    """Not even one that does not unpack, which requests would read whole."""
+    sent: list[int] = []
+
+    def answer(request: Reached) -> Iterator[bytes]:
+        if "/moved" in request.target:
+            yield whole(b"{}")
+            return
+        yield (
+            head("Location: /moved", "Content-Encoding: gzip", "Content-Length: 300000000", status="302 Found")
+            + b"\r\n"
+        )
+        for number in range(300):
+            sent.append(number)
+            yield b"x" * 1_000_000
+
+    with Upstream(answer) as server:
+        popular(connect(server.address, max_body_mb=1)).execute()
+    assert len(sent) < 100
+
+
+def test_a_redirect_goes_through_no_proxy_either(
+    connect: Connect, ledger: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And brings no cookie."""
+    moved = Answer(302, headers={"Location": "/youtube/v3/channels", "Set-Cookie": "a=b"})
+    with PlainServer(lambda _: Answer()) as proxy:
+        with PlainServer(lambda request: moved if "videos" in request.target else Answer()) as server:
+            monkeypatch.setenv("HTTP_PROXY", proxy.address)
+            popular(connect(server.address)).execute()
+        assert (proxy.arrived, [request.headers.get("cookie") for request in server.arrived]) == ([], [None, None])
+
+
+def test_a_download_that_was_redirected_goes_on_at_the_api(connect: Connect) -> None:
+    """The other host would get the token with the second piece."""
+    token = Credentials("ya29.a-token")  # type: ignore[no-untyped-call]
+    piece = Answer(206, b"x", {"Content-Range": "bytes 0-0/2"})
+    with PlainServer(lambda _: piece) as stranger:
+        moved = Answer(302, headers={"Location": f"{stranger.address}/blob"})
+        with PlainServer(lambda request: moved) as api:
+            youtube = connect(api.address, credentials=token)
+            loader = MediaIoBaseDownload(io.BytesIO(), youtube.captions().download(id="x"), chunksize=1)
+            for _ in range(2):
+                loader.next_chunk()
+        assert len(api.arrived) == len(stranger.arrived) == 2
+        assert {request.headers.get("authorization") for request in stranger.arrived} == {None}
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307])

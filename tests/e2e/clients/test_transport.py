@@ -169,6 +169,13 @@ def test_a_request_stays_charged_if_a_transport_below_sends_it_again_in_vain(ser
     assert (charged(ledger), len(server.arrived)) == ({"videos.list": 1}, 1)
 
 
+def test_a_request_without_a_tls_handshake_is_free(connect: Connect, server: PlainServer, ledger: Log) -> None:
+    with pytest.raises((*BROKEN, OSError)):
+        connect(server).ask(server.address.replace("http:", "https:"))
+    assert charged(ledger) == {}
+    assert charges_at(ledger)
+
+
 @pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "is not there"])
 def test_a_request_that_a_proxy_rejects_is_free(ledger: Log, kind: Any, refuses: bool) -> None:
     with PlainServer(lambda request: Answer(407)) as server:
