@@ -143,15 +143,24 @@ def _bound(response: requests.Response, limits: AnswerLimits) -> None:
     most = limits.max_bytes
     if most is None:
         return
-    unbounded = response.raw.stream
+    unbounded, read_on = response.raw.stream, response.raw.read
+
+    def bounded(size: int) -> None:
+        if size > most:
+            response.close()
+            raise limits.too_large()
 
     def stream(*args: Any, **options: Any) -> Iterator[bytes]:
         size = 0
         for piece in unbounded(*args, **options):
             size += len(piece)
-            if size > most:
-                response.close()
-                raise limits.too_large()
+            bounded(size)
             yield piece
 
-    response.raw.stream = stream
+    def read(amt: int | None = None, *args: Any, **options: Any) -> bytes:
+        """requests reads so what does not unpack."""
+        piece: bytes = read_on(most + 1 if amt is None else amt, *args, **options)
+        bounded(len(piece))
+        return piece
+
+    response.raw.stream, response.raw.read = stream, read

@@ -290,6 +290,9 @@ def test_a_body_is_no_larger_than_a_job_allows(site: Site, packed: bool, status:
             list(client.get(url, stream=True).iter_content(1_000))
         assert spent(session) == [("read", 1)] * 3, "upstream answered, so it counts"
         assert len(session.requests().get(url).content) > len(LARGEST), "nobody asked"
+        site.large = Answer(302, 2 * LARGEST, GZIP | {"Location": "/things/1"})  # which does not unpack
+        with pytest.raises(quota.BadAnswer):
+            client.get(url)
         with pytest.raises(quota.UsageError, match="max_body_mb"):
             session.requests(max_body_mb=0)
 
