@@ -3,12 +3,11 @@
     with Emulator() as upstream:
         upstream.fault("status", status=503, method="videos.list", after=2)
 
-Faults come by POST /emulator/faults too. A call that a fault hits is counted and charged before anything else, so a
-fault makes no call free. The envelope of a batch and the chunks of an upload carry calls and are none: they are counted
-separately, as "free"; the calls of the batch count one by one, and so does the call that opens the upload.
+A call that a fault hits is counted and charged before anything else, so a fault makes no call free. The envelope of a
+batch and the chunks of an upload carry calls and are none: they are counted separately, as "free"; the calls of the
+batch count one by one, and so does the call that opens the upload.
 """
 
-import json
 import re
 import secrets
 import threading
@@ -314,8 +313,9 @@ class Emulator(emulator.Emulator):
         self._uploads = Uploads(self._api.stored)
 
     def fault(self, kind: str, **fields: Any) -> None:
-        """Queue a fault, with the fields of Fault, like POST /emulator/faults."""
-        self._queue(Fault(kind, **fields))
+        """Queue a fault, with the fields of Fault."""
+        with self._lock:
+            self._faults.append(Fault(kind, **fields))
 
     def reset(self) -> None:
         """Start a fresh day: nothing counted, nothing exhausted, no fault queued."""
@@ -323,27 +323,14 @@ class Emulator(emulator.Emulator):
             super().reset()
             self._faults.clear()
 
-    def _queue(self, *faults: Fault) -> int:
-        with self._lock:
-            self._faults += faults
-            return len(self._faults)
-
     # --- one request -------------------------------------------------------------------------------------------------
 
     def _serve(self, request: Request) -> Reply:
-        if (request.verb, request.path) == ("POST", "/emulator/faults"):
-            return self._queue_json(request.body)
         if request.verb == "POST" and request.path.rstrip("/") in _BATCH_PATHS:
             return self._serve_batch(request)
         if request.verb == "PUT" and is_upload(request.path) and "upload_id" in request.params:
             return self._serve_chunk(request)
         return super()._serve(request)
-
-    def _queue_json(self, body: bytes) -> Reply:
-        """Queue one fault or a list of them."""
-        document = json.loads(body)
-        listed = document if isinstance(document, list) else [document]
-        return Reply(200, {"queued": self._queue(*[Fault(**fields) for fields in listed])})
 
     def _serve_call(self, request: Request) -> Reply:
         return self._serve_with_faults(request, KINDS)

@@ -36,12 +36,13 @@ class Children:
     A `target` that yields tells what it yields first, and goes on from there.
 
     Nothing of the parent runs in a forked child but `target`, whatever that raises. With `start="anew"` they have
-    nothing of the parent's: the process that forks them has only imported `quota`.
+    nothing of the parent's: the process that forks them has only imported `quota`, and this module.
     """
 
     def __init__(self, target: Callable[..., Any], *rows: tuple[Any, ...], start: str = "fork") -> None:
         context = multiprocessing.get_context("forkserver" if start == "anew" else start)
-        context.set_forkserver_preload(["quota.session", "redis", "support.patience"])
+        imported = ["quota.session", "quota.clients.google", "quota.jobs.runner", "redis", __name__]
+        context.set_forkserver_preload(imported)
         self._readers: list[connection.Connection] = []
         self.processes: list[Any] = []
         for row in rows:

@@ -1,71 +1,72 @@
-"""Machines that charge one project all the time, with workers of the chaos run, and what they and the ledger said."""
+"""Machines that charge one project all the time, and what they and the ledger said."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from chaos.evidence import lives_of
-from chaos.scene import PROJECT, Limit, Scene
-from chaos.supervisor import Course, Worker, until_decided, until_ended
 from quota.deciding.losses import losses
 from quota.ledger.factory import open_ledger
-from quota.terms.limits import DAY_MS
+from support.commands import Quota, program
 from support.patience import be_patient
+from support.servers import until
 from support.setup import budget_of, charges_at, ids_of, limit
+from topologies.charger import NOTES, PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from chaos.evidence import Event
+    from support.forked import Forked
 
 MACHINES = ("a", "b", "c", "d")
 COLD = "cold"
 """A machine that starts later, and has seen nothing."""
 
-
-@dataclass(frozen=True)
-class Charging(Scene):
-    units: int = 0
-    machines = (*MACHINES, COLD)
-    workers = tuple((machine, "spends") for machine in machines)
-    allowance_units = 0
-
-    @property
-    def limits(self) -> dict[str, Limit]:
-        return {"day": Limit(self.units, DAY_MS)}
+END_S = 60
+Event = dict[str, Any]
 
 
 class Crew:
-    """The workers, one on each machine; they end with the `with`. `elsewhere` gives the prefix of a command that runs
-    on a machine."""
+    """A process that charges on each machine; they end with the `with`. `elsewhere` gives the prefix of a command that
+    runs on a machine."""
 
     def __init__(
         self, url: str, folder: Path, units: int, elsewhere: Callable[[str], list[str]] = lambda _: []
     ) -> None:
         self.url, self.units = url, units
-        self.course = Course()
-        self.scene = Charging(1, 0, folder, losses=False, units=units)
-        self.scene.configure(url)
-        machines = enumerate(self.scene.machines)
-        self._workers = {machine: Worker(self.scene, number, elsewhere(machine)) for number, machine in machines}
+        self.failed: list[str] = []
+        self._folder, self._elsewhere = folder, elsewhere
+        self._processes: dict[str, subprocess.Popen[str] | Forked] = {}
 
     def start(self, *names: str) -> None:
-        workers = [self._workers[name] for name in names]
-        for worker in workers:
-            worker.start(worker.number)
-        until_decided(workers)
+        for name in names:
+            folder = self._folder / name
+            folder.mkdir()
+            self._processes[name] = Quota(folder, self._elsewhere(name)).start(
+                *(self.url, str(self.units), str(folder), str(self._finish)),
+                script=program("topologies.charger"),
+                stdout=subprocess.DEVNULL,
+            )
+        until(lambda: {*names} <= {name for name, _ in self.decisions()}, f"{names} did not start")
+
+    @property
+    def _finish(self) -> Path:
+        return self._folder / "finish"
 
     def signal(self, number: int, *names: str) -> None:
         for name in names:
-            self._workers[name].signal(number)
+            self._processes[name].send_signal(number)
 
     def decisions(self) -> list[tuple[str, Event]]:
         """All decisions so far, and whose they are, in the order in which they were asked for."""
-        events = ((life.machine, event) for life in lives_of(self.scene) for event in life.events)
-        decided = [(machine, event) for machine, event in events if event["event"] == "decision" and event["commit"]]
+        decided = []
+        for path in self._folder.glob(f"*/{NOTES}"):
+            whole, _, _ = path.read_text().rpartition("\n")  # its last line may be on its way
+            decided += [(path.parent.name, json.loads(line)) for line in whole.splitlines()]
         return sorted(decided, key=lambda pair: pair[1]["asked_ms"])
 
     def admitted(self) -> list[str]:
@@ -77,16 +78,19 @@ class Crew:
         return {machine for machine, event in self.decisions() if event["reason"] == "limit"}
 
     def end(self) -> None:
-        self.scene.stop.touch()
-        until_ended(self.course, [worker for worker in self._workers.values() if worker.process is not None])
+        self._finish.touch()
+        for name, process in self._processes.items():
+            _, errors = process.communicate(timeout=END_S)
+            if process.returncode:
+                self.failed.append(f"{name} ended with {process.returncode}: {errors[-2_000:]}")
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for worker in self._workers.values():
-            if worker.process is not None:
-                worker.kill()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
 
 
 @dataclass
@@ -124,7 +128,7 @@ class Outcome:
         self.missing = len({*admitted} - {*ids})
         self.overspent = max(0, len(admitted) - crew.units)
         self.longest_s = max(event["ms"] - event["asked_ms"] for _, event in crew.decisions()) / 1_000
-        self.wrong += crew.course.failed
+        self.wrong += crew.failed
         self.check(self.missing == 0, f"{self.missing} charges were lost, and not put back")
         self.check(used_units == len(ids), f"{used_units} units are used, of {len(ids)} calls")
         return ids

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from chaos.scene import PROJECT
-from chaos.server import KEYS
+from quota.ledger.redis_log import keys_of
 from support.certificates import Certificates
 from support.clusters import Nodes, Sentinels
 from support.servers import executables, until
 from support.topologies import PATIENT_MS
+from topologies.charger import PROJECT
 from topologies.charging import COLD, MACHINES, Crew, Outcome
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def started(name: str, server: str, folder: Path) -> Sentinels | Nodes:
 
 
 def primary_of(group: Sentinels | Nodes) -> RedisServer:
-    return group.primary() if isinstance(group, Sentinels) else group.owner(KEYS.log)
+    return group.primary() if isinstance(group, Sentinels) else group.owner(keys_of(PROJECT).log)
 
 
 def hold_replicas_off(group: Sentinels | Nodes, primary: RedisServer) -> None:
