@@ -42,14 +42,14 @@ memory."""
 
 class Peeked(io.RawIOBase):
     """The raw bytes of an answer: first the `head`, which is read ahead, then the rest, or the error that ended the
-    reading. `ended`: the head is all that came."""
+    reading. `ended`: the head is all that came; `error`: it ended with this."""
 
     def __init__(self, read: Callable[[int], bytes], hang_up: Callable[[], object], most: int = MAX_PEEK_BYTES) -> None:
         self.head = b""
         self.ended = False
         self._read, self._hang_up = read, hang_up
         self._at = 0
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         ends_s = elapsed_s() + PEEK_WITHIN_S
         try:
             while len(self.head) < most and elapsed_s() < ends_s and not self.ended:
@@ -57,7 +57,7 @@ class Peeked(io.RawIOBase):
                 self.head += more
                 self.ended = not more
         except Exception as error:
-            self._error = error
+            self.error = error
 
     def readable(self) -> bool:
         return True
@@ -65,8 +65,8 @@ class Peeked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self.head[self._at : self._at + len(buffer)]
         self._at += len(data)
-        if not data and self._error is not None:
-            raise self._error
+        if not data and self.error is not None:
+            raise self.error
         data = data or self._read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

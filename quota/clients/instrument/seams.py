@@ -431,15 +431,34 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
     """The beginning of a body, and whether it is the whole body. The reader still gets all of it, or the error."""
+    if response.chunked:
+        return _head_of_chunks(response)
     length = response.length
-    if length is None:  # in chunks, or until the connection ends
-        inner = copy(response)
-        peeked = Peeked(inner.read1, inner.close)
-        response.chunked = False
-    else:
-        peeked = Peeked(response.fp.read1, response.fp.close, min(length, MAX_PEEK_BYTES))
+    most = MAX_PEEK_BYTES if length is None else min(length, MAX_PEEK_BYTES)
+    peeked = Peeked(response.fp.read1, response.fp.close, most)
     response.fp = io.BufferedReader(peeked)
     return peeked.head, peeked.ended if length is None else len(peeked.head) == length
+
+
+def _head_of_chunks(response: HTTPResponse) -> tuple[bytes, bool]:
+    """The same for a body in chunks. For its reader, what was read ahead is the beginning of the chunk that was
+    reached, or one chunk with its end, or without it."""
+    ahead: Any = copy(response)
+    peeked = Peeked(ahead.read1, lambda: None)
+    to_come = ahead.chunk_left or 0
+    ahead.fp = None  # the copy must not close it
+    start = b"%x\r\n%b" % (len(peeked.head) + to_come, peeked.head) if peeked.head or to_come else b""
+    if peeked.ended:
+        start += b"\r\n0\r\n\r\n" if start else b"0\r\n\r\n"
+    elif peeked.error is None:
+        resumed = Peeked(response.fp.read1, response.fp.close, 0)
+        resumed.head = start
+        response.fp = io.BufferedReader(resumed)
+        return peeked.head, False
+    elif not to_come:
+        start += b"\r\n"
+    response.fp = io.BufferedReader(io.BytesIO(start))
+    return peeked.head, peeked.ended
 
 
 def _unzip(pieces: Iterator[bytes]) -> Iterator[bytes]:

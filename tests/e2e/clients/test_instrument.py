@@ -242,6 +242,8 @@ def answer(request: Arrived) -> Answer:
             return Answer(429, gzip.compress(BUSY), {"Content-Encoding": "gzip"})
         case "/busy-as-it-is":
             return Answer(429, BUSY, {"Content-Encoding": "identity"})
+        case "/busy-cut":
+            return Answer(429, in_chunks(BUSY[:9]), {"Transfer-Encoding": "chunked"}, hang_up=True)
         case "/busy-in-chunks":
             return Answer(429, in_chunks(BUSY[:9], BUSY[9:], b""), {"Transfer-Encoding": "chunked"})
         case "/chat" if b"chunks" in request.body:
@@ -504,6 +506,33 @@ def test_an_error_is_understood_however_it_travels(client: Client, server: Plain
     status, body = client(f"{server.address}/busy-{how}")
     assert (status, gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body) == (429, BUSY)
     assert "is exhausted (Slow down.)" in json.loads(client(f"{server.address}/a")[1])["detail"]
+
+
+def test_an_error_in_chunks_leaves_its_connection_to_the_next_request(server: PlainServer) -> None:
+    """However it was read."""
+    instrument(server.address)
+    reads: list[Callable[[Any], bytes]] = [
+        lambda response: bytes(response.read(10_000)),
+        lambda response: b"".join(response.readlines()),
+        lambda response: b"".join(iter(response.read1, b"")),
+    ]
+    with closing(http.client.HTTPConnection(server.host)) as conn:
+        for read in reads:
+            conn.request("POST", "/busy-in-chunks")
+            assert read(conn.getresponse()) == BUSY
+            quota.uninstrument()
+            quota.instrument()
+            with quota.open() as session:
+                session.budget().reopen("calls", "a test")
+
+
+def test_what_came_of_an_error_that_is_cut_is_in_the_librarys_error(server: PlainServer) -> None:
+    instrument(server.address)
+    with closing(http.client.HTTPConnection(server.host)) as conn:
+        conn.request("GET", "/busy-cut")
+        with pytest.raises(http.client.IncompleteRead) as cut:
+            conn.getresponse().read()
+    assert cut.value.partial == BUSY[:9]
 
 
 def test_lines_of_an_answer_that_breaks_off_between_chunks_settle_nothing(server: PlainServer) -> None:
