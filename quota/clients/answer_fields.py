@@ -92,6 +92,10 @@ class Policy(NamedTuple):
     counts_calls: bool
     is_only: bool
 
+    def ends_ms(self, at_ms: int) -> int | None:
+        """When a window that begins now ends."""
+        return None if self.window_ms is None else at_ms + self.window_ms
+
 
 class Answer:
     """One answer. Each method returns None where the answer lacks the value, or has an impossible value."""

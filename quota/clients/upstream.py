@@ -278,11 +278,13 @@ class Described(Google):
             Level(state.bucket, state.remaining_units, state.limit_units, state.reset_ms)
             for state in states
             if state.remaining_units is not None and state.bucket in self.book.buckets and state.bucket not in closed
-            if not state.is_over(at_ms)
+            if not (state.is_others or state.is_over(at_ms))
         )
         used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))
-        used_up = any(state.is_empty for state in states) or (rule is not None and rule.says_empty)
+        used_up = any(state.is_empty and not state.is_others for state in states) or (
+            rule is not None and rule.says_empty
+        )
         return Reading(error, closes, tuple(levels), used_units, free, answer.unread, rule is not None and not used_up)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
@@ -341,12 +343,10 @@ class Described(Google):
         If the rule has a time of its own and units remain, the reset does not count: upstream does not wait for it.
         """
         lasts = None if rule is None else rule.lasts
+        own = [state for state in states if state.bucket == bucket]
+        own = [state for state in own if state.is_empty] or own  # what remains elsewhere is not the cause
         times = [answer.retry_at_ms]
-        times += [
-            state.reset_ms
-            for state in states
-            if state.bucket == bucket and not (lasts is not None and state.remaining_units)
-        ]
+        times += [state.reset_ms for state in own if not (lasts is not None and state.remaining_units)]
         until_ms = max((time for time in times if time is not None), default=None)
         if lasts is not None and (until_ms is None or until_ms <= answer.at_ms):
             own_ms = answer.at_ms + lasts if isinstance(lasts, int) else answer.lasts_until_ms(lasts)
@@ -373,20 +373,19 @@ class Described(Google):
             bucket = self._named(policy.name)
             if not bucket and len(self.book.buckets) == 1:
                 bucket = self.book.main_bucket.name
-                if not self._is_of_main_bucket(policy):  # an empty one may still close it, for its own time
-                    ends_ms = None if policy.window_ms is None else answer.at_ms + policy.window_ms
-                    reset_ms, limit = (reset_ms or ends_ms) if remaining == 0 else None, None
-                    remaining = None
+                if not self._is_of_main_bucket(policy):
+                    if remaining == 0 and (reset_ms := reset_ms or policy.ends_ms(answer.at_ms)) is not None:
+                        yield self._checked(answer, _PoolState(bucket, True, 0, None, reset_ms, is_others=True))
+                    continue
             if bucket:
                 yield self._checked(answer, _PoolState(bucket, True, remaining, limit, reset_ms))
 
     def _is_of_main_bucket(self, policy: Policy) -> bool:
         """Whether a policy without a bucket's name is about the book's only bucket: nothing speaks against it."""
         main = self.book.main_bucket
-        if policy.window_ms is not None and not as_long(policy.window_ms, main.window.longest_ms):
-            return False
-        is_known = policy.window_ms is not None or policy.limit_units in (None, main.quota_units)
-        return policy.is_only and policy.counts_calls and is_known
+        if policy.window_ms is not None:
+            return policy.counts_calls and as_long(policy.window_ms, main.window.longest_ms)
+        return policy.is_only and policy.counts_calls and policy.limit_units in (None, main.quota_units)
 
     def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
         """The pool of a rule's figures, and whether the answer names it; "" for a pool outside the book."""
@@ -419,13 +418,15 @@ CLOCK_MS = 5 * SECOND_MS
 
 
 class _PoolState(NamedTuple):
-    """The state of a pool in an answer; `named` if the answer names the pool."""
+    """The state of a pool in an answer; `named` if the answer names the pool. `is_others`: it is of another window or
+    unit than the bucket, so it may only close it."""
 
     bucket: str
     named: bool
     remaining_units: int | None
     limit_units: int | None
     reset_ms: int | None
+    is_others: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -163,9 +163,13 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
     return name if _unseen([*behind, path], depth + 1, before) is not None else None
 
 
+_COMMENT = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()])#[^\n]*"""
+"""Matches a comment, or what may hold a `#` that begins none."""
+
+
 def _commands(text: str) -> list[list[str]]:
     """The commands in a shell script. Raises ValueError for one that cannot be read so."""
-    text = re.sub(r"(?m)(^|\s)#.*$", "", text)
+    text = re.sub(_COMMENT, lambda found: found[1] or "", text)
     inner = [
         command for words in re.findall(r"\$\(([^()]*)\)|`([^`]*)`", text) for command in _commands("".join(words))
     ]

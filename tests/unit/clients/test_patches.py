@@ -211,6 +211,7 @@ def test_two_threads_that_import_libraries_at_once_do_not_wait_for_each_other(ma
         ("sh -c 'python x.py; echo done | tee y'", None),
         ("sh -c 'echo \"unclosed", None),
         ("sh -c '# it is\nfetch x'", "fetch"),
+        ("sh -c 'echo \"a # b\" && fetch x'", "fetch"),
         ("sh -c 'echo \"$(fetch x)\" `date`'", "fetch"),
         ("sh -c '# python first\nPYTHONPATH=src python x.py'", "python with its own PYTHONPATH"),
         ("sh -c 'cat <<X\nan apostrophe\u0027\\\u0027\u0027s\nX'", "sh -c"),

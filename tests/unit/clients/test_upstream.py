@@ -358,7 +358,13 @@ ONE_BUCKET = a_book(
         ('"m";q=600;w=60', '"m";r=599;t=9', None, None),
         ('"m";q=600;w=60', '"m";r=0', None, 60_000),
         ('"burst";q=10;w=1, "daily";q=10000;w=86400', '"burst";r=0', None, 1_000),
-        ('"burst";q=10;w=1, "daily";q=10000;w=86400', '"burst";r=0;t=2, "daily";r=500;t=9999', None, 2_000),
+        (
+            '"burst";q=10;w=1, "daily";q=10000;w=86400',
+            '"burst";r=0;t=2, "daily";r=500;t=9999',
+            Level("day", 500, 10_000, NOW_MS + 9_999_000),
+            2_000,
+        ),
+        ('"b";q=10;w=1, "d";q=10000;w=86400', '"d";r=7', Level("day", 7, 10_000), None),
         ("600;w=60, 10;w=1", "limit=600, remaining=0, reset=30", None, 30_000),
         ("", "limit=600, remaining=599, reset=30", None, None),
         # of something else than calls
@@ -372,6 +378,14 @@ def test_a_policy_without_a_buckets_name_is_about_the_only_bucket_unless_it_says
     assert read(ONE_BUCKET, 200, headers).levels == (() if level is None else (level,))
     (closing,) = read(ONE_BUCKET, 429, headers).closes
     assert closing.until_ms == (None if closed_ms is None else NOW_MS + closed_ms)
+
+
+@pytest.mark.parametrize("state", ["limit=100, remaining=0, reset=10", '"x";r=0;t=10'])
+def test_an_empty_policy_of_another_window_pauses_its_bucket_without_a_rule(state: str) -> None:
+    book = a_book(buckets='[buckets.day]\nquota = 10_000\nresets = "24h"')
+    reading = read(book, 429, {"RateLimit": state, "RateLimit-Policy": '"x";q=9;w=60'})
+    assert [(closing.bucket, closing.until_ms) for closing in reading.closes] == [("day", NOW_MS + 10_000)]
+    assert not reading.levels
 
 
 @pytest.mark.parametrize("text", ['"core";r=many', "core: 5 of 9", "remaining=few"])
