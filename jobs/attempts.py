@@ -12,6 +12,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
 from inspect import signature
@@ -252,7 +253,7 @@ class Attempts:
 
     def _address(self, error: Exception) -> str:
         """The address of a failed call: from the error, if it is of requests or httpx, else the client's address."""
-        url = urlsplit(str(getattr(getattr(error, "request", None), "url", "")))
+        url = urlsplit(str(getattr(_request_of(error), "url", "")))
         if url.netloc:
             return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
         if self.client is None:
@@ -273,7 +274,13 @@ class Attempts:
 
 def _is_of_a_client(error: Exception) -> bool:
     """Whether an error came out of a client that asks an API: a metered one, or one that names its request."""
-    return any(getattr(cause, "request", None) is not None or passed_a_client(cause) for cause in behind(error))
+    return any(_request_of(cause) is not None or passed_a_client(cause) for cause in behind(error))
+
+
+def _request_of(error: BaseException) -> object:
+    with suppress(RuntimeError):  # httpx raises it for an error without a request
+        return getattr(error, "request", None)
+    return None
 
 
 # -- what an error means ----------------------------------------------------------------------------------------------

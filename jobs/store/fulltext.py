@@ -100,7 +100,7 @@ def _signs(text: str) -> list[str]:
     signs = ["".join(map(_letter, alone)) for alone in re.findall(_ALONE, text)]
     for sign in re.finditer(_AT_A_WORD, text):
         before = text[max(0, sign.start() - MAX_WORD) : sign.start()]
-        if word := re.search(r"[A-Za-z0-9]+\Z", before) or re.search(r"[^\W_]+\Z", before):
+        if word := re.search(r"[A-Za-z0-9\u00c0-\u024f]+\Z", before) or re.search(r"[^\W_]+\Z", before):
             signs.append(word[0] + "".join(map(_letter, sign[0])))
     if not text.isascii():
         for row in re.findall(_SYMBOLS, text):

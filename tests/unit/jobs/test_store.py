@@ -198,6 +198,7 @@ def test_no_input_is_query_syntax(store: Store) -> None:
         ("🇩🇪 - 🇫🇷", ["🇩🇪", "🇫🇷", "🇫🇷 🇩🇪"], ["🇪🇺", "🇩🇫"]),
         ("Learn C++ and F#", ["c++", "C++", "F#", "c", "f"], ["C#", "F++", "c+", "++"]),
         ("C#入門 初心者のためのC++講座", ["C#", "c++", "c", "入門", "講座"], ["F#", "c+"]),
+        ("Pokémon+ live", ["pokémon+", "pokemon", "pokémon"], ["mon+"]),
         ("C++프로그래밍, C++Builder", ["C++", "프로그래밍", "builder"], ["C#", "c+"]),
         ("C tutorial: https://host.example/?c#c", ["c"], ["C++", "C#"]),
         ("÷ (Deluxe): 1 + 1 = 2, 100€", ["÷", "+", "=", "€", "100€"], ["\u00d7", "$", "++"]),
