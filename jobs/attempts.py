@@ -101,6 +101,8 @@ class Attempts:
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
         self._step: list[Decision] = []  # the calls that this step has made, unless their cost was corrected since
         self._refused: Decision | None = None  # the last decision of this step, if it refused the call
+        self._refused_calls = 0  # of this step
+        self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
     def close(self) -> None:
         self._budget.on_decision = self._budget.on_correction = self._budget.of_run = None
@@ -109,6 +111,7 @@ class Attempts:
 
     def _decided(self, decision: Decision) -> None:
         self._refused = None if decision.admitted else decision
+        self._refused_calls += not decision.admitted
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
             self._step.append(decision)
@@ -142,7 +145,7 @@ class Attempts:
 
         def attempt() -> Any:
             self.tries += 1
-            self._step, self._refused = [], None
+            self._step, self._refused, self._refused_calls = [], None, 0
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             try:
@@ -157,6 +160,8 @@ class Attempts:
             return page
 
         page = retrying(attempt)
+        if self._refused_calls:
+            self.passed_over.append(checkpoint.region)
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
         if page.items > self.job.max_items:

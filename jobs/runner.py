@@ -510,7 +510,10 @@ class _Run:
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
         idle = [region for region in self.idle if not units.get(region)]
         nothing = "there was nothing to fetch" + (f" in {listed(idle)}" if attempts else "")
-        why = "; ".join(filter(None, (nothing if idle else "", unknown)))
+        without = [*dict.fromkeys(self.attempts.passed_over)]
+        passed_over = "the fetch function went on without a call that was refused" if without else ""
+        passed_over += f", in {listed(without)}" if any(without) else ""
+        why = "; ".join(filter(None, (nothing if idle else "", unknown, passed_over)))
         if failed:
             names = ", ".join(region.region for region in failed)
             why = f"{len(failed)} of {len(regions)} regions failed ({names})"

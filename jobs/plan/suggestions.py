@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
+from quota.common.clock import elapsed_s
 from quota.jobs.job import Fetch
 from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_between, simulate
 from quota.settings.model import JobSettings, Settings
@@ -45,6 +46,10 @@ class Change(NamedTuple):
         return f"{whose}: {self.setting} = {self.after} instead of {self.before}"
 
 
+SEARCH_WITHIN_S = 10.0
+"""How long a plan looks for changes: many jobs over a month take seconds for each try."""
+
+
 @dataclass
 class Search:
     """Looks for changes that would avoid the refusals of `outcome`."""
@@ -56,15 +61,19 @@ class Search:
     may_be_refused: Sequence[str]
 
     def __post_init__(self) -> None:
+        self.ends_s, self.cut = elapsed_s() + SEARCH_WITHIN_S, False
         self.refused = {r.job for r in self.outcome.refusals if r.job not in self.may_be_refused}
 
     def smallest_changes(self) -> tuple[tuple[Change, ...], list[str]]:
         """The changes, and notes on what could not be found."""
         if changes := self.single():
-            return tuple(changes), []
+            return tuple(changes), self._cut()
         if changes := self.together():
-            return tuple(changes), ["no change of one job alone makes it fit"]
-        return (), ["no single change of interval, pages, regions or leave makes it fit"]
+            return tuple(changes), self._cut() or ["no change of one job alone makes it fit"]
+        return (), self._cut() or ["no single change of interval, pages, regions or leave makes it fit"]
+
+    def _cut(self) -> list[str]:
+        return [f"the search for changes ended after {SEARCH_WITHIN_S:g} s; smaller ones may fit"] if self.cut else []
 
     # -- the changes -------------------------------------------------------------------------------------------------
 
@@ -160,6 +169,9 @@ class Search:
     # -- trying a change ---------------------------------------------------------------------------------------------
 
     def _fits(self, changed: Sequence[JobSettings]) -> bool:
+        self.cut = self.cut or elapsed_s() > self.ends_s
+        if self.cut:
+            return False
         outcome = simulate(
             self.settings._replace(jobs={**self.settings.jobs, **{job.name: job for job in changed}}),
             self.outcome.start_ms,

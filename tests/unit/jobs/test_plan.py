@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quota.jobs.job import load_fetch
+from quota.jobs.plan import suggestions
 from quota.jobs.plan.plan import Plan, make_plan, render_plan
 from quota.jobs.plan.simulation import State, Step, pass_steps, step_at
 from quota.jobs.plan.suggestions import slower
@@ -114,6 +115,13 @@ def seven_jobs(*every: str) -> str:
     words = ("cats", "dogs", "birds", "fish", "frogs", "bats", "owls")
     row = '[jobs.{0}]\nfetch = "keywords:fetch"\nregions = ["{0}"]\nschedule = "every {1}"\n'
     return "".join(map(row.format, words, every))
+
+
+def test_the_search_for_changes_has_an_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suggestions, "SEARCH_WITHIN_S", -1.0)
+    plan = make_plan(settings(folder, LIMITS + KEYWORDS), NOON_MS)
+    assert (plan.fits, plan.changes) == (False, ())
+    assert "the search for changes ended after -1 s; smaller ones may fit" in plan.notes
 
 
 def test_a_plan_shows_how_many_ticks_of_each_job_fit(folder: Path) -> None:
