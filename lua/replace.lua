@@ -1,7 +1,7 @@
 -- replace.lua: replace the fenced or sealed log by the log that build.lua made.
 --
 -- Guarantee: one atomic step, and only if the fence still stands, the log has no new entry, and the replacement is complete. Log
--- and corrections change together; facts, claims and places stay. If the user lacks a right, nothing changes.
+-- and corrections change together; facts, claims and places stay, kept views do not. If the user lacks a right, nothing changes.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua  4, 5 log and corrected of the replacement
 -- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
@@ -10,13 +10,12 @@
 --       4 epoch     of the new log; '' = the fence or the seal stays
 --       5 entries, 6 corrections: their numbers in the replacement
 --       7 trimmed   the newest entry that moved to the past; '' = unchanged
---       then FIELD TEXT of each view to keep
 -- Reply 1 if the log was replaced, else 0
 
 local log, state, corrected, built_log, built_corrected = unpack(KEYS)
 local call = redis.call
 local fence, tip, epoch, entries, corrections = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local trimmed, FIRST_VIEW = ARGV[7], 8
+local trimmed = ARGV[7]
 
 -- @include parts/clock.lua
 -- @include parts/log_fence.lua
@@ -44,6 +43,5 @@ local keep_ms = tonumber(call('HGET', state, 'keep_ms') or 0) or 0
 local holds = (entries > 0 and 1 or 0) + (corrections > 0 and 1 or 0)
 call('HSET', state, 'epoch', epoch ~= '' and epoch or stands, 'holds', holds, 'until_ms', int(clock_ms + lifetime_ms(keep_ms)))
 if trimmed ~= '' then call('HSET', state, 'trimmed', trimmed) end
-for at = FIRST_VIEW, #ARGV, 2 do call('HSET', state, ARGV[at], ARGV[at + 1]) end
 live_on(keep_ms)
 return 1

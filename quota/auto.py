@@ -175,8 +175,11 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if (status := _status_after(error)) is not None:
-            raise SystemExit(status)
+        from quota.errors import Refused, behind, decision_status
+
+        for cause in behind(error) if isinstance(error, Exception) else ():  # Ctrl-C is no refusal
+            if isinstance(cause, Refused):
+                raise SystemExit(decision_status(cause.decision))
 
     sys.excepthook = excepthook
 
@@ -195,11 +198,3 @@ def give_up(error: Exception) -> None:
     line = f"quota: {sys.executable} cannot be instrumented, so it does not run: {error}\n"
     os.write(2, line.encode("utf-8", "replace"))
     os._exit(getattr(error, "exit_status", 78))
-
-
-def _status_after(error: BaseException) -> int | None:
-    """The exit status of a program that a refusal has ended; None for another error, and for Ctrl-C."""
-    from quota.errors import Refused, behind, decision_status
-
-    causes = behind(error) if isinstance(error, Exception) else ()
-    return next((decision_status(cause.decision) for cause in causes if isinstance(cause, Refused)), None)

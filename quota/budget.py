@@ -182,7 +182,7 @@ class Budget(OfOneProcess):
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        outlook = look(self.answers, self._project, self.book, self.checklists, texts(methods, "methods"))
+        outlook = look(self.answers, self.book, texts(methods, "methods"))
         refused = self._unwritable() if outlook.closed is None and outlook.full is None else None
         return outlook if refused is None else outlook._replace(full=refused)
 
@@ -262,10 +262,8 @@ class Budget(OfOneProcess):
         """The decisions about calls of one job that leave together, in order: all are admitted, or none. With
         `reserved`, the charge is an upper bound of the cost."""
         checklist, charges = self._price(calls, job, region, reserved=reserved)
-        return self._ask(checklist, charges, commit=commit) if charges else self._free(checklist)
-
-    def _ask(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
-        """The decision about priced calls, by the ledger, or without it."""
+        if not charges:
+            return self._free(checklist)
         read = self._project.reading.mark
         try:
             return self._ask_ledger(checklist, charges, commit=commit)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from quota.common.clock import host_clock, moment, rfc3339, utc
-from quota.common.text import listed, many
+from quota.common.text import listed, many, members
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
 Source = Literal["ledger", "allowance"]
@@ -19,6 +19,12 @@ REPAIR = "quota ledger repair"
 
 SET_THE_CLOCK = "set the one that is wrong, then run again"
 """The remedy for a refusal with the reason "clock". The line before it shows both clocks."""
+
+
+def both_clocks(host_ms: int, ledger_ms: int) -> str:
+    """What two clocks read that disagree."""
+    return f"this machine's clock reads {moment(host_ms)}, the ledger's {moment(ledger_ms)}"
+
 
 COUNTING = "the ledger still counts what was charged before"
 """Why a call is refused with the reason "counting"."""
@@ -71,8 +77,6 @@ class AllowanceState(NamedTuple):
         return max(0, self.allowance_units - self.drawn_units)
 
     def as_json(self) -> dict[str, object]:
-        from quota.common.text import members
-
         return members(self, "max_cost_units allowance_units drawn_units remaining_units frees_at")
 
     def __str__(self) -> str:
@@ -157,8 +161,6 @@ class Decision(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """The decision under the names that the command line prints."""
-        from quota.common.text import members
-
         asked = "admitted id source credential project method cost_units reason refused_by remaining_units"
         fields = "name cost_units used_units limit_units remaining_units"
         return {

@@ -177,13 +177,13 @@ class Session(OfOneProcess):
     def check_key(self, credential: str | None = None) -> None:
         """Raise ConfigError if the configuration names a secret of the credential that cannot be read. Never shows
         it."""
-        if self._key(credential) is None and self.credential(credential).auth_ref != "adc":
-            login_of(self.credential(credential))
+        chosen = self.credential(credential)
+        if self._key(chosen) is None and chosen.auth_ref != "adc":
+            login_of(chosen)
 
-    def _key(self, credential: str | None) -> str | None:
+    def _key(self, chosen: CredentialSettings) -> str | None:
         """The secret of a credential, registered for redaction; None if the configuration names no secret."""
         self._check_open()
-        chosen = self.credential(credential)
         if chosen.key_ref is None:
             return None
         from quota.common.log_lines import install
@@ -220,7 +220,7 @@ class Session(OfOneProcess):
         if "endpoint" not in options:
             options["endpoint"] = chosen.endpoint
             options.setdefault("insecure_endpoint", chosen.insecure_endpoint)
-        key = self._key(chosen.name)
+        key = self._key(chosen)
         if key is None and options.get("credentials") is None:
             options["credentials"] = login_of(chosen, chosen.scopes)
         made = service(self.budget(chosen.name), api, version or "v3", key=key, **options)
@@ -278,7 +278,7 @@ class Session(OfOneProcess):
         from quota.clients.caller import Caller
         from quota.clients.upstream import upstream_of
 
-        key, login = self._key(chosen.name), None
+        key, login = self._key(chosen), None
         if key is None and chosen.auth_ref is not None:
             scopes = chosen.scopes
             if not scopes and chosen.book.googles:

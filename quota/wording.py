@@ -486,7 +486,7 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
 def _why_nothing(x: RefusalExplained) -> str:
     kept = x.kept
     if kept.limits_left_out:
-        left_out = f"{many(kept.limits_left_out, 'limit')}"
+        left_out = many(kept.limits_left_out, "limit")
         return f"The ledger kept the refusal without {left_out}, so no change can be named that would have admitted it."
     if kept.reason == "ledger-unavailable" and kept.calls > 1:
         return "No allowance can be named that would have admitted them: the refusal lacks the cost of each call."

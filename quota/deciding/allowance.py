@@ -161,8 +161,6 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
 
 def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:
     """The ids of draws whose calls the log already has: their answers were lost before they were drawn."""
-    if not draws:
-        return {}
     after = min(draw.seen if draw.epoch == project.reading.epoch else START for draw in draws)
     there = find(project, {draw.entry.key for draw in draws}, after)
     if there:  # their processes got no answer, and did not note them

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from quota.common.clock import NEVER, moment
+from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.deciding.project import Project
 from quota.deciding.question import Outcome, Question
-from quota.decision import COUNTING, Decision, LimitState, Reason, enforced
+from quota.decision import COUNTING, Decision, LimitState, Reason, both_clocks, enforced
 from quota.errors import LedgerError
 from quota.rules.calls import NO_CAP, NO_GRANTS, Believed, Checklist, Checklists, believed, cap
 from quota.rules.entry import Entry
 from quota.rules.facts import Facts
 from quota.rules.retry import Full, retry_at
-from quota.terms.limits import Calendar, Limit
+from quota.terms.limits import Calendar
 
 COUNT_AGAIN_MS = 1_000
 """When to try a call again that was refused with "counting"."""
@@ -74,7 +74,9 @@ class Answers:
         refusal: Refusal = (None, "ok", None, "") if admitted else self._refusal(checklist, outcome)
         refused_by, reason, retry_at_ms, detail = refusal
         refusing = enforced(states) if checklist.shadow else states
-        tightest = refusing[0] if len(refusing) == 1 else min(refusing, key=_further_calls, default=None)
+        tightest = refusing[0] if len(refusing) == 1 else None
+        if len(refusing) > 1:  # the limit that allows the fewest further calls
+            tightest = min(refusing, key=lambda x: x.remaining_units // max(x.cost_units, 1))
         return Decision(
             admitted,
             None,
@@ -95,9 +97,8 @@ class Answers:
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
         """The state of each limit at a decision."""
-        caps, facts = outcome.caps, outcome.facts
-        grants = NO_GRANTS if facts is None else self.believed_at(facts, outcome.now_ms)
-        if checklist.shadow and facts is not None:
+        caps, grants = outcome.caps, self.believed_at(outcome.facts, outcome.now_ms)
+        if checklist.shadow:
             caps = self.checklists.with_grants(checklist, grants).caps_at(outcome.now_ms)
         states = []
         each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leaves, strict=False)
@@ -114,10 +115,7 @@ class Answers:
 
     def _refusal(self, checklist: Checklist, outcome: Outcome) -> Refusal:
         if outcome.reason == "clock":
-            clocks = (
-                f"this machine's clock reads {moment(self.project.wall())}, the ledger's {moment(outcome.clock_ms)}"
-            )
-            return None, "clock", None, clocks
+            return None, "clock", None, both_clocks(self.project.wall(), outcome.clock_ms)
         if outcome.reason == "counting":
             return None, "counting", outcome.now_ms + COUNT_AGAIN_MS, COUNTING
         closed = outcome.closing
@@ -143,9 +141,12 @@ class Answers:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details."""
         every = self.full_limits(checklist, outcome, 0)
         full = every if checklist.paced else [state for state in every if state.refuses]
+        grants = self.believed_at(outcome.facts, outcome.now_ms)
         for state in full:
             if state.refuses and state.cost_units > state.cap_units and state.lapses_ms == NEVER:
-                return state.limit.name, "closed", None, self._too_little(state.limit, outcome)
+                granted, unspent = grants.units[state.limit.view.selector.buckets[0]], state.limit.headroom_units
+                too_little = f"{granted}, of which {unspent} stay unspent" if unspent else f"{granted}"
+                return state.limit.name, "closed", None, too_little
         at_ms: int | None
         try:
             at_ms, longest = retry_at(full, self.project, outcome.now_ms)
@@ -153,22 +154,23 @@ class Answers:
         except LedgerError:
             at_ms, held = None, next(state for state in full if state.refuses)
         n = every.index(held)
-        limit, leave_units, cap_units = held.limit, checklist.leaves[n], outcome.caps[n]
-        details = [f"of {held.cap_units:,} by the end of the {_period(limit)}"] if cap_units < held.cap_units else []
-        details += [f"this job leaves {leave_units:,} to others"] if leave_units else []
+        limit, leave_units, window = held.limit, checklist.leaves[n], held.limit.view.window
+        details = []
+        if outcome.caps[n] < held.cap_units and isinstance(window, Calendar):  # only a calendar limit is paced
+            details.append(f"of {held.cap_units:,} by the end of the {window.period}")
+        if leave_units:
+            details.append(f"this job leaves {leave_units:,} to others")
         if checklist.each:
             details.append(f"and these {many(len(checklist.each), 'call')} need {held.cost_units:,} together")
         reason: Reason = "limit"
-        if leave_units and outcome.facts is not None:
-            grants = self.believed_at(outcome.facts, outcome.now_ms)
+        if leave_units:
             alone = cap(limit, 0, held.cost_units, outcome.now_ms, grants.units)
             reason = "limit" if held.used_units + held.cost_units > alone else "leave"
         return limit.name, reason, at_ms, ", ".join(details)
 
     def full_limits(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[Full]:
         """The state of each limit at a decision, for `retry_at`. The call's bucket is closed until `opens_ms`."""
-        facts = outcome.facts or Facts()
-        grants = self.believed_at(facts, outcome.now_ms)
+        grants = self.believed_at(outcome.facts, outcome.now_ms)
         caps = self.checklists.with_grants(checklist, grants).caps if grants is not checklist.grants else checklist.caps
         full = []
         each = zip(checklist.limits, caps, checklist.costs, outcome.caps, outcome.used_units, strict=True)
@@ -187,16 +189,3 @@ class Answers:
                     state = state._replace(lapses_ms=lapses_ms, lapsed_units=ungranted)
             full.append(state)
         return full
-
-    def _too_little(self, limit: Limit, outcome: Outcome) -> str:
-        """Upstream's grant, if it is too small for a call that the configuration admits."""
-        granted = self.believed_at(outcome.facts or Facts(), outcome.now_ms).units[limit.view.selector.buckets[0]]
-        return f"{granted}, of which {limit.headroom_units} stay unspent" if limit.headroom_units else f"{granted}"
-
-
-def _further_calls(state: LimitState) -> int:
-    return state.remaining_units // max(state.cost_units, 1)
-
-
-def _period(limit: Limit) -> str:
-    return limit.view.window.period if isinstance(limit.view.window, Calendar) else limit.view.window.name

@@ -55,9 +55,8 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
         standing = project.log.corrections(project.name, keys)
         entries = []
         for key in keys:
-            wanted, counts = units if key == keys[0] else 0, charges[key].units
-            if key in standing:
-                counts = standing[key].units
+            wanted = units if key == keys[0] else 0
+            counts = standing[key].units if key in standing else charges[key].units
             if key == keys[0]:
                 charge = charges[key]._replace(units=counts)
             if wanted != counts or (key not in standing and is_reservation(key)):

@@ -1,14 +1,14 @@
 """Past charges, for people: the log and the past, folded. No decision uses them.
 
 entries            all entries after an id
-charges            the charges of a time, each with its current units
+charges            the charges since a time, each with its current units
 sums               the sums of all charges ever, by method and job
 whole_since_ms     the time since when nothing is missing
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from quota.deciding.losses import StillCountingError
@@ -20,14 +20,11 @@ from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
 from quota.terms.limits import DAY_MS
 
 
-def charges(
-    project: Project, since_ms: int = 0, until_ms: int = END[0], progress: Callable[[int], None] | None = None
-) -> list[Spent]:
-    """The charges with since_ms <= ms <= until_ms, in order, with all corrections until now. First hands over what this
-    machine drew, and puts back what the ledger lost. `progress` gets the number of entries read. Raises LedgerError."""
+def charges(project: Project, since_ms: int = 0) -> list[Spent]:
+    """The charges of `since_ms` and later, in order, with all corrections until now. First hands over what this machine
+    drew, and puts back what the ledger lost. Raises LedgerError."""
     _hand_in(project)
-    behind = entries(project, just_before(since_ms), progress)
-    return [charge for charge in spent(behind) if charge.id[0] <= until_ms]
+    return spent(entries(project, just_before(since_ms)))
 
 
 def _hand_in(project: Project) -> None:
@@ -39,11 +36,10 @@ def _hand_in(project: Project) -> None:
             project.read_on()
 
 
-def entries(project: Project, after: Id = START, progress: Callable[[int], None] | None = None) -> Iterator[Entry]:
+def entries(project: Project, after: Id = START) -> Iterator[Entry]:
     """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
     once."""
-    count, log, name = 0, project.log, project.name
-    trimmed = project.reading.trimmed
+    log, name, trimmed = project.log, project.name, project.reading.trimmed
     while True:
         is_past = after < trimmed
         piece = log.past(name, after, trimmed, MAX_READ) if is_past else log.read(name, after, END, MAX_READ)
@@ -52,9 +48,6 @@ def entries(project: Project, after: Id = START, progress: Callable[[int], None]
             if after < trimmed:
                 continue  # the next entries are in the past now
         yield from piece
-        count += len(piece)
-        if progress is not None and piece:
-            progress(count)
         if piece and len(piece) == MAX_READ:
             after = piece[-1].id
         elif is_past:

@@ -23,9 +23,9 @@ from quota.common.clock import LATEST_MS, elapsed_s
 from quota.common.log import warn
 from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
-from quota.ledger.log import EPOCH, LEASE_MS, Beginning, fence_is_over, in_pieces, is_fence
+from quota.ledger.log import EPOCH, LEASE_MS, Beginning, all_between, fence_is_over, is_fence
 from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of, longest_stands
-from quota.rules.entry import END, START, Entry, Id
+from quota.rules.entry import END, START, Entry
 from quota.rules.facts import FACTS, Facts
 from quota.rules.facts import union as union_of_facts
 from quota.rules.union import missing, union
@@ -87,7 +87,8 @@ def put_back(project: Project) -> None:
 def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
     """One try of `put_back`, under the lock of this machine; False if the log was changed meanwhile."""
     beginning = _unfenced(project, ends_s)
-    if _must_compare(project, journal, beginning):
+    # If the log may lack entries of this machine's journal:
+    if is_fence(beginning.epoch) or project.reading.pending or is_behind(project, journal, beginning):
         return _compare(project, journal, beginning)
     _begin_anew(project)
     return True
@@ -103,11 +104,6 @@ def _unfenced(project: Project, ends_s: float) -> Beginning:
         if elapsed_s() > ends_s:
             raise StillCountingError
         time.sleep(LOOK_AGAIN_S)
-
-
-def _must_compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
-    """Whether the log may lack entries of this machine's journal."""
-    return is_fence(beginning.epoch) or bool(project.reading.pending) or is_behind(project, journal, beginning)
 
 
 def is_behind(project: Project, journal: Journal, beginning: Beginning) -> bool:
@@ -148,7 +144,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     """Compare, and put back what is missing; False if another process changed the log meanwhile."""
     log, name = project.log, project.name
     fence = beginning.epoch if is_fence(beginning.epoch) else ""
-    have = _read(project, beginning.trimmed, beginning.tip)
+    have = all_between(log.read, name, beginning.trimmed, beginning.tip)
     clocks = beginning.clock_ms, project.wall()  # one of them may be wrong: then more comes back, and counts longer
     oldest_ms, latest_ms = min(clocks) - project.longest_ms - SLACK_MS, max(clocks)
     position = journal.position()
@@ -163,7 +159,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         done, fence = log.fence(name, beginning.epoch, project.keys.next())
         if not done:
             return False
-        newer = _read(project, tip, END)
+        newer = all_between(log.read, name, tip)
         have += newer
         tip = newer[-1].id if newer else tip
         lost = missing(have, seen, beginning.trimmed, oldest_ms)
@@ -212,10 +208,6 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     return True
 
 
-def _read(project: Project, after: Id, through: Id) -> list[Entry]:
-    return [entry for piece in in_pieces(project.log.read, project.name, after, through) for entry in piece]
-
-
 def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -> None:
     """Note in the journal the entries of others, and the newest entry of this log."""
     news = [entry for entry in have if entry.key not in seen]
@@ -231,7 +223,7 @@ def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -
 def losses(project: Project) -> Sequence[Loss]:
     """The latest losses, the oldest first. Raises LedgerError."""
     stored = change(project.log, project.name, (LOSSES,), lambda _, fields: Change(fields.get(LOSSES, "")))
-    return _united(_read_losses(stored), _noted_here(project.journal))
+    return _united(_read_losses(stored), [] if project.journal is None else _read_losses(project.journal.losses()))
 
 
 def merged(losses: Sequence[Loss]) -> list[Loss]:
@@ -258,7 +250,7 @@ def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int)
 
     The ledger also gets its earlier losses back from the journal, and the journal learns the ledger's. The last of the
     ledger's losses stays the last, because other machines may have parts of it."""
-    here = _noted_here(journal)
+    here = _read_losses(journal.losses())
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[Sequence[Loss]]:
         before = _read_losses(fields.get(LOSSES, ""))
@@ -275,10 +267,6 @@ def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int)
         noted = _united(change(project.log, project.name, (LOSSES,), rule), here)
         if noted != here:
             journal.write_losses(json.dumps(noted))
-
-
-def _noted_here(journal: Journal | None) -> list[Loss]:
-    return [] if journal is None else _read_losses(journal.losses())
 
 
 def _united(*several: Sequence[Loss]) -> list[Loss]:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from quota.common.clock import NEVER, moment
+from quota.common.clock import NEVER
 from quota.deciding.answers import Answers
 from quota.deciding.project import Project
 from quota.deciding.question import Outcome, Question
-from quota.decision import COUNTING, SET_THE_CLOCK, Decision, LimitState
+from quota.decision import COUNTING, SET_THE_CLOCK, Decision, LimitState, both_clocks
 from quota.errors import LedgerError, UsageError
-from quota.rules.calls import Checklist, Checklists, charges_of
+from quota.rules.calls import Checklist, charges_of
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import room_at
 from quota.terms.costs import CostBook
@@ -48,9 +48,9 @@ class Outlook(NamedTuple):
         return self.closed is not None and self.full is not None and (self.full.retry_at_ms or 0) > self.closed.until_ms
 
 
-def look(answers: Answers, project: Project, book: CostBook, checklists: Checklists, methods: Sequence[str]) -> Outlook:
+def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
     """See `quota.Budget.outlook`. Raises LedgerError."""
-    checklist = checklists.of_a_look()
+    checklist, project = answers.checklists.of_a_look(), answers.project
     outcome = counted(project, answers.question(checklist))
     full_limits = answers.full_limits(checklist, outcome, 0)
     room_ms = tuple(room_at(full, project, outcome.now_ms) if full.refuses else None for full in full_limits)
@@ -58,7 +58,7 @@ def look(answers: Answers, project: Project, book: CostBook, checklists: Checkli
     closed, next_ms = outcome.closing, full.retry_at_ms if full is not None else None
     if closed is not None:
         next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.opens_ms(project.jitter_ms))
-    dearest = _dearest(answers, project, book, checklists, methods) if closed is None and full is None else None
+    dearest = _dearest(answers, book, methods) if closed is None and full is None else None
     states = answers.states(checklist, outcome, charged=False)
     return Outlook(outcome.now_ms, states, room_ms, closed, full, next_ms, dearest)
 
@@ -68,7 +68,7 @@ def counted(project: Project, question: Question) -> Outcome:
     for _ in range(MAX_COUNTING):
         outcome = project.decide(question, commit=False)
         if outcome.reason == "clock":
-            clocks = f"this machine's clock reads {moment(project.wall())}, the ledger's {moment(outcome.clock_ms)}"
+            clocks = both_clocks(project.wall(), outcome.clock_ms)
             raise LedgerError(f"ledger {project.log.label}: {clocks}; {SET_THE_CLOCK}")
         if outcome.reason != "counting":
             return outcome
@@ -100,11 +100,10 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
     return answers.decision(of_these, seen, commit=False)
 
 
-def _dearest(
-    answers: Answers, project: Project, book: CostBook, checklists: Checklists, methods: Sequence[str]
-) -> Decision | None:
+def _dearest(answers: Answers, book: CostBook, methods: Sequence[str]) -> Decision | None:
     """The decision for the dearest of these methods, by the share of its bucket that a call takes. None if the book
     has none of the methods, or the call can never be admitted."""
+    project = answers.project
     book = book.at(project.wall())
     shares = {
         method: max(part.units / book.buckets[part.bucket].quota_units for part in book.price(method).parts)
@@ -114,7 +113,7 @@ def _dearest(
     if not shares:
         return None
     try:
-        checklist = checklists.make((max(shares, key=lambda method: shares[method]), None, None, ""))
+        checklist = answers.checklists.make((max(shares, key=lambda method: shares[method]), None, None, ""))
     except UsageError:
         return None
     charges = charges_of(checklist.calls, "", "", project.keys.next)

@@ -238,7 +238,7 @@ class Project(OfOneProcess):
         reading, views = self.reading, question.views
         if not reading.began:
             return partial(self.begin, views)
-        if reading.facts_are_old:
+        if reading.facts_markers != reading.markers:  # they have changed
             return self._read_facts
         if self.stored_ms < self.longest_ms:
             return self._store_longest_window
@@ -408,8 +408,8 @@ class Project(OfOneProcess):
     def _read_behind(self, head: Id) -> None:
         """Read a piece of the entries after `head`, which some totals have not counted yet."""
         reading, epoch = self.reading, self.reading.epoch
-        wanted = Wanted(head, reading.seen, MAX_READ, corrected=False)
-        entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
+        wanted = Wanted(head, reading.seen, MAX_READ)
+        entries = self.log.read(self.name, *wanted)
         if self.in_turn(partial(reading.take_behind, epoch, wanted, entries)):
             self._note(epoch, entries)
         else:
@@ -418,7 +418,7 @@ class Project(OfOneProcess):
     def _read_leaving(self, total: RunningTotal, wanted: Wanted) -> None:
         """Read the next entries to leave, with all their corrections up to the total's head. In turn, because nothing
         may be corrected meanwhile."""
-        entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
+        entries = self.log.read(self.name, *wanted)
         if self.log.begin(self.name).trimmed > wanted.after:  # they have left the log unread
             total.start_at(self.now_ms())
             return
@@ -497,8 +497,8 @@ class Project(OfOneProcess):
             if total is None:
                 return True, None
             if total.head < self.reading.seen:
-                wanted = Wanted(total.head, self.reading.seen, most, corrected=False)
-                entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
+                wanted = Wanted(total.head, self.reading.seen, most)
+                entries = self.log.read(self.name, *wanted)
                 if not self.reading.take_behind(self.reading.epoch, wanted, entries):
                     raise LedgerError(f"ledger {self.log.label}: {COUNTING}")
                 return False, None

@@ -49,11 +49,7 @@ class Outcome(NamedTuple):
     caps: tuple[int, ...] = ()
     closing: Exhaustion | None = None
     first: Id | None = None
-    facts: Facts | None = None
-
-    @property
-    def admitted(self) -> bool:
-        return self.reason == "ok"
+    facts: Facts = Facts()
 
 
 class Look(NamedTuple):

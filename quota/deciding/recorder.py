@@ -52,20 +52,19 @@ class Recorder:
 
     def refused(self, decision: Decision, job: str, region: str, run: str, calls: int = 1) -> None:
         """Note a refused call, or several together. Sends nothing yet."""
-        hour_ms = decision.decided_at_ms // HOUR_MS * HOUR_MS
-        self._count((hour_ms, decision.refused_by or "", job, decision.reason), calls)
+        self._count(decision.decided_at_ms, decision.refused_by or "", job, decision.reason, calls)
         self._newest = [*self._newest, (decision, job, region, run, calls)][-MAX_REFUSALS:]
 
     def shadowed(self, limit: str, job: str, at_ms: int, calls: int) -> None:
         """Note that a shadow limit would have refused calls that left. Sends nothing yet."""
-        self._count((at_ms // HOUR_MS * HOUR_MS, limit, job, SHADOW), calls)
+        self._count(at_ms, limit, job, SHADOW, calls)
 
-    def _count(self, kind: tuple[int, str, str, str], calls: int) -> None:
+    def _count(self, at_ms: int, limit: str, job: str, reason: str, calls: int) -> None:
         if not self._has_begun:
             self._has_begun = True
             start_over_in_child(self)
             _recorders[id(self)] = self
-        counts = self._counts
+        counts, kind = self._counts, (at_ms // HOUR_MS * HOUR_MS, limit, job, reason)
         if kind in counts or len(counts) < MAX_KINDS:
             counts[kind] = counts.get(kind, 0) + calls
 

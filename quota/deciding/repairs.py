@@ -9,17 +9,16 @@ The charges keep their keys and their order, so no machine takes them for other 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from quota.common.clock import moment
 from quota.deciding.fence import Fence, given_back
-from quota.decision import SET_THE_CLOCK
+from quota.decision import SET_THE_CLOCK, both_clocks
 from quota.errors import RepairRefused
-from quota.ledger.log import Log, in_pieces, is_seal
+from quota.ledger.log import Log, all_between, is_seal
 from quota.ledger.state import LONGEST, longest_of, moved
 from quota.rules.claims import CLAIM, Record
-from quota.rules.entry import END, Entry, Id, just_before
+from quota.rules.entry import END, Entry, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.rules.spent import SUMS, Sums, spent
 from quota.rules.union import union
@@ -52,7 +51,7 @@ def ahead(log: Log, project: str) -> Ahead:
     """Count what a repair would change now. Raises LedgerError."""
     beginning = log.begin(project, (), (FACTS,))
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
-    charges = spent(_entries(log.read, project, (now_ms, END[1])))
+    charges = spent(all_between(log.read, project, (now_ms, END[1])))
     return Ahead(
         now_ms,
         beginning.tip[0],
@@ -83,7 +82,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             beginning = log.begin(project, (), (FACTS, LONGEST, SUMS))
             now_ms, state = beginning.clock_ms, beginning.state
             trimmed = min(beginning.trimmed, just_before(now_ms - longest_of(state) - SLACK_MS))
-            everything = [*_entries(log.past, project, trimmed), *_entries(log.read, project, trimmed)]
+            everything = [*all_between(log.past, project, trimmed), *all_between(log.read, project, trimmed)]
             before = [*{entry.key: entry for entry in everything}.values()]  # each key once
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
@@ -100,9 +99,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
 def check_clocks(ledger_ms: int, host_ms: int) -> None:
     """Raises RepairRefused if the two differ by more than SAME_CLOCK_MS."""
     if abs(ledger_ms - host_ms) > SAME_CLOCK_MS:
-        raise RepairRefused(
-            f"this machine's clock reads {moment(host_ms)}, the ledger's {moment(ledger_ms)}; {SET_THE_CLOCK}"
-        )
+        raise RepairRefused(f"{both_clocks(host_ms, ledger_ms)}; {SET_THE_CLOCK}")
 
 
 def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | None]:
@@ -137,8 +134,3 @@ def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> S
     places = {entry.key: entry.id for entry in after}
     summed = [places[entry.key] for entry in before if entry.id <= sums.head and entry.key in places]
     return Sums(max(summed), sums.rows()) if summed else sums
-
-
-def _entries(read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id) -> list[Entry]:
-    """All entries after an id."""
-    return [entry for piece in in_pieces(read, project, after) for entry in piece]

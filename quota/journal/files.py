@@ -410,7 +410,7 @@ class FileLock:
         if held is not None and not held.closed:
             return nullcontext()
         make_folder(os.path.dirname(self._path))
-        file = _LockFile(self._path, "r+", opener=_open_lock)
+        file = _LockFile(self._path, "r+", opener=lambda path, _: open_alone(path, os.O_RDWR | os.O_CREAT))
         try:
             self._opened.add(file)
             self._wait_for(file, wait_s)
@@ -438,7 +438,3 @@ class FileLock:
                         f"try again, or see which: fuser {self._path}"
                     ) from None
             time.sleep(_LOCK_AGAIN_S)
-
-
-def _open_lock(path: str, _: int) -> int:
-    return open_alone(path, os.O_RDWR | os.O_CREAT)

@@ -116,7 +116,8 @@ class Journal(OfOneProcess):
         self._marks, self._marks_look = Marks(), -1
         self._facts, self._facts_look = ("", START, ""), -1
         self._losses = ""
-        self._trouble = ""
+        self.trouble = ""
+        """Why entries stay in memory, in one line; "" if they are written."""
         self._warned = False
         self._retry_s = 0.0
         start_over_in_child(self)
@@ -129,12 +130,7 @@ class Journal(OfOneProcess):
     @property
     def exists(self) -> bool:
         """Whether this machine has ever noted anything of the project."""
-        return bool(self._upstream) and os.path.isdir(self._upstream)
-
-    @property
-    def trouble(self) -> str:
-        """Why entries stay in memory, in one line; "" if they are written."""
-        return self._trouble
+        return os.path.isdir(self._upstream)
 
     def apart_ms(self, epoch: str) -> int:
         """When this machine last noted an entry of the same upstream project in another ledger than the one with this
@@ -166,8 +162,7 @@ class Journal(OfOneProcess):
             newest = news[0].id if len(news) == 1 else max(entry.id for entry in news)
             self._noted.add(epoch)
             self._store(epoch, news, newest)
-            if newest > self._newest.get(epoch, START):
-                self._note_newest(epoch, newest)
+            self._note_newest(epoch, newest)
             if len(recent) > MAX_RECENT:
                 recent.clear()
             for entry in news:
@@ -204,7 +199,8 @@ class Journal(OfOneProcess):
         """
         since = since or {}
         self.newest("")  # for the age
-        before_ms = self._oldest_ms()
+        newest_ms = max((entry_id[0] for entry_id in self._newest.values()), default=0)
+        before_ms = min(newest_ms, self._clock()) - self._keep_ms - SLACK_MS
         for name, end in self.position().items():
             if name and self._files is not None:
                 try:
@@ -356,7 +352,7 @@ class Journal(OfOneProcess):
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""
         files = self._files
-        if files is None or (self._trouble and elapsed_s() < self._retry_s):
+        if files is None or (self.trouble and elapsed_s() < self._retry_s):
             self._remember(epoch, news)
             return
         try:
@@ -364,12 +360,12 @@ class Journal(OfOneProcess):
                 self._write_remembered(files)
             named = files.name
             lines = [record_line(epoch, entry.id, packed(entry)) for entry in news]
-            if (
-                len(lines) > FEW_LINES
-            ):  # a new process reads no further back than this batch, so it ends with the newest
+            # A new process reads no further back than a long batch, so it ends with the newest.
+            is_long = len(lines) > FEW_LINES
+            if is_long:
                 self._follow(files)
             self._append(files, lines, newest)
-            if len(lines) > FEW_LINES:
+            if is_long:
                 self._follow(files)
             if self._newest.get(epoch, START) > newest:
                 self._append(files, [record_line(epoch, self._newest[epoch])], newest)
@@ -385,8 +381,7 @@ class Journal(OfOneProcess):
         start = end - len(data)
         if self._followed == (file, start, start):  # otherwise another process has written too
             self._followed = (file, end, end)
-        if self._trouble:
-            self._trouble = ""
+        self.trouble = ""
 
     def _write_remembered(self, files: DayFiles) -> None:
         """Write the entries that are in memory."""
@@ -406,10 +401,6 @@ class Journal(OfOneProcess):
         except OSError as error:
             if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                 raise
-
-    def _oldest_ms(self) -> int:
-        newest_ms = max((entry_id[0] for entry_id in self._newest.values()), default=0)
-        return min(newest_ms, self._clock()) - self._keep_ms - SLACK_MS
 
     def _note_newest(self, epoch: str, entry_id: Id) -> None:
         if entry_id > self._newest.get(epoch, START):
@@ -459,7 +450,7 @@ class Journal(OfOneProcess):
         if state == self._clean:
             return True, {}, 0
         marks, ends = self._read_marks(), self.position()
-        since = marks.compared if marks.epoch == epoch else {}
+        compared = since = marks.compared if marks.epoch == epoch else {}
         if self._clean and self._clean[0] == epoch:
             since = {name: max(since.get(name, 0), self._clean_ends.get(name, 0)) for name in ends}
         if files is not None:
@@ -469,8 +460,7 @@ class Journal(OfOneProcess):
         if any(noted != epoch for noted, _ in self._remembered_since(since)):
             return False, {}, 0
         self._clean, self._clean_ends = state, ends
-        noted = marks.compared if marks.epoch == epoch else {}
-        return True, ends, sum(end - _start(noted, name, end) for name, end in ends.items() if name)
+        return True, ends, sum(end - _start(compared, name, end) for name, end in ends.items() if name)
 
     def _remembered_since(self, since: Position) -> list[tuple[str, Entry]]:
         passed = since.get("", 0) - (self._remembered - len(self._memory))
@@ -499,11 +489,8 @@ class Journal(OfOneProcess):
             self._marks_look = -1
             before = self._read_marks()
             self._marks = changed(before)
-            if self._files is not None and self._marks != before:
-                try:
-                    replace_text(self._files.path("marks"), marks_text(self._marks))
-                except OSError as error:
-                    self._fail(error)
+            if self._marks != before:
+                self._replace("marks", marks_text(self._marks))
 
     def _read_facts(self) -> tuple[str, Id, str]:
         with self._lock:
@@ -522,10 +509,10 @@ class Journal(OfOneProcess):
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error
         self._retry_s = elapsed_s() + RETRY_S
-        self._trouble = f"{self._what}: {error.strerror}"
+        self.trouble = f"{self._what}: {error.strerror}"
         if not self._warned:
             self._warned = True
-            warn("journal_unusable", f"{self._trouble}; entries are kept in memory", project=self._identity.project)
+            warn("journal_unusable", f"{self.trouble}; entries are kept in memory", project=self._identity.project)
 
 
 def upstream_folder(folder: Path, identity: Identity) -> str:

@@ -59,6 +59,8 @@ BACKENDS = (
     Backend(("memory",), _open_memory, file=lambda _: ""),
 )
 
+SCHEMES = tuple(scheme for backend in BACKENDS for scheme in backend.schemes)
+
 ALIASES = {
     "redis+unix": "unix",
     "valkey": "redis",
@@ -72,26 +74,22 @@ ALIASES = {
 """Names that other drivers use for the same schemes."""
 
 
-def ledger_schemes() -> tuple[str, ...]:
-    return tuple(scheme for backend in BACKENDS for scheme in backend.schemes)
-
-
 def canonical(url: str) -> str:
     """The URL with the scheme that we use for it, so that two spellings of one ledger give one label."""
     scheme, slashes, rest = url.partition("://")
     return f"{ALIASES.get(scheme, scheme)}{slashes}{rest}"
 
 
-def backend_of(url: str, what: str = "ledger url") -> Backend:
-    """The kind of ledger that a URL names. Raises ConfigError for an unknown scheme or option; it calls the URL
-    `what`."""
+def backend_of(url: str) -> Backend:
+    """The kind of ledger that a URL names. Raises ConfigError for an unknown scheme or option."""
     scheme = canonical(url).partition(":")[0]
     for backend in BACKENDS:
         if scheme in backend.schemes:
             if backend.file is path_of:
-                check_options(url, what)
+                check_options(url, "ledger url")
             return backend
-    raise ConfigError(f"{what} of kind {scheme!r} is not known; write sqlite:///PATH, redis://HOST:PORT/DB or memory:")
+    message = f"ledger url of kind {scheme!r} is not known"
+    raise ConfigError(f"{message}; write sqlite:///PATH, redis://HOST:PORT/DB or memory:")
 
 
 def file_of(url: str) -> str | None:

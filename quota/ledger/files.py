@@ -60,9 +60,7 @@ def check_options(url: str, what: str) -> None:
         raise ConfigError(f"{what} {place}: it has no option {name!r}; an SQLite url has none, so remove it")
 
 
-def file_wording(
-    path: str, what: str, *, version: int, lost_then: str, waited_s: float, remedy: str = "move it away"
-) -> Wording:
+def file_wording(path: str, what: str, *, version: int, lost_then: str, waited_s: float, remedy: str) -> Wording:
     """The error messages for the file `what` at `path`. `lost_then` says what is lost if somebody moves it away;
     `waited_s` is how long a transaction waits for others."""
     from quota.common.sqlite_file import Wording  # imported late: a ledger in Redis needs no SQLite

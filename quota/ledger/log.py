@@ -233,19 +233,12 @@ class Log(Protocol):
         or a fence that is over. A seal stays. Returns whether it was done, and the current epoch."""
 
     def replace(
-        self,
-        project: str,
-        fence: str,
-        tip: Id,
-        entries: Sequence[Entry],
-        epoch: str,
-        views: Mapping[str, str] | None = None,
-        trimmed: Id | None = None,
+        self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
     ) -> bool:
         """Replace the log behind this fence, or seal, in one step, if it still stands and the newest entry is still
-        `tip`. The new log has these `entries` and their corrections, the epoch `epoch` ("": it stays), and only these
-        `views`. Facts, claims and places stay. The ledger builds the new log beside the old one, and checks its length
-        before it replaces."""
+        `tip`. The new log has these `entries` and their corrections, the epoch `epoch` ("": it stays), and no views.
+        Facts, claims and places stay. The ledger builds the new log beside the old one, and checks its length before it
+        replaces."""
 
     def seal(self, project: str, fence: str, url: str) -> bool:
         """Close the log behind this fence: it has moved to `url`. The ledger keeps the seal for KEPT_MS."""
@@ -285,6 +278,13 @@ def in_pieces(
         if len(piece) < MAX_READ:
             return
         after = piece[-1].id
+
+
+def all_between(
+    read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, through: Id = END
+) -> list[Entry]:
+    """The same in one list."""
+    return [entry for piece in in_pieces(read, project, after, through) for entry in piece]
 
 
 def is_fence(epoch: str) -> bool:
@@ -365,20 +365,19 @@ def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
     return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1 + seq % MAX_SKIP)
 
 
-def head_of(kept: str, epoch: str) -> Id | None:
-    """The last entry that a kept view of this epoch has counted; None if the view is of another epoch. See
+def earliest_head(views: Iterable[str | None], epoch: str) -> Id | None:
+    """The last entry that all of these kept views have counted; None if any is of another epoch, or there is none. See
     `quota.rules.total.RunningTotal.kept`."""
+    heads = []
     try:
-        of_epoch, _, _, head, _ = kept.split(" ", 4)
-        return read_id(head) if of_epoch == epoch else None
+        for kept in views:
+            of_epoch, _, _, head, _ = (kept or "").split(" ", 4)
+            if of_epoch != epoch:
+                return None
+            heads.append(read_id(head))
     except ValueError:
         return None
-
-
-def earliest_head(views: Iterable[str | None], epoch: str) -> Id | None:
-    """The last entry that all of these kept views have counted; None if any is of another epoch, or there is none."""
-    heads = [head_of(kept or "", epoch) for kept in views]
-    return None if None in heads else min((head for head in heads if head is not None), default=None)
+    return min(heads, default=None)
 
 
 def weight(entry: Entry, selector: Selector | None = None) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
@@ -177,10 +177,9 @@ class MemoryLog(OfOneProcess):
 
         return self._change(project, rule)
 
-    @contextmanager
-    def exclusive(self, project: str) -> Iterator[bool]:
+    def exclusive(self, project: str) -> AbstractContextManager[bool]:
         """Not needed here: of several appends at once, one always succeeds."""
-        yield False
+        return nullcontext(False)
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return [entry for entry in self._now(project).behind(after, count) if entry.id <= through]
@@ -192,12 +191,9 @@ class MemoryLog(OfOneProcess):
     # -- the state ---------------------------------------------------------------------------------------------------
 
     def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
-        def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
-            if not epoch or is_closed(epoch) or moment.epoch != epoch:
-                return False, None
-            return True, moment.with_state({VIEW + name: text for name, text in views.items()})
-
-        return self._change(project, rule)
+        if is_closed(epoch):
+            return False
+        return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
 
     def change(
         self,
@@ -236,25 +232,17 @@ class MemoryLog(OfOneProcess):
         return self._change(project, rule)
 
     def replace(
-        self,
-        project: str,
-        fence: str,
-        tip: Id,
-        entries: Sequence[Entry],
-        epoch: str,
-        views: Mapping[str, str] | None = None,
-        trimmed: Id | None = None,
+        self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
     ) -> bool:
         def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
             if not may_replace(fence, moment.epoch) or moment.tip != tip:
                 return False, None
-            state = {name: text for name, text in moment.state.items() if not name.startswith(VIEW)}
             return True, moment.becomes(
                 epoch=epoch or moment.epoch,
                 older=tuple(entries),
                 newer=(),
                 corrected=_corrections(entries),
-                state={**state, **{VIEW + name: text for name, text in (views or {}).items()}},
+                state={name: text for name, text in moment.state.items() if not name.startswith(VIEW)},
                 trimmed=moment.trimmed if trimmed is None else trimmed,
             )
 

@@ -110,23 +110,11 @@ class Connections:
     pack = staticmethod(redis.Connection().pack_command)
     """Packs a command."""
 
-    def execute_command(self, *command: str | bytes, ends_s: float | None = None, within_s: float | None = None) -> Any:
-        """The server's reply, unchanged. Raises Failed.
+    def execute_command(self, *command: str | bytes, ends_s: float | None = None) -> Any:
+        """The server's reply, unchanged. Raises Failed. The call must end at `ends_s` (`elapsed_s`)."""
+        return self.ask(self.pack(*command), ends_s)
 
-        The call must end at `ends_s` (`elapsed_s`). With `within_s` the reply must come within that time, over an open
-        connection.
-        """
-        return self.ask(self.pack(*command), ends_s, within_s)
-
-    def ask(
-        self,
-        words: Words,
-        ends_s: float | None = None,
-        within_s: float | None = None,
-        *,
-        key: str = "",
-        asking: bool = False,
-    ) -> Any:
+    def ask(self, words: Words, ends_s: float | None = None, *, key: str = "", asking: bool = False) -> Any:
         """As `execute_command`, for a packed command. `key` is for a cluster; `asking`: sends it to a node that is just
         taking over the slot.
         """
@@ -134,28 +122,24 @@ class Connections:
             words = [*self.pack("ASKING"), *words]
         ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
         era = self._era
-        line = self._quiet()
-        is_new = line is None
-        if line is None:
-            if within_s is not None:
-                raise NoAnswer("no connection is open", left=False)
-            line = self._connected(ends_s)
+        quiet = self._quiet()
+        line = self._connected(ends_s) if quiet is None else quiet
         failure: Failed | None = None
         try:
             line.send_packed_command(words, check_health=False)
-            answer_s = left_s(self.timeout_s, ends_s) if within_s is None else within_s
-            if answer_s != self.timeout_s and not line.can_read(max(answer_s, 0)):
+            answer_s = left_s(self.timeout_s, ends_s)
+            if answer_s != self.timeout_s and not line.can_read(answer_s):
                 self.close()
                 raise NoAnswer("no answer")
             if asking:
                 line.read_response()
             reply = line.read_response()
         except ResponseError as error:  # an answer
-            failure = self.failure_of(error, is_new=is_new)
+            failure = self.failure_of(error, is_new=quiet is None)
         except RedisError as error:
             line.disconnect()
             self.close()  # the other connections may be dead too, and the retry has no time to find out
-            raise self.failure_of(error, is_new=is_new) from error
+            raise self.failure_of(error, is_new=quiet is None) from error
         except BaseException:
             line.disconnect()
             raise
@@ -367,18 +351,17 @@ class Cluster:
 
     pack = Connections.pack
 
-    def execute_command(self, *command: str | bytes, ends_s: float | None = None, within_s: float | None = None) -> Any:
+    def execute_command(self, *command: str | bytes, ends_s: float | None = None) -> Any:
         """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key: its reply is the
         earliest clock of the nodes that answer."""
         if command[0] == "TIME":
             return self._earliest(elapsed_s() + self.wall_s if ends_s is None else ends_s)
         key = command[3] if command[0] in ("EVAL", "EVALSHA") else command[1]
-        return self.ask(self.pack(*command), ends_s, within_s, key=key)
+        return self.ask(self.pack(*command), ends_s, key=key)
 
-    def ask(self, words: Words, ends_s: float | None = None, within_s: float | None = None, *, key: str | bytes) -> Any:
+    def ask(self, words: Words, ends_s: float | None = None, *, key: str | bytes) -> Any:
         """As `execute_command`, for a packed command."""
-        if ends_s is None:
-            ends_s = elapsed_s() + (self.wall_s if within_s is None else within_s)
+        ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
         slot = key_slot(key.encode() if isinstance(key, str) else key)
         connections, asking = self._owner(slot), False
         for _ in range(MAX_REDIRECTIONS):

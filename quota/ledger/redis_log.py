@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -167,9 +167,8 @@ class RedisLog(OfOneProcess):
         )
         return self._read(_reply, self._run("append", (log, state, corrected), args, reads=not entries))
 
-    @contextmanager
-    def exclusive(self, project: str) -> Iterator[bool]:
-        yield False
+    def exclusive(self, project: str) -> AbstractContextManager[bool]:
+        return nullcontext(False)
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return self._range(keys_of(project).log, after, through, count)
@@ -225,14 +224,7 @@ class RedisLog(OfOneProcess):
         return done == 1, stands
 
     def replace(
-        self,
-        project: str,
-        fence: str,
-        tip: Id,
-        entries: Sequence[Entry],
-        epoch: str,
-        views: Mapping[str, str] | None = None,
-        trimmed: Id | None = None,
+        self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
     ) -> bool:
         log, state, corrected, _ = keys_of(project)
         built = _beside(log, corrected)
@@ -240,8 +232,6 @@ class RedisLog(OfOneProcess):
         corrections = len({entry.of for entry in entries if entry.kind == "correction"})
         args = [self._clock_text(), fence, id_text(tip), epoch, str(len(entries)), str(corrections)]
         args.append("" if trimmed is None else id_text(trimmed))
-        for name, kept in (views or {}).items():
-            args += (f"{VIEW}{name}", kept)
         return bool(self._run("replace", (log, state, corrected, *built), args) == 1)
 
     def _build(self, built: Sequence[str], entries: Sequence[Entry]) -> None:

@@ -272,13 +272,9 @@ class SqliteLog(OfOneProcess):
     # -- the state ---------------------------------------------------------------------------------------------------
 
     def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
-        def work(db: sqlite3.Connection) -> bool:
-            if not epoch or is_closed(epoch) or _standing(db, project)[0] != epoch:
-                return False
-            _put(db, project, {VIEW + name: text for name, text in views.items()})
-            return True
-
-        return self._file.transact(work, write=True)
+        if is_closed(epoch):
+            return False
+        return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
 
     def change(
         self,
@@ -327,14 +323,7 @@ class SqliteLog(OfOneProcess):
         return self._file.transact(work, write=True)
 
     def replace(
-        self,
-        project: str,
-        fence: str,
-        tip: Id,
-        entries: Sequence[Entry],
-        epoch: str,
-        views: Mapping[str, str] | None = None,
-        trimmed: Id | None = None,
+        self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
     ) -> bool:
         # Prepared before the transaction, so that nobody waits for it.
         rows = [(project, *entry.id, packed(entry)) for entry in entries]
@@ -352,7 +341,6 @@ class SqliteLog(OfOneProcess):
             # With TRIMMED, an empty log is whole; without it, it would be BROKEN.
             has_left = trimmed_until_now if trimmed is None else trimmed
             _put(db, project, {EPOCH: epoch or stands, TRIMMED: id_text(has_left)})
-            _put(db, project, {VIEW + name: text for name, text in (views or {}).items()})
             return True
 
         return self._file.transact(work, write=True)
@@ -405,10 +393,7 @@ class SqliteLog(OfOneProcess):
         return self._file.transact(lambda db: [str(project) for (project,) in db.execute(query, (EPOCH,))], write=None)
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.common.findings import (
-            examine_folder,
-            warning,  # late: `quota doctor` alone asks
-        )
+        from quota.common.findings import examine_folder, warning  # late: `quota doctor` alone asks
 
         path = self._file.path
         if not path:

@@ -38,7 +38,6 @@ from quota.clients.metering import others_name
 from quota.common.clock import rfc3339
 from quota.common.text import members
 from quota.deciding.history import charges, whole_since_ms
-from quota.deciding.project import Project
 from quota.errors import ConfigError
 from quota.ledger.log import PAST_MS
 from quota.rules.calls import granted_units, wanted_grants
@@ -270,7 +269,7 @@ def reconcile(
     now_held = {low.limit: low.limit_units for low in lowered}
     added = False
     if commit:
-        added = _count_others(project, budget, book, buckets, now_ms)
+        added = _count_others(budget, book, buckets, now_ms)
         project.state.grant(wanted, _remembered(facts.compared, buckets, now_ms))
     return Reconciled(
         credential=credential,
@@ -400,12 +399,10 @@ def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostB
 # -- tightening --------------------------------------------------------------------------------------------------------
 
 
-def _count_others(
-    project: Project, budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int
-) -> bool:
+def _count_others(budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int) -> bool:
     """Count the units that only upstream counted in its present periods, in each limit on a whole bucket. Returns
     whether units were added. They count once: `quota.clients.metering` gives them the same name."""
-    added = False
+    added, project = False, project_of(budget)
     for count in buckets:
         if not (count.period.since_ms <= now_ms < count.period.until_ms and count.unknown_units):
             continue

@@ -193,10 +193,10 @@ def _deliver(
     try:
         if way == "command":
             _run(settings.command, body, until_s - elapsed_s(), stderr)
-            return None
-        assert settings.url_ref is not None  # noqa: S101  # see `_ways`
-        address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
-        _send(address, body, until_s - elapsed_s())
+        else:
+            assert settings.url_ref is not None  # noqa: S101  # see `_ways`
+            address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
+            _send(address, body, until_s - elapsed_s())
     except _FAILURES as error:
         return _why(error)
     return None

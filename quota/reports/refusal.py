@@ -23,7 +23,7 @@ from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
 from quota.errors import UsageError
 from quota.reports.spending import KeptRefusal, counted, entries_of_window, ids_of_calls, read_refusals
-from quota.rules.calls import Checklist, Together, cap, charge_units
+from quota.rules.calls import Checklist, cap, charge_units
 from quota.rules.entry import Entry, just_before, others_units
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import Full, room_at
@@ -279,9 +279,9 @@ def _checklist(budget: Budget, kept: KeptRefusal) -> Checklist:
     units = charge_units(kept.cost_units)
     if kept.calls == 1 or not kept.tells_costs:
         return budget.checklists.make((kept.method, units, None, kept.job))
+    costs = {state.name: state.cost_units for state in kept.limits}
     closed = kept.refused_by if kept.closed_by_upstream else None
-    together = Together(kept.calls, {state.name: state.cost_units for state in kept.limits}, closed)
-    return budget.checklists.of_former(kept.method, units, kept.job, together)
+    return budget.checklists.of_former(kept.method, units, kept.job, kept.calls, costs, closed)
 
 
 def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str, Full]]:
@@ -431,7 +431,7 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
     limits = {limit.name: limit for limit in budget.limits_of(kept.job)}
     if not kept.closed_by_upstream and kept.refused_by not in limits:
         return (), True
-    leaves, granted = budget.checklists.leaves_of(kept.job), budget.answers.believed_now().units
+    leaves, granted = budget.checklists.leave.get(kept.job, {}), budget.answers.believed_now().units
     each = [
         _Met(limits[state.name], state.cost_units, leaves.get(state.name, 0), state.used_units, granted, kept.at_ms)
         for state in kept.limits

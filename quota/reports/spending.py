@@ -236,7 +236,8 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
             raise ValueError(field)
         return str(data[field])
 
-    words: dict[str, Any] = {field: named(field) for field in _TEXTS}
+    fields = ("credential", "method", "job", "region", "run", "machine", "reason", "why")
+    words: dict[str, Any] = {field: named(field) for field in fields}
     return KeptRefusal(
         at_ms=_moment(named("at")),
         project=project,
@@ -255,9 +256,6 @@ def _state(row: Mapping[str, Any]) -> LimitState:
     fields = ("cost_units", "used_units", "limit_units", "remaining_units")
     numbers: dict[str, Any] = {field: _units(row[field]) for field in fields}
     return LimitState(name=str(row["name"]), leave_units=_units(row.get("leave_units", 0)), **numbers)
-
-
-_TEXTS = ("credential", "method", "job", "region", "run", "machine", "reason", "why")
 
 
 def _units(value: object) -> int:

@@ -349,11 +349,10 @@ def _limit_rows(
     counts_since_ms = project.reading.trimmed[0]
     reserved = _reserved_units(project, budget.limits, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in facts.grants if grant.believed_at(at_ms)}
-    granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     windows = {name: bucket.window for name, bucket in budget.book.buckets.items()}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
-        enforced_units = cap(limit, 0, 1, None, granted)
+        enforced_units = held_to(limit, facts.grants, at_ms)
         resets_ms, zone = _upstreams_reset(windows, selector, at_ms)
         next_ms = None
         if next_capacity and state.used_units:

@@ -95,10 +95,9 @@ def wanted_grants(
         if not lowers(limits, bucket, units):
             continue
         standing = stand.get(bucket)
-        fresh = standing is not None and standing.quota_units == units and standing.since_ms > now_ms - CONFIRM_MS
-        wanted[bucket] = (
-            standing if standing is not None and fresh else Grant(bucket, units, now_ms, now_ms + believed_ms)
-        )
+        if standing is None or standing.quota_units != units or standing.since_ms <= now_ms - CONFIRM_MS:
+            standing = Grant(bucket, units, now_ms, now_ms + believed_ms)
+        wanted[bucket] = standing
     return tuple(sorted(wanted.values()))
 
 
@@ -170,19 +169,8 @@ class Checklist:
 
     def caps_at(self, now_ms: int) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`. `caps` has them without pace, which most calls do not need."""
-        if not self.paced:
-            return self.caps
         together = zip(self.limits, self.leaves, self.costs, strict=True)
         return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
-
-
-class Together(NamedTuple):
-    """Data about several calls that were decided together, besides the first method and all units: their number, what
-    they cost in each limit that counted any of them, by name, and a bucket that was closed to one of them."""
-
-    calls: int
-    costs: Mapping[str, int]
-    closed: str | None
 
 
 MAX_LOOKS = 100
@@ -195,9 +183,9 @@ _looks: dict[tuple[int, int], tuple[CostBook, Checklist]] = {}
 class Checklists(dict[Key, Checklist]):
     """The checklists of a budget, by kind of call, each made on first use.
 
-    `leave` has the units that each job leaves to others, by limit. `shown` are the limits for people: if each job has
-    its own of a limit, the limits of the jobs in `leave`. Raises UsageError (such as CostExceedsLimit) for a call that
-    can never be admitted.
+    `leave` has the units that each job leaves to others, by job and limit. `shown` are the limits for people: if each
+    job has its own of a limit, the limits of the jobs in `leave`. Raises UsageError (such as CostExceedsLimit) for a
+    call that can never be admitted.
     """
 
     def __init__(
@@ -213,7 +201,7 @@ class Checklists(dict[Key, Checklist]):
         self._book = book
         self._limits = limits
         self.shown = of_jobs(limits, leave)
-        self._leave = leave
+        self.leave = leave
         self._clock = clock
 
     def __missing__(self, kind: Key) -> Checklist:
@@ -247,7 +235,7 @@ class Checklists(dict[Key, Checklist]):
                 costs.append(sum(counted))
         made = self.of(method, parts, tuple(limits), tuple(costs), job, priced)
         made.kinds = (kind,)
-        self._check_fits(made, f"{method} costs", "make a cheaper call")
+        self._check_fits(made, 1)
         return made
 
     def of(
@@ -260,7 +248,7 @@ class Checklists(dict[Key, Checklist]):
         priced: tuple[int, int] = ALWAYS,
     ) -> Checklist:
         """A checklist of these limits and costs."""
-        leave = self._leave.get(job, {})
+        leave = self.leave.get(job, {})
         leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
         caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
         closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
@@ -297,7 +285,7 @@ class Checklists(dict[Key, Checklist]):
         made.each, made.units = tuple(checklists), sum([checklist.units for checklist in checklists])
         made.closed_by = tuple(dict.fromkeys([name for kind in kinds for name in kind.closed_by]))
         made.kinds = tuple([key for checklist in checklists for key in checklist.kinds])
-        self._check_fit_together(made, len(checklists))
+        self._check_fits(made, len(checklists))
         return made
 
     def of_now(self, kind: Key) -> Checklist:
@@ -308,17 +296,20 @@ class Checklists(dict[Key, Checklist]):
         self.pop(kind, None)
         return self[kind]
 
-    def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:
-        """One checklist for calls that were decided together before. A limit that is not in `together` counts them as
-        one call of the first method."""
+    def of_former(
+        self, method: str, units: int, job: str, calls: int, costs: Mapping[str, int], closed: str | None
+    ) -> Checklist:
+        """One checklist for so many calls of a job, `method` the first, that were decided together before. They cost
+        `units`, and in each limit that counted any of them `costs`, by name; a limit that is not among these counts
+        them as one call of the first method. A bucket may have been `closed` to one of them."""
         first = self.make((method, 1, None, job))
-        costs = {limit.name: limit.view.selector.cost(units) for limit in first.limits} | dict(together.costs)
+        costs = {**{limit.name: limit.view.selector.cost(units) for limit in first.limits}, **costs}
         limits = tuple(limit for limit in self.limits_of(job) if limit.name in costs)
         parts = (first.parts[0]._replace(units=units), *first.parts[1:])
         made = self.of(first.method, parts, limits, tuple(costs[x.name] for x in limits), job)
-        if together.closed is not None:
-            made.closed_by = tuple(dict.fromkeys([*made.closed_by, together.closed]))
-        self._check_fit_together(made, together.calls)
+        if closed is not None:
+            made.closed_by = tuple(dict.fromkeys([*made.closed_by, closed]))
+        self._check_fits(made, calls)
         return made
 
     def with_grants(self, checklist: Checklist, grants: Believed) -> Checklist:
@@ -334,17 +325,14 @@ class Checklists(dict[Key, Checklist]):
         """The limits that can count a job's calls. If each job has its own of a limit, the job's own."""
         return of_jobs(self._limits, (job,))
 
-    def leaves_of(self, job: str) -> Mapping[str, int]:
-        """The units that a job leaves to others, by limit."""
-        return self._leave.get(job, {})
-
-    def _check_fit_together(self, checklist: Checklist, calls: int) -> None:
-        self._check_fits(checklist, f"{many(calls, 'call')} together cost", "make fewer calls at once")
-
-    def _check_fits(self, checklist: Checklist, what: str, remedy: str) -> None:
+    def _check_fits(self, checklist: Checklist, calls: int) -> None:
+        """Raises CostExceedsLimit if these calls can never be admitted."""
         each = zip(checklist.limits, checklist.caps, checklist.costs, strict=True)
         for limit, cap_units, cost_units in each:
             if cost_units > cap_units and not limit.shadow:
+                what, remedy = f"{checklist.method} costs", "make a cheaper call"
+                if calls > 1:
+                    what, remedy = f"{many(calls, 'call')} together cost", "make fewer calls at once"
                 left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
                 raise CostExceedsLimit(
                     f"{what} {many(cost_units, limit.view.selector.noun)} and limit {limit.name!r} of credential "

@@ -167,11 +167,11 @@ class Keys:
 
     def __init__(self, run: str | None = None, folder: Path | None = None) -> None:
         self.machine = machine_mark(folder)
-        self._prefix = f"{run or _run()}{self.machine}"
+        self._prefix = f"{run or os.urandom(4).hex()}{self.machine}"
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
-        self._prefix = f"{_run()}{self.machine}"
+        self._prefix = f"{os.urandom(4).hex()}{self.machine}"
 
     @property
     def run(self) -> str:
@@ -209,7 +209,3 @@ def is_reservation(key: str) -> bool:
 def is_first(key: str) -> bool:
     """Whether a key is of the first, or only, charge of its call."""
     return not (key[-2:-1] == FURTHER and key[-1] in "123456789")
-
-
-def _run() -> str:
-    return os.urandom(4).hex()

@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.errors import UsageError
@@ -141,7 +141,7 @@ class Facts:
         granted_ms = data.get("granted_ms")
         return cls(
             _exhaustions(_read(data.get("exhaustions"), Exhaustion, checked_exhaustion)),
-            _grants(_read(data.get("grants"), Grant, checked_grant)),
+            tuple(sorted(_read(data.get("grants"), Grant, checked_grant))[:MAX_GRANTS]),
             granted_ms if type(granted_ms) is int and 0 <= granted_ms < LATEST_MS else 0,
             _compared(_read(data.get("compared"), Compared, checked_compared)),
             _changed_by(_read(data.get("changed_by"), DatedKey, checked_key)),
@@ -149,15 +149,7 @@ class Facts:
 
     def text(self) -> str:
         """The text that the ledger stores: JSON in ASCII. Equal facts have equal texts."""
-        values = {
-            "version": VERSION,
-            "exhaustions": self.exhaustions,
-            "grants": self.grants,
-            "granted_ms": self.granted_ms,
-            "compared": self.compared,
-            "changed_by": self.changed_by,
-        }
-        return json.dumps(values, separators=(",", ":"))
+        return json.dumps({"version": VERSION, **vars(self)}, separators=(",", ":"))
 
     def exhaustion(self, bucket: str) -> Exhaustion | None:
         """The last exhaustion of a bucket, even if it is over or lifted."""
@@ -211,7 +203,7 @@ def grant(facts: Facts, grants: Iterable[Grant], compared: Iterable[Compared] | 
     checked = [checked_grant(granted) for granted in grants]
     if len(checked) > MAX_GRANTS:
         raise UsageError(f"{len(checked):,} grants: a project has at most {MAX_GRANTS}")
-    changed = replace(facts, grants=_grants(checked), granted_ms=now_ms)
+    changed = replace(facts, grants=tuple(sorted(checked)), granted_ms=now_ms)
     if compared is None:
         return changed
     return replace(changed, compared=_compared([checked_compared(comparison) for comparison in compared]))
@@ -248,29 +240,15 @@ def _others(facts: Facts, bucket: str) -> list[Exhaustion]:
 
 # -- in order, and bounded ---------------------------------------------------------------------------------------------
 
-
-class _OfBucket(Protocol):
-    @property
-    def bucket(self) -> str: ...
-
-
-B = TypeVar("B", bound=_OfBucket)
+B = TypeVar("B", Exhaustion, Compared)
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def _exhaustions(several: Iterable[Exhaustion]) -> tuple[Exhaustion, ...]:
-    newest = _newest(several, _latest)
+    # Closed at T comes after reopened at T.
+    newest = _newest(several, lambda x: (max(x.since_ms, x.reopened_ms), not x.reopened_ms, x))
     longest = sorted(newest, key=lambda exhaustion: (not exhaustion.reopened_ms, exhaustion.until_ms, exhaustion))
     return tuple(sorted(longest[-MAX_EXHAUSTIONS:]))
-
-
-def _latest(exhaustion: Exhaustion) -> tuple[object, ...]:
-    """The order of a bucket's exhaustions: closed at T comes after reopened at T."""
-    return max(exhaustion.since_ms, exhaustion.reopened_ms), not exhaustion.reopened_ms, exhaustion
-
-
-def _grants(several: Iterable[Grant]) -> tuple[Grant, ...]:
-    return tuple(sorted(several)[:MAX_GRANTS])
 
 
 def _compared(several: Iterable[Compared]) -> tuple[Compared, ...]:

@@ -155,10 +155,6 @@ class Reading:
         """Take the facts, which were read after so many markers."""
         self.facts, self.facts_markers = facts, markers
 
-    @property
-    def facts_are_old(self) -> bool:
-        return self.facts_markers != self.markers
-
     def others(self, view: View) -> list[Others]:
         """The units in a view that only upstream has counted."""
         total = self.totals.get(view)

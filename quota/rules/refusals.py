@@ -65,8 +65,6 @@ MAX_KEYS = 100
 Row = tuple[str, str, str]
 """Limit, job, reason."""
 
-_OTHERS: Row = (OTHER, OTHER, OTHER)
-
 
 class RefusalCount(NamedTuple):
     """How many calls of a job were refused for this reason, in the hour that begins at `hour_ms`. `limit` is the limit,
@@ -243,7 +241,7 @@ def _text(rows: Mapping[Row, int]) -> str:
 
 def _add_to(rows: dict[Row, int], row: Row, calls: int) -> None:
     if row not in rows and len(rows) >= MAX_ROWS:
-        row = _OTHERS
+        row = OTHER, OTHER, OTHER
     rows[row] = min(rows.get(row, 0) + calls, MAX_NUMBER)
 
 

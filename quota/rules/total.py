@@ -39,13 +39,11 @@ _LAST = 2**53
 
 
 class Wanted(NamedTuple):
-    """Entries that a total needs: at most `most` entries with after < id <= through. `corrected`: with their current
-    units."""
+    """Entries that a total needs: at most `most` entries with after < id <= through."""
 
     after: Id
     through: Id
     most: int
-    corrected: bool
 
 
 class Leaving:
@@ -101,7 +99,8 @@ class RunningTotal:
                 cost = selector.cost(units)
                 self.charged += cost
                 if expects:
-                    self._expect(Leaving(entry_id, cost, key))
+                    self._by_key[key] = expected = Leaving(entry_id, cost, key)
+                    self.leaving.append(expected)
         elif kind == "correction":
             if at > self.gone and at > self.trimmed and selector.counts(bucket, method, job):
                 cost, leaving = selector.cost(units), self._by_key.get(of)
@@ -139,10 +138,6 @@ class RunningTotal:
                 self.leaving_to = head
             self.head = head
 
-    def _expect(self, leaving: Leaving) -> None:
-        self.leaving.append(leaving)
-        self._by_key[leaving.key] = leaving
-
     # -- what leaves -------------------------------------------------------------------------------------------------
 
     def drop(self, now_ms: int) -> Wanted | None:
@@ -154,8 +149,8 @@ class RunningTotal:
             self.start_at(now_ms)  # the clock went back: entries that had left may count again
         if self.others:  # a clock may go back, so ended periods may count again
             self.others = {heard: units for heard, units in self.others.items() if heard[1] > now_ms - SLACK_MS}
-        self.skip_left(cutoff_ms)
         if self.head[0] <= cutoff_ms:
+            self.skip_left(cutoff_ms)
             return None
         leaving, by_key = self.leaving, self._by_key
         while leaving and leaving[0].id[0] <= cutoff_ms:
@@ -179,7 +174,7 @@ class RunningTotal:
         """The entries to read for the next charges to leave; None if all are known."""
         if self.leaving_to >= self.head:
             return None
-        return Wanted(self.leaving_to, self.head, READ_LEAVING, corrected=True)
+        return Wanted(self.leaving_to, self.head, READ_LEAVING)
 
     def take_leaving(self, wanted: Wanted, entries: Sequence[Entry], units: Mapping[str, int]) -> None:
         """Take the wanted entries: the leaving charges, with their `units` after all corrections up to the head."""
@@ -188,7 +183,9 @@ class RunningTotal:
         selector = self.view.selector
         for entry in entries:
             if entry.kind == "charge" and selector.counts(entry.bucket, entry.method, entry.job):
-                self._expect(Leaving(entry.id, selector.cost(units.get(entry.key, entry.units)), entry.key))
+                leaving = Leaving(entry.id, selector.cost(units.get(entry.key, entry.units)), entry.key)
+                self._by_key[entry.key] = leaving
+                self.leaving.append(leaving)
         self.leaving_to = entries[-1].id if len(entries) == wanted.most else wanted.through
         self.next_ms = max(self.next_ms, self.leaving_to[0])
 
@@ -196,8 +193,6 @@ class RunningTotal:
 
     def others_after(self, at_ms: int) -> list[Others]:
         """The units of others that still count at a time."""
-        if not self.others:
-            return []
         heard = [Others(name, units, until_ms) for (name, until_ms), units in self.others.items() if until_ms > at_ms]
         return sorted(heard)
 
@@ -232,11 +227,9 @@ class RunningTotal:
             units -= cost
             if units <= 0:
                 # Unread charges may leave earlier.
-                return at_ms if self.leaving_to >= self.head or self._leaves_before_unknown(at_ms) else None
+                is_next = self.leaving_to >= self.head or at_ms <= leaves_at(window, self.leaving_to[0])
+                return at_ms if is_next else None
         return None
-
-    def _leaves_before_unknown(self, at_ms: int) -> bool:
-        return at_ms <= leaves_at(self.view.window, self.leaving_to[0])
 
     def used_after(self, at_ms: int) -> int | None:
         """The units still used at a time, if nothing more is charged; None: read `wants_leaving` first."""

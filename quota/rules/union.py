@@ -38,7 +38,8 @@ def union(
     for entry in corrections:  # the first correction has the units of the charge
         if entry.of not in charges and entry.at > trimmed:
             charges.add(entry.of)
-            together.append(_charge_of(entry))
+            charge = Entry(entry.at, entry.before_units, entry.bucket, entry.method, entry.job, entry.region, entry.of)
+            together.append(charge)
     together.sort(key=lambda entry: (entry.id, entry.kind != "charge"))
     placed: list[Entry] = []
     last: Id = START
@@ -58,16 +59,3 @@ def union(
             places[entry.key], units[entry.key] = last, entry.units
         placed.append(entry)
     return placed
-
-
-def _charge_of(correction: Entry) -> Entry:
-    """The charge of a correction, from the fields of the correction."""
-    return correction._replace(
-        id=correction.at,
-        units=correction.before_units,
-        key=correction.of,
-        kind="charge",
-        of="",
-        at=START,
-        before_units=0,
-    )

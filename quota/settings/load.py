@@ -26,7 +26,7 @@ from quota.common.files import doubt_of_path, read_text
 from quota.common.hosts import is_http_address, is_readable_on_the_way
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
-from quota.ledger.factory import file_of, ledger_schemes
+from quota.ledger.factory import SCHEMES, file_of
 from quota.settings.books import default_limits, load_book, parse_limits
 from quota.settings.environment import PREFIX, overlaid
 from quota.settings.model import (
@@ -195,7 +195,7 @@ def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, Credentia
             )
     name = table.read("name")
     identity = f"name {name}" if name is not None else identity
-    url, secrets = _address(table, "ledger.db", ledger_schemes())
+    url, secrets = _address(table, "ledger.db", SCHEMES)
     return LedgerSettings(url, unavailable, name, identity, secrets)
 
 

@@ -95,8 +95,7 @@ class Price(NamedTuple):
 
     def parts_of(self, body: RequestBody) -> tuple[Part, ...]:
         """The charge of a call with this body."""
-        bounds = [part.reserve.bound(body) if part.reserve else part.units for part in self.parts]
-        return tuple([part._replace(units=units) for part, units in zip(self.parts, bounds, strict=True)])
+        return tuple([part._replace(units=part.reserve.bound(body)) if part.reserve else part for part in self.parts])
 
     def units_in(self, bucket: str) -> int:
         """What the call adds to one bucket."""

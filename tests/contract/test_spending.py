@@ -180,23 +180,20 @@ def test_the_history_is_past_and_log_in_any_pieces(setup: Setup, monkeypatch: py
     monkeypatch.setattr("quota.deciding.history.MAX_READ", most)
     past, log = stored(setup)
     assert (len(past), len(log)) == (4, 3)
-    counts: list[int] = []
-    assert [*entries(setup.opened(), progress=counts.append)] == [*past, *log]
-    assert counts == sorted(set(counts))
-    assert counts[-1] == 7
+    assert [*entries(setup.opened())] == [*past, *log]
     for at in range(7):
         assert [*entries(setup.opened(), [*past, *log][at].id)] == [*past, *log][at + 1 :]
 
 
-def test_charges_of_a_time_come_with_all_corrections_until_now(setup: Setup) -> None:
+def test_charges_since_a_time_come_with_all_corrections_until_now(setup: Setup) -> None:
     budget = setup.budget(limit(500))
     _, second, _ = (budget.charge("videos.list", units=units) for units in (10, 20, 30))
     setup.now_ms += HOUR_MS
     budget.charge("videos.list", units=40)
     budget.settle(second.id or "", 5)
     for count in (2, 2, 1):
-        rows = charges(setup.opened(), NOW_MS, NOW_MS)
-        assert [(row.units, row.charged_units) for row in rows] == [(10, 10), (5, 20), (30, 30)]
+        rows = charges(setup.opened(), NOW_MS)
+        assert [(row.units, row.charged_units) for row in rows] == [(10, 10), (5, 20), (30, 30), (40, 40)]
         assert [row.units for row in charges(setup.opened(), NOW_MS + 1)] == [40]
         trim(setup, count)
 

@@ -83,11 +83,11 @@ def test_a_fenced_log_can_be_replaced(log: Log) -> None:
     log.keep_views(P, "first", {"v": "x", "w": "y"})
     log.change(P, {}, {"facts": "a", "claim:b": "c", "view": "e"})
     entries = union_of(log)
-    assert log.replace(P, fence(log), log.begin(P).tip, entries, "second", {"w": "z"})
+    assert log.replace(P, fence(log), log.begin(P).tip, entries, "second")
     assert entries_of(log) == entries
     beginning = log.begin(P, ("v", "w"), ("facts", "claim:b", "view"))
     assert (beginning.epoch, beginning.tip, beginning.trimmed) == ("second", entries[-1].id, START)
-    assert dict(beginning.state) == {"view:w": "z", "facts": "a", "claim:b": "c", "view": "e"}
+    assert dict(beginning.state) == {"facts": "a", "claim:b": "c", "view": "e"}
     corrections = log.corrections(P, [gone[0].key, entries[0].key, entries[1].key])
     assert dict(corrections) == {entries[0].key: (60, entries[-1].id)}
 

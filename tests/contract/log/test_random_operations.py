@@ -181,8 +181,7 @@ class Pair:
         epoch = f"r{dice.getrandbits(30)}"
         fence = beginning.epoch if dice.random() < 0.9 else dice.choice(self.fences)
         tip = beginning.tip if dice.random() < 0.95 else dice.choice(self.marks)[1]
-        views = dice.choice((None, {"v": f"{epoch} 5 0-0 0-0 -"}))
-        self.ask(lambda log: log.replace(self.project, fence, tip, entries, epoch, views))
+        self.ask(lambda log: log.replace(self.project, fence, tip, entries, epoch))
 
     def trim(self) -> None:
         before_ms, count = self.clock.now_ms - self.dice.choice((0, 3_600_000)), self.dice.choice((1, 5, 50))

@@ -195,7 +195,7 @@ def walk(log: Log, reader: Log) -> Iterator[Callable[[], object]]:
     yield lambda: log.fence(P, "e1", "token")
     beginning = reader.begin(P)
     entries = reader.read(P, START, END, 100)
-    yield lambda: log.replace(P, beginning.epoch, beginning.tip, entries, "e2", {"v": "e2 1 0-0 1-1 0 -"})
+    yield lambda: log.replace(P, beginning.epoch, beginning.tip, entries, "e2")
     yield lambda: log.trim(P, 2**43, 3)
     yield lambda: log.trim(P, 2**43)
     yield lambda: log.add_past(P, [charge(5, key="old", id=(1_700_000_000_000, 1))])

@@ -18,7 +18,6 @@ from quota.rules.calls import (
     NO_GRANTS,
     Believed,
     Checklists,
-    Together,
     believed,
     cap,
     charge_units,
@@ -229,12 +228,12 @@ def test_a_call_has_ten_buckets_at_most() -> None:
 
 def test_a_checklist_of_former_calls_uses_their_recorded_costs() -> None:
     made = checklists(limit(100), limit(100, selector=SEARCH.view.selector, name="search"))
-    former = made.of_former("items.list", 100, "", Together(2, {}, None))
+    former = made.of_former("items.list", 100, "", 2, {}, None)
     assert (former.costs, former.closed_by, former.priced) == ((100,), ("units",), ALWAYS)
-    assert made.of_former("items.list", 100, "", Together(2, {}, "search")).closed_by == ("units", "search")
-    assert made.of_former("items.list", 100, "", Together(2, {"day": 90, "search": 10}, None)).costs == (90, 10)
+    assert made.of_former("items.list", 100, "", 2, {}, "search").closed_by == ("units", "search")
+    assert made.of_former("items.list", 100, "", 2, {"day": 90, "search": 10}, None).costs == (90, 10)
     with pytest.raises(CostExceedsLimit, match="2 calls together cost 101 units"):
-        made.of_former("items.list", 100, "", Together(2, {"search": 101}, None))
+        made.of_former("items.list", 100, "", 2, {"search": 101}, None)
 
 
 @pytest.mark.parametrize(

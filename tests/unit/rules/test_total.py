@@ -38,7 +38,7 @@ def test_a_total_holds_few_charges_ready_to_leave_and_then_reads_the_next(monkey
     assert [leaving.id for leaving in total.leaving] == [entries[0].id, entries[1].id]
     assert total.drop(NOON + DAY_MS) is None, "the next that leaves is there"
     wanted = total.drop(NOON + 1 + DAY_MS)
-    assert wanted == Wanted(entries[1].id, entries[4].id, 2, corrected=True)
+    assert wanted == Wanted(entries[1].id, entries[4].id, 2)
     assert total.used_units == 3
     total.take_leaving(wanted, entries[2:4], {entries[3].key: 0})
     assert [(leaving.id, leaving.cost) for leaving in total.leaving] == [(entries[2].id, 1), (entries[3].id, 0)]
@@ -56,7 +56,7 @@ def test_entries_read_for_another_state_of_the_total_change_nothing() -> None:
     """Another thread was quicker."""
     entries = [charge(NOON), charge(NOON + 1)]
     total = total_of(DAY, entries, NOON + 1)
-    total.take_leaving(Wanted(START, entries[1].id, 200, corrected=True), entries, {})
+    total.take_leaving(Wanted(START, entries[1].id, 200), entries, {})
     assert len(total.leaving) == 2
 
 
