@@ -284,7 +284,7 @@ def test_doctor_warns_of_a_project_that_two_configurations_count_apart(
     command: Quota, server: RedisServer, together: bool
 ) -> None:
     """Each would grant the whole budget."""
-    ledgers = [server.url, server.url if together else f"{server.url}/1"]
+    ledgers = [server.url, server.url if together else server.url.removesuffix("0") + "1"]
     for name, url in zip(("other", "quota"), ledgers, strict=True):
         (command.folder / f"{name}.toml").write_text(f'[ledger]\nurl = "{url}"\n{MAIN}')
         assert command("charge", "videos.list", "--config", f"{name}.toml").returncode == 0
