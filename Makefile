@@ -25,21 +25,20 @@ lint: .venv/installed-test .venv/installed-lint
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
 
-# Both ledgers beside the field and in processes of their own, as ratios to floors of the same run; inbound limits; how long a plan
-# takes, and the first byte of the page; 20 processes on one Redis.
+# Both ledgers beside the field and in processes of their own, as ratios to floors of the same run; inbound limits; the first byte
+# of the page; 20 processes on one Redis.
 # BEFORE=REVISION puts decisions as that revision made them into the same races.
 bench: .venv/installed-test .venv/installed-bench
-	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.inbound && ../$(BIN)/python -m bench.plan && \
+	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.inbound && \
 		../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.crowd
 
-# The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around
-# each change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what
-# others wrote, a hundred kills of each job, the uploads of 500 channels, 1,500 random
-# plans, schemas and environments, ledgers that lose what they have for 10 minutes and at any call of 4,000
-# operations, 2,000 faults of the connections of event loops, 100 histories of cut connections under each library that
-# is instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, decisions interrupted by signals at every
-# place, runs that have their whole time to stop, and every command of the tests of commands in a process that starts
-# from nothing.
+# The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around each
+# change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what others
+# wrote, a hundred kills of each job, the uploads of 500 channels, 1,500 random plans, schemas and environments, ledgers
+# that lose what they have for 10 minutes and at any call of 4,000 operations, 2,000 faults of the connections of event
+# loops, 100 histories of cut connections under each library that is instrumented, bodies of 2 GB and 1,000 slow callers
+# of the proxy, decisions interrupted by signals at every place, runs that have their whole time to stop, and every
+# command of the tests of commands in a process that starts from nothing.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=60000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/rules
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
@@ -101,11 +100,9 @@ mutants: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 # Every topology of Redis, with each server at hand: the contract over it, what a decision costs, failover, a slot that moves,
-# a network that parts; then a project of a million charges a day. Root, and half an hour. The table is
-# in build/topologies.md; PARTS="cost failover" runs these parts of it.
+# a network that parts. Root, and half an hour. The table is in build/topologies.md; PARTS="cost failover" runs these parts of it.
 topologies: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m topologies $(PARTS)
-	@cd tests && ../$(BIN)/python -m topologies.busy_project
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'

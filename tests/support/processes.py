@@ -63,23 +63,18 @@ class Children:
             process.join()
             reader.close()
 
-    def first_answers(self) -> list[Any]:
-        """What each of them tells, in the order of the rows."""
+    def answers(self) -> list[Any]:
+        """What each of them tells, in the order of the rows, once all have ended."""
         numbers: dict[Any, int] = {reader: number for number, reader in enumerate(self._readers)}
         answers: dict[int, Any] = {}
-        while numbers:
-            for reader in connection.wait(list(numbers)):
-                number = numbers.pop(reader)
-                answers[number] = self._read(number)
-        return [answers[number] for number in range(len(self._readers))]
-
-    def answers(self) -> list[Any]:
-        """What each of them tells, once all have ended."""
         with self:
-            answers = self.first_answers()
+            while numbers:
+                for reader in connection.wait(list(numbers)):
+                    number = numbers.pop(reader)
+                    answers[number] = self._read(number)
             for process in self.processes:
                 process.join()
-        return answers
+        return [answers[number] for number in range(len(self._readers))]
 
     def kill(self) -> None:
         """Kill them, whatever they are doing. Whoever failed before fails the test."""

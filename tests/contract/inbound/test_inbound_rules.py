@@ -18,10 +18,9 @@ from quota.terms.limits import DAY_MS
 from support.servers import RedisServer
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "inbound-algorithms.md").read_text(encoding="utf-8")
 SCRIPTS = {path.stem: script(path.stem)[0] for path in sorted((ROOT / "lua").glob("inbound_*.lua"))}
 CODE = [*(ROOT / "quota" / "inbound").iterdir(), *(ROOT / "lua").rglob("inbound_*.lua")]
-RULES = re.findall(r"^\*\*(I[0-9]+)\. ", PAGE, re.MULTILINE)
+RULES = re.findall(r"^\*\*(I[0-9]+)\. ", (ROOT / "docs" / "inbound-algorithms.md").read_text(), re.MULTILINE)
 
 
 def cited_in(paths: list[Path]) -> set[str]:

@@ -83,12 +83,6 @@ def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, output:
     assert (done.returncode, done.stdout) == (0, f"{verb.upper() or 'GET'} {url}: {output}\n")
 
 
-def test_a_request_to_another_host_is_not_charged(quota: Quota) -> None:
-    done = quota(*TRY, "GET https://github.com/repos/a")
-    assert done.stdout == "GET https://github.com/repos/a is not charged: charged is what goes to api.github.com\n"
-    assert quota.json(*TRY, "GET https://github.com/repos/a")["metered"] is False
-
-
 def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     command = (*TRY, "GET https://api.github.com/repos/a", "--answer")
     limited = {"X_RateLimit_Limit": 5_000, "X_RateLimit_Reset": "600"}

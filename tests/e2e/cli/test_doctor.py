@@ -30,8 +30,6 @@ from support.users import not_root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.common.findings import Finding
-
 # It is to say nothing of the file system.
 pytestmark = pytest.mark.on_disk
 
@@ -108,10 +106,6 @@ def test_a_key_that_cannot_be_read_is_an_error(command: Quota) -> None:
     assert "the-secret" not in command("doctor", KEY="the-secret").stdout
 
 
-def levels(findings: Iterator[Finding]) -> list[tuple[str, str]]:
-    return [(finding.level, finding.message) for finding in findings]
-
-
 def test_doctor_warns_of_a_state_folder_in_memory(command: Quota) -> None:
     in_memory = "/dev/shm"  # noqa: S108
     if file_system(in_memory) != "tmpfs":
@@ -142,11 +136,11 @@ def test_doctor_warns_of_a_network_file_system(tmp_path: Path) -> None:
         "no mount",
     ]
     mounts.write_text("\n".join(lines), encoding="utf-8")
-    ((level, message),) = levels(examine_folder("store", folder, "what was fetched", str(mounts)))
-    assert level == "warning"
-    assert "is on nfs4, where locks may not hold: what was fetched may be damaged" in message
+    (finding,) = examine_folder("store", folder, "what was fetched", str(mounts))
+    assert finding.level == "warning"
+    assert "is on nfs4, where locks may not hold: what was fetched may be damaged" in finding.message
     for beside in (tmp_path / "a folder and more", tmp_path, folder.parent / "not there" / "yet"):
-        assert [level for level, _ in levels(examine_folder("store", beside, "it", str(mounts)))] == ["ok"]
+        assert [each.level for each in examine_folder("store", beside, "it", str(mounts))] == ["ok"]
     assert file_system(str(folder), str(tmp_path / "nowhere")) == ""
 
 
@@ -410,9 +404,6 @@ def test_the_rights_go_by_the_url(
     assert command.json("doctor", "--acl", *options) == {"acl": expected}
 
 
-INBOUND = '[inbound]\nurl = "%s"\n[inbound.all]\nlimit = 9\nwindow = "1m"\n'
-
-
 @pytest.mark.parametrize(
     ("ledger", "inbound", "users"),
     [
@@ -425,7 +416,8 @@ def test_the_rights_of_the_inbound_storage_are_a_line_of_their_own(
     command: Quota, ledger: str, inbound: str, users: list[str]
 ) -> None:
     """But where one user has both."""
-    command.configure(f'[ledger]\nurl = "{ledger}"\n' + MAIN + INBOUND % inbound)
+    limits = f'[inbound]\nurl = "{inbound}"\n[inbound.all]\nlimit = 9\nwindow = "1m"\n'
+    command.configure(f'[ledger]\nurl = "{ledger}"\n' + MAIN + limits)
     lines = command("doctor", "--acl").stdout.splitlines()
     assert [line.split()[2] for line in lines] == users
     if inbound.startswith("redis"):

@@ -108,7 +108,7 @@ def answered(quota: Quota, *args: str, answer: str) -> tuple[int, str]:
     return process.wait(timeout=100), shown.decode()
 
 
-def test_a_move_is_shown_asked_and_done(spent: Quota) -> None:
+def test_a_move_is_shown_asked_unless_told_otherwise_and_done(spent: Quota) -> None:
     words = ("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db")
     dry = spent(*words, "--dry-run")
     assert dry.returncode == 0
@@ -120,11 +120,6 @@ def test_a_move_is_shown_asked_and_done(spent: Quota) -> None:
     assert spent("peek", "videos.list").returncode == 0, "the old ledger goes on"
     status, shown = answered(spent, *words, answer="y")
     assert (status, "project p: 3 charges moved to" in shown) == (0, True), shown
-
-
-def test_nobody_is_asked_without_a_terminal_or_with_yes(spent: Quota) -> None:
-    moved = spent("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db")
-    assert (moved.returncode, "project p: 3 charges moved to" in moved.stdout) == (0, True)
     status, shown = answered(spent, "ledger", "move", "sqlite:///new.db", "sqlite:///ledger.db", "--yes", answer="")
     assert (status, "[y/N]" in shown) == (0, False), shown
 

@@ -14,7 +14,6 @@ from support.commands import Quota, one_line
 from support.configurations import limited
 
 if TYPE_CHECKING:
-    import subprocess
     from pathlib import Path
 
 CONFIGURATION = """
@@ -47,13 +46,6 @@ def ahead(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
         assert session.budget().charge("search.list").admitted
 
 
-def searches(command: Quota) -> int:
-    """How many more searches are admitted now, by a program that stays open."""
-    with quota.open(command.folder / "quota.toml") as session:
-        budget = session.budget()
-        return sum(budget.charge("search.list").admitted for _ in range(100))
-
-
 def test_a_repair_corrects_a_charge_a_year_ahead(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         assert command("charge", "search.list").returncode == 0
@@ -83,7 +75,8 @@ def test_a_repair_corrects_a_charge_a_year_ahead(command: Quota, monkeypatch: py
     assert shown.splitlines()[-1] == "Nothing was changed.", "and there is nothing to repair"
     peeked = command("peek", "search.list")
     assert (peeked.returncode, peeked.stderr) == (0, "")
-    assert searches(command) == 91
+    with quota.open(command.folder / "quota.toml") as session:
+        assert sum(session.budget().charge("search.list").admitted for _ in range(100)) == 91
     assert command.json("peek", "search.list", status=75)["retry_after_ms"] <= DAY_MS
 
 
@@ -100,28 +93,24 @@ def test_a_clock_that_disagrees_repairs_nothing(command: Quota, monkeypatch: pyt
     assert command.json("ledger", "repair")["projects"][0]["charges"] == 1
 
 
-def scripts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return Quota(folder)("ledger", "scripts", *words)
-
-
-def test_ledger_scripts_writes_the_ledgers_scripts_again_after_an_upgrade(tmp_path: Path) -> None:
+def test_ledger_scripts_writes_the_ledgers_scripts_again_after_an_upgrade(quota: Quota, tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "charge.lua").write_text("of an older version")
     for _ in range(2):
-        done = scripts(tmp_path, "a/b")
+        done = quota("ledger", "scripts", "a/b")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"wrote {len(script_names())} scripts into a/b\n"
-    assert scripts(tmp_path, "new/folder").returncode == 0
+    assert quota("ledger", "scripts", "new/folder").returncode == 0
     assert len([*(tmp_path / "new" / "folder").iterdir()]) == len(script_names())
     written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "a" / "b").iterdir()}
     assert written == {f"{name}.lua": script(name)[0] for name in script_names()}
 
 
-def test_a_path_that_is_not_a_folder_is_one_line(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_one_line(quota: Quota, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "charge.lua").mkdir(parents=True)
     for words in (("file",), ("file/below",), ("taken",), ()):
-        done = scripts(tmp_path, *words)
+        done = quota("ledger", "scripts", *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
 
 

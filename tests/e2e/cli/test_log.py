@@ -133,17 +133,13 @@ pages = 2
 """
 
 
-@pytest.fixture
-def lines(quota: Quota, upstream: Emulator) -> list[str]:
-    """What a run says with QUOTA_LOG=debug: a region done, one that fails, one that is refused in the middle."""
+def test_each_step_of_a_run_is_logged_with_its_values(quota: Quota, upstream: Emulator) -> None:
+    """A region done, one that fails, one that is refused in the middle."""
     quota.configure(CONFIG.format(upstream.address))
     done = quota("run", "a job", QUOTA_LOG="debug", KEY="a-key-for-the-log")
     assert upstream.usage()["requests"] == 4
     assert "a-key-for-the-log" not in done.stderr
-    return [line.split(" ", 4)[4] for line in done.stderr.splitlines() if re.match(r"\d{4}-.* quota", line)]
-
-
-def test_each_step_of_a_run_is_logged_with_its_values(lines: list[str]) -> None:
+    lines = [line.split(" ", 4)[4] for line in done.stderr.splitlines() if re.match(r"\d{4}-.* quota", line)]
     steps = [re.sub(r"(charge|took_ms|bytes|run)=\S+", r"\1=?", line) for line in lines]
     job = 'job="a job"'
     for event in (

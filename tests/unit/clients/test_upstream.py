@@ -369,6 +369,7 @@ ONE_BUCKET = a_book(
         ("", "limit=600, remaining=599, reset=30", None, None),
         # of something else than calls
         ('"b";q=9;qu="content-bytes"', '"b";r=0;t=7', None, 7_000),
+        ('"b";q=10000;w=86400;qu="content-bytes"', '"b";r=5;t=7', None, None),
     ],
 )
 def test_a_policy_without_a_buckets_name_is_about_the_only_bucket_unless_it_says_otherwise(

@@ -107,9 +107,14 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: Rule("a", MINUTE, methods=["GET /"]), "methods: 'GET /' is not a method"),
         (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a is used twice"),
         (lambda: Rules([MINUTE]), "rules: pass Rule objects"),  # type: ignore[list-item]
+        (lambda: open_storage("mysql://db"), "inbound storage of kind 'mysql' is not known"),
+        (
+            lambda: open_storage("redis://secret:password@h:0/x"),
+            r"^inbound storage redis://h:0/x: its database is not a number",
+        ),
     ],
 )
-def test_an_unusable_rule_is_refused_with_the_reason(make: Any, message: str) -> None:
+def test_an_unusable_rule_or_storage_is_refused_with_the_reason(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 
@@ -140,20 +145,6 @@ def test_the_largest_limits_can_be_held() -> None:
     assert Policy("a", (Limit(MAX_SCALE // MINUTE_MS, MINUTE_MS),)).most == MAX_SCALE // MINUTE_MS
     assert Policy("a" * 64, (Limit(1_000, 1_000), Limit(10, 2_678_400_000)), "log").most == 10
     assert Policy("a", (Limit(10, 1_000, 3),), "gcra").most == 3
-
-
-def test_open_storage_rejects_unknown_schemes() -> None:
-    with pytest.raises(ConfigError, match="inbound storage of kind 'mysql' is not known"):
-        open_storage("mysql://db")
-    with pytest.raises(ConfigError, match=r"^inbound storage redis://h:0/x: its database is not a number"):
-        open_storage("redis://secret:password@h:0/x")
-
-
-def test_limits_have_names_that_clients_tell_apart() -> None:
-    assert Rule("api", MINUTE).policy_field == '"api";q=100;w=60'
-    both = Rule("api", [MINUTE, Limit(5_000, 86_400_000)])
-    assert both.policies == ("api-1m", "api-24h")
-    assert both.policy_field == '"api-1m";q=100;w=60, "api-24h";q=5000;w=86400'
 
 
 class Rude:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import pytest
 from quota.errors import ConfigError, UnknownMethod
 from quota.settings.books import book_of, load_book
 from quota.settings.toml import parse_toml
-from quota.terms.limits import Calendar
-from support.books import parse_book, price_on
+from support.books import parse_book
 
 YOUTUBE_BOOKS = ("youtube-v3", "youtube-v3-buckets")
 ERRORS = {
@@ -151,14 +149,6 @@ DATED = (
 )
 
 
-def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "shop.toml").write_text(BOOK)
-    book = load_book("shop.toml", tmp_path)
-    assert (book.name, book.api, book.main_bucket.window) == ("shop", "shop", Calendar("month", "UTC"))
-    assert price_on(book, "shop.items.add", date(2026, 5, 31)).units == 9
-    assert load_book(str(tmp_path / "shop.toml")) == book
-
-
 TWICE = 'windows = [{ quota = 1, resets = "60m" }, { quota = 2, resets = "1h" }]'
 NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
 LONG_RULE = "a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
@@ -180,9 +170,21 @@ MISTAKES = [
     ),
     (QUOTA, TWICE, "buckets.calls.windows[1].resets: this window is listed twice; keep the smaller quota"),
     (QUOTA, f"windows = [{ELEVEN}]", "buckets.calls.windows: a bucket has at most 10 windows"),
+    (f"[buckets.calls]\n{QUOTA}", "[buckets]", "buckets: at least one bucket is needed"),
     # Names: a bucket's is part of a key in the ledger, and all of them are shown in messages.
     ("[buckets.calls]", '[buckets."a,b"]', f"buckets.'a,b': {NAME_RULE}"),
     ("items.list", "items\\u001b[31m", "methods: 'items\\x1b[31m': a name has 1 to 64 printable characters"),
+    # Named once, although other checks would fail too.
+    (
+        "[pools.",
+        '[answers]\nlimit = "X"\nremainin = "Y"\n[pools.',
+        "answers.remainin: unknown key; did you mean 'remaining'?",
+    ),
+    (
+        "[pools.",
+        '[answers]\nlevels = { bucket = "calls" }\n[pools.',
+        "answers.levels: a table where a non-empty array of tables is needed",
+    ),
     ('["items.add"]', '["add"]', "pools.adding.methods[0]: no method 'add' in this book; did you mean 'items.add'?"),
 ]
 MINUTE = '[buckets.minute]\nquota = 5\nresets = "1m"'
@@ -286,31 +288,6 @@ def test_a_book_needs_each_of_these_keys(key: str) -> None:
     del data[key]
     with pytest.raises(ConfigError, match=f"^shop: {key}: missing; the key is required"):
         book_of(data, "shop", "shop")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            '[answers]\nlimit = "X"\nremainin = "Y"\n',
-            "answers.remainin: unknown key; did you mean 'remaining'?",
-        ),
-        (
-            '[answers]\nlevels = { bucket = "calls" }\n',
-            "answers.levels: a table where a non-empty array of tables is needed",
-        ),
-    ],
-)
-def test_one_mistake_is_named_once(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_book(BOOK + text, "shop")
-    assert str(error.value) == f"cost book shop: {message}"
-
-
-def test_a_book_needs_a_bucket() -> None:
-    head, _, tail = BOOK.partition("[buckets.calls]")
-    with pytest.raises(ConfigError, match=r"^cost book shop: buckets: at least one bucket is needed$"):
-        parse_book(f"{head}[buckets]\n[default]{tail.partition('[default]')[2]}", "shop")
 
 
 def test_an_unknown_book_is_answered_with_the_nearest() -> None:

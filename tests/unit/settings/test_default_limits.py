@@ -9,7 +9,6 @@ import pytest
 from quota.settings.books import default_limits
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
-from quota.terms.limits import HOUR_MS
 from support.books import parse_book
 
 HEAD = 'api = "shop"\nsource = "the tests"\nread_on = 2026-01-02\ndefault = { get = 1, other = 1 }\nmethods = {}\n'
@@ -54,15 +53,6 @@ def test_each_window_of_a_bucket_has_its_limits(windows: list[str], limits: dict
     assert {limit.name: (limit.view.window.name, limit.limit_units) for limit in made} == limits
     assert all(limit.view.selector.buckets == ("tokens",) for limit in made)
     assert len({limit.name for limit in made}) == len(made)
-
-
-def test_the_longest_window_is_the_one_whose_end_people_mean() -> None:
-    bucket = parse_book(book_text(*EXAMPLE), "shop").main_bucket
-    assert (bucket.quota_units, bucket.window.name) == (200_000, "day@America/Los_Angeles")
-    assert [(quota.units, quota.window.longest_ms) for quota in bucket.quotas] == [
-        (40_000, HOUR_MS),
-        (200_000, 25 * HOUR_MS),
-    ]
 
 
 UNCOUNTED = "no limit counts bucket 'tokens' as upstream does, "

@@ -237,7 +237,6 @@ def test_a_program_may_give_the_settings_itself(state_dir: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, 'settings: credentials: missing; add [credentials.main] with api = "youtube-v3"'),
         ([], 'settings: give a dict, as {"credentials": {"main": {"api": "youtube-v3"}}}'),
         ({"credentials": {"main": {"api": None}}}, "settings: credentials.main.api: a NoneType where a non-empty "
          "string is needed"),

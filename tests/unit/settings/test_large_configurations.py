@@ -100,12 +100,9 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int]
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
-def test_reading_grows_with_the_length(load: Callable[[str, int], Settings], kind: str) -> None:
+def test_reading_and_judging_grow_with_the_length(load: Callable[[str, int], Settings], kind: str) -> None:
     assert growth(lambda n: lambda: load(kind, n)) < TIMES * 1.2
 
-
-@pytest.mark.parametrize("kind", CONFIGURATIONS)
-def test_judging_grows_with_the_length(load: Callable[[str, int], Settings], kind: str) -> None:
     def judging(n: int) -> Callable[[], object]:
         settings = load(kind, n)
         return lambda: lint(settings)

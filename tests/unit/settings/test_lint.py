@@ -588,7 +588,7 @@ def test_a_store_of_another_format_is_an_error(tmp_path: Path) -> None:
         db.execute("PRAGMA user_version = 1")
     (reported,) = findings(tmp_path, text)
     assert (reported.level, reported.location) == ("error", "store.url")
-    assert "was written by an older quota-ledger (its version 1" in reported.message
+    assert "was written by an older quota-ledger (its version 1, ours " in reported.message
     assert "move it away" in reported.remedy
     (tmp_path / "videos.db").write_text("")
     assert findings(tmp_path, text) == []

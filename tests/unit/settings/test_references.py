@@ -29,7 +29,7 @@ def _here(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WITH_BREAK", f"{SECRET}\n")
     monkeypatch.setenv("URL", "redis://h:1/2")
     monkeypatch.setenv("EMPTY", "")
-    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    (tmp_path / "secret").write_text(f"{SECRET}\r\n")
     (tmp_path / "url").write_text("rediss://:inside@h/0?ssl_ca_certs=ca.pem\n")
     (tmp_path / "secret").chmod(0o600)
     (tmp_path / "url").chmod(0o600)
@@ -228,6 +228,7 @@ UNCLEAR = [
     "redis://:7711?password=s3cret@192.0.2.1:6379/0",
     "redis+sentinel://me:7711/s3cret@192.0.2.1:26379/0",
     "unix://me:pass#s3cret@/run/redis.sock",
+    *("redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?x%20s3cret=1"),
     # What redis-py, or Python's parser, would drop.
     *("redis://h:6379/0#s3cret", "unix:///run/redis#s3cret.sock", "redis+cluster://h:6379#s3cret"),
     *("redis://a[::1]:6379/0", "redis://[::1]a:6379/0", "redis+sentinel://h,[::1]a:26379/main"),
@@ -278,13 +279,6 @@ def test_a_password_of_any_characters_arrives_as_it_is(tmp_path: Path) -> None:
     path = write(tmp_path, 'url = "redis://h"', 'password = "env:SECRET"')
     target = target_of(load_settings(path).ledger.url, 1.0)
     assert (target.options["password"], SECRET in repr(target)) == (SECRET, False)
-
-
-@pytest.mark.parametrize("url", ["redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?s3%20cret=1"])
-def test_a_possible_part_of_a_password_is_not_shown(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        open_ledger(url)
-    assert "s3" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["env:STORE", "file:store-url"])

@@ -113,13 +113,6 @@ def test_the_reader_and_the_schema_agree_on_random_files(part: int, tmp_path: Pa
     assert min(outcomes.values()) >= FILES // 20, "of both sorts there are some"
 
 
-def test_the_file_from_which_the_random_ones_are_made_is_good(tmp_path: Path, state_dir: Path) -> None:
-    path = tmp_path / "quota.toml"
-    path.write_text(EVERY_KEY, encoding="utf-8")
-    assert taken(path) == ""
-    assert list(VALIDATOR.iter_errors(parse_toml(EVERY_KEY, "good"))) == []
-
-
 def test_the_shipped_schema_is_the_one_that_the_tables_make() -> None:
     assert read_text("quota.config", "quota.schema.json") == json_schema()
     Draft7Validator.check_schema(SCHEMA)

@@ -135,18 +135,6 @@ def test_settings_load_without_any_file(state_dir: Path) -> None:
     assert not state_dir.exists(), "reading settings makes nothing"
 
 
-def test_a_cost_book_of_ones_own_lies_beside_the_configuration(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(
-        'api = "shop"\nsource = "s"\nread_on = 2026-01-01\ndefault = { get = 1, other = 1 }\nmethods = {}\n'
-        'buckets.calls = { quota = 10, resets = { calendar = "month", zone = "Europe/Berlin" } }\n',
-        "shop.toml",
-    )
-    path = write('[credentials.main]\napi = "shop.toml"\n')
-    monkeypatch.chdir("/")
-    main = load_settings(path).credentials["main"]
-    assert [(x.name, x.limit_units) for x in main.limits] == [("month", 9), ("berlin-month", 9)]
-
-
 def test_a_limit_counts_the_buckets_that_its_methods_are_charged_to(write: Any) -> None:
     path = write("""
         [credentials.main]
@@ -167,39 +155,10 @@ def test_a_limit_counts_the_buckets_that_its_methods_are_charged_to(write: Any) 
     ]
 
 
-def test_credentials_of_one_project_share_its_limits_wherever_they_stand(write: Any) -> None:
-    path = write("""
-        [credentials.a]
-        api = "youtube-v3"
-        project = "p"
-        [credentials.b]
-        api = "youtube-v3"
-        project = "p"
-        limits = [{ name = "mine", units = 5, window = "1h" }]
-        [credentials.other]
-        api = "youtube-v3"
-    """)
-    credentials = load_settings(path).credentials
-    assert credentials["a"].limits == credentials["b"].limits
-    assert [x.name for x in credentials["a"].limits] == ["mine"]
-    assert [x.name for x in credentials["other"].limits] == ["day", "pacific-day"]
-
-
-def test_a_job_may_set_leave_by_limit_name(write: Any) -> None:
-    path = write(FULL.replace("leave = 500", "leave = { search = 100 }"))
-    assert load_settings(path).jobs["trending"].leave == {"search": 100}
-
-
 def test_a_number_to_leave_is_for_the_limits_of_the_main_bucket(write: Any) -> None:
     """A job of searches alone takes nothing of `units`, so it is not held back."""
     path = write('[credentials.x]\napi = "youtube-v3-buckets"\n[jobs.j]\nfetch = "trending"\nleave = 9_499\n')
     assert load_settings(path).jobs["j"].leave == {"day": 9_499, "pacific-day": 9_499}
-
-
-def test_a_job_of_the_only_credential_need_not_name_it(write: Any) -> None:
-    settings = load_settings(write('[credentials.x]\napi = "youtube-v3"\n[jobs.j]\nfetch = "my.jobs:news"\n'))
-    job = settings.jobs["j"]
-    assert (job.credential, job.fetch, job.regions, job.pages) == ("x", "my.jobs:news", (), 1)
 
 
 def test_the_file_that_was_named_wins_then_the_variable_then_here_then_the_users(
@@ -359,6 +318,7 @@ MISTAKES = {
     ],
     "credentials.main.": [
         ("[[cred", 'cloud_project = "AIzaSecret"\n[[cred', f"cloud_project: {NO_PROJECT}"),
+        ("[[cred", 'on_refusal = "500"\n[[cred', "on_refusal: '500' is not allowed here; known: error, 429"),
         ("[[cred", "headroom = 5\n[[cred", "headroom: unknown key; it belongs in [[credentials.NAME.limits]]"),
         ("[[cred", 'auth = "ya29.secret"\n[[cred', f"auth: {AUTHS}"),
         ('api = "youtube-v3"', 'api = "youtube"', "api: there is no cost book 'youtube'; did you mean 'youtube-v3'?"),
@@ -456,6 +416,29 @@ MISTAKES = {
             '.url: do not write the url itself here; write "env:VARIABLE" or "file:/path"',
         ),
     ],
+    "credentials.second.": [  # of one project, which has one budget
+        (
+            "[store]",
+            '[credentials.second]\napi = "youtube-v3-buckets"\nproject = "my-project"\n[store]',
+            "api: credential 'main' of the same project 'my-project' has api 'youtube-v3': one project has one cost "
+            "book; give them the same api, or different projects",
+        ),
+        (
+            "[store]",
+            '[credentials.second]\napi = "youtube-v3"\nproject = "my-project"\n'
+            'limits = [{ name = "mine", units = 9, window = "1h" }]\n[store]',
+            "limits: credential 'main' of the same project 'my-project' already has limits: credentials of one project "
+            "share one budget; give its limits once",
+        ),
+    ],
+    "inbound": [
+        ("[ledger]", "inbound = 3\n[ledger]", ": a number where a table is needed"),
+        (
+            "[store]",
+            "[inbound]\ntrusted_proxy = []\n[store]",
+            ".trusted_proxy: unknown key; did you mean 'trusted_proxies'?",
+        ),
+    ],
     "": [
         (
             "stagger =",
@@ -502,32 +485,6 @@ def test_a_key_goes_to_no_other_machine_in_plain_text(write: Any, host: str) -> 
     assert load_settings(write(f'{text}key = "env:KEY"\n'.replace("http:", "https:")))
 
 
-def test_a_refusal_is_an_error_or_an_answer(write: Any) -> None:
-    text = '[credentials.main]\napi = "youtube-v3"\n'
-    assert load_settings(write(text)).credentials["main"].on_refusal == "error"
-    assert load_settings(write(f'{text}on_refusal = "429"\n')).credentials["main"].on_refusal == "429"
-    assert message(write(f'{text}on_refusal = "500"\n')).startswith("credentials.main.on_refusal: ")
-
-
-@pytest.mark.parametrize(
-    ("second", "expected"),
-    [
-        (
-            'api = "youtube-v3-buckets"\nproject = "my-project"',
-            "credentials.second.api: credential 'main' of the same project 'my-project' has api 'youtube-v3': "
-            "one project has one cost book; give them the same api, or different projects",
-        ),
-        (
-            'api = "youtube-v3"\nproject = "my-project"\nlimits = [{ name = "mine", units = 9, window = "1h" }]',
-            "credentials.second.limits: credential 'main' of the same project 'my-project' already has limits: "
-            "credentials of one project share one budget; give its limits once",
-        ),
-    ],
-)
-def test_credentials_of_one_project_cannot_have_two_budgets(write: Any, second: str, expected: str) -> None:
-    assert message(write(f"{FULL}\n[credentials.second]\n{second}\n")) == expected
-
-
 def test_with_two_credentials_a_job_has_to_say_whose_budget_it_spends(write: Any) -> None:
     text = FULL.replace('credential = "main"\n', "") + '[credentials.second]\napi = "youtube-v3"\n'
     assert message(write(text)) == "jobs.trending.credential: missing; name one of these: main, second"
@@ -557,13 +514,6 @@ def test_a_zone_or_a_home_that_nobody_has_is_a_config_error(tables: dict[str, An
     with pytest.raises(ConfigError) as error:
         settings_of(Config(tables, None, "f", Path("/nowhere")))
     assert str(error.value).isprintable(), "one line"
-
-
-def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_KEY", "abc")
-    (tmp_path / "key").write_text("xyz\r\n")
-    assert read_key("env:SOME_KEY") == "abc"
-    assert read_key(f"file:{tmp_path}/key") == "xyz"
 
 
 @pytest.mark.parametrize(
