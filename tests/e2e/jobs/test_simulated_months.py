@@ -121,7 +121,7 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
             if report.refused:
                 refusals.append(Refusal(tick.at_ms, tick.job, report.refused_by, len(left)))
             if now_ms - read_ms >= DAY_MS:  # the log forgets after two days
-                charges += charges_of(session.project(), read_ms, now_ms - 1)
+                charges += [charge for charge in charges_of(session.project(), read_ms) if charge.id[0] < now_ms]
                 read_ms = now_ms
         charges += charges_of(session.project(), read_ms)
     return Months(start_ms, until_ms, charges, refusals, passes)
