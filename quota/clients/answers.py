@@ -174,7 +174,7 @@ class _Session(requests.Session):
 
 
 def _absolute(base: str, target: str) -> str:
-    """The address of a redirect. One that names a scheme or a host says so itself."""
+    """The address of a redirect. Only a path is joined to `base`: `urljoin` would mend an address without a host."""
     if target.startswith("//"):
         return f"{urlsplit(base).scheme}:{target}"
     return target if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", target) else urljoin(base, target)

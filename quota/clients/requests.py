@@ -126,16 +126,14 @@ def _make(
     url: str,
     **given: Any,
 ) -> Any:
-    """urllib3's `_make_request`, charged."""
+    """urllib3's `_make_request`, charged at the gate, if there is one."""
     pool = pool_of()
     if prepare is not None:
         prepare(conn)
     make = partial(type(pool)._make_request, pool, conn, method, url, **given)
-    return (
-        make()
-        if gate is None
-        else send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make)
-    )
+    if gate is None:
+        return make()
+    return send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make)
 
 
 def _bound(response: requests.Response, limits: AnswerLimits) -> None:

@@ -282,8 +282,8 @@ def test_doctor_warns_of_a_project_that_two_configurations_count_apart(
     for name, url in zip(("other", "quota"), ledgers, strict=True):
         (command.folder / f"{name}.toml").write_text(f'[ledger]\nurl = "{url}"\n{MAIN}')
         assert command("charge", "videos.list", "--config", f"{name}.toml").returncode == 0
-    found = findings(command).get("project research", {"message": ""})
-    assert ("charged it in another ledger at 20" in found["message"]) is not together
+    of_project = findings(command).get("project research", {"message": ""})
+    assert ("charged it in another ledger at 20" in of_project["message"]) is not together
 
 
 @pytest.mark.parametrize("name", ["lock", "losses"])
