@@ -111,6 +111,7 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
     rows = [
         (
             moment(run.began_ms),
+            run.run,
             run.job,
             run.outcome,
             _regions(run, jobs.get(run.job)),
@@ -121,10 +122,10 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
         )
         for run in runs
     ]
-    headings = ("began", "job", "outcome", "regions", "items", "units", "took", "why")
+    headings = ("began", "run", "job", "outcome", "regions", "items", "units", "took", "why")
     by_outcome: dict[str, Tone] = {"failed": "bad", UNFINISHED: "note"}
     tones = [by_outcome.get(run.outcome, "") for run in runs]
-    table = Table(headings, rows, numbers=(4, 5, 6), tones=tones, without=(6, 4))
+    table = Table(headings, rows, numbers=(5, 6, 7), tones=tones, without=(7, 5))
     return fitting(table, least_fold=24)
 
 

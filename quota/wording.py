@@ -48,8 +48,9 @@ class Line(NamedTuple):
 
 class Table(NamedTuple):
     """Rows under headings. `numbers` are the columns with numbers, `whole` those that are never folded, because people
-    copy their values. `tones` has the tone of each row; empty: all are plain. Nobody sees the `hidden` columns, and a
-    narrow terminal leaves out those in `without`, one after the other."""
+    copy their values. `tones` has the tone of each row; empty: all are plain. Nobody sees the `hidden` columns. In a
+    narrow terminal those in `joined` share the column of the first of them; then it leaves out those in `without`, one
+    after the other."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -58,6 +59,7 @@ class Table(NamedTuple):
     tones: Sequence[Tone] = ()
     footer: Sequence[str] = ()
     hidden: Collection[int] = ()
+    joined: Sequence[int] = ()
     without: Sequence[int] = ()
 
 

@@ -185,10 +185,10 @@ def stacked(parts: Iterable[RenderableType]) -> RenderableType:
     return Group(*parts)
 
 
-def fitting(*tables: Table, least_fold: int = 0) -> FirstThatFits:
-    """The first of these tables that fits the width, in any of its layouts. With `least_fold`, columns go before lines
-    are folded to less than that."""
-    return FirstThatFits(layout for table in tables for layout in layouts(table, least_fold=least_fold))
+def fitting(table: Table, *, least_fold: int = 0) -> FirstThatFits:
+    """The first layout of a table that fits the width. With `least_fold`, columns go before lines are folded to less
+    than that."""
+    return FirstThatFits(layouts(table, least_fold=least_fold))
 
 
 class FirstThatFits:
@@ -221,15 +221,33 @@ _PIECE = r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*"
 
 def layouts(table: Table, *, least_fold: int = 0) -> Iterator[RichTable]:
     """The same table, narrower each time: first with less space between the columns, then with lines folded between
-    words, then without the columns in `without`, one after the other. Cells are plain text, and numbers are aligned
-    right.
+    words, then with the columns in `joined` as one, then without the columns in `without`, one after the other. Cells
+    are plain text, and numbers are aligned right.
     """
+    if table.joined:
+        yield from layouts(table._replace(joined=(), without=()), least_fold=least_fold)
+        table = _joined(table)
     for least in (least_fold, 0) if least_fold else (0,):
         for left_out in range(len(table.without) + 1):
             without = {*table.hidden, *table.without[:left_out]}
             for padding, maximum in _LAYOUTS:
                 if not maximum or maximum >= least:
                     yield _table(table, without, padding, maximum)
+
+
+def _joined(table: Table) -> Table:
+    """The same table, whose `joined` columns share the column of the first of them."""
+    first, *others = [n for n in table.joined if n not in table.hidden]
+
+    def join(cells: Sequence[str]) -> Sequence[str]:
+        return [*cells[:first], " ".join(cells[n] for n in (first, *others)).rstrip(), *cells[first + 1 :]]
+
+    return table._replace(
+        headings=join(table.headings),
+        rows=[*map(join, table.rows)],
+        footer=join(table.footer) if table.footer else (),
+        hidden={*table.hidden, *others},
+    )
 
 
 def _table(table: Table, without: Collection[int], padding: PaddingDimensions, maximum: int) -> RichTable:
@@ -266,7 +284,7 @@ def fold(text: str, maximum: int) -> str:
         return text
     lines = [""]
     for piece in re.findall(_PIECE, text):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > maximum:
+        if piece and lines[-1] and len(lines[-1]) + len(piece.rstrip()) > maximum:
             lines.append("")
         lines[-1] += piece
     return "\n".join(line.rstrip() for line in lines)

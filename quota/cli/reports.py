@@ -233,7 +233,7 @@ def spend(
         return
     cut = spending.since_ms > start_ms
     if spending.rows:
-        print_rich(fitting(*spending_tables(spending)))
+        print_rich(fitting(_spending_table(spending)))
     else:
         like = "" if job is None else "like that "
         when = f"since {moment(spending.since_ms)}" if cut else f"in the last {since}"
@@ -253,20 +253,19 @@ def _hint(session: Session, job: str | None) -> str:
     return f"; {nearest(job, jobs)}" if job is not None and jobs and job not in jobs else ""
 
 
-def spending_tables(spending: Spending) -> Iterator[Table]:
-    """A table, the most expensive row first; and if that is too wide, one whose fields of `by` share a column."""
+def _spending_table(spending: Spending) -> Table:
+    """The most expensive row first. In a narrow terminal the fields of `by` share a column."""
     shown = spending.rows[: spending.most]
-    rows = [([value or "-" for value in values], f"{charges:,}", f"{units:,}") for values, charges, units in shown]
+    rows = [(*[value or "-" for value in values], f"{charges:,}", f"{units:,}") for values, charges, units in shown]
     sums = (f"{sum(charges for _, charges, _ in spending.rows):,}", f"{spending.total_units:,}")
     fields = len(spending.by)
-    yield Table(
+    return Table(
         (*spending.by, "charges", "units"),
-        [(*values, *numbers) for values, *numbers in rows],
+        rows,
         numbers=(fields, fields + 1),
         footer=("total", *[""] * (fields - 1), *sums),
+        joined=range(fields),
     )
-    joined = [(" ".join(values), *numbers) for values, *numbers in rows]
-    yield Table((" ".join(spending.by), "charges", "units"), joined, numbers=(1, 2), footer=("total", *sums))
 
 
 def _spending_notes(spending: Spending) -> Iterator[str]:
@@ -439,7 +438,7 @@ def _refusal_json(refusal: KeptRefusal) -> dict[str, object]:
 
 def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) -> Table:
     """Single charges, each with the id of its call; with buckets if a call is charged to several buckets, and with
-    projects if there are `several`. Columns that are too wide fold; then some of them go, the region first."""
+    projects if there are `several`."""
     rows = [
         (
             moment(charge.id[0]),
@@ -448,24 +447,26 @@ def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) 
             f"{charge.charged_units:,}" if charge.units != charge.charged_units else "",
             charge.method,
             charge.bucket,
+            project,
             charge.job or "-",
             charge.region or "-",
-            project,
+            charge.run or "-",
         )
         for project, call_id, charge in charges
     ]
     shown = {
         3: any(charge.units != charge.charged_units for _, _, charge in charges),
         5: any("+" in call_id for _, call_id, _ in charges),
-        8: several,
+        6: several,
     }
     return Table(
-        ("time", "id", "units", "charged", "method", "bucket", "job", "region", "project"),
+        ("time", "id", "units", "charged", "method", "bucket", "project", "job", "region", "run"),
         rows,
         numbers=(2, 3),
         whole=(1,),
         hidden=[column for column, needed in shown.items() if not needed],
-        without=(7, 6, 8, 4, 5, 3, 0, 2),
+        joined=range(4, 10),
+        without=(0, 3, 4, 2),
     )
 
 
@@ -479,14 +480,15 @@ def _refusals_table(refusals: Sequence[KeptRefusal]) -> Table:
             f"{refusal.cost_units:,}",
             refusal.job or "-",
             refusal.region or "-",
+            refusal.run or "-",
             refusal.refused_by or "-",
             refusal.reason,
             "-" if refusal.retry_at_ms is None else moment(refusal.retry_at_ms),
         )
         for refusal in refusals
     ]
-    headings = ("time", "method", "units", "job", "region", "refused by", "reason", "next")
-    return Table(headings, rows, numbers=(2,), without=(2, 6))
+    headings = ("time", "method", "units", "job", "region", "run", "refused by", "reason", "next")
+    return Table(headings, rows, numbers=(2,), joined=(3, 4, 5), without=(2, 7))
 
 
 @click.command()

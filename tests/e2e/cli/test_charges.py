@@ -49,14 +49,16 @@ def test_a_job_that_nobody_configured_is_answered_with_the_nearest(quota: Quota,
     assert "did you mean" not in quota(*command.split(), "--job", "trending").stdout
 
 
-@pytest.mark.parametrize("columns", ["40", "120"])
+@pytest.mark.parametrize("columns", ["40", "80", "120"])
 def test_an_id_is_whole_in_a_terminal_of_any_width(quota: Quota, columns: str) -> None:
-    """It is there to be copied."""
+    """It is there to be copied. In 80 columns a reader also sees who spent it."""
     charged = quota.json("charge", "search.list", "--job", "a-job-of-this-name", "--region", "DE")["id"]
+    run = json.loads(quota("log", "--json").stdout)["run"]
     shown = quota("log", COLUMNS=columns).stdout
     assert charged in shown
     assert max(map(len, shown.splitlines())) <= int(columns)
-    assert ("a-job-of-" in shown, "DE" in shown) == (int(columns) >= 80, int(columns) >= 120)
+    who = [word in shown.replace(charged, "") for word in ("a-job-of-", "DE", run)]
+    assert who == [int(columns) >= 80] * 3
 
 
 def test_charges_of_several_projects_are_in_order_and_named(quota: Quota) -> None:
@@ -83,6 +85,8 @@ def test_a_refused_charge_is_counted_and_kept_after_the_command_has_ended(quota:
     assert kept[0]["retry_at"] is not None
     shown = quota("log", "--refused").stdout
     assert [word in shown for word in ("backfill", "DE", "day", "limit")] == [True] * 4
+    narrow = quota("log", "--refused", COLUMNS="80").stdout
+    assert [kept[0]["run"] in narrow, "\n\n" in narrow] == [True, False]
     assert quota("log", "--refused", "--job", "x").stdout == "nothing like that was refused in the last 24h\n"
 
 

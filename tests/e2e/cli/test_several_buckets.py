@@ -88,7 +88,7 @@ def test_spend_counts_a_call_once(quota: Quota) -> None:
 
 def test_the_log_names_the_bucket_of_each_charge_of_a_call(quota: Quota) -> None:
     quota("charge", "write", "--job", "nightly")
-    lines = [line.split()[2:] for line in quota("log", COLUMNS="200").stdout.splitlines()]
+    lines = [line.split()[2:-1] for line in quota("log", COLUMNS="200").stdout.splitlines()]
     assert lines[2:] == [["1", "write", "core", "nightly", "-"], ["5", "write", "points", "nightly", "-"]]
     quota.configure('[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "youtube-v3"\nproject = "one"\n')
     quota("charge", "videos.list")

@@ -96,7 +96,7 @@ def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
     shown = command("runs")
     assert shown.returncode == 0
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    for words in ("began", "outcome", "stopped", "failed", "2 of 2", "limit 'day'"):
+    for words in ("began", "outcome", "stopped", "failed", "2 of 2", "limit 'day'", runs(command)[0]["run"]):
         assert words in shown.stdout
     for name, hint in (("trendign", "did you mean 'trending'?"), ("", "known: trending, broken"), ("\udcff", "known:")):
         none = command("runs", "--job", name)
