@@ -26,7 +26,7 @@ from quota.cli.options import (
     yes_option,
 )
 from quota.cli.output import confirmed, json_text, print_csv, print_json, print_rich, say, unwound
-from quota.common.clock import host_clock, moment
+from quota.common.clock import host_clock, stamp
 from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.progress import named
 from quota.jobs.tick import configured
@@ -110,7 +110,7 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
     most = MAX_WHY if new_console().width < ANY_WIDTH else ANY_WIDTH
     rows = [
         (
-            moment(run.began_ms),
+            stamp(run.began_ms),
             run.run,
             run.job,
             run.outcome,
@@ -204,9 +204,9 @@ def search(
 
 
 def _elsewhere_line(job: Elsewhere) -> str:
-    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms)}"
+    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {stamp(job.fetched_ms)}"
     old = "" if job.fetched_ms is None else f", {spell(host_clock() - job.fetched_ms)} ago"
-    return f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms)}); this store has {age}{old}"
+    return f"{job.job} runs on {job.runs_on} (as of {stamp(job.asked_ms)}); this store has {age}{old}"
 
 
 def _video_line(video: SearchResult) -> str:
@@ -467,8 +467,8 @@ def _print(
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
         due = checkpoint.pending or checkpoint.cursor or not (completed_ms or failed_ms)  # no run has come to it
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else "this round is done"
-        complete = "never complete" if completed_ms is None else f"complete {moment(completed_ms)}"
-        failed = "" if failed_ms is None else f", failed {moment(failed_ms)}"
+        complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"
+        failed = "" if failed_ms is None else f", failed {stamp(failed_ms)}"
         say(f"{named(checkpoint.job, checkpoint.region)}: {stands}; {complete}{failed}")
         if cursors and checkpoint.cursor is not None:
             say(f"  cursor {json.dumps(checkpoint.cursor)[:2_000]}")

@@ -35,7 +35,7 @@ from traceback import extract_tb
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import quota
-from quota.common.clock import moment
+from quota.common.clock import moment, stamp
 from quota.common.files import doubt_of_path
 from quota.common.log import warn
 from quota.common.text import describe, many, members, nearest, one_line, show, spell
@@ -175,7 +175,7 @@ class Away(NamedTuple):
 
     def __str__(self) -> str:
         until = moment(self.until_ms)
-        heard = f"(last {moment(self.heard_ms)}, {spell(self.now_ms - self.heard_ms)} ago)"
+        heard = f"(last {stamp(self.heard_ms)}, {spell(self.now_ms - self.heard_ms)} ago)"
         if self.same_store:
             return f"runs on {self.runs_on} for the same store {heard}; goes on here if silent until {until}"
         return f"runs on {self.runs_on} {heard}; taken over if silent until {until}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from quota.common.clock import host_clock, moment, rfc3339, utc
+from quota.common.clock import host_clock, moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
@@ -23,7 +23,7 @@ SET_THE_CLOCK = "set the one that is wrong, then run again"
 
 def both_clocks(host_ms: int, ledger_ms: int) -> str:
     """What two clocks read that disagree."""
-    return f"this machine's clock reads {moment(host_ms)}, the ledger's {moment(ledger_ms)}"
+    return f"this machine's clock reads {stamp(host_ms)}, the ledger's {stamp(ledger_ms)}"
 
 
 COUNTING = "the ledger still counts what was charged before"
@@ -247,5 +247,5 @@ class Decision(NamedTuple):
             return ""  # the detail says what to do
         if self.retry_at_ms is None:
             return "run again when the ledger answers"
-        ahead = f"; a charge is dated {moment(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""
+        ahead = f"; a charge is dated {stamp(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""
         return f"next at {moment(self.retry_at_ms)}{ahead}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.common.clock import NEVER, moment, until
+from quota.common.clock import NEVER, moment, stamp, until
 from quota.common.text import listed, many, spell
 from quota.decision import REPAIR, SET_THE_CLOCK, Decision, enforced
 from quota.settings.model import BUILT_IN_NOTICE
@@ -179,14 +179,14 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             yield Line(f"{name}: {used} used by others, as upstream said,{until(row.upstream_until_ms)}", "note")
         if row.grant is not None:
             held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
-            grants = f"upstream grants {row.grant.quota_units:,} (said {moment(row.grant.since_ms)})"
+            grants = f"upstream grants {row.grant.quota_units:,} (said {stamp(row.grant.since_ms)})"
             yield Line(f"{name}: {held}: {grants}, until it says otherwise", "note")
     for row in credential.limits:
         if row.exact_from_ms is not None:
             since, exact = moment(row.counts_since_ms), moment(row.exact_from_ms)
             yield Line(f"{row.limit.name}: counts since {since}, exact from {exact}", "note")
     if credential.ahead_ms:
-        yield Line(f"a clock was wrong and dated a charge {moment(credential.ahead_ms)}: `{REPAIR}`", "bad")
+        yield Line(f"a clock was wrong and dated a charge {stamp(credential.ahead_ms)}: `{REPAIR}`", "bad")
     if credential.owed_units:
         owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
         yield Line(owed, "note")
@@ -196,7 +196,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
         yield Line(lost(loss), "note")
     for exhaustion in credential.exhausted:
         if exhaustion.reopened_ms:
-            at = moment(exhaustion.reopened_ms)
+            at = stamp(exhaustion.reopened_ms)
             because = f'{exhaustion.reopened_because} (upstream had said "{exhaustion.evidence}")'
             yield Line(f"bucket {exhaustion.bucket} was reopened at {at}: {because}")
         elif exhaustion != credential.outlook.closed:
@@ -224,7 +224,7 @@ def _runs_on(job: JobRow, at_ms: int) -> str:
     if job.seen_ms is None:
         return job.runs_on or "-"
     silent = at_ms - job.seen_ms > MINUTE_MS  # it waits for an answer, or was killed
-    return f"{job.runs_on}, silent since {moment(job.seen_ms)}" if silent else f"{job.runs_on}, running"
+    return f"{job.runs_on}, silent since {stamp(job.seen_ms)}" if silent else f"{job.runs_on}, running"
 
 
 def _a_run_now(job: JobRow) -> str:
@@ -251,7 +251,7 @@ def closed(exhaustion: Exhaustion) -> str:
 def lost(loss: Loss) -> str:
     """What the ledger had lost and machines put back."""
     charges, units = many(loss.charges, "charge"), many(loss.units, "unit")
-    return f"the ledger had lost {charges} of {units}, put back at {moment(loss.at_ms)} by {loss.machine}"
+    return f"the ledger had lost {charges} of {units}, put back at {stamp(loss.at_ms)} by {loss.machine}"
 
 
 def spent_elsewhere(book: CostBook) -> str:
@@ -343,7 +343,7 @@ def _asker(x: RefusalExplained) -> str:
     who += [f"run {kept.run}"] if kept.run else []
     who += [f"on {kept.machine}"] if kept.machine else []
     then = "" if kept.retry_at_ms is None else f"; retry at {moment(kept.retry_at_ms)}"
-    return f"{moment(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
+    return f"{stamp(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
 
 
 def _now(x: RefusalExplained) -> str:
@@ -389,10 +389,10 @@ def _upstream(x: RefusalExplained) -> Iterator[str]:
         yield f"upstream's answer to bucket {kept.refused_by} is no longer recorded"
         return
     end = "it grants quota" if record.until_ms == NEVER else moment(record.until_ms)
-    yield f"upstream closed it on {moment(record.since_ms)}, reported by {record.reported_by}, until {end}"
+    yield f"upstream closed it on {stamp(record.since_ms)}, reported by {record.reported_by}, until {end}"
     yield f'its words: "{record.evidence}"'
     if record.reopened_ms:
-        yield f"reopened on {moment(record.reopened_ms)}: {record.reopened_because}"
+        yield f"reopened on {stamp(record.reopened_ms)}: {record.reopened_because}"
 
 
 def _filled(x: RefusalExplained) -> Iterator[Part]:
@@ -519,7 +519,7 @@ def charge_parts(x: ChargeExplained) -> Iterator[Part]:
     """A charge, and each limit before and after it."""
     charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
     drawn = "" if x.draw is None else " on this machine's allowance, while the ledger did not answer"
-    yield Line(f"CHARGED {charged} for {x.charge.method} on {moment(x.at_ms)}{drawn}", "strong")
+    yield Line(f"CHARGED {charged} for {x.charge.method} on {stamp(x.at_ms)}{drawn}", "strong")
     who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.charge.run or '-'}"]
     yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
     yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
@@ -543,7 +543,7 @@ def _corrected(x: ChargeExplained) -> str:
         return f"It is owed: the next charge repays it, dated then; it counts {counts} now"
     repaid = ""
     if x.draw is not None:
-        repaid = f"Repaid on {moment(charge.id[0])} as charge {x.entry}. "
+        repaid = f"Repaid on {stamp(charge.id[0])} as charge {x.entry}. "
     if charge.reserved_units:
         return f"{repaid}It is reserved: the cost of the call is not known yet"
     if charge.charged_units == charge.units:

@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 
 from quota.budget import MAX_CHARGES, Call
 from quota.cli.output import FirstThatFits, line, render_parts, stacked, takes_unicode
-from quota.common.clock import moment, rfc3339, utc
+from quota.common.clock import moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members, spell
 from quota.deciding.run_limit import RunLimit
 from quota.decision import Decision
@@ -370,7 +370,7 @@ def render_plan(plan: Plan) -> RenderableType:
     that would make it fit."""
     refused = sum(job.refused_ticks for job in plan.jobs)
     total = sum(job.ticks for job in plan.jobs)
-    span = f"{moment(plan.start_ms)} to {moment(plan.until_ms)}"
+    span = f"{stamp(plan.start_ms)} to {moment(plan.until_ms)}"
     regions = sum(job.refused_regions for job in plan.jobs)
     if not total:
         verdict = line(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")

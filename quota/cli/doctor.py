@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from quota.cli.output import line, quiet_libraries, stacked
 from quota.clients.upstream_errors import answer_in, classify
-from quota.common.clock import host_clock, moment
+from quota.common.clock import host_clock, moment, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, problem, ranked, warning
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line
@@ -112,7 +112,7 @@ def _journals(session: Session) -> Iterator[Finding]:
         with suppress(LedgerError, OSError):
             apart_ms = journal.apart_ms(project.log.begin(project.name).epoch)
             if apart_ms > host_clock() - project.longest_ms:
-                why = f"another configuration charged it in another ledger at {moment(apart_ms)}; upstream sees the sum"
+                why = f"another configuration charged it in another ledger at {stamp(apart_ms)}; upstream sees the sum"
                 yield warning(f"project {project.name}", why, "name one ledger in both, or another project in each")
 
 
@@ -294,7 +294,7 @@ def _clock(session: Session) -> Finding:
     return Finding(
         "error" if abs(off_ms) >= CLOCK_ERROR_MS else "warning",
         "clock",
-        f"this machine's clock ({moment(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
+        f"this machine's clock ({stamp(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
         "synchronize both by NTP",
     )
 
@@ -306,7 +306,7 @@ def _ahead(session: Session, project: str) -> Iterator[Finding]:
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield warning(
             f"project {project}",
-            f"a clock was wrong and dated {charges} ahead, the newest {moment(ahead.newest_ms)}",
+            f"a clock was wrong and dated {charges} ahead, the newest {stamp(ahead.newest_ms)}",
             "if the clocks are right now, run `quota ledger repair`",
         )
 

@@ -11,7 +11,7 @@ import click
 import quota
 from quota.cli.options import Group, config_option, dry_run_option, format_option, yes_option
 from quota.cli.output import can_ask, confirmed, now_and_then, print_json, say
-from quota.common.clock import host_clock, moment, rfc3339
+from quota.common.clock import host_clock, rfc3339, stamp
 from quota.common.text import listed, many, members
 from quota.deciding import repairs
 from quota.deciding.fence import FenceLostError
@@ -249,7 +249,7 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
 
 
 def _show_ahead(log: Log, there_ms: int, ahead_of: Mapping[str, Ahead], *, yes: bool) -> None:
-    say(f"ledger {log.label}, whose clock shows {moment(there_ms)}:")
+    say(f"ledger {log.label}, whose clock shows {stamp(there_ms)}:")
     for project, ahead in ahead_of.items():
         say(*(f"  project {project}: {line}" for line in _lines(ahead, yes=yes)))
 
@@ -258,14 +258,14 @@ def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
     dated = "dated ahead, now corrected" if yes else "dated ahead"
     lines = []
     if ahead.charges:
-        newest = f"the newest {moment(ahead.newest_ms)}"
+        newest = f"the newest {stamp(ahead.newest_ms)}"
         lines.append(f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')} {dated}, {newest}")
     if ahead.exhaustions:
         lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{' removed' if yes else ''}")
     if ahead.claims:
         lines.append(f"the claims of {many(ahead.claims, 'job')} {dated}")
     if ahead.newest_ms > ahead.now_ms and not lines:
-        lines.append(f"entries other than charges {dated}, the newest {moment(ahead.newest_ms)}")
+        lines.append(f"entries other than charges {dated}, the newest {stamp(ahead.newest_ms)}")
     return lines or ["nothing is dated ahead"]
 
 

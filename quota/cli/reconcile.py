@@ -10,7 +10,7 @@ import click
 import quota
 from quota.cli.options import config_option, dry_run_option, format_option, only_credential_option
 from quota.cli.output import fail, print_json, print_rich, render_parts
-from quota.common.clock import moment, rfc3339
+from quota.common.clock import moment, rfc3339, stamp
 from quota.common.text import many, members, spell
 from quota.errors import BadAnswer, ConfigError
 from quota.reconcile.reconcile import TOLERANCE_MS, BucketCount, MethodCount, Reconciled, chosen_credentials, reconcile
@@ -81,7 +81,7 @@ def reconciled_parts(result: Reconciled, *, dry_run: bool) -> Iterator[Part]:
         yield Line("upstream has counted nothing; check cloud_project", "note")
     else:
         lag = spell(result.at_ms - result.newest_ms)
-        yield Line(f"upstream's newest point: {moment(result.newest_ms)}, {lag} ago")
+        yield Line(f"upstream's newest point: {stamp(result.newest_ms)}, {lag} ago")
     if result.log_after_ms:
         lacks = f"our log lacks charges of this period, up to {moment(result.log_after_ms)}"
         yield Line(f"not compared: {lacks}. The next period will be compared", "note")

@@ -37,7 +37,7 @@ from quota.cli.output import (
     render_parts,
     say,
 )
-from quota.common.clock import host_clock, moment, rfc3339
+from quota.common.clock import host_clock, moment, rfc3339, stamp
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import listed, many, members, nearest, one_line, show
@@ -140,7 +140,7 @@ def _table_now(session: Session) -> Any:
     except LedgerError as error:
         from rich.text import Text
 
-        return Text(f"{moment(host_clock())}: {error}")
+        return Text(f"{stamp(host_clock())}: {error}")
 
 
 def _print_status(current: Status, checks: bool, as_json: bool, **more: bool) -> int:
@@ -441,7 +441,7 @@ def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) 
     projects if there are `several`."""
     rows = [
         (
-            moment(charge.id[0]),
+            stamp(charge.id[0]),
             call_id,
             f"{charge.units:,}",
             f"{charge.charged_units:,}" if charge.units != charge.charged_units else "",
@@ -475,7 +475,7 @@ def _refusals_table(refusals: Sequence[KeptRefusal]) -> Table:
     the number of the others, and the units of all calls."""
     rows = [
         (
-            moment(refusal.at_ms),
+            stamp(refusal.at_ms),
             refusal.method if refusal.calls == 1 else f"{refusal.method} +{refusal.calls - 1:,}",
             f"{refusal.cost_units:,}",
             refusal.job or "-",

@@ -47,12 +47,17 @@ def moment(at_ms: int, zone: str | None = None) -> str:
     """`2026-11-22T09:00:04+01:00`: a time in the local zone, for people. If upstream's `zone` has another time, it
     follows in brackets.
 
-    It is rounded up to the second, so that a reader who comes back then is not early.
+    It is rounded up to the second, so that a reader who comes back then is not early. A past time has a `stamp`.
     """
     at = local(-(-at_ms // 1_000) * 1_000)
     here = at.isoformat(timespec="seconds")
     there = at.astimezone(ZoneInfo(zone)).isoformat(timespec="seconds") if zone else here
     return here if there == here else f"{here} ({there} in {zone})"
+
+
+def stamp(at_ms: int) -> str:
+    """The time of a record as a `moment`, but rounded down: nothing is said to happen later than it did."""
+    return moment(at_ms // 1_000 * 1_000)
 
 
 def until(at_ms: int | None) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from quota.common.clock import NEVER, local, moment, rfc3339, until
+from quota.common.clock import NEVER, local, moment, rfc3339, stamp, until
 from quota.common.text import listed, many, spaced
 from quota.dashboard.charts import Band, Curve, chart, colours_of
 from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Searches, Spent, forecast_of, key_of
@@ -412,7 +412,7 @@ class When(NamedTuple):
 
 
 def when(at_ms: int, now_ms: int) -> When:
-    return When(moment(at_ms), away(at_ms, now_ms), rfc3339(at_ms))
+    return When(moment(at_ms) if at_ms > now_ms else stamp(at_ms), away(at_ms, now_ms), rfc3339(at_ms))
 
 
 def away(at_ms: int, now_ms: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from quota.common.clock import host_clock, moment
+from quota.common.clock import host_clock, stamp
 from quota.common.findings import Finding, finding_of, warning
 from quota.common.text import many
 
@@ -112,7 +112,7 @@ def _emptied(facts: dict[str, str]) -> Iterator[Finding]:
     calls = [re.match(r"calls=(\d+)", facts.get(f"cmdstat_{name}", "")) for name in ("flushall", "flushdb")]
     times = sum(int(match[1]) for match in calls if match is not None)
     if times:
-        since = moment(host_clock() - int(facts.get("uptime_in_seconds", 0)) * 1_000)
+        since = stamp(host_clock() - int(facts.get("uptime_in_seconds", 0)) * 1_000)
         yield Finding("ok", "server emptied", f"{many(times, 'time')} since {since}, by FLUSHALL or FLUSHDB")
 
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from quota.budget import charge_id
-from quota.common.clock import LATEST_MS, moment, rfc3339, utc
+from quota.common.clock import LATEST_MS, rfc3339, stamp, utc
 from quota.common.text import members, show
 from quota.deciding.history import charges, entries, sums, whole_since_ms
 from quota.deciding.project import Project
@@ -121,7 +121,7 @@ def _value(charge: Spent, field: str, local: bool) -> str:
     """What stands in a row for one of SPEND_FIELDS."""
     if field not in ("day", "hour"):
         return str(getattr(charge, field))
-    at = moment(charge.id[0] // 1_000 * 1_000)
+    at = stamp(charge.id[0])
     hour = f"{at[:13]}:00:00{at[19:]}" if local else rfc3339(charge.id[0] // HOUR_MS * HOUR_MS)
     return hour[:10] if field == "day" else hour
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.clock import moment
+from quota.common.clock import moment, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,3 +45,7 @@ LOCAL = "2026-10-26T08:33:20+01:00"
 )
 def test_a_time_is_local_and_upstreams_stands_beside_it(at_ms: int, upstream: str | None, shown: str) -> None:
     assert moment(at_ms, upstream) == shown
+
+
+def test_a_past_time_is_rounded_down() -> None:
+    assert stamp(AT_MS + 999) == stamp(AT_MS) == moment(AT_MS)
