@@ -446,12 +446,14 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
     yield Line(f"What leaves limit {x.expiring!r} next:")
     fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
     rows = []
+    has_ids = any(expiry.charge for expiry in x.expiries)
     for expiry in x.expiries:
         what = expiry.method or _WHAT[expiry.kind]
         units, room = f"{expiry.units:,}", fits * expiry.makes_room
-        rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room))
-    heading = f"{x.noun(x.expiring)}s"
-    yield Table(("at", heading, "of", "job", ""), rows, numbers=(1,), without=(3,))
+        charge = (expiry.charge or "-",) if has_ids else ()
+        rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room, *charge))
+    headings = ("at", f"{x.noun(x.expiring)}s", "of", "job", "", *(("id",) if has_ids else ()))
+    yield Table(headings, rows, numbers=(1,), whole=(5,), joined=(2, 3), without=(5,))
 
 
 _WHAT = {

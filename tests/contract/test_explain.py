@@ -424,13 +424,13 @@ def test_an_unexplainable_refusal_is_one_line(tmp_path: Path, arguments: tuple[s
 
 
 def test_a_limit_that_counts_calls_is_explained_in_calls(world: World) -> None:
-    for _ in range(9):
-        assert world.charge("search.list", job="trending").admitted
+    ids = [str(world.charge("search.list", job="trending").id) for _ in range(9)]
     assert not world.charge("search.list", job="trending").admitted
     answer = world.shown()
     assert answer.startswith("REFUSED: limit 'searches' had 0 calls left of 9; search.list needs 1 Filled by:")
     assert "What counts in limit 'searches', in calls:" in answer
-    assert "at calls of job" in answer
+    assert "at calls of job id" in answer
+    assert all(name in answer for name in ids), "`quota log` has the charges with these ids"
     assert "Now the same call would be refused until" in answer, "not 0 s later"
 
 
