@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.log import warn
+from quota.common.text import listed
 from quota.deciding.corrections import add, correct, find
 from quota.deciding.losses import StillCountingError
 from quota.decision import AllowanceState
@@ -77,7 +78,8 @@ def draw(
         return None
     left_units = max(0, left_units)
     if not project.drawn:
-        warn("allowance_drawn", because, project=project.name, units=units, left=left_units)
+        methods = listed(dict.fromkeys(charge.method for charge in charges))
+        warn("allowance_drawn", because, project=project.name, method=methods, units=units, left=left_units)
     project.drawn.append((units, left_units))
     return left_units
 

@@ -161,7 +161,7 @@ def test_without_a_ledger_all_are_drawn_or_none(setup: Setup, tmp_path: Path, ca
         ("allowance", 5, 5),
         ("allowance", 5, 2),
     ]
-    assert caplog.messages[0].startswith(f"allowance_drawn project={setup.project} units=7 left=5: ")
+    assert caplog.messages[0].startswith(f"allowance_drawn project={setup.project} method=videos.list units=7 left=5: ")
     refused = cut_off.charge_many([("videos.list", 3)] * 2)
     assert {(each.admitted, each.id, each.reason) for each in refused} == {(False, None, "ledger-unavailable")}
     assert cut_off.owed_units() == 7
