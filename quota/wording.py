@@ -115,7 +115,7 @@ def _verdict(credential: CredentialRow) -> str:
 
 
 def _calls_left(dearest: Decision | None, units: int) -> str:
-    """` = 94 searches`: how many calls of the most expensive method of the credential's jobs the units allow."""
+    """` = 94 searches`: how many calls of the most expensive method of the project's jobs the units allow."""
     if dearest is None:
         return ""
     resource = dearest.method.partition(".")[0]

@@ -112,8 +112,8 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
             return 0
         say_progress = now_and_then()
 
-        def progress(read: int, credentials: int) -> None:
-            say_progress(f"{read:,} of {many(credentials, 'credential')} read")
+        def progress(read: int, projects: int) -> None:
+            say_progress(f"{read:,} of {many(projects, 'project')} read")
 
         shown = progress if sys.stderr.isatty() else None
         try:

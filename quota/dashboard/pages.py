@@ -128,7 +128,7 @@ class Site:
         )
 
     def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
-        at_ms, calls = now.status.at_ms, now.calls.get(row.settings.name)
+        at_ms, calls = now.status.at_ms, now.calls.get(row.settings.project)
         now_verdict = verdict(row, calls, at_ms)
         return {
             "row": row,

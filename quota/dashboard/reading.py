@@ -39,7 +39,7 @@ SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
 
 
 class Now(NamedTuple):
-    """The ledger as it was at `status.at_ms`. `calls` are by credential. `refusals` are of all projects, the newest
+    """The ledger as it was at `status.at_ms`. `calls` are by project. `refusals` are of all projects, the newest
     first."""
 
     status: Status
@@ -66,8 +66,8 @@ class Searches(NamedTuple):
 def read_now(session: Session) -> Now:
     """The state of the ledger. Raises LedgerError."""
     status = read_status(session, jobs=True)
-    admitting = [row.settings.name for row in status.credentials if row.admits]
-    calls = {name: left for name in admitting if (left := _calls(session, name))}
+    admitting = {row.settings.project: row.settings.name for row in status.credentials if row.admits}
+    calls = {project: left for project, name in admitting.items() if (left := _calls(session, name))}
     projects = [session.project(credential.name) for credential in projects_of(session).values()]
     refusals = [kept for project in projects for kept in read_refusals(project)]
     refusals.sort(key=lambda kept: kept.at_ms, reverse=True)

@@ -127,10 +127,10 @@ class CredentialRow(NamedTuple):
 
     outlook: Outlook
     settings: CredentialSettings
-    shared_with: tuple[str, ...]
     owed_units: int
     limits: tuple[LimitRow, ...]
     exhausted: tuple[Exhaustion, ...]
+    shared_with: tuple[str, ...] = ()
     ahead_ms: int = 0
     put_back: tuple[Loss, ...] = ()
     early: tuple[EarlyExhaustion, ...] = ()
@@ -215,7 +215,7 @@ def read_status(
     with `here` a job goes on only if this process could run it: the dashboard's need not have the key.
     Raises LedgerError, whose message has what this machine may spend meanwhile.
 
-    `reading` reads the status of one credential. A few threads read at once.
+    Each project is read once, so its credentials show the same numbers. A few threads read at once.
     """
     try:
         return _read(session, credential, progress, next_capacity=next_capacity, jobs=jobs, here=here)
@@ -270,13 +270,16 @@ def _read(
     fetches: dict[str, list[str]] = {}
     for job in session.settings.jobs.values():
         if job.fetch in BUILT_IN_FETCHES:
-            fetches.setdefault(job.credential, []).append(BUILT_IN_FETCHES[job.fetch])
+            fetches.setdefault(credentials[job.credential].project, []).append(BUILT_IN_FETCHES[job.fetch])
     names = credentials if credential is None else [credential]
+    firsts: dict[Project, str] = {}
+    for name in names:
+        firsts.setdefault(session.project(name), name)
     jitter_ms = machine_jitter_ms()
 
     def reading(name: str) -> CredentialRow:
         settings, budget = credentials[name], session.budget(name)
-        project, outlook = project_of(budget), budget.outlook(fetches.get(name, []))
+        project, outlook = project_of(budget), budget.outlook(fetches.get(settings.project, []))
         facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
@@ -285,7 +288,6 @@ def _read(
         return CredentialRow(
             outlook=outlook,
             settings=settings,
-            shared_with=tuple(other for other in sharing[settings.project] if other != name),
             owed_units=budget.owed_units(),
             limits=limits,
             exhausted=tuple(exhausted),
@@ -297,11 +299,16 @@ def _read(
         )
 
     unwritable = next((ledger.unwritable(credentials[name].project) for name in names), "")  # the first: one ledger
-    rows: list[CredentialRow] = []
-    for row in _read_several(reading, names):
-        rows.append(row)
+    read: dict[Project, CredentialRow] = {}
+    for project, row in zip(firsts, _read_several(reading, firsts.values()), strict=True):
+        read[project] = row
         if progress is not None:
-            progress(len(rows), len(names))
+            progress(len(read), len(firsts))
+    rows = []
+    for name in names:
+        settings = credentials[name]
+        shared_with = tuple(other for other in sharing[settings.project] if other != name)
+        rows.append(read[session.project(name)]._replace(settings=settings, shared_with=shared_with))
     if jobs:
         from importlib.metadata import entry_points
 

@@ -225,10 +225,21 @@ def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
     assert scene.fields() == (False, None, "pacific-day", rfc3339(TEN_MS + 9_000))
 
 
+TWO = DAY + '[credentials.two]\napi = "youtube-v3"\nproject = "p"\n'
+
+
+def test_credentials_of_one_project_show_the_same_numbers(scene: Scene) -> None:
+    """Another process charges all the time."""
+    session = scene.configure(TWO)
+    with Session(load_settings(scene.path), clock=lambda: scene.now_ms) as other:
+        session.project("main").wall = lambda: other.budget("main").charge("videos.list") and scene.now_ms
+        rows = [read_status(session).credentials for _ in range(10)]
+        scene.close()
+    assert [main.remaining_units - two.remaining_units for main, two in rows] == [0] * 10
+
+
 def test_credentials_of_one_project_show_that_they_share_a_budget(scene: Scene) -> None:
-    scene.configure(
-        DAY + '[credentials.two]\napi = "youtube-v3"\nproject = "p"\n[credentials.other]\napi = "gmail-v1"\n'
-    )
+    scene.configure(TWO + '[credentials.other]\napi = "gmail-v1"\n')
     scene.spend(5)
     lines = scene.lines()
     assert "main: project p, youtube-v3, one budget with two" in lines
