@@ -211,6 +211,9 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     It shows the charges and asks; other programs wait while it works. If a repair is interrupted, run it again. Exit
     status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.
 
+    In JSON, the numbers are from before the repair, and `newest` is the date of the log's newest entry, dated ahead or
+    not.
+
     \b
     Example:
       quota ledger repair --dry-run
