@@ -81,6 +81,12 @@ _AT_A_WORD = r"(?:\+{2,3}(?!\+)|[+#](?![A-Za-z+#]))"  # C++, F#, C++17; no part 
 _SYMBOLS = r"[^\w\s\x00-\x7f]+"
 """Matches symbols, punctuation and marks. SQLite takes symbols that are newer than its Unicode 6 for letters."""
 
+_EMOJI_PUNCTUATION = "\u3030\u303d"
+"""The emoji that Unicode calls punctuation: a wavy dash and a part alternation mark."""
+
+_DOUBLE_MARKS = str.maketrans({"\u203c": "\u2757", "\u2049": "\u2757\u2753"})
+"""The emoji !! and !?, of which NFKC makes plain punctuation, as the emoji of each mark."""
+
 
 def indexed(text: str) -> str:
     """The text with separated words. The index itself folds case and the accents of composed Latin letters."""
@@ -111,7 +117,8 @@ def _signs(text: str) -> list[str]:
 def _is_symbol(character: str) -> bool:
     """Whether a character is a symbol. Symbols newer than Python count; skin colours do not."""
     category = unicodedata.category(character)
-    return category in ("Sm", "Sc", "So") or (category == "Cn" and character < "\U00020000")
+    is_new = category == "Cn" and character < "\U00020000"
+    return category in ("Sm", "Sc", "So") or is_new or character in _EMOJI_PUNCTUATION
 
 
 def _letter(symbol: str) -> str:
@@ -179,4 +186,4 @@ def _compatible(text: str) -> str:
     marks of one letter in quadratic time, and upstream may send a million of them. Unicode's stream-safe form therefore
     splits them with a mark that counts as an accent here."""
     marked = re.sub(_THIRTY_MARKS, "\\g<0>\u034f", re.sub("[\u2120\u2122]", r" \g<0>", text))
-    return unicodedata.normalize("NFKC", marked)
+    return unicodedata.normalize("NFKC", marked.translate(_DOUBLE_MARKS))

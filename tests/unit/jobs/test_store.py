@@ -193,6 +193,7 @@ def test_no_input_is_query_syntax(store: Store) -> None:
         # Symbols that stand alone are words.
         ("Goal! 🔥🔥🔥", ["🔥", "🔥🔥", "goal 🔥", "GOAL🔥"], ["🥶", "goal 🥶"]),
         ("win🫠goal", ["win", "goal", "wi*"], ["winx"]),  # SQLite's tables of letters are of 2012
+        ("Goal\u203c\ufe0f Why\u2049 \u3030\ufe0f", ["\u203c", "goal \u2049\ufe0f", "\u3030"], ["🥶", "\u303d"]),
         ("win🔥goal", ["🔥", "win goal", "win🥶goal"], ["🥶"]),
         ("👍🏽 👨\u200d👩\u200d👧", ["👍", "👍🏿", "👩", "👨\u200d👩\u200d👧"], ["👎"]),
         ("🇩🇪 - 🇫🇷", ["🇩🇪", "🇫🇷", "🇫🇷 🇩🇪"], ["🇪🇺", "🇩🇫"]),
