@@ -15,7 +15,7 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
 from quota.clients.answer_fields import Headers
 from quota.clients.metering import Attempt, Meter, is_reserved
-from quota.clients.upstream import Sent, upstream_of, verb_of
+from quota.clients.upstream import Sent, dearness, upstream_of, verbs_of
 from quota.common.clock import elapsed_s
 from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
@@ -162,7 +162,7 @@ class HostGate:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         if not self.is_metered(verb, url):
             return None
-        verb = verb_of(self.upstream, verb, headers)
+        verb = self.verb(verb, url, headers)
         try:
             return self.meter.attempt(self.name(verb, url), verb, body)
         except SessionClosedError:
@@ -187,6 +187,11 @@ class HostGate:
     def is_metered(self, verb: str, url: str) -> bool:
         return self._hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
 
+    def verb(self, verb: str, url: str, headers: Sent) -> str:
+        """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""
+        verbs, book = verbs_of(self.upstream, verb, headers), self.meter.budget.book
+        return verbs[0] if len(verbs) == 1 else max(verbs, key=lambda verb: dearness(book, verb, self.name(verb, url)))
+
     def name(self, verb: str, url: str) -> str:
         if self._method is None:
             return self.upstream.method(verb, url) or f"{verb} **"  # as the route for it would read
@@ -199,6 +204,7 @@ class AsyncHostGate:
     def __init__(self, gate: HostGate, budget: AsyncBudget | None = None) -> None:
         self._gate = gate
         self.sending = gate.sending
+        self.verb = gate.verb
         self._own: Awaiter | None = None
         if budget is None:
             self._own = Awaiter(gate.meter.budget.ledger)
@@ -223,7 +229,7 @@ class AsyncHostGate:
         """The attempt, charged unless it is `free`; None for a host that is not metered. Raises Refused."""
         if not self._gate.is_metered(verb, url):
             return None
-        call = self._call(verb_of(self._gate.upstream, verb, headers), url, body, free=free)
+        call = self._call(self.verb(verb, url, headers), url, body, free=free)
         try:
             decisions = await self._budget._decide([call], commit=True)
         except SessionClosedError:

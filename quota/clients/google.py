@@ -36,7 +36,7 @@ from quota.clients.answer_fields import AnswerLimits
 from quota.clients.answers import SessionHttp, Watch, checked
 from quota.clients.gate import HostGate
 from quota.clients.metering import Attempt, Meter
-from quota.clients.upstream import Google, Routes, Sent, description, scopes_of, verb_of
+from quota.clients.upstream import Google, Routes, Sent, description, scopes_of
 from quota.common.hosts import (
     default_port,
     is_http_address,
@@ -286,7 +286,7 @@ class GoogleGate(HostGate):
         """Charge one request that is about to leave. Returns None if it does not call this API. Raises Refused."""
         if not self.serves(url):
             return None
-        sent_verb, verb = verb, verb_of(self.upstream, verb, headers).upper()
+        sent_verb, verb = verb, self.verb(verb, url, headers).upper()
         is_batch = self._routes.is_batch(verb, url)
         parts = urlsplit(url)
         if not is_batch and self._on_the_wire(verb, url) is None:

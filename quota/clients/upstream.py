@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import ClosedRule, LevelRule, Route
+from quota.terms.api import VERBS, ClosedRule, LevelRule, Route
 from quota.terms.costs import CostBook
 from quota.terms.evidence import Level
 from quota.terms.limits import SECOND_MS, as_long
@@ -109,16 +109,17 @@ def passes_on(book: CostBook, endpoint: str | None) -> bool:
         return False
 
 
+def dearness(book: CostBook, verb: str, method: str) -> tuple[float, int]:
+    """By what methods compare: the largest share of a bucket that a call takes, then its units. A method outside the
+    book costs the book's default."""
+    price = book.price(method) if book.canonical(method) in book.methods else book.default_price(verb)
+    shares = [part.units / book.buckets[part.bucket].quota_units for part in price.parts]
+    return max(shares, default=0), sum(part.units for part in price.parts)
+
+
 def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
-    """The method that takes the largest share of a bucket, the first of equals; None without methods. A method outside
-    the book costs the book's default."""
-
-    def cost(method: str) -> tuple[float, int]:
-        price = book.price(method) if book.canonical(method) in book.methods else book.default_price(verb)
-        shares = [part.units / book.buckets[part.bucket].quota_units for part in price.parts]
-        return max(shares, default=0), sum(part.units for part in price.parts)
-
-    return max(methods, key=cost, default=None)
+    """The dearest method, the first of equals; None without methods."""
+    return max(methods, key=partial(dearness, book, verb), default=None)
 
 
 def _matching(routes: Sequence[Route], verb: str, readings: Iterable[str]) -> list[Route]:
@@ -127,15 +128,21 @@ def _matching(routes: Sequence[Route], verb: str, readings: Iterable[str]) -> li
     return [route for route in firsts if route is not None]
 
 
-def verb_of(upstream: Google, verb: str, headers: Sent) -> str:
-    """The verb by which the API reads a request with these header fields. Raises UsageError if it is ambiguous."""
-    if verb.upper() != "POST" or not upstream.overrides:
-        return verb
+def verbs_of(upstream: Google, verb: str, headers: Sent) -> list[str]:
+    """The verbs by which the API may read a request with these header fields. Raises UsageError if an API of Google
+    would not find exactly one."""
     fields = headers.items() if isinstance(headers, Mapping) else headers
-    overrides = [_text(value) for name, value in fields if _text(name).lower() == "x-http-method-override"]
+    named = [(_text(name).lower(), _text(value).strip().upper()) for name, value in fields]
+    if not upstream.is_googles:
+        return [verb, *[value for name, value in named if name in _OVERRIDES and value in VERBS]]
+    overrides = [value for name, value in named if name == _OVERRIDES[0]] if verb.upper() == "POST" else []
     if len(overrides) > 1 or not all(map(str.isalpha, overrides)):
         raise UsageError("X-HTTP-Method-Override does not name one method")
-    return overrides[0].upper() if overrides else verb
+    return overrides or [verb]
+
+
+_OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
+"""The header fields that name another verb. Each server has its own choice of them."""
 
 
 def _text(part: str | bytes) -> str:
@@ -162,8 +169,8 @@ class Google:
         return bool(self.book.hosts) and self._routes is not None
 
     @property
-    def overrides(self) -> bool:
-        """Whether X-HTTP-Method-Override of a POST replaces the verb, as for a GET whose address would be too long."""
+    def is_googles(self) -> bool:
+        """Whether it is an API of Google. There X-HTTP-Method-Override of a POST replaces the verb."""
         return True
 
     def continues(self, verb: str, url: str) -> bool:
@@ -236,8 +243,8 @@ class Described(Google):
         return bool(self.book.routes)
 
     @property
-    def overrides(self) -> bool:
-        return not self.book.has_session  # else the API is one of Google's
+    def is_googles(self) -> bool:
+        return not self.book.has_session
 
     def continues(self, verb: str, url: str) -> bool:
         return False

@@ -39,7 +39,7 @@ from quota.clients.aiohttp import peek, watch
 from quota.clients.caller import with_query
 from quota.clients.gate import AsyncHostGate, unpacked
 from quota.clients.metering import Attempt
-from quota.clients.upstream import upstream_of, verb_of
+from quota.clients.upstream import upstream_of
 from quota.clients.upstream_errors import refused_login
 from quota.common.log import line, warn
 from quota.common.redact import MIN_SECRET_LENGTH
@@ -211,8 +211,7 @@ class Target:
     def __init__(self, session: AsyncSession, credential: str) -> None:
         inner = session._session
         chosen = inner.credential(credential)
-        self._upstream = upstream_of(chosen.book)
-        self.access = access = self._upstream.access(chosen.endpoint)
+        self.access = access = upstream_of(chosen.book).access(chosen.endpoint)
         self.credential = credential
         self.host = urlsplit(access.root).netloc
         self.gate = AsyncHostGate.of(session.budget(credential), access.method, self.host)
@@ -231,7 +230,7 @@ class Target:
     def verb(self, asked: Asked) -> str:
         """The verb by which the API reads a request. Raises UnfitError if it is ambiguous."""
         try:
-            return verb_of(self._upstream, asked.verb, asked.fields)
+            return self.gate.verb(asked.verb, self.url(asked), asked.fields)
         except UsageError as error:
             raise UnfitError(400, f"{error}.") from None
 

@@ -276,13 +276,14 @@ def test_each_attempt_is_named_by_its_route_and_charged_once(client: Client, ser
     assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
 
 
-def test_a_post_that_stands_for_a_get_has_its_price_where_the_api_is_googles(
+def test_a_post_that_may_stand_for_a_get_costs_the_dearer_and_at_google_the_get(
     client: Client, server: PlainServer
 ) -> None:
     override = {"X-HTTP-Method-Override": "GET"}
     instrument(server.address)
     assert client(f"{server.address}/search", "POST", b"q=x", override)[0] == 200
-    assert charged() == [("write", 5)]
+    assert client(f"{server.address}/status", "POST", b"q=x", {"x-http-method": "get"})[0] == 200
+    assert charged() == [("search", 10), ("write", 5)]
     quota.uninstrument()
     configure_google(server.address, '[ledger]\nurl = "sqlite:///other.db"\n')
     quota.instrument()

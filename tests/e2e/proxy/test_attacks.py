@@ -237,13 +237,14 @@ def test_a_request_that_the_server_answered_leaves_no_traceback(house: House, ca
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
-def test_through_the_proxy_a_slash_that_is_encoded_costs_the_dearer(house: House) -> None:
+def test_through_the_proxy_a_request_with_two_readings_costs_the_dearer(house: House) -> None:
     routes = '"GET /x/{id}" = "status"\n"GET /x/{id}/export" = "search"\n'
     paths = ["/x/1%2Fexport", "/x/1%2fexport/", "/x/1%5Cexport", "/x/1%252Fexport", "/x/1;a/export"]
     with house.open(book=BOOK.replace("[routes]\n", f"[routes]\n{routes}")):
         assert [house.ask(path).status for path in paths] == [200] * len(paths)
-        assert [entry.units for entry in house.spent()] == [10] * len(paths)
-    assert [reached.target for reached in house.upstream.reached] == paths
+        assert house.ask("/search/x", "POST", headers={"X-Method-Override": "GET"}).status == 200
+        assert [entry.units for entry in house.spent()] == [10] * (len(paths) + 1)
+    assert [reached.target for reached in house.upstream.reached] == [*paths, "/search/x"]
 
 
 def test_a_web_page_spends_nothing(house: House) -> None:
