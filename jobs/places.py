@@ -440,14 +440,15 @@ def work_of(session: Session, job: JobSettings) -> str:
 
 def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> list[Checkpoint]:
     """Where a job stands in each of its regions, in their order. `store` is this machine's, or None if there is none
-    yet. Raises LedgerError and StoreError."""
+    yet. A region without a place in the ledger has the store's, as in `Hold.bring`. Raises LedgerError and StoreError.
+    """
     regions, work = job.regions or ("",), work_of(session, job)
-    places: dict[str, Checkpoint] = {}
+    places = {region: Checkpoint(job.name, region, work=work) for region in regions}
+    if store is not None:
+        places.update(zip(regions, store.checkpoints(job.name, regions, work), strict=True))
     if session.settings.store.places_in_ledger:
-        places = {place.region: place for place, _ in SharedPlaces(session, job).read(regions)}
-    elif store is not None:
-        return store.checkpoints(job.name, regions, work)
-    return [places.get(region) or Checkpoint(job.name, region, work=work) for region in regions]
+        places.update((place.region, place) for place, _ in SharedPlaces(session, job).read(regions))
+    return list(places.values())
 
 
 class SharedPlaces:

@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 
 from quota.common.clock import host_clock
-from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of
+from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.store import Store
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
@@ -286,6 +287,15 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     fleet.join(fleet.start())
     assert len(Seen.of(fleet.events).fetched) == before + len(REGIONS) * PAGES
     assert not (shell.folder / "videos.db").exists(), "nobody needs a store for that"
+
+
+def test_a_region_without_a_place_in_the_ledger_stands_as_in_the_store(fleet: Fleet) -> None:
+    with fleet.session(fleet.machine()) as session, Store(session.settings.store.url, retention_ms=HOUR_MS) as store:
+        job = session.settings.jobs["t"]
+        store.finish(store.start_round("t", ["US"], work_of(session, job))[0])
+        fleet.join(fleet.start(("DE",)))
+        places = checkpoints_of(session, job, store)
+    assert [place.completed_at_ms is not None for place in places] == [True, True, False]
 
 
 def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
