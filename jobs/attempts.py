@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
@@ -125,8 +125,9 @@ class Attempts:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, checkpoint: Checkpoint, attempts: int = ATTEMPTS) -> Page:
-        """One step of the fetch function. Raises the error of the last attempt, Refused, and Interrupted."""
+    def step(self, checkpoint: Checkpoint, attempts: int = ATTEMPTS, silent: Sequence[str] = ()) -> Page:
+        """One step of the fetch function. It makes no further attempt at an address that is `silent`. Raises the error
+        of the last attempt, Refused, and Interrupted."""
         if self.client is None:
             self._connect(checkpoint)
         self._budget.of_run = self.job.name, checkpoint.region
@@ -137,7 +138,7 @@ class Attempts:
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_before_delay(LAST_ATTEMPT_S),
             wait=self.wait or tenacity.wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
-            retry=tenacity.retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
+            retry=tenacity.retry_if_exception(lambda error: self._worth_retrying(error, checkpoint, silent)),
             before_sleep=lambda state: self._say_retry(state, checkpoint),
             sleep=self._sleep,
             reraise=True,
@@ -230,11 +231,12 @@ class Attempts:
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
         return failure
 
-    def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
+    def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint, silent: Sequence[str]) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
             return False
         failure = self.failure_of(error, checkpoint)
-        return failure.kind == "transient" and failure.wait_ms < LAST_ATTEMPT_S * 1_000
+        is_short = failure.wait_ms < LAST_ATTEMPT_S * 1_000
+        return failure.kind == "transient" and is_short and failure.silent not in silent
 
     def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
         why, wait_s = self.failure_of(state.outcome.exception(), checkpoint).message, state.next_action.sleep

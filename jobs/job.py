@@ -187,7 +187,7 @@ class RunReport(Run):
 
     `quota run` exits with `exit_status`, unless `--fail-on-refusal` applies. `away` names the machine that covers
     regions which this run did not get; with the outcome "elsewhere" it covers all the rest. `waits`: a new try may
-    succeed soon.
+    succeed soon. `silent`: the address that did not answer at the end.
     """
 
     exit_status: int = 0
@@ -195,6 +195,7 @@ class RunReport(Run):
     next_step: str = field(default="", compare=False)
     away: Away | None = None
     waits: bool = field(default=False, compare=False)
+    silent: str = field(default="", compare=False)
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""

@@ -76,6 +76,7 @@ def run_job(
     refusal: Callable[[], Decision | None] = lambda: None,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
+    silent: str = "",
     wait: Any = None,
     clock: Callable[[], int] | None = None,
 ) -> RunReport:
@@ -89,8 +90,9 @@ def run_job(
     with it.
     If another run of the job on this machine covers other regions, this run waits for its end: at most the job's
     `misfire_grace`, which begins with the tick.
-    The run calls `stop` before every attempt, and ends when it returns the number of a signal. Tests set `wait`, a
-    tenacity wait between attempts, and `clock` (ms since 1970), which dates stored data.
+    The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an address
+    that did not answer the job before: the run tries it once. Tests set `wait`, a tenacity wait between attempts, and
+    `clock` (ms since 1970), which dates stored data.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
     for a fetch function that cannot be used. Later errors are in the report.
     """
@@ -151,6 +153,7 @@ def run_job(
                         return report
                     attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
                     run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
+                    run.unanswered += [(None, silent)] if silent else []
                     try:
                         report = run.cover(mine, max_regions, lambda regions: note_covers(lock, Covers(whole, regions)))
                     except BaseException as error:
@@ -267,8 +270,8 @@ class _Run:
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
     down: bool = False  # whether the last step had no answer but transient errors
-    # the regions that failed since upstream last answered, each with the address that did not answer
-    unanswered: list[tuple[Checkpoint, str]] = field(default_factory=list)
+    # the regions that failed since upstream last answered, each with the address that did not answer; None: another job
+    unanswered: list[tuple[Checkpoint | None, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
     idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
@@ -341,7 +344,8 @@ class _Run:
         """Give the regions that failed before their first page their turn back, behind the others of the round: the
         error that ended the run is hardly about them alone. If all others have failed too, the round ends instead."""
         units, _, _ = self.attempts.spent()
-        early = {place.region for place, _ in self.unanswered if not (units.get(place.region) and place.begun)}
+        failed = [place for place, _ in self.unanswered if place is not None]
+        early = {place.region for place in failed if not (units.get(place.region) and place.begun)}
         with suppress(quota.QuotaError):  # the run ends with an error already
             places = self.store.checkpoints(self.job.name, regions, work_of(self.session, self.job))
             waiting = any(p.pending and (p.failed_at_ms or 0) <= (p.completed_at_ms or 0) for p in places)
@@ -365,8 +369,9 @@ class _Run:
                 raise Interrupted
             check_space(self.store.path)
             started_at_ms = self.store.now_ms()
+            silent = [address for _, address in self.unanswered]
             try:
-                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS))
+                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS, silent))
                 rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
                 self.hold.check(page.cursor)
                 steps = 0 if page.complete else steps + 1
@@ -530,6 +535,7 @@ class _Run:
             exit_status=status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
             away=self.hold.furthest(),
+            silent=self.unanswered[-1][1] if self.unanswered else "",
         )
         spent = members(report, "units attempts")
         _debug("run_ended", **run, outcome=end.outcome, regions=len(regions), **spent, status=status, why=end.why)

@@ -116,7 +116,9 @@ def run(
         elif at is not None:
             _check_endpoints(session, names)
         for name in () if dry_run else names:
-            statuses.append(_one_of_all(session, name, how) if all_jobs else _tick(session, name, how))
+            report = _one_of_all(session, name, how) if all_jobs else _tick(session, name, how)
+            statuses.append(report.exit_status)
+            how = how._replace(silent=report.silent)
             if stop():
                 break
         if as_json and all_jobs:
@@ -125,7 +127,7 @@ def run(
 
 
 class _How(NamedTuple):
-    """The options of a run. `emit` prints its JSON; `clock` is that of a rehearsal."""
+    """The options of a run. `emit` prints its JSON; `clock` is that of a rehearsal; `silent` as in `run_job`."""
 
     regions: Sequence[str]
     here: bool
@@ -136,10 +138,11 @@ class _How(NamedTuple):
     stop: Callable[[], int]
     clock: Callable[[], int] | None
     emit: Callable[[dict[str, object]], None]
+    silent: str = ""
 
 
-def _tick(session: Session, job: str, how: _How) -> int:
-    """Run a job once, print how it ended, and do what its configuration asks for then. Returns the exit status."""
+def _tick(session: Session, job: str, how: _How) -> RunReport:
+    """Run a job once, print how it ended, and do what its configuration asks for then."""
     from quota.jobs.job import job_called, line_of
     from quota.jobs.runner import failed_report, run_job
 
@@ -159,6 +162,7 @@ def _tick(session: Session, job: str, how: _How) -> int:
                 refusal=(lambda: None) if ping is None else ping.start,
                 stop=how.stop,
                 watcher=watcher,
+                silent=how.silent,
                 clock=how.clock,
             )
     except BaseException as error:
@@ -174,10 +178,10 @@ def _tick(session: Session, job: str, how: _How) -> int:
     quiet = how.quiet and report.exit_status != Refused.exit_status
     print_report(report, how.as_json, quiet, emit=how.emit, clock=how.clock)
     _follow_up(session, report, ping)
-    return report.exit_status
+    return report
 
 
-def _one_of_all(session: Session, job: str, how: _How) -> int:
+def _one_of_all(session: Session, job: str, how: _How) -> RunReport:
     """The same for one job of several. It prints an error, and the next job runs. Each run has its own session, and so
     its own id; those of a rehearsal share one ledger in memory."""
     from quota.jobs.runner import failed_report
@@ -186,8 +190,9 @@ def _one_of_all(session: Session, job: str, how: _How) -> int:
         try:
             return _tick(own, job, how)
         except QuotaError as error:
-            print_report(failed_report(own, job, error), how.as_json, how.quiet, emit=how.emit)
-            return error.exit_status
+            report = failed_report(own, job, error)
+            print_report(report, how.as_json, how.quiet, emit=how.emit)
+            return report
 
 
 def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> bool:

@@ -153,6 +153,13 @@ def test_a_dry_run_of_a_search_has_both_of_its_calls(quota: Quota) -> None:
     assert "it can never fit" in one_line(quota("run", "trending", "--dry-run"), 2)
 
 
+def test_the_next_job_tries_an_address_once_that_did_not_answer_the_last(quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9", more='[jobs.more]\nfetch = "trending"\nregions = ["FR", "IN"]\npages = 1\n')
+    first, second = quota.json("run", "--all", status=1)
+    assert [region["outcome"] for region in first["regions"] + second["regions"]] == ["failed"] * 3 + ["skipped"]
+    assert "in 1 attempt to reach http://127.0.0.1:9" in second["regions"][0]["error"]
+
+
 def test_all_jobs_run_in_their_order_and_the_worst_status_counts(quota: Quota, upstream: Emulator) -> None:
     more = (
         '[jobs.broken]\nfetch = "nothing:here"\nregions = ["US"]\npages = 1\n'
