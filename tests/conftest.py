@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import hypothesis
@@ -20,9 +20,6 @@ from support import memory
 from support.certificates import Certificates
 from support.patience import REAL, WALLS, be_patient
 from support.servers import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,18 +12,15 @@ import shutil
 import site
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from bench.cold import REPOSITORY, lay_out
 from bench.kinds import DECISIONS
 from bench.race import Contestant
 from bench.report import Bar, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import NoReturn
 
 NOW = "now"
 HELD = "1 unit"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from bench.kinds import CHEAP, LABELS
 from quota.budget import Budget
 from quota.deciding.corrections import add
 from quota.deciding.project import Project
+from quota.decision import Decision
+from quota.ledger.log import Log
 from quota.rules.entry import START, Entry
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from quota.decision import Decision
-    from quota.ledger.log import Log
-    from support.inbound import Clock
+from support.inbound import Clock
 
 PLENTY = 10**9
 ADDED_AT_ONCE = 500

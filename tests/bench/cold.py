@@ -7,14 +7,11 @@ import shutil
 import site
 import subprocess
 import venv
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.race import Contestant, race
 from bench.report import Bar, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING = ("-c", "pass")

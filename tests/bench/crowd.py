@@ -14,9 +14,10 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import redis
@@ -30,9 +31,6 @@ from quota.inbound.rules import open_storage
 from support.patience import be_patient
 from support.servers import RedisServer
 from support.web import begin, ready_processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROCESSES, SECONDS = 20, 5.0
 WANTED = 10_000

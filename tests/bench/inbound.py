@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import random
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import cycle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import redis
 
@@ -20,15 +21,9 @@ from bench.peers import PLENTY
 from bench.race import Contestant, race
 from bench.report import Bar, Report, measuring
 from quota.errors import StorageAway
-from quota.inbound.contract import Decision, Limit, Policy, States, decide
+from quota.inbound.contract import Algorithm, Decision, Limit, Policy, States, Storage, decide
 from quota.inbound.rules import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from quota.inbound.contract import Algorithm, Storage
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 MINUTE_MS = 60_000
 IDENTITIES = 1_000

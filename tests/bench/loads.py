@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import quota
@@ -15,15 +16,10 @@ from bench.kinds import CHEAP, LABELS
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from bench.sessions import budget_at
+from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS
 from support.inbound import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from quota.budget import Budget
 
 SLOWLY = 500
 """So many a day: each of them is the first charge of its minute, and keeps house."""

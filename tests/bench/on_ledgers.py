@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import redis
 
+from bench.before import Before
 from bench.budgets import NOTHING, budget, charging, day, spread_over_a_day
 from bench.kinds import CHEAP, DEAR_UNITS
 from bench.peers import LIMITS, REDIS_PEERS, limits_decisions
@@ -18,13 +20,7 @@ from bench.sessions import decisions
 from quota.ledger.factory import open_ledger
 from support.inbound import Clock
 from support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from bench.before import Before
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 DAY_UNITS = 9_500
 BESIDE_LIMITS = {

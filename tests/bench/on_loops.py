@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import redis.asyncio
@@ -14,12 +16,7 @@ from bench.budgets import NOTHING
 from bench.kinds import CHEAP, LABELS
 from bench.race import Contestant, pinned, race
 from bench.report import Bar, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from pathlib import Path
-
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 TASKS = 64
 BARE = 5

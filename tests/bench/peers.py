@@ -5,19 +5,17 @@ They come with the extra `bench`. One that is not installed is left out, and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import redis
 
 from quota.terms.limits import DAY_MS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import redis
-
-    Hit = Callable[[int], object]
+Hit = Callable[[int], object]
 
 PLENTY = 10**8
 LIMITS = "limits, moving window"

@@ -6,20 +6,15 @@ import platform
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import redis
 
-from bench.race import pinned
+from bench.race import Row, pinned
 from support.servers import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from bench.race import Row
 
 NAME_WIDTH = 43
 BAR_WIDTH = 48

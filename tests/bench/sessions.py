@@ -13,16 +13,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import quota
 from bench.kinds import DEAR, DECISIONS, LABELS, Kind
 from bench.race import time_calls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PLENTY = 10**9
 ALLOWANCE_UNITS = 50

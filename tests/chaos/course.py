@@ -12,10 +12,11 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, TextIO, get_args
+from typing import Any, TextIO, get_args
 
 from chaos.scene import MACHINES, PROJECT, WORKERS, Scene
 from chaos.worker import now_ms, work
@@ -27,9 +28,6 @@ from support.processes import Children
 from support.proxy import Kind, Proxy
 from support.servers import RedisServer, stopped, until
 from support.setup import charges_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OFTEN = ("server killed", *3 * ("answers lost",))
 UPSTREAM = ("drop-idle", "close-after", "status", "truncate", "latency")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from chaos.course import Course
 from chaos.scene import MACHINES, PAGE_ITEMS, PAGES, REGIONS, Scene
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 Event = dict[str, Any]
 """A line that the upstream or a worker wrote, or a charge of the log."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,6 @@ from chaos.__main__ import PAGE, conclude, table
 from chaos.course import Chaos
 from chaos.judge import Event, Evidence, gather, judge
 from chaos.scene import Scene
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SEED = 20_261_747
 SECONDS = float(os.environ.get("QUOTA_TEST_SECONDS", "4"))

@@ -9,12 +9,13 @@ import re
 import sqlite3
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 import redis
 
 import quota
@@ -34,17 +35,11 @@ from quota.reports.spending import read_sums
 from quota.rules.entry import Entry
 from quota.rules.facts import Compared, Grant
 from quota.rules.refusals import RefusalCount
+from quota.session import Session
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import every_command
 from support.plain_http import Answer, Arrived, PlainServer
 from support.setup import claim_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-
-    from quota.session import Session
 
 STATUSES = (0, 1, 2, 69, 75, 78)
 SCRIPT = "<script>alert(1)</script>"

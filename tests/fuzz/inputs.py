@@ -11,10 +11,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 SEED = os.environ.get("QUOTA_TEST_SEED", "1")
 INPUTS = int(os.environ.get("QUOTA_TEST_INPUTS", "800"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from fuzz.inputs import check_line
+from fuzz.inputs import Input, check_line
 from quota.common.clock import rfc3339
 from quota.common.text import one_line
 from quota.dashboard.reading import read_curves, read_now, read_spent
@@ -21,14 +21,9 @@ from quota.reports.spending import SPEND_FIELDS, read_charges, read_refusals, re
 from quota.reports.status import read_status
 from quota.rules.refusals import RefusalCount
 from quota.session import Session
+from quota.settings.model import Settings
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.setup import claim_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fuzz.inputs import Input
-    from quota.settings.model import Settings
 
 NOW_MS = 1_795_204_800_000
 LIMIT = 500

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tenacity import wait_none
@@ -23,9 +23,7 @@ from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS
 from support.configurations import configuration
-
-if TYPE_CHECKING:
-    from support.plain_http import PlainServer
+from support.plain_http import PlainServer
 
 JOBS = "".join(
     f'[jobs.{job}]\nfetch = "{job}"\nregions = ["US", "DE"]\npages = 3\n'

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -19,9 +20,6 @@ from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from support.book_evidence import evidence_of
 from support.configurations import EVERY_KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

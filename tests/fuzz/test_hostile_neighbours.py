@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -14,11 +14,7 @@ from fuzz.house import House, check_command, damage_file, damage_key, damage_row
 from fuzz.inputs import PARTS, Input, every
 from quota.common.clock import host_clock
 from quota.journal.journal import FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 READERS = {
     "ledger.db": ("status", "log", "log --refused", "spend --by job,region", "explain"),

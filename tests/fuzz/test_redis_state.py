@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -14,11 +13,9 @@ from fuzz.house import damage_key, furnish
 from fuzz.inputs import MAX_S, PARTS, Input, every
 from fuzz.readings import CREDENTIAL, NOW_MS, check_all, opened
 from quota.settings.load import load_settings
+from quota.settings.model import Settings
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from quota.settings.model import Settings
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 
 def settings_of(server: RedisServer) -> Settings:

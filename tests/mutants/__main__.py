@@ -21,12 +21,10 @@ import subprocess
 import sys
 import tempfile
 import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,21 +9,17 @@ answers.json    answers of upstream: status, headers, body, when each came (`at`
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from quota.clients.upstream import upstream_of
+from quota.clients.upstream import Reading, upstream_of
 from quota.common.clock import NEVER
 from quota.terms.api import Hosts
+from quota.terms.costs import CostBook, Price
 from support.books import price_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.clients.upstream import Reading
-    from quota.terms.costs import CostBook, Price
 
 FOLDER = Path(__file__).parents[1] / "books"
 

@@ -4,21 +4,18 @@ primary and two replicas."""
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from hashlib import sha1
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import quote
 
 import redis
 from redis.crc import key_slot
 
+from support.certificates import Certificates
 from support.servers import RedisServer, Server, free_port, port_of_a_node, redis_executable, until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from support.certificates import Certificates
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 500

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from quota.errors import LedgerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from quota.ledger.log import Changed, Log
+from quota.ledger.log import Changed, Log
 
 Fault = Literal["drop-request", "drop-reply"]
 

@@ -10,24 +10,21 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.deciding.project import Project
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge
+from quota.ledger.log import Append, Reply
 from quota.ledger.memory_log import MemoryLog
 from quota.rules.entry import START
 from quota.rules.facts import FACTS, Facts, closing
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.log_operations import CLOCK_CHANGES, LORD_HOWE, LOS_ANGELES, PRICES, SANTIAGO, small_bounds
 from support.log_oracle import Asked, Charge, LogOracle, Terms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from quota.ledger.log import Append, Reply
 
 DEPTH = 3
 """So many may wait for the log at once, each between the question and the arrival of another."""

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from quota.budget import Budget, project_of
 from quota.cli.output import render_parts
 from quota.deciding.history import charges
 from quota.decision import Decision
 from quota.ledger.factory import open_ledger
+from quota.ledger.state import State
 from quota.reports.refusal import RefusalExplained, explain_refusal
 from quota.rules.spent import Spent
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
-from quota.wording import refusal_parts
+from quota.wording import Part, refusal_parts
 from support.setup import budget_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from quota.ledger.state import State
-    from quota.wording import Part
 
 NOON_MS = 1_795_291_200_000  # noon on the Pacific coast
 

@@ -21,14 +21,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Self
 
 IMPORTED = (
     *("json", "random", "sqlite3", "ssl", "tomllib", "zoneinfo", "redis", "rich.console", "rich.table"),

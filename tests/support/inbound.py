@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from quota.inbound.contract import Limit, Policy
 from quota.terms.limits import MINUTE_MS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALGORITHMS = ("counter", "gcra", "log")
 

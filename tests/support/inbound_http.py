@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import uvicorn
@@ -23,11 +26,6 @@ from quota.web.serving import address_of, listen, serve
 from support.commands import Quota, program
 from support.patience import be_patient
 from support.web import Served, helped_by, in_a_thread, shared_socket
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 CONNECTIONS = 8
 

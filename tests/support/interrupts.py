@@ -12,14 +12,12 @@ import dis
 import os
 import sqlite3
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType
+from types import CodeType, FrameType
+from typing import Any
 
 OURS = (*(f"{Path(__file__).parents[2] / folder}{os.sep}" for folder in ("quota", "jobs")), contextlib.__file__)
 

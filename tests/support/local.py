@@ -6,13 +6,11 @@ For simulated months: the real runner, store, ledger and fetch functions, under 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from quota.budget import Budget
 from quota.errors import Refused
 from quota.session import Session
-
-if TYPE_CHECKING:
-    from quota.budget import Budget
 
 
 class LocalSession(Session):

@@ -16,33 +16,28 @@ import random
 import sys
 import traceback
 from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.deciding.project import Project
+from quota.decision import Decision
 from quota.errors import CostExceedsLimit, LedgerError, QuotaError, UnknownCharge
 from quota.ledger import memory_log, sqlite_log
 from quota.ledger.factory import open_ledger
-from quota.ledger.log import MAX_READ
+from quota.ledger.log import MAX_READ, Log
 from quota.rules import total
 from quota.rules.entry import CALLS, END, START
 from quota.rules.facts import Grant
 from quota.terms.costs import Part, Price
-from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS, Calendar, Limit, Selector, Sliding, View, Window
 from support.books import BOOK
 from support.log_oracle import AHEAD_MS, Answer, Charge, LogOracle, Others, State, Terms
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.decision import Decision
-    from quota.ledger.log import Log
-    from quota.terms.limits import Window
 
 LOS_ANGELES, LORD_HOWE, SANTIAGO = "America/Los_Angeles", "Australia/Lord_Howe", "America/Santiago"
 

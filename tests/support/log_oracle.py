@@ -10,18 +10,15 @@ The edges of windows are those of `quota.terms.limits`. All sums are made anew, 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
+from quota.decision import Decision, LimitState
 from quota.rules.entry import CALLS
+from quota.rules.facts import Grant
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View, cutoff, leaves_at, of_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from quota.decision import Decision, LimitState
-    from quota.rules.facts import Grant
 
 WALL_SLACK_MS = 5_000
 """Windows end by the ledger's clock, or by the caller's and this, if that is behind."""

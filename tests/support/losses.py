@@ -8,31 +8,26 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import redis
+from redis.client import Pipeline
 
 from quota.budget import Budget
 from quota.deciding.project import Project
 from quota.errors import LedgerError
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
+from quota.ledger.log import Log
 from quota.rules.entry import Keys
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, Limit
 from support.books import BOOK
 from support.servers import immortal
 from support.setup import NOW_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from redis.client import Pipeline
-
-    from quota.ledger.log import Log
-    from quota.terms.limits import Limit
 
 
 class LedgerStorage(Protocol):

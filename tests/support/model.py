@@ -17,12 +17,10 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from support.plain_http import Reached, Upstream, answer, head
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class Model(Upstream):

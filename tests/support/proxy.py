@@ -13,11 +13,9 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Literal, Self
 
 Kind = Literal[
     "drop-request",  # the connection ends before the request is passed on

@@ -8,20 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import quota
 from quota.proxy.app import make_app
+from quota.rules.spent import Spent
 from quota.web.serving import names_of
+from support.plain_http import Upstream
 from support.setup import charges_at
 from support.web import served
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quota.rules.spent import Spent
-    from support.plain_http import Upstream
-
 
 SECRET = "s-e-c-r-e-t/0123456789"  # noqa: S105  # of the test
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import http.client
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import quota
 from quota.deciding.history import entries
 from quota.reconcile.monitoring import read_figures
 from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
+from quota.session import Session
 from quota.terms.limits import HOUR_MS, Calendar
 from support.emulator import Emulator
 from support.losses import RedisStorage, SqliteStorage
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quota.session import Session
 
 NOON = Calendar("day", "America/Los_Angeles").edges(1_793_000_000_000)[0] + 12 * HOUR_MS
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import httpx
@@ -18,9 +19,6 @@ import quota
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.httpx import httpx_async_transport
 from support.http_clients import BROKEN, Httpx, Requests
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AT_ONCE = 10
 """How many calls of one event loop are under way."""

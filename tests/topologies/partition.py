@@ -11,17 +11,14 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from support.servers import executables, until
 from topologies.charging import Crew, Outcome
 from topologies.network import Network
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MACHINES = ("a", "b", "c")
 PORT, SENTINEL_PORT = 7_000, 7_100

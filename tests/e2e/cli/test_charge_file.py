@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from support.commands import Quota, one_line
 from support.configurations import limited
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CALLS = """
 # two searches, and what is to be known of what they find

@@ -7,8 +7,9 @@ import os
 import shutil
 import tempfile
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -26,9 +27,6 @@ from support.emulator import Emulator
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer
 from support.users import not_root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # It is to say nothing of the file system.
 pytestmark = pytest.mark.on_disk

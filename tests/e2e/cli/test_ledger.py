@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from quota.ledger.redis_log import script, script_names
 from quota.terms.limits import DAY_MS
 from support.commands import Quota, one_line
 from support.configurations import limited
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONFIGURATION = """
 [ledger]

@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from support.commands import Quota, one_line
 from support.emulator import Emulator
 from support.servers import free_port
 from support.setup import budget_of, state_at
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONFIG = """\
 [ledger]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from support.commands import Quota, one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BOOK = """
 api = "forge"

@@ -6,8 +6,9 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import pytest
@@ -19,9 +20,6 @@ from quota.jobs.contributions import forecast
 from support.commands import Quota, every_command, one_line
 from support.users import NOBODY, needs_root
 from support.web import served
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = needs_root
 

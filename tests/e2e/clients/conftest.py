@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quota.ledger.factory import open_ledger
+from quota.ledger.log import Log
 from support.http_clients import CLIENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.ledger.log import Log
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -7,7 +7,9 @@ import base64
 import gzip
 import json
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import httpx
@@ -26,10 +28,6 @@ from support.plain_http import Answer, Arrived, PlainServer
 from support.proxying import BOOK, CONFIG
 from support.servers import free_port
 from support.setup import charges_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ACCOUNT = 'auth = "service-account:account.json"'
 LEDGER = "sqlite:///ledger.db"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from quota.jobs.emulator import Emulator
+from support.commands import Quota
 from support.page import furnish, serve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.commands import Quota
-    from support.web import Served
+from support.web import Served
 
 
 @pytest.fixture(scope="package")

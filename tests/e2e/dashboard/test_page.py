@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 from datetime import datetime
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
@@ -22,11 +22,7 @@ from quota.web.documents import Check
 from support.commands import Quota, one_line
 from support.page import CHARTS, HOUSE, SCRIPT, overview, serve
 from support.servers import RedisServer, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.web import Served
+from support.web import Served
 
 ONLY_OF_A_FILE = "quota_textfile_written_timestamp_seconds"
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +14,7 @@ from quota.inbound.contract import Limit, Policy
 from quota.inbound.rules import open_storage
 from support.inbound_http import Client, serving
 from support.pages import blocks
-
-if TYPE_CHECKING:
-    from support.servers import RedisServer
+from support.servers import RedisServer
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/inbound.md").read_text(encoding="utf-8")
 FILES = {block.file: block.text for block in blocks(PAGE) if block.file}

@@ -10,12 +10,15 @@ import re
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from websockets.exceptions import InvalidStatus
@@ -26,12 +29,6 @@ from quota.inbound.contract import WALL_S
 from support.inbound import run_sql
 from support.inbound_http import Client, answer, burst, limited, running, serving, status_of
 from support.servers import RedisServer, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from starlette.requests import Request
 
 MINUTE_MS = 60_000
 THREE = Limit(3, MINUTE_MS)

@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from support.certificates import private_key
 from support.plain_http import Answer, PlainServer, Reached, answer
 from support.proxying import BOOK, SECRET, House
 from support.servers import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REQUEST = (
     b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\nConnection: close\r\n\r\n" + b"x" * 40

@@ -7,9 +7,9 @@ import signal
 import socket
 import stat
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from support.plain_http import Reached, answer
 from support.proxying import SECRET, House
 from support.servers import until
 from support.web import Served, served_by
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BODY_MB = int(os.environ.get("QUOTA_TEST_BODY_MB", "24"))
 """The size of the bodies that pass up and down."""

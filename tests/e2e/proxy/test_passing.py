@@ -9,7 +9,8 @@ import shutil
 import socket
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from googleapiclient.discovery import build
@@ -20,11 +21,6 @@ from support.proxy import Proxy
 from support.proxying import BOOK, SECRET, House
 from support.servers import free_port
 from support.setup import charges_at, ids_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 EXHAUSTED = b'{"error": {"errors": [{"reason": "quotaExceeded"}], "code": 403, "message": "used up"}}'
 TOKEN = "t-o-k-e-n"  # noqa: S105  # of the test

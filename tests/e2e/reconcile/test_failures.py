@@ -6,8 +6,10 @@ import gzip
 import json
 import re
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -15,16 +17,11 @@ import pytest
 from quota.common.clock import rfc3339
 from quota.errors import BadAnswer, ConfigError, QuotaError
 from quota.reconcile import monitoring
+from quota.reconcile.reconcile import Reconciled
 from quota.terms.limits import HOUR_MS, MINUTE_MS
 from support.plain_http import Answer, Arrived, PlainServer, RawServer, head
 from support.reconciling import NOON, Site
 from support.servers import black_hole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from quota.reconcile.reconcile import Reconciled
 
 TOKEN = "ya29.a-token-that-nobody-may-see"  # noqa: S105
 USAGE = "serviceruntime.googleapis.com/quota/rate/net_usage"

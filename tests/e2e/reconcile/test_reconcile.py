@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,9 +16,6 @@ from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
 from support.plain_http import Answer, PlainServer
 from support.reconciling import Site
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 each_ledger = pytest.mark.parametrize("site", ["sqlite", "redis"], indirect=True)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from quota.common.clock import moment, stamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 AT_MS = 1_793_000_000_000
 PACIFIC = "America/Los_Angeles"

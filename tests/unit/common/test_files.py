@@ -7,8 +7,8 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from quota.common import files
 from quota.common.files import first_within, read_named
 from quota.settings.references import read_key
 from support.processes import in_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -7,9 +7,9 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Generator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import pytest
@@ -18,9 +18,6 @@ import quota
 from quota.common import fork
 from quota.common.fork import hold_over_fork, start_over_in_child
 from support.interrupts import Interrupted, at_place
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

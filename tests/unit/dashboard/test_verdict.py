@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from quota.common.clock import rfc3339
 from quota.dashboard.app import Dashboard
-from quota.dashboard.pages import verdict
+from quota.dashboard.pages import Verdict, verdict
 from quota.dashboard.reading import read_now
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.page import overview
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.dashboard.pages import Verdict
 
 TEN_MS = 1_795_255_200_000
 """Saturday 21 November 2026, 10:00 UTC, 22 h before upstream's midnight."""
