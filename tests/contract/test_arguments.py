@@ -69,7 +69,7 @@ NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "settle an unknown charge": lambda s, n: settle_unknown(s.budget(), n),
     "leave": lambda s, n: s.budget(leave={"job": {"day": n}}).charge("videos.list", job="job"),
     "price": lambda s, n: priced(s, n).charge("videos.list"),
-    "clock": lambda s, n: clocked(s, n).peek("videos.list"),
+    "clock": lambda s, n: budget_of(s.ledger, limit(500), clock=lambda: n).peek("videos.list"),
     "limit": lambda s, n: s.budget(Limit("day", n, VIEW, 500, 0)).peek("videos.list"),
     "quota": lambda s, n: Limit("day", 500, VIEW, n, 0),
     "headroom": lambda s, n: Limit("day", 500, VIEW, 500, n),
@@ -101,10 +101,6 @@ def priced(setup: Setup, units: Any) -> Budget:
 def settle_unknown(budget: Budget, units: Any) -> None:
     with pytest.raises(UnknownCharge):
         budget.settle("1-1", units)
-
-
-def clocked(setup: Setup, now_ms: Any) -> Budget:
-    return budget_of(setup.ledger, *[limit(500)], clock=lambda: now_ms)
 
 
 @pytest.mark.parametrize("door", NUMBER_DOORS)
@@ -203,8 +199,6 @@ def test_objects_of_one_process_cannot_be_pickled(session: quota.Session, again:
             again(each)
 
 
-NO_NAMES = [5, True, b"DE", ["DE"], {"DE"}, 1.5, Rude()]
-
 TIMEOUTS = [True, 0, -1, float("nan"), float("inf"), 10**400, "60", b"60", None, [], Rude()]
 
 
@@ -242,7 +236,7 @@ NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
 
 @pytest.mark.parametrize("door", NAME_DOORS)
 def test_a_wrong_name_is_one_line_and_changes_nothing(setup: Setup, door: str) -> None:
-    for name in NO_NAMES:
+    for name in (5, True, b"DE", ["DE"], {"DE"}, 1.5, Rude()):
         with pytest.raises(UsageError) as refused:
             NAME_DOORS[door](setup, name)
         message = str(refused.value)

@@ -36,7 +36,6 @@ from support.losses import LedgerStorage, Machine
 from support.setup import NOW_MS, budget_of, charges_at, limit
 
 LIMITS = (limit(10**6), limit(10**6, DAY_MS // 2, name="half"))
-IN_A_DECISION = "a signal handler cannot ask in the middle of a decision"
 
 MOST = 10**6 if os.environ.get("QUOTA_TEST_INTERRUPTED") else 10
 """Of the thousands of places where something is put back or handed over, so many are tried, evenly spread. `make soak`
@@ -101,7 +100,7 @@ def charges_in_handlers(budget: Budget, ledger: Log) -> None:
         try:
             charge()
         except UsageError as error:
-            refused += IN_A_DECISION in str(error)
+            refused += "a signal handler cannot ask in the middle of a decision" in str(error)
         else:
             charged += 1
 

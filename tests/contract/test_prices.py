@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -14,7 +13,6 @@ from click.testing import CliRunner
 from quota.cli.program import cli
 from quota.rules.entry import is_reservation
 from quota.terms.costs import CostBook
-from quota.terms.limits import Calendar, Limit, Selector, View
 from support.books import parse_book
 from support.setup import Setup, limit
 
@@ -32,29 +30,10 @@ source = "the tests"
 read_on = 2026-11-01
 default = { get = 1, other = 1 }
 """
-WINDOWS: list[list[Any]] = [
-    [limit(50_000)],
-    [Limit("day", 50_000, View(Selector(), Calendar("day", "America/Los_Angeles")), 50_000, 0)],
-    [
-        Limit("day", 50_000, View(Selector(), Calendar("day", "UTC")), 50_000, 0, paced=True),
-        limit(50_000, name="sliding"),
-    ],
-]
 
 
 def a_book(tables: str) -> CostBook:
     return parse_book(HEAD + tables, "book")
-
-
-@pytest.mark.parametrize("limits", WINDOWS, ids=["sliding", "calendar", "paced"])
-def test_a_budget_that_lives_on_charges_the_price_of_the_day(setup: Setup, limits: list[Any]) -> None:
-    setup.now_ms = CHANGE_MS - 1
-    budget = setup.budget(*limits)
-    costs = [budget.charge(UPLOAD).cost_units]
-    for setup.now_ms in (CHANGE_MS, CHANGE_MS + 1, CHANGE_MS + 86_400_000):
-        costs += [budget.peek(UPLOAD).cost_units, budget.charge(UPLOAD).cost_units]
-    assert costs == [1600, 100, 100, 100, 100, 100, 100]
-    assert [entry.units for entry in setup.entries()] == [1600, 100, 100, 100]
 
 
 @pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Kolkata", "Pacific/Auckland", "UTC"])

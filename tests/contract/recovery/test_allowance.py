@@ -25,22 +25,6 @@ def cut(line: Proxy) -> Iterator[None]:
     line.heal()
 
 
-@contextmanager
-def deaf(line: Proxy) -> Iterator[None]:
-    line.fail("drop-reply", times=1_000)
-    yield
-    line.heal()
-
-
-def draw_in_vain(machine: Machine, line: Proxy) -> None:
-    """Draw a call that had reached the ledger, whose process ends then."""
-    budget = machine.budget(limit(100), allowance=ALLOWANCE)
-    budget.peek("videos.list")
-    with deaf(line):
-        assert budget.charge("videos.list", units=3).source == "allowance"
-    assert units_of(machine) == [3]
-
-
 def units_of(machine: Machine) -> list[int]:
     return [charge.units for charge in charges_at(machine.ledger)]
 
@@ -70,7 +54,12 @@ def test_any_process_of_the_machine_hands_over_the_draws(far: Site, line: Proxy)
 def test_a_draw_whose_first_try_did_reach_the_ledger_counts_once(far: Site, line: Proxy, lost: bool) -> None:
     """Its process had no answer and has ended. Who hands it over finds it by its key, and notes it."""
     machine = far.machine()
-    draw_in_vain(machine, line)
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    budget.peek("videos.list")
+    line.fail("drop-reply", times=1_000)
+    assert budget.charge("videos.list", units=3).source == "allowance"
+    line.heal()
+    assert units_of(machine) == [3]
     assert machine.budget(limit(100)).usage()[0].used_units == 3
     if lost:
         far.empty()

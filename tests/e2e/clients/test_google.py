@@ -250,14 +250,14 @@ def test_an_upload_is_charged_when_it_is_opened(upstream: Emulator, ledger: Log,
     assert upstream.usage()["free"]["upload_chunks"] == 5
 
 
+def opens_upload(request: Arrived) -> Answer:
+    location = f"http://{request.headers['host']}{request.target}&upload_id=1"
+    return Answer(headers={} if "upload_id" in request.target else {"Location": location})
+
+
 def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Log, connect: Connect) -> None:
     """captions.update opens with the verb that chunks have."""
-
-    def answer(request: Arrived) -> Answer:
-        opened = "upload_id" in request.target
-        return Answer(headers={} if opened else {"Location": f"{server.address}{request.target}&upload_id=1"})
-
-    with PlainServer(answer) as server:
+    with PlainServer(opens_upload) as server:
         youtube = connect(server.address)
         media = MediaInMemoryUpload(b"x" * 10, mimetype="text/xml", resumable=True)
         youtube.captions().update(part="id", body={"id": "c"}, media_body=media).execute()
@@ -266,11 +266,7 @@ def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Log, connect: C
 
 
 def test_an_empty_upload_has_a_length_and_no_chunks(connect: Connect) -> None:
-    def answer(request: Arrived) -> Answer:
-        opened = "upload_id" in request.target
-        return Answer(headers={} if opened else {"Location": f"{server.address}{request.target}&upload_id=1"})
-
-    with PlainServer(answer) as server:
+    with PlainServer(opens_upload) as server:
         media = MediaInMemoryUpload(b"", mimetype="text/xml", chunksize=-1, resumable=True)
         connect(server.address).captions().insert(part="id", body={}, media_body=media).execute()
         (_, sent) = server.arrived

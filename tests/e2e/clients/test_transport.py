@@ -347,23 +347,6 @@ def test_a_connection_is_used_again_after_an_error(connect: Connect, server: Pla
     assert [request.headers.get("cookie") for request in server.arrived] == [None, "a=b", "a=b"]
 
 
-def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: Log) -> None:
-    """A part of it has arrived. What fails before a connection is asked for is given back."""
-    host = urlsplit(server.address).netloc
-    session = Requests(make_budget(ledger), "videos.list", hosts=[host]).session
-
-    def body() -> Iterator[bytes]:
-        yield b"a part"
-        raise ValueError("the file ends here")
-
-    with pytest.raises(ValueError, match="ends here"):
-        session.post(f"{server.address}/ok", data=body())
-    assert charged(ledger) == {"videos.list": 1}
-    with pytest.raises(ValueError, match="timeout"):
-        session.get(f"{server.address}/ok", timeout=(1, 2, 3))
-    assert charged(ledger) == {"videos.list": 1}
-
-
 def of_requests() -> requests.Response:
     response = requests.Response()
     response.status_code = 403

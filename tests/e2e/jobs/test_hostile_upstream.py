@@ -159,16 +159,6 @@ def test_a_body_within_its_bound_takes_bounded_memory_whatever_it_holds(site: Si
     assert error is None or error.startswith("upstream's answer ")
 
 
-def test_a_body_at_its_bound_is_stored(site: Site) -> None:
-    site.configure("max_body_mb = 1", pages=1)
-    text = json.dumps({"items": [VIDEO]})
-    for size, outcome in ((MB, "done"), (MB + 1, "failed")):
-        body = (text + " " * (size - len(text))).encode()
-        for packed in (whole(body), whole(gzip.compress(body), "Content-Encoding: gzip")):
-            site.answer = lambda _, packed=packed: [packed]  # type: ignore[misc]
-            assert site.run().outcome == outcome
-
-
 # -- too slow ----------------------------------------------------------------------------------------------------------
 
 
@@ -389,9 +379,6 @@ def test_the_page_in_flight_is_stored_after_any_signals(
     assert site.stored() == 3
 
 
-SCHEDULED = 'schedule = "every 6d"\nmisfire_grace = "6d"'
-
-
 @pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
 def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: str, status: int) -> None:
     """A fetch function waits inside a C library, where Python's own signal handlers do not come to run."""
@@ -403,7 +390,7 @@ def fetch(client, region, cursor):
     sqlite3.connect("locked.db", timeout=60).execute("BEGIN IMMEDIATE")
     return Page()
 """
-    site.configure(SCHEDULED, fetch=site.own_fetch(busy))
+    site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch=site.own_fetch(busy))
     with closing(sqlite3.connect(site.folder / "locked.db")) as db:
         db.execute("BEGIN IMMEDIATE")
         child = site.start(*command.split(), script=HASTY)

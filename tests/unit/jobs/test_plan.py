@@ -103,20 +103,6 @@ def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(too_much: P
     assert [(x.setting, x.after) for x in plan.changes] == [("schedule", '"every 103m"'), ("regions", "3")]
 
 
-def test_a_proposed_change_fits_and_the_next_smaller_change_does_not(folder: Path) -> None:
-    for schedule, regions, fits in [("103m", 7, True), ("102m", 7, False), ("45m", 3, True), ("45m", 4, False)]:
-        changed = settings(folder, LIMITS + KEYWORDS.replace("45m", schedule))
-        job = changed.jobs["keywords"]
-        changed = changed._replace(jobs={"keywords": job._replace(regions=job.regions[:regions])})
-        assert make_plan(changed, 0, first_day=MONDAY, find_changes=False).fits == fits, (schedule, regions)
-
-
-def seven_jobs(*every: str) -> str:
-    words = ("cats", "dogs", "birds", "fish", "frogs", "bats", "owls")
-    row = '[jobs.{0}]\nfetch = "keywords:fetch"\nregions = ["{0}"]\nschedule = "every {1}"\n'
-    return "".join(map(row.format, words, every))
-
-
 def test_the_search_for_changes_has_an_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggestions, "SEARCH_WITHIN_S", -1.0)
     plan = make_plan(settings(folder, LIMITS + KEYWORDS), NOON_MS)
@@ -125,7 +111,8 @@ def test_the_search_for_changes_has_an_end(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_plan_shows_how_many_ticks_of_each_job_fit(folder: Path) -> None:
-    jobs = seven_jobs(*(f"{minutes}m" for minutes in range(140, 147)))
+    row = '[jobs.{0}]\nfetch = "keywords:fetch"\nregions = ["cats"]\nschedule = "every {1}m"\n'
+    jobs = "".join(map(row.format, "abcdefg", range(140, 147)))
     plan = make_plan(settings(folder, LIMITS.replace("10_000", "6_000") + jobs), 0, days=3, first_day=MONDAY)
     assert [change.sentence() for change in plan.changes] == ["every job of main: 4 ticks instead of 5"]
     assert "no change of one job alone makes it fit" in plan.notes
@@ -168,9 +155,6 @@ def test_a_plan_of_nothing_does_not_say_that_it_fits(folder: Path, schedule: str
     plan = make_plan(settings(folder, text), 0, first_day=MONDAY)
     assert (plan.fits, plan.as_json()["ticks"]) == (True, 0), "nothing is refused"
     assert shown(plan)[1] == verdict
-
-
-# -- prices that change ------------------------------------------------------------------------------------------------
 
 
 # -- days and charts ---------------------------------------------------------------------------------------------------
