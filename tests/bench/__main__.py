@@ -50,7 +50,7 @@ def main() -> None:
         stack.enter_context(patch.dict(os.environ, {"QUOTA_STATE_DIR": str(folder / "state")}))
         on_ledgers.measure_decisions(report, server, folder, effort.rounds, effort.calls, before, effort.full)
         on_ledgers.measure_memory(report, server, effort.share)
-        grown = effort.sizes, effort.full, effort.growth_rounds, effort.calls
+        grown = effort.sizes, effort.growth_rounds, effort.calls
         loads.measure_growth(report, "Redis", lambda _: server.url, *grown)
         on_ledgers.measure_size(report, folder, effort.share)
         loads.measure_growth(report, "SQLite", lambda file: f"sqlite:///{folder / file}.db", *grown)

@@ -41,20 +41,12 @@ def charging(spent: Budget, method: str, units: int) -> Callable[[], Decision]:
     return call
 
 
-def fill(
-    ledger: Log,
-    project: str,
-    charges: int,
-    method: str = CHEAP,
-    *,
-    after: int = 0,
-    clock: Callable[[], int] | None = None,
-) -> None:
-    """Put charges into the log quickly, many at once, without deciding about them; `after` so many before."""
-    opened = Project(ledger, project, clock=clock)
-    for first in range(after, after + charges, ADDED_AT_ONCE):
-        numbers = range(first, min(first + ADDED_AT_ONCE, after + charges))
-        entries = [Entry(START, 1, "units", method, "trending", "US", f"filling-{n}") for n in numbers]
+def fill(ledger: Log, project: str, charges: int) -> None:
+    """Put charges into the log quickly, many at once, without deciding about them."""
+    opened = Project(ledger, project)
+    for first in range(0, charges, ADDED_AT_ONCE):
+        numbers = range(first, min(first + ADDED_AT_ONCE, charges))
+        entries = [Entry(START, 1, "units", CHEAP, "trending", "US", f"filling-{n}") for n in numbers]
         add(opened, entries.copy)
 
 

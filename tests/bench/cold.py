@@ -44,7 +44,7 @@ REDIS_MOST = 1.3
 def measure(report: Report, folder: Path, redis_url: str, rounds: int) -> None:
     """Whole processes, started by turns, from a copy laid out as a wheel installs it. An editable install would slow
     down every start of its Python, also one that does nothing, and so make everything else look fast beside that."""
-    report.progress.begin("cold processes")
+    report.begin("cold processes")
     state = folder / "state"
     full, shared = folder / "full.toml", folder / "shared.toml"
     full.write_text(f'[ledger]\nurl = "sqlite:///{folder}/full.db"\n{FULL}')
@@ -84,7 +84,7 @@ def measure(report: Report, folder: Path, redis_url: str, rounds: int) -> None:
         Contestant("refused run, SQLite", start(python, *tick, str(full))),
         Contestant("refused run, Redis", start(python, *tick, str(full_too))),
     ]
-    rows = race(contestants, rounds, 1, report.progress)
+    rows = race(contestants, rounds, 1)
     report.race(
         "Cold process: start, decide, end",
         rows,

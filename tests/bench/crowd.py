@@ -39,8 +39,6 @@ WANTED = 10_000
 KINDS = (*POLICIES, "charge")
 """A limit on visitors by each algorithm, and a charge to the budget of one project."""
 
-BATCH = 10
-
 
 def worker(kind: str, url: str, seconds: float) -> None:
     """Decide until the time is over, once stdin ends; print the ns of each decision, and CPU ns."""
@@ -57,7 +55,7 @@ def worker(kind: str, url: str, seconds: float) -> None:
         taken_ns: list[int] = []
         began_ns, until_s = time.process_time_ns(), time.monotonic() + seconds
         while time.monotonic() < until_s:
-            taken_ns += time_calls(call, BATCH)
+            taken_ns += time_calls(call, 10)
         print(json.dumps({"taken_ns": taken_ns, "cpu_ns": time.process_time_ns() - began_ns}), flush=True)
 
 

@@ -42,14 +42,14 @@ def measure_time(report: Report, server: RedisServer, folder: Path, rounds: int,
     client = redis.Redis.from_url(server.url)
     sha = client.script_load(NOTHING)
     shared, local = open_storage(server.url), open_storage(f"sqlite:///{folder / 'inbound.db'}")
-    report.progress.begin("inbound, time of a decision")
+    report.begin("inbound, time of a decision")
     contestants = [
         Contestant("floor: EVALSHA return 1", lambda: client.evalsha(sha, 0)),
         *(Contestant(f"quota, {name}", asking(shared, policy)) for name, policy in POLICIES.items()),
         *(Contestant(name, call) for name, call in peers(server.url)),
         *(Contestant(f"quota, {name}, SQLite", asking(local, policy)) for name, policy in POLICIES.items()),
     ]
-    rows = race(contestants, rounds, calls, report.progress)
+    rows = race(contestants, rounds, calls)
     report.race("Inbound limits: time of a decision", rows, f"{IDENTITIES:,} visitors in turn, all admitted")
     ratio = {row.name: row.ratio for row in rows}
     for name in POLICIES:
@@ -122,13 +122,12 @@ def measure_memory(report: Report, server: RedisServer, identities: int) -> None
         ("counter", Policy("search", (Limit(100, 86_400_000),))),
         ("gcra", Policy("search", (Limit(100, 86_400_000, 10),), "gcra")),
     ):
-        report.progress.begin(f"inbound, memory of {identities:,} identities: {name}")
+        report.begin(f"inbound, memory of {identities:,} identities: {name}")
         with redis.Redis(port=server.port) as client:
             client.flushall()
             before = client.info("memory")["used_memory"]
             storage = open_storage(server.url)
             for number in range(identities):
-                report.progress.step(number, identities)
                 patiently(storage, policy, f"visitor {number}")
             used = client.info("memory")["used_memory"] - before
             storage.close()
@@ -216,12 +215,11 @@ def measure_error(report: Report, hours: float) -> None:
     print(f"was too much for its window; most: within any window, of {NUMBER} in a minute")
     print(f"{'':<28}{'':<17}{'admitted':>10}{'above':>10}{'most':>8}")
     for traffic, (arrivals, load) in TRAFFIC.items():
-        report.progress.begin(f"inbound, error: {traffic}")
+        report.begin(f"inbound, error: {traffic}")
         exact = 0
         for number, (name, (algorithm, limit)) in enumerate(LIMITS.items()):
             admitted, above, most = error(algorithm, limit, arrivals(load, random.Random(7)), hours)
             exact = exact or admitted
-            report.progress.clear()
             print(
                 f"{'' if number else traffic:<28}{name:<17}{100 * admitted / exact:>9.1f}%"
                 f"{100 * above / admitted:>9.1f}%{most:>8}"

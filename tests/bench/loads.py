@@ -11,18 +11,13 @@ from time import perf_counter
 from unittest.mock import patch
 
 import quota
-from bench.budgets import budget, charging, day, fill, spread_over_a_day
+from bench.budgets import budget, charging, day, fill
 from bench.kinds import CHEAP, LABELS
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from bench.sessions import budget_at
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
-from quota.terms.limits import DAY_MS
-from support.inbound import Clock
-
-SLOWLY = 500
-"""So many a day: each of them is the first charge of its minute, and keeps house."""
 
 SIZES = (10, 100)
 CALLS = 3
@@ -30,15 +25,12 @@ CALLS = 3
 
 STATUS_S = 5
 
-_SHOWN = "from quota.cli.entry import main; main()"
-
 
 def measure_growth(
-    report: Report, kind: str, url_of: Callable[[str], str], sizes: Sequence[int], full: int, rounds: int, calls: int
+    report: Report, kind: str, url_of: Callable[[str], str], sizes: Sequence[int], rounds: int, calls: int
 ) -> None:
-    """The same charge with so many before it; and at two paces with which the window stays as it is. `url_of` gives the
-    ledger for a name, `full` charges fill a day."""
-    report.progress.begin(f"{kind}, growth")
+    """The same charge with so many before it. `url_of` gives the ledger for a name."""
+    report.begin(f"{kind}, growth")
     ledgers, contestants = [], []
     for size in sizes:
         ledger = open_ledger(url_of(f"growth-{size}"))
@@ -48,15 +40,9 @@ def measure_growth(
             Contestant(f"{size:,} charges in the window", charging(budget(ledger, project, [day()]), CHEAP, 1))
         )
         ledgers.append(ledger)
-    for size in (full, SLOWLY):
-        clock = Clock()
-        ledgers.append(open_ledger(url_of(f"steady-{size}"), clock=clock))
-        steady = spread_over_a_day(ledgers[-1], clock, f"steady-{size}", size, 1)
-        every_s = DAY_MS // size // 1000
-        contestants.append(Contestant(f"{size:,}, one comes and one expires every {every_s} s", steady))
     for contestant in contestants:
         contestant.call()  # reads what was filled in
-    rows = race(contestants, rounds, calls, report.progress)
+    rows = race(contestants, rounds, calls)
     report.race(f"{kind}: growth, 1 limit, 1 unit", rows, "ratio to the first row")
     for ledger in ledgers:
         ledger.close()
@@ -64,13 +50,13 @@ def measure_growth(
 
 def measure_together(report: Report, redis_url: str, folder: Path, rounds: int) -> None:
     for ledger_name, url in (("Redis", redis_url), ("SQLite", f"sqlite:///{folder / 'together.db'}")):
-        report.progress.begin(f"{ledger_name}, several calls together")
+        report.begin(f"{ledger_name}, several calls together")
         spent = budget_at(url, folder, f"together-{ledger_name}", limits=2)
         contestants = []
         for size in SIZES:
             contestants.append(Contestant(f"{size} calls, one by one", _one_by_one(spent, size)))
             contestants.append(Contestant(f"{size} calls together", _together(spent, size)))
-        rows = race(contestants, rounds, CALLS, report.progress)
+        rows = race(contestants, rounds, CALLS)
         report.race(f"{ledger_name}: several calls, all or none", rows, "2 limits, guarded; ratio to the first line")
 
 
@@ -93,7 +79,7 @@ def _together(spent: Budget, size: int) -> Callable[[], object]:
 
 def measure_many(report: Report, folder: Path, redis_url: str, projects: int) -> None:
     """Each project has a charge, and the two limits of a credential that names none."""
-    report.progress.begin("many projects")
+    report.begin("many projects")
     folder = folder / "many"
     folder.mkdir()
     for name, url in (("Redis", redis_url), ("SQLite", f"sqlite:///{folder / 'ledger.db'}")):
@@ -104,7 +90,7 @@ def measure_many(report: Report, folder: Path, redis_url: str, projects: int) ->
             for credential in session.settings.credentials:
                 session.budget(credential).charge("search.list")
         environment = {**os.environ, "QUOTA_STATE_DIR": str(folder / f"{name} looked at")}
-        command = [sys.executable, "-c", _SHOWN, "status", "--config", str(path)]
+        command = [sys.executable, "-c", "from quota.cli.entry import main; main()", "status", "--config", str(path)]
         for look in ("first status", "status"):
             started_s = perf_counter()
             subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)

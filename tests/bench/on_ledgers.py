@@ -48,7 +48,7 @@ def measure_decisions(
     full: int = DAY_UNITS,
 ) -> None:
     """How long a decision takes; and took, `before`. `full`: so many charges fill the windows that refuse."""
-    report.progress.begin("time of a decision")
+    report.begin("time of a decision")
     in_file = f"sqlite:///{folder / 'beside.db'}"
     client = redis.Redis.from_url(server.url)
     sha = client.script_load(NOTHING)
@@ -61,7 +61,7 @@ def measure_decisions(
         *(before.contestants("SQLite", lambda name: f"sqlite:///{folder / name}.db", full) if before else ()),
         *_peers(client, server, theirs),
     ]
-    rows = race(contestants, rounds, calls, report.progress)
+    rows = race(contestants, rounds, calls)
     report.race(
         "Redis, and SQLite beside it: time of a decision",
         rows,
@@ -94,7 +94,7 @@ def measure_decisions(
 
 def measure_memory(report: Report, server: RedisServer, share: int) -> None:
     """What a day's charges take. `share`: only one in so many is made, to save time."""
-    report.progress.begin("Redis, memory of a day")
+    report.begin("Redis, memory of a day")
     rows = []
     for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
         clock = Clock()
@@ -106,7 +106,6 @@ def measure_memory(report: Report, server: RedisServer, share: int) -> None:
     for peer in REDIS_PEERS:
         if peer.installed:
             for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
-                report.progress.step(len(rows), 2 * len(REDIS_PEERS) + 2)
                 key = f"held-{REDIS_PEERS.index(peer)}-{units}."
                 with redis.Redis.from_url(server.url) as client:
                     hit = peer.make(client, server.url, key)
@@ -156,7 +155,7 @@ def _held(server: RedisServer, pattern: str) -> int:
 
 def measure_size(report: Report, folder: Path, share: int) -> None:
     """What a day's charges take on disk. `share`: only one in so many is made, to save time."""
-    report.progress.begin("SQLite, size of a day")
+    report.begin("SQLite, size of a day")
     rows = []
     for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
         path, clock = folder / f"size-{units}.db", Clock()

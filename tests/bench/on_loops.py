@@ -37,7 +37,7 @@ window = "24h"
 
 
 def measure(report: Report, server: RedisServer, folder: Path, rounds: int, decisions: int) -> None:
-    report.progress.begin(f"asyncio, time of {decisions:,} decisions")
+    report.begin(f"asyncio, time of {decisions:,} decisions")
     path = folder / "loops.toml"
     path.write_text(CONFIGURATION.format(url=server.url))
     client = redis.asyncio.Redis.from_url(server.url)
@@ -72,7 +72,7 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, deci
             Contestant(bare, together(ask, BARE * decisions)),
             Contestant(ours, together(decide, decisions)),
         ]
-        rows = race(contestants, rounds, 1, report.progress)
+        rows = race(contestants, rounds, 1)
         runner.run(session.aclose())
         runner.run(client.aclose())
     report.race(

@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from bench.report import Progress
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ def pinned(choose: Callable[[set[int]], set[int]] = lambda cpus: {max(cpus)}) ->
         os.sched_setaffinity(0, before)
 
 
-def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: Progress) -> list[Row]:
+def race(contestants: Sequence[Contestant], rounds: int, calls: int) -> list[Row]:
     """Run a race; its rows in the order of the contestants."""
     for contestant in contestants:
         for _ in range(min(rounds, max(2, calls // 4))):
@@ -88,7 +83,6 @@ def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: P
     mean_ns: list[list[float]] = [[] for _ in contestants]
     with uncollected():
         for number in range(rounds):
-            progress.step(number, rounds)
             first = number % len(contestants)
             for place in (*range(first, len(contestants)), *range(first)):
                 contestant = contestants[place]

@@ -20,27 +20,6 @@ NAME_WIDTH = 43
 BAR_WIDTH = 48
 
 
-class Progress:
-    """What is being measured, on one line that a terminal overwrites; elsewhere one line for each race."""
-
-    def __init__(self) -> None:
-        self._title = ""
-        self._live = sys.stderr.isatty()
-
-    def begin(self, title: str) -> None:
-        self._title = title
-        if not self._live:
-            print(f"{title} ...", file=sys.stderr, flush=True)
-
-    def step(self, done: int, total: int) -> None:
-        if self._live:
-            print(f"\r\033[K{self._title} {100 * done // max(1, total):>3} %", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
 @dataclass(frozen=True)
 class Bar:
     """A ratio, a time or a size that the product is held to: at most `most`."""
@@ -59,12 +38,14 @@ class Bar:
 class Report:
     """What was measured so far. Each table is printed when it is complete."""
 
-    progress: Progress = field(default_factory=Progress)
     bars: list[Bar] = field(default_factory=list)
+
+    def begin(self, title: str) -> None:
+        print(f"{title} ...", file=sys.stderr, flush=True)
 
     def race(self, title: str, rows: Sequence[Row], note: str = "") -> None:
         """A table of a race; the first row is its floor."""
-        self._begin(title, note)
+        self._title(title, note)
         print(f"{'':<{NAME_WIDTH}}{'us':>8}{'ratio':>7}{'8 of 10':>14}{'mean':>7}")
         for row in rows:
             spread = f"{row.low:.2f}-{row.high:.2f}"
@@ -72,14 +53,14 @@ class Report:
 
     def ratios(self, title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
         """A table of ratios, a row for each name."""
-        self._begin(title, "")
+        self._title(title, "")
         print(f"{'':<{NAME_WIDTH}}" + "".join(f"{column:>10}" for column in columns))
         for name, ratios in rows.items():
             print(f"{name:<{NAME_WIDTH}}" + "".join(f"{ratio:>10.2f}" for ratio in ratios))
 
     def sizes(self, title: str, rows: Sequence[tuple[str, int, int]], note: str = "") -> None:
         """A table of sizes: name, bytes, and how many charges they hold."""
-        self._begin(title, note)
+        self._title(title, note)
         print(f"{'':<{NAME_WIDTH}}{'bytes':>12}{'a charge':>12}")
         for name, size, charges in rows:
             print(f"{name:<{NAME_WIDTH}}{size:>12,}{size / charges:>12.1f}")
@@ -88,14 +69,13 @@ class Report:
         """Everything that there is a bar for."""
         if not self.bars:
             return
-        self._begin("The bars", "")
+        self._title("The bars", "")
         print(f"{'':<{BAR_WIDTH}}{'measured':>13}{'bar':>11}")
         for bar in self.bars:
             measured, most = f"{bar.measured:,.2f} {bar.unit}", f"{bar.most:g} {bar.unit}"
             print(f"{bar.name:<{BAR_WIDTH}}{measured:>13}{most:>11}{'ok' if bar.met else 'above':>7}")
 
-    def _begin(self, title: str, note: str) -> None:
-        self.progress.clear()
+    def _title(self, title: str, note: str) -> None:
         print(f"\n{title}" + (f"\n{note}" if note else ""))
 
 
