@@ -55,6 +55,18 @@ def test_two_machines_that_put_back_one_loss_report_one_loss(site: Site, monkeyp
     assert names == ["ours, theirs", "theirs, ours", "third"], "ours has told it of the first two"
 
 
+def test_machines_that_have_put_back_a_loss_stay_with_one_log(site: Site) -> None:
+    budgets = [site.machine(name).budget(HUNDRED) for name in ("ours", "theirs")]
+    for budget in budgets:
+        budget.charge("videos.list")
+    site.empty()
+    epochs = []
+    for budget in budgets * 3:
+        budget.usage()
+        epochs.append(budget.ledger.begin(budget.project).epoch)
+    assert [epoch == epochs[-1] for epoch in epochs] == [False, True, True, True, True, True]
+
+
 @pytest.mark.parametrize("charges", [0, 1])
 def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int) -> None:
     """The ledger loses it as soon as it has it."""

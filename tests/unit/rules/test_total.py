@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quota.rules.entry import CALLS, START, Entry, Id, others_units, read_id
-from quota.rules.total import RunningTotal, Wanted, total_of
+from quota.rules.entry import CALLS, END, START, Entry, Id, others_units, read_id
+from quota.rules.total import READ_LEAVING, RunningTotal, Wanted, total_of
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Selector, Sliding, View, Window
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
@@ -203,3 +203,7 @@ def test_a_kept_total_reads_back_as_it_was() -> None:
     assert again.resume(total.kept("epoch"), "epoch", entries[-1].id, START, NOON + 2)
     assert (again.charged, again.gone, again.head, again.others) == (12, total.gone, total.head, total.others)
     assert again.kept("epoch") == total.kept("epoch")
+    again.skip_to(END)
+    assert again.wants_leaving() == Wanted(total.gone, END, READ_LEAVING), "the charges that it only counted"
+    total.skip_to(END)
+    assert total.wants_leaving() is None
