@@ -255,7 +255,7 @@ def _missing(session: Session, names: list[str]) -> Iterator[Finding]:
 
 def _state_folder() -> Iterator[Finding]:
     named, folder = os.environ.get("QUOTA_STATE_DIR", ""), state_folder()
-    if named and not os.path.isabs(named):
+    if named and not os.path.isabs(os.path.expanduser(named)):
         yield warning(
             "state folder",
             f"QUOTA_STATE_DIR={one_line(named)} is relative: a command that starts in another folder uses another "

@@ -64,7 +64,7 @@ def find_config(named: str | Path | None = None) -> Path | None:
     if named is not None:
         with suppress(TypeError):
             if named != "":  # an unset variable of a script: another configuration has another budget
-                return Path(named)
+                return Path(os.path.expanduser(named))
         raise UsageError(f"configuration {show(named)} is not the path of a file")
     here = Path("quota.toml")
     if os.path.lexists(here):

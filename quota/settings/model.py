@@ -240,7 +240,7 @@ def state_folder() -> Path:
     named = os.environ.get("QUOTA_STATE_DIR")
     try:
         if named:
-            folder = Path(named).absolute()
+            folder = Path(named).expanduser().absolute()
         else:
             from platformdirs import user_state_path  # late: it takes 8 ms
 

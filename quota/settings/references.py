@@ -29,6 +29,9 @@ from quota.settings.toml import Flag, Text, TomlTable
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 REFERENCE = rf"env:{VARIABLE}|file:.+"
 
+_LIKE_A_KEY = r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9]).{20,}"
+"""Matches most keys and tokens, and hardly any name of a variable."""
+
 _LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
 _MAX_CHARS = 8_192
 
@@ -151,7 +154,7 @@ def _reference(table: TomlTable, key: str, text: str, kind_of: str = "") -> str:
     """Where a secret is. The text begins with `kind_of`, for example `bearer:`; the answer does not."""
     ref = text.removeprefix(kind_of)
     kind, colon, rest = ref.partition(":")
-    if kind == "env" and colon and re.fullmatch(VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
+    if kind == "env" and colon and re.fullmatch(VARIABLE, rest) and not re.fullmatch(_LIKE_A_KEY, rest):
         return ref
     if kind == "file" and colon and rest and rest.isprintable():
         return f"file:{path_at(table, key, rest)}"

@@ -280,6 +280,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"XDG_STATE_HOME": "/x/"}, "/x/quota-ledger"),
         ({"XDG_STATE_HOME": "/x", "QUOTA_STATE_DIR": "/named"}, "/named"),
         ({"QUOTA_STATE_DIR": "relative"}, "relative"),
+        ({"QUOTA_STATE_DIR": "~/named"}, "named"),  # as in a crontab, where no shell expands it
     ],
 )
 def test_the_state_is_where_the_user_says_else_in_the_home(

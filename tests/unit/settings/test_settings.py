@@ -322,7 +322,8 @@ MISTAKES = {
         ("[[cred", "headroom = 5\n[[cred", "headroom: unknown key; it belongs in [[credentials.NAME.limits]]"),
         ("[[cred", 'auth = "ya29.secret"\n[[cred', f"auth: {AUTHS}"),
         ('api = "youtube-v3"', 'api = "youtube"', "api: there is no cost book 'youtube'; did you mean 'youtube-v3'?"),
-        ('"env:YOUTUBE_API_KEY"', '"env:AIzaSyAsecretsecretsecretsecretsecrets"', f"key: {KEY_RULE}"),
+        ('"env:YOUTUBE_API_KEY"', '"env:AIzaSyA1secretsecretsecretsecretsecrets"', f"key: {KEY_RULE}"),
+        ('"env:YOUTUBE_API_KEY"', '"env:sk_live_51secretSECRETsecretsecret"', f"key: {KEY_RULE}"),
         ('"env:YOUTUBE_API_KEY"', '"AIzaSyA-secret-secret-secret-secret-secr"', f"key: {KEY_RULE}"),
         *(
             (
