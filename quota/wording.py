@@ -234,10 +234,12 @@ def _a_run_now(job: JobRow) -> str:
 
 
 def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
-    """The jobs that could not go on now, by their reasons."""
-    stopped: dict[str, list[str]] = {}
+    """The jobs that could not go on now, by their reasons, without the reason that the verdict has."""
+    outlook, stopped = credential.outlook, dict[str, list[str]]()
     for job in credential.jobs:
-        if job.why and credential.stopped != job:  # the verdict has the reason of that job
+        is_closed = outlook.closed is not None and job.is_closed and job.refused_by == outlook.closed.bucket
+        is_full = outlook.full is not None and job.why == outlook.full.why()
+        if job.why and not (is_closed or is_full or job == credential.stopped):
             stopped.setdefault(job.why, []).append(job.job)
     for why, jobs in stopped.items():
         yield Line(f"job{'s' * (len(jobs) > 1)} {listed(jobs)} could not go on now: {why}", "note")
@@ -342,7 +344,7 @@ def _asker(x: RefusalExplained) -> str:
     who += [f"region {kept.region}"] if kept.region else []
     who += [f"run {kept.run}"] if kept.run else []
     who += [f"on {kept.machine}"] if kept.machine else []
-    then = "" if kept.retry_at_ms is None else f"; retry at {moment(kept.retry_at_ms)}"
+    then = "" if kept.retry_at_ms is None else f"; next at {moment(kept.retry_at_ms)}"
     return f"{stamp(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
 
 

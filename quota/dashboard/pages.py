@@ -368,12 +368,13 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
         if x.until_ms == NEVER:
             lead = "Upstream grants this project nothing. Waiting does not help: ask upstream for quota."
             return ending("closed", "Closed by upstream", lead, None, x.evidence)
-        lead = f"Upstream counts {short_name(x.bucket)!r} as used up. No call that needs it leaves before the reset."
+        lead = f"Upstream counts {short_name(x.bucket)!r} as used up. No call that needs it leaves before the reset"
+        lead += f" at {moment(x.until_ms)}"
         headline = "Closed by upstream"
         if outlook.then_full and outlook.full is not None:
             headline += ", then full"
-            lead = f"{lead[:-1]} at {moment(x.until_ms)}, nor then: {outlook.full.why()}."
-        return ending("closed", headline, lead, outlook.next_ms, x.evidence)
+            lead += f", nor then: {outlook.full.why()}"
+        return ending("closed", headline, f"{lead}.", outlook.next_ms, x.evidence)
     if outlook.full is not None:
         return ending("full", "Full", f"No call is admitted: {outlook.full.why()}.", outlook.next_ms)
     units, stopped = row.remaining_units, row.stopped

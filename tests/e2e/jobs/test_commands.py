@@ -49,6 +49,8 @@ def test_the_status_is_not_open_if_no_job_could_go_on(quota: Quota) -> None:
     assert done.returncode == 0
     assert "OPEN: 40 units" in done.stdout
     assert "jobs trending, alike could not go on now: limit 'day' has 60 of 100 units used" in done.stdout
+    assert quota("charge", "videos.list", "--units", "40").returncode == 0
+    assert "job modest could not" not in quota("status").stdout, "the verdict has its reason"
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,9 @@ def test_the_verdict_shows_a_search_that_never_fits(room: Room) -> None:
 
 def test_the_verdict_says_closed_then_full_and_until_when(room: Room) -> None:
     budget = room.session.budget("main")
+    budget.exhaust("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1")
+    assert room.verdict().lead.endswith("before the reset at 2026-11-21T13:00:00+00:00.")
+    budget.reopen("units", "to charge")
     budget.charge("videos.list", units=9_500)
     budget.exhaust("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1")
     verdict = room.verdict()
