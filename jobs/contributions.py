@@ -25,6 +25,7 @@ from quota.common.findings import Finding, Level, examine_folder, finding_of, ob
 from quota.common.text import many, one_line, spell
 from quota.deciding.run_limit import RunLimit
 from quota.jobs.afterwards import samples_of_regions, samples_of_run
+from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS
 from quota.jobs.job import (
     Fetch,
     NotImported,
@@ -75,6 +76,10 @@ def fetches(settings: Settings) -> Iterator[Finding]:
             yield from _odd_ids(job, fetch)
         if job.fetch in BUILT_IN_FETCHES:
             yield from _unknown_regions(job, users, listed)
+            items = PAGE_COMMENTS if job.fetch == "comments" else PAGE_ITEMS
+            if job.max_items < items:
+                message = f"a page of this job has up to {items} items, and a region fails at one with more"
+                yield warning(f"jobs.{job.name}.max_items", message, f"raise it to {items}, or remove it")
 
 
 def _unknown_regions(job: JobSettings, users: frozenset[str], listed: Set[str]) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ def lint(settings: Settings) -> list[Finding]:
         *_ways(settings),
         *(finding for book in books.values() for finding in _unsettled(book)),
     ]
+    built_in = {job.credential for job in settings.jobs.values() if job.fetch in BUILT_IN_FETCHES}
     jobs: dict[str, dict[str, None]] = {}
     for job in settings.jobs.values():
         jobs.setdefault(settings.credentials[job.credential].project, {})[job.name] = None
@@ -52,7 +53,7 @@ def lint(settings: Settings) -> list[Finding]:
         if credential.limited_by in (credential.name, ""):
             findings += _limits(credential)
             findings += _limited_jobs(credential, jobs.get(credential.project, {}))
-        findings += _key(credential)
+        findings += _key(credential, credential.name in built_in)
         findings += _project(credential)
         findings += _auth(credential)
     findings += _shared_keys(settings)
@@ -406,13 +407,14 @@ def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def _key(credential: CredentialSettings) -> Iterator[Finding]:
+def _key(credential: CredentialSettings, built_in: bool) -> Iterator[Finding]:
+    """`built_in`: a built-in job calls with this credential."""
     location, ref = f"credentials.{credential.name}.key", credential.key_ref
     if ref is not None:
         yield from _secret(location, ref, "key")
     elif credential.endpoint is None and credential.auth_ref is None:
         message = "there is no key, so the API answers only programs that bring their own"
-        yield warning(location, message, 'add key = "env:NAME" or "file:/path"')
+        yield Finding("error" if built_in else "warning", location, message, 'add key = "env:NAME" or "file:/path"')
 
 
 def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:

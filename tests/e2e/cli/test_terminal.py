@@ -34,6 +34,7 @@ CONFIG = """
 url = "{url}"
 [credentials.main]
 api = "./book\\u001b[31m\\u202e.toml"
+key = "file:quota.toml"
 [jobs.trending]
 fetch = "trending"
 schedule = "every 45m"

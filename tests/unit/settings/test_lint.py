@@ -237,7 +237,19 @@ FINDINGS = [
             ),
         )
     ),
+    (
+        "leave = 500",
+        "max_items = 20",
+        "warning: jobs.trending.max_items: a page of this job has up to 50 items, and a region fails at one with more; "
+        "raise it to 50, or remove it",
+    ),
     # Keys.
+    (
+        'key = "env:LINT_KEY"\n',
+        "",
+        "error: credentials.main.key: there is no key, so the API answers only programs that bring their own; "
+        'add key = "env:NAME" or "file:/path"',
+    ),
     (
         "leave = 500",
         'ping = "env:NO_SUCH_PING"',
