@@ -487,7 +487,8 @@ def _refused_jobs(plan: Plan) -> RenderableType:
 
 class Ahead(NamedTuple):
     """What a run would do: the regions that it covers, in their order, and the most calls and units, by method. The
-    first `fitting_calls` fit now; `refusal` is the decision about the next call, None if all fit."""
+    first `fitting_calls` fit now; `refusal` is the decision about the next call, None if all fit. `assumed`: the user's
+    own function may make other calls."""
 
     job: str
     regions: Sequence[Checkpoint]
@@ -497,6 +498,7 @@ class Ahead(NamedTuple):
     fitting_units: int
     refusal: Decision | None
     now_ms: int
+    assumed: bool
 
     def as_json(self) -> dict[str, object]:
         """The answer as `quota run --dry-run --json` prints it."""
@@ -518,7 +520,8 @@ class Ahead(NamedTuple):
         if names != [""]:
             yield f"{self.job}: would cover {', '.join(names)}"
         calls = listed([f"{many(n, 'call')} of {name}" for name, n in self.calls.items()])
-        yield f"{self.job}: at most {calls}, {many(sum(self.units.values()), 'unit')}"
+        cost = f"{calls}, {many(sum(self.units.values()), 'unit')}"
+        yield f"{self.job}: {cost}, if each page takes one call" if self.assumed else f"{self.job}: at most {cost}"
         if self.refusal is None:
             yield f"{self.job}: all of it fits now"
             return
@@ -568,4 +571,5 @@ def look_ahead(copy: Session, name: str, regions: Sequence[str]) -> Ahead:
         sum(units[:done]),
         refusal,
         copy.ledger.now_ms(),
+        ":" in job.fetch,
     )

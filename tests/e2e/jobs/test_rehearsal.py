@@ -138,6 +138,8 @@ def test_a_dry_run_knows_what_one_run_may_spend_and_calls_without_a_price(quota:
     assert (ahead["fitting_calls"], ahead["refused_by"]) == (3, "max_units")
     assert mine["calls"] == [{"method": "unknown", "calls": 2, "units": 2}]
     assert mine["fits"], "what the first job leaves"
+    lines = quota("run", "mine", "--dry-run").stdout.splitlines()
+    assert lines[0] == "mine: 2 calls of unknown, 2 units, if each page takes one call"
 
 
 def test_a_dry_run_of_a_search_has_both_of_its_calls(quota: Quota) -> None:
