@@ -1,7 +1,8 @@
 """Reports refused calls to the ledger.
 
 The reports must not delay a decision, and are not worth a round trip each. So a process collects them, and hands them
-over after the first answer that comes 10 s later, and at its end.
+over after the first answer that comes 10 s later, and at its end. What the ledger does not take then, it gets first the
+next time.
 
 There is no thread, because a library that starts a thread makes every later fork dangerous. A process that asks nothing
 for long hands its reports over with its next question.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
@@ -47,6 +48,7 @@ class Recorder:
         self._lock = threading.Lock()  # no thread waits for it: its holder does the work of the others
         self._counts: dict[tuple[int, str, str, str], int] = {}
         self._newest: list[tuple[Decision, str, str, str, int]] = []
+        self._unsent: list[tuple[Sequence[RefusalCount], Sequence[str], str]] = []  # what the ledger has not taken
         self._due_s = elapsed_s() + ATTEND_EVERY_S
         self._answers = False
 
@@ -71,7 +73,7 @@ class Recorder:
     def answered(self) -> None:
         """The ledger has answered: hand the reports over if they are due."""
         self._answers = True
-        if self._counts and elapsed_s() >= self._due_s:
+        if (self._counts or self._unsent) and elapsed_s() >= self._due_s:
             self._due_s = elapsed_s() + ATTEND_EVERY_S
             self._hand_over()
 
@@ -81,8 +83,9 @@ class Recorder:
 
     def close(self) -> None:
         """Hand over the rest, if the ledger answers. May be called twice."""
-        if self._answers and self._counts:
-            self._hand_over()
+        for _ in range(2):  # what the ledger has not taken, then the rest
+            if self._answers and (self._counts or self._unsent):
+                self._hand_over()
         self._answers = False
 
     def _hand_over(self) -> None:
@@ -90,24 +93,30 @@ class Recorder:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            counts, newest = self._counts, self._newest
-            self._counts, self._newest = {}, []
-            texts = [
-                refusal_text(decision, job, region, run, machine_name(), calls)
-                for decision, job, region, run, calls in newest
-            ]
-            rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]  # others may add meanwhile
-            for first in range(0, len(rows), MAX_COUNTS):
-                self._state.add_refusals(rows[first : first + MAX_COUNTS], texts)
-                texts = []
+            unsent, self._unsent = self._unsent or self._parts(), []
+            while unsent:
+                self._state.add_refusals(*unsent[0])
+                del unsent[0]
         except LedgerError as error:
             import logging  # imported late: few processes need it
 
-            self._answers = False
+            self._answers, self._unsent = False, unsent
             with suppress(Exception):
                 logging.getLogger("quota").debug("refusals_not_written project=%s: %s", self._state.project, error)
         finally:
             self._lock.release()
+
+    def _parts(self) -> list[tuple[Sequence[RefusalCount], Sequence[str], str]]:
+        """Take all counts and refusals, in parts that the ledger takes at once, each with the key of its addition."""
+        counts, newest = self._counts, self._newest
+        self._counts, self._newest = {}, []
+        texts = [
+            refusal_text(decision, job, region, run, machine_name(), calls)
+            for decision, job, region, run, calls in newest
+        ]
+        rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]  # others may add meanwhile
+        starts = range(0, len(rows), MAX_COUNTS)
+        return [(rows[at : at + MAX_COUNTS], () if at else texts, self._state.new_key()) for at in starts]
 
 
 _recorders: WeakValueDictionary[int, Recorder] = WeakValueDictionary()

@@ -118,8 +118,12 @@ def test_a_ledger_that_just_did_not_answer_is_not_asked_and_gets_all_later(behin
     assert proxy.requests == asked
     proxy.heal()
     budget.charge("videos.list")
+    proxy.fail("drop-reply", times=1_000)
     recorder.close()
-    assert {reason: calls for _, _, reason, calls in counts_of(setup)} == {"ledger-unavailable": 1, "limit": 1}
+    proxy.heal()
+    budget.charge("videos.list")
+    recorder.close()
+    assert {reason: calls for _, _, reason, calls in counts_of(setup)} == {"ledger-unavailable": 1, "limit": 2}
 
 
 def session_of(folder: Path, url: str, *names: str) -> Session:
