@@ -104,14 +104,15 @@ def made_by(func: Any) -> str:
 
 # -- who spends --------------------------------------------------------------------------------------------------------
 
-_labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels")
+_labels = ContextVar("quota_labels", default=("", ""))
 _of_process = ("", "")
 
 
 def current_attribution(of_run: tuple[str, str] | None = None) -> tuple[str, str]:
-    """(job, region) of the enclosing `labels`, else of the current run, else of `label_process`; empty strings if there
-    are none."""
-    return _labels.get(of_run or _of_process)
+    """(job, region), each of the enclosing `labels`, else of the current run, else of `label_process`, else ""."""
+    job, region = _labels.get()
+    outer_job, outer_region = of_run or _of_process
+    return job or outer_job, region or outer_region
 
 
 def label_process(job: str) -> None:
@@ -123,11 +124,13 @@ def label_process(job: str) -> None:
 
 @contextmanager
 def labels(*, job: str = "", region: str = "") -> Iterator[None]:
-    """Label the charges made inside this block with this job and region, unless a charge names its own."""
+    """Label the charges made inside this block with this job and region, unless a charge names its own. The
+    block around it, or the run, names what is left out."""
     job, region = text(job, "job"), text(region, "region")
     check_name("job", job)
     check_name("region", region)
-    reset = _labels.set((job, region))
+    outer_job, outer_region = _labels.get()
+    reset = _labels.set((job or outer_job, region or outer_region))
     try:
         yield
     finally:

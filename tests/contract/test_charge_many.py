@@ -67,7 +67,13 @@ def test_the_job_and_the_region_may_be_said_for_all(setup: Setup) -> None:
     budget = setup.budget(limit(500, jobs=("a",)), leave={"a": {"day": 450}})
     with quota.labels(job="b", region="DE"):
         budget.charge_many(["videos.list"] * 2, job="a", region="FR")
-    assert [(e.job, e.region) for e in setup.entries()] == [("a", "FR")] * 2
+        with quota.labels(region="IN"):
+            budget.charge("videos.list")
+    budget.of_run = ("run", "US")
+    with quota.labels(region="BR"):
+        budget.charge("videos.list")
+    named = [(entry.job, entry.region) for entry in setup.entries()]
+    assert named == [("a", "FR"), ("a", "FR"), ("b", "IN"), ("run", "BR")]
     with pytest.raises(CostExceedsLimit, match="holds 50 after leaving 450"):
         budget.charge_many([("videos.list", 26)] * 2, job="a")
 
