@@ -47,6 +47,9 @@ UNSEEN = (
     "tls_requests",
     "tornado.simple_httpclient",
     "twisted.web.client",
+    "websocket._core",
+    "websockets.client",
+    "websockets.legacy.client",
     "wreq",
     "zapros",
 )

@@ -122,16 +122,18 @@ def test_a_library_that_was_found_before_all_was_taken_off_is_left_alone(made: s
     assert library.Client().say("a") == "a"
 
 
+@pytest.mark.parametrize("module", ["pycurl", "websocket._core"])
 def test_a_library_that_has_no_place_to_patch_is_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patches: Patches
+    module: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, patches: Patches
 ) -> None:
-    (tmp_path / "pycurl.py").touch()
+    file, library = tmp_path / f"{module.replace('.', '/')}.py", module.partition(".")[0]
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
     patches.put_on()
-    importlib.import_module("pycurl")
-    sys.modules.pop("pycurl")
-    importlib.import_module("pycurl")
-    sys.modules.pop("pycurl")
-    assert caplog.messages == ["not_instrumented library=pycurl: its requests are not charged; see docs/auto.md"]
+    for _ in range(2):
+        importlib.import_module(module)
+        sys.modules.pop(module)
+    assert caplog.messages == [f"not_instrumented library={library}: its requests are not charged; see docs/auto.md"]
 
 
 @pytest.mark.parametrize("through", [True, False])
