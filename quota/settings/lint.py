@@ -8,6 +8,7 @@ and runs the entry points of the group `quota.checks`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -23,6 +24,7 @@ from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
 from quota.settings.books import as_written
+from quota.settings.environment import PREFIX
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
 from quota.settings.references import address_of, read_key
 from quota.settings.tables import inbound_table
@@ -43,6 +45,7 @@ def lint(settings: Settings) -> list[Finding]:
         *_server(settings),
         *_store(settings),
         *_ways(settings),
+        *_variables(),
         *(finding for book in books.values() for finding in _unsettled(book)),
     ]
     built_in = {job.credential for job in settings.jobs.values() if job.fetch in BUILT_IN_FETCHES}
@@ -128,6 +131,13 @@ def _ways(settings: Settings) -> Iterator[Finding]:
         if why:
             message = f"others could put another folder in the place of {one_line(folder)}, because {why}"
             yield warning(location, message, "change that (chmod, chown), or choose another folder")
+
+
+def _variables() -> Iterator[Finding]:
+    for name in sorted(os.environ):
+        meant = re.sub("(?i)^quota_+", PREFIX, name).upper()
+        if re.fullmatch("(?i)quota_.+__.+", name) and not name.startswith(PREFIX):
+            yield warning(f"environment variable {name}", "sets no key of the configuration", f"write {meant}")
 
 
 def _server(settings: Settings) -> Iterator[Finding]:

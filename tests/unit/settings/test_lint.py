@@ -128,6 +128,16 @@ def test_a_folder_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
         assert len(str(reported)) < 500
 
 
+@pytest.mark.parametrize("variable", ["QUOTA_LEDGER__URL", "quota__ledger__url"])
+def test_check_names_a_variable_that_almost_sets_a_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "memory:")
+    (finding,) = findings(tmp_path, GOOD)
+    says = "sets no key of the configuration; write QUOTA__LEDGER__URL"
+    assert str(finding) == f"warning: environment variable {variable}: {says}"
+
+
 def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("YOUTUBE_API_KEY", "k")
     text = EXAMPLE.read_text(encoding="utf-8")
