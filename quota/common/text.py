@@ -49,11 +49,11 @@ def nearest(name: object, choices: Iterable[str]) -> str:
     """The hint after an unknown name: the nearest of the choices, or all of them if none is near."""
     from difflib import get_close_matches  # late: few processes meet an unknown name
 
-    names = list(choices)
-    near = get_close_matches(name[:100], names, n=1, cutoff=0.5) if isinstance(name, str) else []
+    names = {choice.lower(): choice for choice in choices}
+    near = get_close_matches(name[:100].lower(), names, n=1, cutoff=0.5) if isinstance(name, str) else []
     if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known: {listed(names)}" if names else "none is known"
+        return f"did you mean {names[near[0]]!r}?"
+    return f"known: {listed(names.values())}" if names else "none is known"
 
 
 def many(count: int, noun: str) -> str:

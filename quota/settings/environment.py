@@ -24,11 +24,17 @@ PREFIX = "QUOTA__"
 def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The tables with the values of these variables, and the variable of each path.
 
-    Raises ConfigError, which names the variable, if it sets no key.
+    Raises ConfigError, which names the variable, if it sets no key or another variable sets the same.
     """
-    merged, paths = deepcopy(data) if variables else data, {}
+    merged = deepcopy(data) if variables else data
+    paths: dict[str, str] = {}
     for variable, text in variables.items():
-        paths[_put(merged, variable, text)] = variable
+        path = _put(merged, variable, text)
+        if path in paths:
+            raise ConfigError(
+                f"environment variables {paths[path]} and {variable} set the same key; remove one of them"
+            )
+        paths[path] = variable
     return merged, paths
 
 

@@ -131,6 +131,12 @@ def test_a_mistake_names_the_variable(
     assert str(error.value) == f"environment variable QUOTA__{variable}: {says}"
 
 
+def test_two_variables_of_one_key_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, LEDGER__URL="memory:", ledger__url="sqlite:///x.db")
+    with pytest.raises(ConfigError, match="variables QUOTA__LEDGER__URL and QUOTA__ledger__url set the same key; remo"):
+        load_settings(path)
+
+
 def test_a_table_that_a_variable_began_is_named_with_the_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, JOBS__TRENDIN__PAGES="2")
     with pytest.raises(ConfigError, match=r"missing.*; QUOTA__JOBS__TRENDIN__PAGES began this table, which the file"):
