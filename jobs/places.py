@@ -242,17 +242,19 @@ def check_lock(store_url: str, job: str) -> None:
 
 
 def is_running(store_url: str, job: str) -> bool:
-    """Whether a run on this machine has the job's lock. It only looks, since a try to lock would turn away a run that
-    begins at this moment. False where the system does not list its locks."""
+    """Whether a run has the job's lock, perhaps in another container that shares these files. It tries the lock only if
+    the file says what a run covers, since a try turns away a run that begins at this moment."""
     beside = _path_beside(store_url, job)
-    with suppress(OSError):  # not Linux
-        locks = Path("/proc/locks").read_text(encoding="ascii")
-        for path in (state_folder() / beside.name, beside):
-            with suppress(FileNotFoundError):
-                file_status = path.stat()
-                device = f"{os.major(file_status.st_dev):02x}:{os.minor(file_status.st_dev):02x}"
-                if re.search(rf"FLOCK .* {device}:{file_status.st_ino} ", locks):
-                    return True
+    for path in (state_folder() / beside.name, beside):
+        with suppress(OSError, quota.ConfigError):
+            descriptor = _open(path, os.O_RDONLY)
+            try:
+                if os.fstat(descriptor).st_size > _COVERS_AT:
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(descriptor)
     return False
 
 

@@ -29,6 +29,7 @@ from support.commands import Quota
 from support.emulator import Emulator
 from support.plain_http import Answer, PlainServer, RawServer, head
 from support.servers import RedisServer, free_port
+from support.users import needs_root
 
 CONFIG = """
 {top}
@@ -210,6 +211,16 @@ def test_a_tick_that_finds_a_hung_run_says_which_regions_are_stale(
             assert "already running" in command("run", "broken").stdout
     assert running() == [False, False]
     assert [notice["event"] for notice in alerts(command)].count("stale") == 1
+
+
+@needs_root
+def test_a_container_sees_a_run_of_another_with_the_same_files(tmp_path: Path, upstream: Emulator, here: None) -> None:
+    command = machine(tmp_path, upstream)
+    command.prefix, command.forked = ("unshare", "--pid", "--fork", "--mount-proc"), False
+    if subprocess.run([*command.prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of processes here")
+    with only_one("sqlite:///videos.db", "broken"):
+        assert [job["running"] for job in command.json("status")["credentials"][0]["jobs"]] == [False, True]
 
 
 def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> None:
