@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
-from zoneinfo import ZoneInfo
 
 from quota.common.clock import rfc3339
+from quota.errors import ConfigError
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.replies import Json, Rejected, Reply
-from quota.terms.limits import DAY_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, MINUTE_MS, load_zone
 
 Allocation = Literal["pool", "buckets"]
 
@@ -54,8 +54,6 @@ OWN_BUCKETS = {
     "videos.batchGetStats": "batch-stats",
 }
 BUCKET_QUOTA_CALLS = {"search": 100, "uploads": 100, "batch-stats": 10_000}
-
-_PACIFIC = ZoneInfo("America/Los_Angeles")
 
 
 def price(method: str, allocation: Allocation) -> tuple[str, int]:
@@ -101,6 +99,10 @@ class Meter:
         self.allocation = allocation
         self.now_ms = clock
         self.quota_units = {"units": quota} | (BUCKET_QUOTA_CALLS if allocation == "buckets" else {})
+        try:
+            self._zone = load_zone("America/Los_Angeles")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         self.reset()
 
     def reset(self) -> None:
@@ -174,7 +176,7 @@ class Meter:
 
     def used_today(self) -> Counter[tuple[str, str]]:
         """The units of each project and bucket that the quota of this Pacific day has covered."""
-        day = datetime.fromtimestamp(self.now_ms() // 1000, _PACIFIC).date()
+        day = datetime.fromtimestamp(self.now_ms() // 1000, self._zone).date()
         if day != self._day:
             self._day, self._used = day, Counter()
         return self._used

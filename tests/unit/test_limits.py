@@ -141,11 +141,14 @@ def test_an_unknown_zone_raises_where_it_is_given(zone: str) -> None:
         Calendar("day", zone)
 
 
-def test_an_error_names_the_missing_time_zone_package() -> None:
-    program = "import sys; sys.modules['tzdata'] = None; from quota.terms.limits import load_zone; load_zone('UTC')"
+@pytest.mark.parametrize("command", ["status", "demo", "emulate --port 0"])
+def test_an_error_names_the_missing_time_zone_package(command: str) -> None:
+    program = "import runpy, sys; sys.modules['tzdata'] = None; runpy.run_module('quota', run_name='__main__')"
     env = {**os.environ, "PYTHONTZPATH": ""}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
-    assert "no time zone data; install the package tzdata" in done.stderr.splitlines()[-1]
+    words = [sys.executable, "-c", program, *command.split()]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (78, 1)
+    assert "no time zone data; install the package tzdata" in done.stderr
 
 
 @pytest.mark.parametrize(
