@@ -145,7 +145,7 @@ def _movable(name: str, url: str, settings: Settings) -> Log:
         if is_reference(url):
             kind, _, place = url.partition(":")
             url = read_secret(f"{kind}:{os.path.expanduser(place)}", "url")
-        return open_ledger(url if not file_of(url) else absolute(url, Path.cwd()))
+        return open_ledger(url if file_of(url) is None else absolute(url, Path.cwd()))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
 

@@ -23,7 +23,7 @@ from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.inbound.contract import Algorithm, Limit, Policy, Storage
 from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, several
-from quota.ledger.factory import REDIS_SCHEMES, canonical, file_of
+from quota.ledger.factory import REDIS_SCHEMES, canonical, file_of, shown_scheme
 from quota.ledger.files import check_options
 from quota.settings.model import make_state_folder
 from quota.terms.arguments import made_by
@@ -399,9 +399,8 @@ def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage
         from quota.inbound.redis_storage import RedisStorage
 
         return RedisStorage(url, clock=clock)
-    raise ConfigError(
-        f"inbound storage of kind {scheme.partition(':')[0]!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB"
-    )
+    message = f"inbound storage{shown_scheme(url)} has an unknown scheme"
+    raise ConfigError(f"{message}; write sqlite:///PATH or redis://HOST:PORT/DB")
 
 
 def opened(rules: Rules | Sequence[Rule]) -> tuple[Rules, Storage]:

@@ -5,6 +5,7 @@ A new kind needs a row in BACKENDS. Opening a ledger imports its driver, and no 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import NamedTuple
@@ -88,8 +89,14 @@ def backend_of(url: str) -> Backend:
             if backend.file is path_of:
                 check_options(url, "ledger url")
             return backend
-    message = f"ledger url of kind {scheme!r} is not known"
+    message = f"ledger url{shown_scheme(url)} has an unknown scheme"
     raise ConfigError(f"{message}; write sqlite:///PATH, redis://HOST:PORT/DB or memory:")
+
+
+def shown_scheme(url: str) -> str:
+    """` SCHEME://` of an unknown URL, for a message; empty if the text may be anything, such as a password."""
+    scheme, slashes, _ = url.partition("://")
+    return f" {scheme}://" if slashes and re.fullmatch(r"[a-z][a-z0-9+.-]{0,19}", scheme) else ""
 
 
 def file_of(url: str) -> str | None:

@@ -31,7 +31,7 @@ def absolute(url: str, folder: Path) -> str:
     """The URL with an absolute path. Raises ConfigError if it names no file."""
     rest = url.removeprefix("sqlite://")
     a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
-    if rest in ("", "/", "/:memory:"):
+    if rest in ("", "/", "/:memory:", "memory:"):
         raise ConfigError(f"a database in memory is lost when the command ends; {a_file}")
     if not rest.startswith("/"):
         raise ConfigError(a_file)

@@ -26,7 +26,7 @@ from quota.common.files import doubt_of_path, read_text
 from quota.common.hosts import is_http_address, is_readable_on_the_way
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
-from quota.ledger.factory import SCHEMES, file_of
+from quota.ledger.factory import SCHEMES, file_of, shown_scheme
 from quota.settings.books import default_limits, load_book, parse_limits
 from quota.settings.environment import PREFIX, overlaid
 from quota.settings.model import (
@@ -257,10 +257,8 @@ def _address(table: TomlTable, default: str, schemes: tuple[str, ...]) -> Addres
         return given
     scheme, colon, _ = url.partition("://")
     if not colon or scheme not in schemes or scheme == "memory":
-        # The message shows a valid scheme and nothing else: the rest may hold a password.
-        shown = f" {scheme}://" if colon and re.fullmatch(r"[a-z][a-z0-9+.-]{0,19}", scheme) else ""
         supported = ", ".join("memory:" if name == "memory" else f"{name}://" for name in schemes)
-        raise table.error(f"unsupported URL scheme{shown}; use one of {supported}", "url")
+        raise table.error(f"unsupported URL scheme{shown_scheme(url)}; use one of {supported}", "url")
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")
     return given if file_of(url) is None else Address(file_url(table, url))

@@ -147,6 +147,10 @@ def test_an_impossible_move_is_one_line_and_changes_nothing(mover: Quota, shared
     assert "is both the old ledger and the new one" in one_line(mover("ledger", "move", here, here), 1)
     assert mover("charge", "videos.list").returncode == 0
     assert mover("ledger", "move", here, "redis://127.0.0.1:9/0").returncode == 69
+    for new in ("sqlite:///", "sqlite://", "memory:"):
+        assert "in memory is lost when the command ends" in one_line(mover("ledger", "move", here, new, "--yes"), 2)
+    (mover.folder / "key").write_text("hunter2")
+    assert "hunter2" not in one_line(mover("ledger", "move", here, "file:key", "--yes"), 2)
     assert mover("charge", "videos.list").returncode == 0, "its fence is given back, or over"
 
 

@@ -107,7 +107,8 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: Rule("a", MINUTE, methods=["GET /"]), "methods: 'GET /' is not a method"),
         (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a is used twice"),
         (lambda: Rules([MINUTE]), "rules: pass Rule objects"),  # type: ignore[list-item]
-        (lambda: open_storage("mysql://db"), "inbound storage of kind 'mysql' is not known"),
+        (lambda: open_storage("mysql://db"), "inbound storage mysql:// has an unknown scheme; write sqlite:///PATH"),
+        (lambda: open_storage("redis.internal?password=secret"), "inbound storage has an unknown scheme; write"),
         (
             lambda: open_storage("redis://secret:password@h:0/x"),
             r"^inbound storage redis://h:0/x: its database is not a number",
