@@ -327,7 +327,7 @@ def _route(table: TomlTable, key: str, method: object, methods: Collection[str],
         wrong = "a route is a path without a query"
     elif "*" in path.removesuffix("/**") and path != "**":
         wrong = "** matches the rest of a path: put it at the end, after a /"
-    elif "}{" in path or re.search(r"[{}]", re.sub(r"\{[^{}/]+\}", "", path)):
+    elif "}{" in path or re.search(r"[{}<>]|/:", re.sub(r"\{[^{}/]+\}", "x", path)):  # other tools write <x> and :x
         wrong = "{x} matches one segment"
     if wrong:
         raise table.error(f'{wrong}; write for example "GET /users/{{id}}" or "POST /search/**"', key)

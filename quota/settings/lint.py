@@ -403,6 +403,9 @@ def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
             f"book_old: its prices were read {many(days, 'day')} ago, on {book.read_on}",
             f"compare it with {book.source}, and write today's date into a book of your own",
         )
+    if days < -1:  # somewhere it may be tomorrow already
+        when = f"{book.read_on} is yet to come"
+        yield warning(f"cost book {book.name}", when, "write into read_on the day when you read its prices")
     for method in book.methods:
         price, (_, until_ms) = book.price_at(method, at_ms)
         if at_ms < until_ms <= at_ms + SOON_DAYS * DAY_MS:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
 from quota.common.clock import LATEST_MS
-from quota.common.text import show
+from quota.common.text import nearest, show
 from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, instance, text, texts, whole
 
@@ -210,10 +210,13 @@ def load_zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
-        if not available_timezones():
+        zones = available_timezones()
+        if not zones:
             data = "this machine has no time zone data"
             raise ValueError(f"{data}; install the package tzdata, of the system or with pip") from error
-        raise ValueError(f'{show(name)} is not a time zone; write for example "America/Los_Angeles"') from error
+        hint = nearest(name, sorted(zones))
+        example = hint if hint.startswith("did") else 'write for example "America/Los_Angeles"'
+        raise ValueError(f"{show(name)} is not a time zone; {example}") from error
 
 
 def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:

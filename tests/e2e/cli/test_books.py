@@ -133,6 +133,11 @@ def test_an_old_book_is_named_once_with_its_page(quota: Quota, days: int, old: b
         assert lines.count("https://own.example/limits") == int(old), command
 
 
+def test_a_book_that_was_read_in_the_future_is_named(quota: Quota) -> None:
+    aged(quota, -2)
+    assert "is yet to come; write into read_on the day when" in " ".join(quota("check").stdout.split())
+
+
 @pytest.mark.parametrize(("days", "is_announced"), [(29, True), (32, False), (-1, False)])
 def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, is_announced: bool) -> None:
     aged(quota, 0, days)

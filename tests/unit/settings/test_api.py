@@ -119,6 +119,8 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
         ("GET /a/*", "** matches the rest of a path: put it at the end, after a /"),
         ("GET /{a}{b}", "{x} matches one segment"),
         ("GET /{a", "{x} matches one segment"),
+        ("GET /users/:id", "{x} matches one segment"),
+        ("GET /users/<id>", "{x} matches one segment"),
     ],
 )
 def test_a_route_is_a_verb_and_a_path(key: str, why: str) -> None:

@@ -288,7 +288,7 @@ MISTAKES = {
         (
             '"24h"',
             '{ calendar = "day", zone = "PST8" }',
-            "window.zone: 'PST8' is not a time zone; write for example \"America/Los_Angeles\"",
+            "window.zone: 'PST8' is not a time zone; did you mean 'PST8PDT'?",
         ),
     ],
     "credentials.main.limits[1].": [
@@ -367,7 +367,7 @@ MISTAKES = {
         (
             'stagger = "2m"',
             'timezone = "Europe/Brelin"',
-            "timezone: 'Europe/Brelin' is not a time zone; write for example \"America/Los_Angeles\"",
+            "timezone: 'Europe/Brelin' is not a time zone; did you mean 'Europe/Berlin'?",
         ),
         (
             'schedule = "*/30 * * * *"\nstagger = "2m"',
