@@ -7,6 +7,7 @@ The URL is `sqlite:///relative/path` or `sqlite:////absolute/path`; `sqlite://` 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def absolute_path(text: str, folder: Path) -> str:
     """The absolute path of a text that is relative to a folder. Raises ConfigError."""
     if not text.isprintable():
         raise ConfigError("a path has no control characters")
+    if any(re.fullmatch(r"\$(\w+|\{\w+\})", part) for part in text.split("/")):
+        raise ConfigError(f"{one_line(text)}: no variable is replaced in a path; write it out, with ~ for your home")
     try:
         return str(folder / Path(text).expanduser())
     except RuntimeError as error:  # ~nobody

@@ -121,6 +121,8 @@ def target_of(url: str, timeout_s: float) -> Target:
         userinfo = whole.netloc.rpartition("@")[0]
         if kind == "unix" and whole.netloc.rpartition("@")[2]:
             raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
+    if any("$" in (part.hostname or "") for part in parts):
+        raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
     given = _given(query, kind, is_secure=is_secure)
     if not kind and not parts[0].hostname and "host" not in given:
         raise Misconfigured(f"it names no host; write {base}://HOST:PORT/DB, for this machine with localhost")

@@ -112,6 +112,10 @@ MISTAKES = [
     (('url = "env:not a name"',), 'url: do not write the url itself here; write "env:VARIABLE" or "file:/path"'),
     (('url = "redis://h"', 'password = "file:none"'), "password: password file {}/none cannot be read: No such"),
     (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: Could not determine home dir"),
+    (
+        ('url = "sqlite:////srv/${USER}/l.db"',),
+        "url: /srv/${USER}/l.db: no variable is replaced in a path; write it out",
+    ),
     (('url = "redis://h"', "password = 5"), "password: a number where a non-empty string is needed"),
     (('url = "redis://h"', 'password = "s3cret\\n"'), "password: a password has no control characters"),
     (('url = "redis://h"', 'pasword = "s3cret"'), "pasword: unknown key; did you mean 'password'?"),
@@ -239,6 +243,7 @@ TWICE = [
         (url, "it names no host; write redis://HOST:PORT/DB")
         for url in ("redis:///0", "redis://:6379/0", "redis://u:p@")
     ),
+    ("redis://$HOST/0", "no variable is replaced in it; write url = "),
     ("redis://h/0?db=3", "it has two of db"),
     ("redis://:s3cret@h/0?password=s3cret", "it has two of password"),
     ("redis://h/0?host=i", "it has two of host"),
