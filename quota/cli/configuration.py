@@ -252,7 +252,7 @@ def configuration_for(api: str, book: CostBook, credential: str = "") -> str:
         "# a key must share a ledger, for example in Redis.\n"
         '[ledger]\n# url = "redis://127.0.0.1:6379/0"\n' + (_ALLOWANCE if is_built_in else ""),
         f"{'' if credential else _comment(api)}[credentials.{name}]\napi = {in_toml(api)}\n"
-        "# The API counts by project. Credentials that share a quota there have the same project here.\n"
+        "# The API counts by project. Credentials of one project spend one budget, also those of other files.\n"
         f"project = {project}\n{_login(book)}"
         "# What the API grants, and the part of it that stays unspent. Set `quota` to what your plan has.\n"
         "limits = [\n" + "".join(f"    {{ {_limit(book, limit)} }},\n" for limit in limits) + "]\n",

@@ -39,6 +39,7 @@ def test_a_new_configuration_has_what_a_person_needs_and_fits_on_a_screen(tmp_pa
     assert CliRunner().invoke(init, [str(path)]).exit_code == 0
     written = path.read_text(encoding="utf-8")
     assert len(written.splitlines()) <= 46
+    assert "Credentials of one project spend one budget, also those of other files." in written
     settings = load_settings(path)
     assert [job.schedule for job in settings.jobs.values()] == ["*/30 * * * *"]
     path.write_text(re.sub(r"^# (\[?[a-z]+(\]| = .*))$", r"\1", written, flags=re.M), encoding="utf-8")
