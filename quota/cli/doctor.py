@@ -103,7 +103,7 @@ def _journals(session: Session) -> Iterator[Finding]:
                 journal.draws.drawn(host_clock(), project.longest_ms)
             with journal.locked():
                 journal.newest("")
-                journal.losses()
+                journal.noted("losses")
         except LedgerError as error:
             yield finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")
         if journal.trouble:

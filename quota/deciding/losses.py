@@ -175,9 +175,12 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         if lost:
             charges = [entry for entry in lost if entry.kind == "charge"]
             units = [entry.units for entry in charges]
+            before = journal.noted("ledger") or log.label
             say = "the ledger lost charges, and this machine put them back"
+            if before != log.label:
+                say = f"ledger.url was changed: this machine noted charges in {before}, and they count here, too"
             warn("ledger_behind", say, ledger=log.label, project=name, charges=len(units), units=sum(units))
-            if units:
+            if units and before == log.label:
                 at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
                 loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
                 newest_ms = max(entry.id[0] for entry in charges)
@@ -223,7 +226,7 @@ def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -
 def losses(project: Project) -> Sequence[Loss]:
     """The latest losses, the oldest first. Raises LedgerError."""
     stored = change(project.log, project.name, (LOSSES,), lambda _, fields: Change(fields.get(LOSSES, "")))
-    return _united(_read_losses(stored), [] if project.journal is None else _read_losses(project.journal.losses()))
+    return _united(_read_losses(stored), [] if project.journal is None else _read_losses(project.journal.noted(LOSSES)))
 
 
 def merged(losses: Sequence[Loss]) -> list[Loss]:
@@ -250,7 +253,7 @@ def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int)
 
     The ledger also gets its earlier losses back from the journal, and the journal learns the ledger's. The last of the
     ledger's losses stays the last, because other machines may have parts of it."""
-    here = _read_losses(journal.losses())
+    here = _read_losses(journal.noted(LOSSES))
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[Sequence[Loss]]:
         before = _read_losses(fields.get(LOSSES, ""))
@@ -266,7 +269,7 @@ def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int)
     with suppress(LedgerError):
         noted = _united(change(project.log, project.name, (LOSSES,), rule), here)
         if noted != here:
-            journal.write_losses(json.dumps(noted))
+            journal.note(LOSSES, json.dumps(noted))
 
 
 def _united(*several: Sequence[Loss]) -> list[Loss]:

@@ -567,7 +567,7 @@ class Project(OfOneProcess):
             if self._unread == before:  # the ledger does not answer
                 break
         if self.journal is not None:
-            self.journal.close()
+            self.journal.close(self.log.label)
         closed: Any = ClosedLedger()
         self.log = self.state = self.journal = closed
 

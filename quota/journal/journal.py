@@ -5,7 +5,7 @@
     compared
     whole, note_whole     the range of the log that is complete here
     facts, write_facts    the newest facts
-    losses, write_losses  the losses of the ledger that this machine has heard of
+    noted, note           texts: the losses of the ledger that this machine has heard of, and the ledger's name
     draws                 draws on the allowance: no log has them yet, and no union takes them
     apart_ms              whether another configuration counts the project in another ledger
     left_behind           projects that a configuration charged but no longer names
@@ -115,7 +115,7 @@ class Journal(OfOneProcess):
         self._clean_ends: Position = {}
         self._marks, self._marks_look = Marks(), -1
         self._facts, self._facts_look = ("", START, ""), -1
-        self._losses = ""
+        self._texts: dict[str, str] = {}
         self.trouble = ""
         """Why entries stay in memory, in one line; "" if they are written."""
         self._warned = False
@@ -303,26 +303,29 @@ class Journal(OfOneProcess):
             self._facts = (epoch, seen, text)
             self._replace("facts", f"{epoch}\t{id_text(seen)}\t{text}")
 
-    # Losses
+    # Texts
 
-    def losses(self) -> str:
-        """The text of the last `write_losses`; "" if there is none."""
+    def noted(self, name: str) -> str:
+        """The last text that was noted under this name; "" if there is none."""
         with self._lock:
             if self._files is not None:
                 try:
-                    self._losses = read_text(self._files.path("losses"))
+                    self._texts[name] = read_text(self._files.path(name))
                 except OSError as error:
                     self._fail(error)
-            return self._losses
+            return self._texts.get(name, "")
 
-    def write_losses(self, text: str) -> None:
-        """Note the losses, because the next loss takes the ledger's own note, too."""
+    def note(self, name: str, text: str) -> None:
+        """Note a text. The losses are here because the next loss takes the ledger's own note, too."""
         with suppress(LedgerError), self.locked(), self._lock:
-            self._losses = text
-            self._replace("losses", text)
+            self._texts[name] = text
+            self._replace(name, text)
 
-    def close(self) -> None:
-        """Release the files. May be called twice; the next use opens them again."""
+    def close(self, ledger: str = "") -> None:
+        """Note the name of the ledger if entries of it were noted, and release the files. May be called twice; the next
+        use opens them again."""
+        if ledger and self._recent_epoch and self.noted("ledger") != ledger:
+            self.note("ledger", ledger)
         with self._lock:
             self._let_go()
 

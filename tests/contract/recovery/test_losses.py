@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import quota
+from quota.deciding.losses import losses
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.losses import LedgerStorage, Site
 from support.setup import NOW_MS, charges_at, limit
@@ -42,6 +43,19 @@ def test_an_emptied_project_that_another_api_has_taken_gets_nothing_back(ledger_
             refused = asana.budget().charge("write")
             assert "project 'p' has the charges of api 'github'" in (refused.detail or "")
             assert {charge.method for charge in charges_at(github.ledger)} == {"read"}
+
+
+@pytest.mark.usefixtures("state_dir")
+def test_charges_of_another_url_count_and_are_no_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tmp_path / "quota.toml"
+    for name in ("one", "two"):
+        config.write_text(f'[ledger]\nurl = "sqlite:///{name}.db"\n[credentials.main]\napi = "youtube-v3"\n')
+        with quota.open(config) as session:
+            assert session.budget().charge("videos.list").admitted
+            assert losses(session.project()) == []
+            used_units = session.budget().usage()[0].used_units
+    assert used_units == 2
+    assert f"this machine noted charges in sqlite:///{tmp_path}/one.db, and they count here, too" in caplog.text
 
 
 TEN = limit(10)
