@@ -51,6 +51,13 @@ def bad_request(message: str, code: int = 400, reason: str = "badRequest") -> Re
     return error("bad_request", message=message, code=code, reason=reason)
 
 
+def login_required(method: str) -> Reply:
+    """A key came where only a token may ask."""
+    collection, _, action = method.partition(".")
+    kind = singular(collection)
+    return error("401 required", method=f"V3Data{kind[0].upper()}{kind[1:]}Service.{action.capitalize()}")
+
+
 def singular(collection: str) -> str:
     """`videoCategory` for videoCategories."""
     if collection.endswith("ies"):

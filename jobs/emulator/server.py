@@ -15,9 +15,8 @@ The emulator also serves calls of Cloud Monitoring. It counts them separately, a
 A request without a usable key counts as a request, but is charged to no project. The emulator accepts
 any key and any token that does not start with "invalid" or "disabled", in Google's places: a key in the
 header X-Goog-Api-Key or the query's `key`, a token as a bearer or as `access_token`. A secret is a key if
-it starts with "AIza", has a project here, or came as a key before. The emulator also accepts writes with
-only a key; upstream requires a token for them. It takes an upload's first request for the whole upload,
-and ignores its content.
+it starts with "AIza", has a project here, or came as a key before. Writes need a token. The emulator
+takes an upload's first request for the whole upload, and ignores its content.
 """
 
 from __future__ import annotations
@@ -405,6 +404,9 @@ class Emulator:
             return replies.error("403 quotaExceeded")
         if charge.refused:
             return replies.daily_limit(charge.bucket, charge.project, self._meter.quota_units[charge.bucket])
+        needs_token = method == "captions.download" or (request.verb != "GET" and method != UNKNOWN)
+        if needs_token and not _token(request.params, request.headers):
+            return replies.login_required(method)
         if method in (UNKNOWN, "captions.download"):  # nobody has a caption here
             return replies.error("method_not_found")
         return self._perform(request, method)

@@ -138,7 +138,8 @@ def test_no_client_sends_a_secret_to_another_machine_in_plain_text(connect: Conn
 
 def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     """Whatever happens on the way, what was charged is what arrived: by method, by number and by units."""
-    youtube = connect(upstream.address)
+    token = Credentials("a-token")  # type: ignore[no-untyped-call]
+    youtube = connect(upstream.address, credentials=token)
     hasty = connect(upstream.address, timeout_s=0.2)
 
     request = popular(youtube)
@@ -236,7 +237,8 @@ def test_a_request_cut_after_its_first_byte_stays_charged(upstream: Emulator, le
 
 def test_an_upload_is_charged_when_it_is_opened(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     """Opening it again is charged again. Its chunks are free, and so is asking how far it came after a failure."""
-    youtube = connect(upstream.address)
+    token = Credentials("a-token")  # type: ignore[no-untyped-call]
+    youtube = connect(upstream.address, credentials=token)
     media = MediaInMemoryUpload(b"x" * 600_000, mimetype="video/mp4", chunksize=262_144, resumable=True)
     request = youtube.videos().insert(part="snippet", body={"snippet": {}}, media_body=media)
     request._sleep = lambda seconds: None

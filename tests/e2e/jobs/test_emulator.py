@@ -49,10 +49,12 @@ def test_the_emulator_prices_the_other_methods_and_answers_them_emptily(upstream
     _, captions = get(upstream, "captions", part="snippet", videoId="x")
     assert (captions["kind"], captions["items"]) == ("youtube#captionListResponse", [])
     body = {"snippet": {"title": "Später ansehen"}, "status": {"privacyStatus": "private"}}
-    _, made = ask(upstream, "/youtube/v3/playlists?part=snippet", verb="POST", json=body)
+    assert ask(upstream, "/youtube/v3/playlists?part=snippet", verb="POST", json=body)[0] == 401, "a key may not write"
+    token = {"Authorization": "Bearer a-token"}
+    _, made = ask(upstream, "/youtube/v3/playlists?part=snippet", None, "POST", headers=token, json=body)
     assert (made["kind"], made["snippet"], "status" in made) == ("youtube#playlist", body["snippet"], False)
-    assert ask(upstream, f"/youtube/v3/playlists?id={made['id']}", verb="DELETE") == (204, None)
-    assert upstream.usage()["units"] == {"units": 50 + 50 + 50}
+    assert ask(upstream, f"/youtube/v3/playlists?id={made['id']}", None, "DELETE", headers=token) == (204, None)
+    assert upstream.usage()["units"] == {"units": 50 + 50 + 50 + 50}
 
 
 # --- who is asking -----------------------------------------------------------------------------------
@@ -127,6 +129,7 @@ def test_quota_resets_at_pacific_midnight_exactly(day: tuple[int, int, int]) -> 
     ("name", "key", "fault", "call"),
     [
         ("400_API_KEY_INVALID", "invalid", None, chart),
+        ("401_CREDENTIALS_MISSING", "k", None, lambda u, k: get(u, "captions/x", k)),
         ("403_SERVICE_DISABLED_accessNotConfigured", "disabled", None, chart),
         ("400_invalidRegionCode", "k", None, lambda u, k: get(u, "videos", k, **{**CHART, "regionCode": "VE "})),
         ("400_invalidPageToken", "k", None, lambda u, k: get(u, "videos", k, **CHART, pageToken="x")),
