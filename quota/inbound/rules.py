@@ -223,8 +223,8 @@ def _flag(key: str, value: object) -> bool:
 #
 # - Upper case, empty segments, and a slash or line feed at the end make no difference: `//Login/` is `/login`. (Many
 #   routers match with a regular expression that ends with `$`, which accepts a last line feed.)
-# - A path with `.` or `..`, with letters that Unicode writes in several ways, or with bytes that are not UTF-8, has
-#   several readings. All of them count: see `readings`.
+# - A path with `.` or `..`, with letters that Unicode writes in several ways, with bytes that are not UTF-8, or in the
+#   form of a url has several readings. All of them count: see `readings`.
 # - An application mounted at `/api` is reached as `/api/login` and sees `/login`. A rule may use either: see `names`.
 
 ANY_SEGMENT = "{}"
@@ -239,6 +239,9 @@ _MANY = re.compile(rf"[^\x00-\x7f]{{{MAX_MARKS + 1}}}")
 _NO_UTF_8, _NO_TEXT = re.compile("[\udc80-\udcff]"), re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _NO_PATTERN = re.compile(r"<.*>|:\w+|.*\\.*|.*\$")
 """Segments of other notations: Flask and Django, Rails and Express, regular expressions."""
+
+_ORIGIN = re.compile(r"^[^/?#]*:(//[^/?#]*)?")
+"""The begin of a url, as in `GET http://HOST/login`: some servers pass the whole url on as the path."""
 
 _NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
 
@@ -302,15 +305,17 @@ def readings(path: str) -> Iterable[Segments]:
 
     An application may resolve `..` before or after it joins slashes, or treat it as a name. It may compare letters as
     they are, or as Unicode normalizes them. It may replace bytes that are not UTF-8, drop them, or read the whole path
-    as Latin-1. The rules of all readings count the request.
+    as Latin-1. It may take the path for a url, whose path ends at `?` or `#`. The rules of all readings count the
+    request.
 
     Such bytes are surrogates here, from `surrogateescape`. WSGI passes them on; ASGI does not.
     """
     path = path.removesuffix("\n")
-    if path.isascii() and "/." not in path:
+    is_url = not path.startswith("/") or "?" in path or "#" in path
+    if path.isascii() and "/." not in path and not is_url:
         return (_split(path.lower()),)
     ways: dict[Segments, None] = {}
-    decodings = [path]
+    decodings = [path, re.split("[?#]", _ORIGIN.sub("", path))[0]] if is_url else [path]
     if _NO_UTF_8.search(path):
         as_latin = _NO_TEXT.sub("", path).encode("utf-8", "surrogateescape").decode("latin-1")
         decodings += [_NO_UTF_8.sub("", path), as_latin]

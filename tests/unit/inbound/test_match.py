@@ -40,6 +40,10 @@ def matches(pattern: str, path: str) -> bool:
         ("/x/*", "/x/../login", True),
         ("/caf\u00e9", "/cafe\u0301", True),
         ("/login", "/lo\u017fgin", False),
+        *(("/login", f"{begin}login", True) for begin in ("http://x/", "HTTP://x:1//", "x:/", "http:", "http:///")),
+        ("/login", "/login#x", True),
+        ("/login", "http://x/login?a#b", True),
+        ("/a/*", "http://a/b", False),
         # Bytes that are no UTF-8, as a WSGI server hands them over: left out, replaced, or taken for Latin-1.
         ("/login", "/lo\udcffgin", True),
         ("/users/{id}", "/us\udcffers/\ufffd", True),
