@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 from quota.common.clock import rfc3339
 from quota.common.text import nearest, shorten, show
-from quota.jobs.store.fulltext import length_of_last
+from quota.jobs.store.fulltext import as_read, length_of_last
 from quota.jobs.store.reader import Chart, Hits, StoredRow
 from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, Field, text_or_none
 from quota.web.documents import Problem
@@ -85,9 +85,10 @@ def limit_of(parameters: Mapping[str, str]) -> int:
 def words_of(parameters: Mapping[str, str]) -> str:
     """The words of a search."""
     words = required(parameters, "q")
-    if len(words) > MAX_CHARACTERS:
-        raise ParameterError("q", f"search for at most {MAX_CHARACTERS} characters, not {len(words)}")
-    beginnings = [word.rstrip("*") for word in words.split() if word.endswith("*")]
+    text = as_read(words)
+    if max(len(words), len(text)) > MAX_CHARACTERS:
+        raise ParameterError("q", f"search for at most {MAX_CHARACTERS} characters, not {max(len(words), len(text))}")
+    beginnings = [word.rstrip("*") for word in text.split() if word.endswith("*")]
     if len(beginnings) > MAX_BEGINNINGS:
         raise ParameterError("q", f"at most {MAX_BEGINNINGS} words may end with *, not {len(beginnings)}")
     if short := [beginning for beginning in beginnings if length_of_last(beginning) < MIN_BEGINNING]:

@@ -132,12 +132,17 @@ def _kept(character: str) -> str:
     return character if is_old or unicodedata.category(character) in ("Mn", "Mc", "Me", "Co") else " "
 
 
+def as_read(words: str) -> str:
+    """The words of a search as `query` reads them: a full-width * is one, too."""
+    return _compatible(words.replace("\0", " "))
+
+
 def query(words: str) -> str:
     """The index query for `words`. A text must match all of them; `word*` matches any word that begins with `word`.
 
     Nothing else in `words` is read as query syntax. Raises UsageError for no words or too many.
     """
-    text = _compatible(words.replace("\0", " "))
+    text = as_read(words)
     terms = text.split()
     if not 1 <= len(terms) <= MAX_WORDS:
         raise UsageError(f"search for 1 to {MAX_WORDS} words, not {len(terms)}")

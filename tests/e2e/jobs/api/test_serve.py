@@ -311,6 +311,9 @@ BAD = [
     (SEARCH, "", "q"),
     (SEARCH, f"q={'a+' * 33}", "q"),
     (SEARCH, "q=a*", "q"),
+    (SEARCH, "q=a%EF%BC%8A", "q"),  # a full-width *
+    (SEARCH, "q=a*%00b", "q"),
+    (SEARCH, f"q={'%EF%B7%BA' * 10}", "q"),  # 18 characters each, once they are read
     (SEARCH, "q=aa*+bb*+cc*+dd*", "q"),
     ("/healthz", "verbose=1", "verbose"),
     ("/", "x" * 30_000, "x" * 97 + "..."),
