@@ -47,6 +47,8 @@ def absolute_path(text: str, folder: Path) -> str:
     """The absolute path of a text that is relative to a folder. Raises ConfigError."""
     if not text.isprintable():
         raise ConfigError("a path has no control characters")
+    if text != text.strip():
+        raise ConfigError("a path does not begin or end with a space")
     if any(re.fullmatch(r"\$(\w+|\{\w+\})", part) for part in text.split("/")):
         raise ConfigError(f"{one_line(text)}: no variable is replaced in a path; write it out, with ~ for your home")
     try:

@@ -57,7 +57,8 @@ MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
 def find_config(named: str | Path | None = None) -> Path | None:
     """The configuration file to read: the named file, QUOTA_CONFIG, ./quota.toml or the user's; None without any.
 
-    A named file is returned even if it does not exist: the reader raises the error.
+    A named file is returned even if it does not exist: the reader raises the error. Raises FileNotFoundError if none is
+    named and the working folder is gone.
     """
     if named is None:
         named = os.environ.get("QUOTA_CONFIG") or None
@@ -67,7 +68,12 @@ def find_config(named: str | Path | None = None) -> Path | None:
                 return Path(os.path.expanduser(named))
         raise UsageError(f"configuration {show(named)} is not the path of a file")
     here = Path("quota.toml")
-    if os.path.lexists(here):
+    try:
+        os.lstat(here)
+        return here
+    except FileNotFoundError:
+        os.getcwd()  # if the folder is gone, nobody knows which budget its file named
+    except OSError:  # the reader says why
         return here
     from platformdirs import user_config_path  # late: it takes 8 ms
 

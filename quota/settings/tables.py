@@ -348,9 +348,9 @@ def _places() -> Mapping[str, str]:
     for place, keys in tables.items():
         for key in keys:
             places_of.setdefault(key, []).append(place)
-    return {
-        key: f"it belongs in {places[0]}" for key, places in places_of.items() if len(places) == 1 and key not in ROOT
-    }
+    alone = {key: places[0] for key, places in places_of.items() if len(places) == 1}
+    # `[credential.main]` is a misspelt table, not the key of a job.
+    return {key: f"it belongs in {place}" for key, place in alone.items() if not any(x.startswith(key) for x in ROOT)}
 
 
 PLACES = _places()

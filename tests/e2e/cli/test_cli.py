@@ -400,8 +400,9 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
 def test_a_command_in_a_deleted_folder_is_one_line(quota: Quota) -> None:
     config = quota.configure(SMALL)
     gone = f"mkdir gone; cd gone; rmdir ../gone; {shlex.join(QUOTA)}"
-    done = quota.shell(f"{gone} run x --textfile t --config {config}")
-    assert one_line(done, 1) == "the working folder is gone; start the command in another folder"
+    for command in (f"run x --textfile t --config {config}", "charge videos.list"):
+        done = quota.shell(f"{gone} {command}")
+        assert one_line(done, 1) == "the working folder is gone; start the command in another folder"
 
 
 @pytest.mark.parametrize("before", [None, "the configuration of years\n"])

@@ -116,6 +116,7 @@ MISTAKES = [
         ('url = "sqlite:////srv/${USER}/l.db"',),
         "url: /srv/${USER}/l.db: no variable is replaced in a path; write it out",
     ),
+    (('url = "sqlite:///l.db "',), "url: a path does not begin or end with a space"),
     (('url = "redis://h"', "password = 5"), "password: a number where a non-empty string is needed"),
     (('url = "redis://h"', 'password = "s3cret\\n"'), "password: a password has no control characters"),
     (('url = "redis://h"', 'pasword = "s3cret"'), "pasword: unknown key; did you mean 'password'?"),

@@ -446,6 +446,7 @@ MISTAKES = {
             "fech = 1\nstaggered =",
             "jobs.trending: unknown keys: 'fech' (did you mean 'fetch'?), 'staggered' (did you mean 'stagger'?)",
         ),
+        ("[jobs.trending]", "[credential.x]\n[jobs.trending]", "credential: unknown key; did you mean 'credentials'?"),
         ("[credentials.main]", '[credentials."my key"]', f"credentials.'my key': {NAME_RULE}"),
         ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
     ],
