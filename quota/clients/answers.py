@@ -17,7 +17,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
@@ -115,6 +115,8 @@ class _Arriving(io.RawIOBase):
                     raise
 
     def close(self) -> None:
+        with suppress(OSError):  # closed
+            self._sock.settimeout(self._timeout_s)  # after a proxy's answer, TLS begins
         # The raw file keeps the socket open after the connection is closed, so close it too.
         self._raw.close()
         super().close()
@@ -247,7 +249,9 @@ class SessionHttp:
             return BadAnswer("upstream's answer does not unpack; check endpoint and proxies")
         below: BaseException | None = error
         while isinstance(below, (RequestException, HTTPError)) and not isinstance(below, HTTPException):
-            below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
+            context = None if below.__suppress_context__ else below.__context__
+            wrapped = [part for part in below.args if isinstance(part, BaseException)]  # by urllib3, behind a proxy
+            below = below.__cause__ or context or next(iter(wrapped), None)
         if isinstance(below, gaierror):
             host = urlsplit(getattr(getattr(error, "request", None), "url", "")).hostname
             no_address: Exception = httplib2.ServerNotFoundError(f"Unable to find the server at {host}")

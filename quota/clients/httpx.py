@@ -225,7 +225,7 @@ class _Departure:
     but httpcore sends it."""
 
     def __init__(self, request: httpx.Request, plain: bool) -> None:
-        self.began = False
+        self.began = self._tunnels = False
         self._plain = plain
         self._request = request
 
@@ -235,8 +235,10 @@ class _Departure:
         callers = extensions.get("trace")
 
         def trace(event: str, info: Any) -> Any:
-            if event.endswith("send_request_headers.started"):  # also of CONNECT to a proxy, which is not charged
-                self.began |= info["request"].method == request.method.encode()
+            if event.endswith("send_request_headers.started"):
+                is_own = info["request"].method == request.method.encode()
+                self.began |= is_own
+                self._tunnels |= not is_own  # a CONNECT to a proxy, which is not charged
             return None if callers is None else callers(event, info)
 
         async def trace_awaited(event: str, info: Any) -> None:
@@ -257,8 +259,8 @@ class _Departure:
         """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection,
         or for its turn on one: an HTTP/2 server limits the streams at once."""
         sends = any(has_passed(cause, *_SENDERS) for cause in behind(error))
-        if self._plain and not (self.began or sends):
-            return True  # the error of a mock, or of a test tool that forbids connections
+        if self._plain and not self.began and (self._tunnels or not sends):
+            return True  # the error of a proxy, of a mock, or of a test tool that forbids connections
         if is_any(error, INVALID):
             cause = error.__cause__
             return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)

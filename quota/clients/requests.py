@@ -81,7 +81,7 @@ class MeteredAdapter(HTTPAdapter):
         if not hasattr(urllib3, "BaseHTTPResponse"):
             raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
         self._limits, self._timeout_s, self._caller = limits, timeout_s, caller
-        self._make = partial(_make, gate, prepare)
+        self._make, self._prepare = partial(_make, gate, prepare), prepare
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
@@ -114,7 +114,15 @@ class MeteredAdapter(HTTPAdapter):
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         # Below every mock of requests and of `urlopen`. A pool that knew itself would stay open after `close`.
         pool._make_request = partial(self._make, ref(pool))
+        if self._prepare is not None:
+            pool._prepare_proxy = partial(_connect_by_proxy, self._prepare, ref(pool))
         return pool
+
+
+def _connect_by_proxy(prepare: Callable[[Any], None], pool_of: Callable[[], Any], conn: Any) -> None:
+    prepare(conn)  # it reads the proxy's answer, too
+    pool = pool_of()
+    type(pool)._prepare_proxy(pool, conn)
 
 
 def _make(

@@ -9,9 +9,11 @@ import json
 import re
 import select
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +32,7 @@ from quota.budget import Budget
 from quota.clients.google import GoogleGate, service
 from quota.clients.metering import Meter
 from quota.clients.upstream import Routes, description, methods_of
-from quota.errors import ConfigError, Refused, UsageError
+from quota.errors import ConfigError, Refused, SlowAnswer, UsageError
 from quota.ledger.log import Log
 from quota.settings.books import load_book
 from support.emulator import Emulator
@@ -635,6 +637,29 @@ def test_the_proxy_of_the_environment_is_obeyed_and_the_login_of_netrc_is_not(
     assert arrived.target.startswith("http://upstream.invalid/youtube/v3/videos?")
     assert [request.headers.get("authorization") for request in (arrived, direct)] == [None, None]
     assert charged(ledger) == {"videos.list": 2}
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error"),
+    [([OK, b"x: ", *[b"y"] * 30], SlowAnswer), ([OK + b"\r\n", b"", b"no TLS\r\n", b""], ssl.SSLError)],
+    ids=["slow", "no TLS"],
+)
+def test_a_proxy_has_the_time_of_an_answer_to_connect(
+    ledger: Log, connect: Connect, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes], error: type[Exception]
+) -> None:
+    def answer(_: Reached) -> Iterator[bytes]:
+        for piece in pieces:
+            yield piece
+            time.sleep(0.2)
+
+    with Upstream(answer) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.address)
+        with pytest.raises(error):
+            popular(connect("https://upstream.invalid", max_answer_s=1)).execute()
+    assert charged(ledger) == {}
 
 
 @pytest.mark.parametrize(
