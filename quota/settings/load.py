@@ -216,6 +216,8 @@ def _share_of_headroom(
     ]
     if not all_units:
         raise row.error("no limit counts all calls of that cost, so there is no headroom; give units", "allowance")
+    if not min(all_units):
+        raise row.error("a limit leaves nothing unspent, so no allowance fits; give it headroom", "allowance")
     return -(-min(all_units) * percent // 100)
 
 

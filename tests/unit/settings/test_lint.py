@@ -16,6 +16,7 @@ import redis
 import quota
 from quota.cli.doctor import ask_ledger
 from quota.common.findings import file_system
+from quota.errors import ConfigError
 from quota.jobs.store.store import Store
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
@@ -405,7 +406,10 @@ def test_a_written_quota_without_headroom_leaves_nothing_for_the_allowance(tmp_p
     reported = findings(tmp_path, without)[0]
     assert "limit 'day' of credential 'main' leaves 0 of the quota unspent" in reported.message
     assert findings(tmp_path, without.replace("quota = 400", "units = 400")) == []
-    share = without.replace("quota = 400", "quota = 400\nheadroom = 20").replace("allowance = 250", 'allowance = "10%"')
+    share = without.replace("allowance = 250", 'allowance = "10%"')
+    with pytest.raises(ConfigError, match="a limit leaves nothing unspent, so no allowance fits; give it headroom"):
+        findings(tmp_path, share)
+    share = share.replace("quota = 400", "quota = 400\nheadroom = 20")
     assert load_settings(_written(tmp_path, share)).ledger.unavailable == Unavailable(1, 2, 2)
 
 
