@@ -295,7 +295,7 @@ def _cause(x: RefusalExplained) -> str:
     if kept.reason not in ("limit", "leave") or then is None:
         return kept.why
     left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
-    pace = ", which its pace had released by then" if " by the end of the " in kept.why else ""
+    pace = "".join(f", {part}" for part in kept.why.split(", ") if " by the end of the " in part)
     if kept.reason == "leave":
         left += f" left beyond what {f'job {kept.job}' if kept.job else 'this job'} leaves to others"
     else:

@@ -126,6 +126,15 @@ def test_the_explanation_of_a_refusal_is_true(ledger_url: str, tmp_path: Path, s
     world.session.close()
 
 
+def test_a_refusal_by_a_pace_names_what_the_whole_period_has(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+    world = World(ledger_url, tmp_path, pacing=True, pacific="900")
+    world.charge("videos.list", units=560)
+    world.charge("videos.list", units=10)
+    answer = "REFUSED: limit 'pacific' had 2 units left of 562, of 900 by the end of the day; videos.list needs 10 "
+    assert head(world).startswith(answer)
+    world.session.close()
+
+
 def test_explain_separates_the_refusal_from_the_present(world: World) -> None:
     for region in ("DE", "DE", "FR"):
         assert world.charge("videos.list", units=600, job="trending", region=region).admitted
