@@ -148,7 +148,10 @@ def _tell(
         return
     project = session.credential(job.credential).project
     notices = [*_notices_of_run(project, report, status)]
-    notices += _notices_of_regions(project, job.name, settings.stale_ms, regions)
+    away = report.away
+    is_heard_of = away is None or away.now_ms - away.heard_ms <= (settings.stale_ms or 0)
+    if report.outcome != "elsewhere" or not is_heard_of:  # else the machine that runs the job reports it
+        notices += _notices_of_regions(project, job.name, settings.stale_ms, regions)
     if status is not None:
         notices += _notices_of_budget(project, status)
     elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):

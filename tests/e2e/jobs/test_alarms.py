@@ -19,7 +19,7 @@ import pytest
 import quota
 from quota.common.clock import host_clock
 from quota.jobs.afterwards import _notices_of_run, follow_up
-from quota.jobs.job import RunReport
+from quota.jobs.job import Away, RunReport
 from quota.jobs.places import only_one
 from quota.reports.notify import RETRY_MS, Notice, Ping, _send, notify, read_address
 from quota.rules.facts import Grant
@@ -230,6 +230,19 @@ def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> No
     assert [(notice["job"], notice["region"]) for notice in stale] == [("trending", "US"), ("trending", "DE")]
     complete, never = (notice["message"] for notice in stale)
     assert (" was last complete " in complete, " was never complete: its job first ran " in never) == (True, True)
+
+
+@pytest.mark.parametrize(("silent_ms", "events"), [(1, []), (2, ["stale"])])
+def test_a_job_on_another_machine_is_stale_only_if_that_is_silent(
+    tmp_path: Path, upstream: Emulator, here: None, silent_ms: int, events: list[str]
+) -> None:
+    command = machine(tmp_path, upstream)
+    command("run", "broken")
+    config = command.configure((tmp_path / "quota.toml").read_text() + 'stale = "1ms"\n')
+    with quota.open(config) as session:
+        away = Away("another", DAY_MS - silent_ms, 2 * DAY_MS, DAY_MS)
+        follow_up(session, RunReport(session.run, "broken", "elsewhere", away=away), None)
+    assert [alert["event"] for alert in alerts(command) if alert["event"] == "stale"] == events
 
 
 def test_a_repaired_loss_sends_one_alert(tmp_path: Path, upstream: Emulator) -> None:
