@@ -113,6 +113,11 @@ class Answer:
             # A header that is sent twice becomes one text, as with most HTTP clients.
             self._headers[key] = f"{self._headers[key]}, {value}" if key in self._headers else value
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the answer comes from a cache: its Age is above 0."""
+        return bool(_whole(self._headers.get("age")))
+
     def fits(self, match: Match) -> bool:
         """Whether a rule matches this answer."""
         if match.status not in (None, self.status) or (match.body and match.body not in self._text):

@@ -368,7 +368,10 @@ class Described(Google):
     # -- what remains ------------------------------------------------------------------------------------------------
 
     def _states(self, answer: Answer, method: str) -> Iterator[_PoolState]:
-        """The state of the book's pools in the answer, also if it has no more than a reset."""
+        """The state of the book's pools in the answer, also if it has no more than a reset. What a cache has kept is
+        about another time."""
+        if answer.is_stored:
+            return
         for rule in self.book.answers.levels:
             bucket, named = self._pool(answer, rule, method)
             if bucket:

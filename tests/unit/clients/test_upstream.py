@@ -276,6 +276,8 @@ def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
         ({"X_RateLimit_Remaining": "98,98 , 98"}, Level("core", 98, 5_000, NOW_MS + 1_800_000)),
         ({"X_RateLimit_Remaining": "98, 97"}, None),
         ({"X_RateLimit_Resource": "other"}, None),
+        ({"Age": "0"}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
+        ({"Age": "7"}, None),
     ],
 )
 def test_a_good_answer_shows_what_remains(headers: dict[str, str], level: Level | None) -> None:
@@ -310,6 +312,7 @@ def test_a_cost_that_was_sent_twice_settles_nothing() -> None:
             {"RateLimit": '"core";r=50;t=30', "RateLimit-Policy": '"core";q=100;w=60'},
             Level("core", 50, 100, NOW_MS + 30_000),
         ),
+        ("", {"RateLimit": '"core";r=50;t=30', "Age": "1"}, None),
         (
             "remaining = 'RateLimit-Remaining'\nlimit = 'RateLimit-Limit'",
             {"RateLimit-Remaining": "50", "RateLimit-Limit": "100, 100;w=60, 5000;w=86400"},
