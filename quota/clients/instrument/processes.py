@@ -104,6 +104,9 @@ _SILENT = frozenset(
 _IS_AHEAD = re.compile(r"(!|do|elif|else|if|then|until|while|\{)$|[A-Za-z_][A-Za-z_0-9]*=").match
 """Whether a word stands ahead of a command: a keyword of the shell, or a variable."""
 
+_AWK_STARTS = re.compile(r"\bsystem\s*\(|\s\|\s*([\"&]|getline\b)").search
+"""Whether a script of awk starts a command."""
+
 MAX_DEPTH = 8
 """How many nested commands are examined."""
 
@@ -132,9 +135,9 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
     words = [*dropwhile(_IS_AHEAD, given)]
     before = " ".join([before, *given[: len(given) - len(words)]])
     name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
-    if name in _SHELLS:
-        at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), None)
-        text = "" if at is None else "".join(words[at + 1 : at + 2])
+    if name in _SHELLS or name == "eval":
+        at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), len(words))
+        text = " ".join(words[1:] if name == "eval" else words[at + 1 : at + 2])
         try:
             commands = _commands(text)
         except ValueError:  # a text between the lines, or a mistake, which ends the shell
@@ -149,7 +152,8 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
             return "env -i"
         start = next((at for at, word in enumerate(words) if at and shutil.which(word) is not None), len(words))
         return _unseen(words[start:], depth + 1, " ".join([before, *words[:start]]))
-    path = None if name in _SILENT or not name else shutil.which(words[0])
+    is_silent = name in _SILENT and not (name == "awk" and _AWK_STARTS(" ".join(words)))
+    path = None if is_silent or not name else shutil.which(words[0])
     if path is None:
         return None
     if re.match("(python|pypy)[0-9.]*[a-z]*$", os.path.basename(os.path.realpath(path))):
