@@ -124,13 +124,15 @@ class _Live(_Lines):
         self._run = self.progress.add_task(job, total=None, text="")
         self._here = self.progress.add_task("", total=None, text="", visible=False)
         self._region: str | None = None
+        self._lacked: dict[str, int] = {}
 
     def say(self, line: str) -> None:
         self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None:
         super().began(checkpoints, pages)
-        self.progress.update(self._run, total=sum(max(0, pages - checkpoint.pages) for checkpoint in checkpoints))
+        self._lacked = {checkpoint.region: max(0, pages - checkpoint.pages) for checkpoint in checkpoints}
+        self.progress.update(self._run, total=sum(self._lacked.values()))
 
     def decided(self, decision: Decision) -> None:
         super().decided(decision)
@@ -155,7 +157,8 @@ class _Live(_Lines):
         self.progress.update(self._here, visible=False)
         task = self.progress.tasks[self._run]
         if task.total is not None and outcome.outcome != "skipped":  # it may have had fewer pages than it may have
-            self.progress.update(self._run, total=max(task.completed, task.total - max(0, self.pages - outcome.pages)))
+            missing = max(0, self._lacked[outcome.region] - outcome.pages)
+            self.progress.update(self._run, total=max(task.completed, task.total - missing))
         self._region = None
 
     def _show(self) -> None:

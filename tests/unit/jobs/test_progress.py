@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quota.decision import Decision, LimitState
-from quota.jobs.progress import _Lines
+from quota.jobs.progress import _Lines, _Live
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.reports.runs import RegionOfRun
 
@@ -55,3 +55,11 @@ def test_verbose_says_each_decision_and_a_refusal_spends_nothing(capsys: pytest.
     assert printed[0] == "admitted videos.list (1 unit) on main; 7 units left"
     assert printed[1].startswith("refused videos.list (100 units) on main: full")
     assert lines.units() == "1 unit, 7 left"
+
+
+def test_the_pages_to_go_of_a_resumed_region_are_those_that_it_lacked() -> None:
+    live = _Live("trending", verbose=False)
+    live.began([at("DE", 2, 100), at("FR", 0, 0)], 4)
+    live.page(at("DE", 3, 150))
+    live.ended(RegionOfRun("DE", "done", pages=1))
+    assert live.progress.tasks[0].total == 5
