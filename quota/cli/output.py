@@ -57,11 +57,9 @@ def json_text(data: object, indent: int | None = None) -> str:
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """CSV on stdout: a header, and a line for each row. A terminal gets no control characters."""
-    write_row, at_terminal = csv_writer(sys.stdout, columns), sys.stdout.isatty()
+    """CSV on stdout: a header, and a line for each row."""
+    write_row = csv_writer(sys.stdout, columns)
     for row in rows:
-        if at_terminal:
-            row = {name: printable(value) if isinstance(value, str) else value for name, value in row.items()}
         write_row(row)
 
 

@@ -137,15 +137,22 @@ def _member(record: object, name: str) -> object:
 
 def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, Any]], object]:
     """Write the header of a CSV with a line for each row. Returns a function that writes a row: a list or an object
-    becomes JSON."""
+    becomes JSON. A terminal gets no control characters."""
     import csv  # late: few commands write it
 
+    shown = printable if file.isatty() else str
     # With a line feed as its own ending, csv would leave a carriage return unquoted.
     lines: Any = SimpleNamespace(write=lambda row: file.write(row.removesuffix("\r\n") + "\n"))
     writer = csv.DictWriter(lines, columns, restval="", extrasaction="ignore", lineterminator="\r\n")
-    writer.writeheader()
-    return lambda row: writer.writerow({name: _cell(value) for name, value in row.items()})
+
+    def write_row(row: Mapping[str, Any]) -> None:
+        writer.writerow({name: shown(_cell(value)) for name, value in row.items()})
+
+    write_row(dict(zip(columns, columns, strict=True)))
+    return write_row
 
 
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict | list | tuple) else value
+def _cell(value: Any) -> str:
+    if isinstance(value, bool | dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False)
+    return "" if value is None else str(value)

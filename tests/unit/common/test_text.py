@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import pytest
 
 from quota.common.clock import NEVER
-from quota.common.text import describe, many, members, one_line, quoted, shorten, show, spaced
+from quota.common.text import csv_writer, describe, many, members, one_line, quoted, shorten, show, spaced
 
 
 class Rude:
@@ -86,3 +87,11 @@ def test_members_leaves_out_empty_values() -> None:
         "name": "day",
         "since": "1970-01-01T00:00:01.000Z",
     }
+
+
+def test_csv_at_a_terminal_has_no_control_characters() -> None:
+    ours, theirs = os.openpty()
+    with open(ours, "rb", buffering=0) as screen, open(theirs, "w") as terminal:
+        csv_writer(terminal, ["title\x1b"])({"title\x1b": "red\x1b[31m"})
+        terminal.flush()
+        assert screen.read(100) == b"title\\x1b\r\nred\\x1b[31m\r\n"
