@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
 from quota.common.clock import LATEST_MS
-from quota.common.text import nearest, show
+from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, instance, text, texts, whole
 
@@ -214,9 +214,11 @@ def load_zone(name: str) -> ZoneInfo:
         if not zones:
             data = "this machine has no time zone data"
             raise ValueError(f"{data}; install the package tzdata, of the system or with pip") from error
-        hint = nearest(name, sorted(zones))
-        example = hint if hint.startswith("did") else 'write for example "America/Los_Angeles"'
-        raise ValueError(f"{show(name)} is not a time zone; {example}") from error
+        from difflib import get_close_matches  # late: few processes meet an unknown zone
+
+        near = get_close_matches(name, zones, 1, 0.9) if "/" in name else []  # the zone nearest to PST is MST
+        hint = f"did you mean {near[0]!r}?" if near else 'write for example "America/Los_Angeles"'
+        raise ValueError(f"{show(name)} is not a time zone; {hint}") from error
 
 
 def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:

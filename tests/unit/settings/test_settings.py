@@ -288,7 +288,7 @@ MISTAKES = {
         (
             '"24h"',
             '{ calendar = "day", zone = "PST8" }',
-            "window.zone: 'PST8' is not a time zone; did you mean 'PST8PDT'?",
+            "window.zone: 'PST8' is not a time zone; write for example \"America/Los_Angeles\"",
         ),
     ],
     "credentials.main.limits[1].": [
