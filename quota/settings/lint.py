@@ -27,7 +27,7 @@ from quota.settings.books import as_written
 from quota.settings.environment import PREFIX
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
 from quota.settings.references import address_of, read_key
-from quota.settings.tables import inbound_table
+from quota.settings.tables import ROOT, inbound_table
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
 
@@ -134,10 +134,10 @@ def _ways(settings: Settings) -> Iterator[Finding]:
 
 
 def _variables() -> Iterator[Finding]:
+    remedy = f"write two underscores between names and all in capitals, as in {PREFIX}LEDGER__URL"
     for name in sorted(os.environ):
-        meant = re.sub("(?i)^quota_+", PREFIX, name).upper()
-        if re.fullmatch("(?i)quota_.+__.+", name) and not name.startswith(PREFIX):
-            yield warning(f"environment variable {name}", "sets no key of the configuration", f"write {meant}")
+        if re.match(rf"(?i)quota_+({'|'.join(ROOT)})_", name) and not name.startswith(PREFIX):
+            yield warning(f"environment variable {name}", "sets no key of the configuration", remedy)
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
