@@ -324,6 +324,7 @@ MISTAKES = {
         ('api = "youtube-v3"', 'api = "youtube"', "api: there is no cost book 'youtube'; did you mean 'youtube-v3'?"),
         ('"env:YOUTUBE_API_KEY"', '"env:AIzaSyA1secretsecretsecretsecretsecrets"', f"key: {KEY_RULE}"),
         ('"env:YOUTUBE_API_KEY"', '"env:sk_live_51secretSECRETsecretsecret"', f"key: {KEY_RULE}"),
+        ('"env:YOUTUBE_API_KEY"', '"env:a_0secretsecretsecret"', f"key: {KEY_RULE}"),
         ('"env:YOUTUBE_API_KEY"', '"AIzaSyA-secret-secret-secret-secret-secr"', f"key: {KEY_RULE}"),
         *(
             (
