@@ -282,6 +282,10 @@ def export(
 
     since_ms, count = since_ms_of("--since", since), 0
     with configured(config) as session:
+        settings = session.settings
+        ours = [os.path.realpath(file) for file in (settings.path, settings.store.file, settings.ledger.file) if file]
+        if output is not None and os.path.realpath(output) in ours:
+            raise quota.UsageError(f"--output {show(output)} is a file of this configuration; name another")
         Store.existing(session.settings.store).close()  # raises if it cannot be opened
         with to_export(session.settings.store.file) as db:
             columns, records = records_of(db, table, since_ms, region, job, limit)

@@ -421,6 +421,8 @@ def test_an_export_takes_the_place_of_a_file_alone(site: Site) -> None:
     os.mkfifo(site.folder / "pipe")
     (site.folder / "link").symlink_to("file")
     assert "--output 'pipe' is not a file" in one_line(site.quota("export", "videos", "--output", "pipe"), 2)
+    for ours in ("quota.toml", "./videos.db"):
+        assert "is a file of this configuration" in one_line(site.quota("export", "videos", "--output", ours), 2)
     assert site.quota("export", "videos", "--output", "link").returncode == 0
     assert (site.folder / "pipe").is_fifo()
     assert (site.folder / "link").is_symlink()
