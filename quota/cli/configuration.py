@@ -311,7 +311,7 @@ def _login(book: CostBook) -> str:
         else "# The address of a test server, such as `quota emulate` for YouTube:\n"
         '# endpoint = "http://127.0.0.1:8765"\n'
     )
-    variable = re.sub("[^A-Z0-9]", "_", book.api.upper())
+    variable = re.sub("[^A-Z0-9]|^(?=[0-9])", "_", book.api.upper())
     if not book.has_session or book.key not in (KeyPlace(), GOOGLES_KEY):
         secret = f"{variable}_{'TOKEN' if book.has_session else 'API_KEY'}"
         return f'# Where the key is, never the key itself: env:NAME or file:PATH.\nkey = "env:{secret}"\n{where}'

@@ -291,6 +291,8 @@ def scripts(folder: str) -> None:
     from quota.ledger.redis_log import script, script_names
 
     names = script_names()
+    if not folder:  # an unset variable of a shell
+        raise UsageError("'' is not a folder; name one")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name in names:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from quota.common.text import nearest, show
+from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.settings.tables import ROOT
 from quota.settings.toml import Either, Keys, Kind, Named, Rows, Table, Text, Values, dotted
@@ -68,26 +68,34 @@ def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: 
         kind = next((inner for inner in kind.kinds if isinstance(inner, Table)), kind)
     if isinstance(kind, Rows) and "name" in kind.keys and segment:
         rows = [row.get("name") if isinstance(row, dict) else None for row in into]
-        index = next((index for index, name in enumerate(rows) if _meant(segment, name)), len(rows))
-        if index == len(rows):
-            into.append({"name": segment.lower()})
+        name = _meant(segment, rows, variable)
+        if name not in rows:
+            into.append({"name": name})
+            rows.append(name)
+        index = rows.index(name)
         return index, Table(keys=kind.keys), f"{path}[{index}]"
     if isinstance(kind, Named | Values) and segment:
-        key = next((name for name in into if _meant(segment, name)), segment.lower())
+        key = _meant(segment, into, variable)
         return key, Table(keys=kind.keys) if isinstance(kind, Named) else kind.each, dotted(path, key)
     keys = kind.keys if type(kind) is Table else Keys({})
     key = segment.lower()
     if key in keys:
         return key, keys[key], dotted(path, key)
     if keys.others is not None and segment:
-        key = next((name for name in into if _meant(segment, name)), key)
+        key = _meant(segment, into, variable)
         return key, keys.others, dotted(path, key)
     variables = [f"{begun}{key.upper()}" for key in keys]
     raise ConfigError(f"environment variable {show(variable)[1:-1]}: no such key; {nearest(variable, variables)}")
 
 
-def _meant(segment: str, name: Any) -> bool:
-    return isinstance(name, str) and re.sub(r"[^A-Z0-9]", "_", name.upper()) == segment.upper()
+def _meant(segment: str, names: Iterable[Any], variable: str) -> str:
+    """The name in the file that a segment means; a new name if there is none."""
+    meant = [
+        name for name in names if isinstance(name, str) and re.sub(r"[^A-Z0-9]", "_", name.upper()) == segment.upper()
+    ]
+    if len(meant) > 1:
+        raise ConfigError(f"environment variable {variable} may mean {listed(meant)}; rename one of them in the file")
+    return meant[0] if meant else segment.lower()
 
 
 def _value(kind: Kind, text: str, variable: str) -> Any:

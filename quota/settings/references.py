@@ -29,8 +29,8 @@ from quota.settings.toml import Flag, Text, TomlTable
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 REFERENCE = rf"env:{VARIABLE}|file:.+"
 
-_LIKE_A_KEY = r"AIza.{30,}|.*(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9]{16}.*"
-"""Matches most keys and tokens, and hardly any name of a variable: letters with digits in a long row."""
+_LIKE_A_KEY = r"AIza.{30,}|.*(?=[A-Za-z]*[0-9])(?=[A-Z0-9]*[a-z])[A-Za-z0-9]{16}.*"
+"""Matches most keys and tokens, and hardly any name of a variable: small letters with digits in a long row."""
 
 _LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
 _MAX_CHARS = 8_192

@@ -265,7 +265,7 @@ NOTIFY = Keys(
 _INBOUND_LIMIT = {
     "limit": Whole("How many requests, within the window."),
     "window": Span("The window, in whole seconds."),
-    "burst": Whole("With gcra: how many requests may come at once.", default=0),
+    "burst": Whole("With gcra: how many requests may come at once.", default=0, minimum=0),
 }
 INBOUND_RULE = Keys(
     {

@@ -216,7 +216,9 @@ def load_zone(name: str) -> ZoneInfo:
             raise ValueError(f"{data}; install the package tzdata, of the system or with pip") from error
         from difflib import get_close_matches  # late: few processes meet an unknown zone
 
-        near = get_close_matches(name, zones, 1, 0.9) if "/" in name else []  # the zone nearest to PST is MST
+        near = [zone for zone in zones if zone.lower() == name.lower()]
+        if "/" in name and not near:  # the zone nearest to PST is MST
+            near = get_close_matches(name, zones, 1, 0.9)
         hint = f"did you mean {near[0]!r}?" if near else 'write for example "America/Los_Angeles"'
         raise ValueError(f"{show(name)} is not a time zone; {hint}") from error
 

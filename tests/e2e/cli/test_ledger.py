@@ -98,6 +98,7 @@ def test_ledger_scripts_writes_the_ledgers_scripts_again_after_an_upgrade(quota:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"wrote {len(script_names())} scripts into a/b\n"
     assert quota("ledger", "scripts", "new/folder").returncode == 0
+    assert one_line(quota("ledger", "scripts", ""), 2) == "'' is not a folder; name one"
     assert len([*(tmp_path / "new" / "folder").iterdir()]) == len(script_names())
     written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "a" / "b").iterdir()}
     assert written == {f"{name}.lua": script(name)[0] for name in script_names()}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quota.cli.configuration import init
-from quota.settings.books import book_names, default_limits
+from quota.cli.configuration import configuration_for, init
+from quota.settings.books import book_names, default_limits, load_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 
@@ -62,3 +62,7 @@ def test_new_configurations_of_two_apis_have_two_projects(tmp_path: Path, state_
         apis.setdefault(credential.project, set()).add(credential.book.api)
     assert {project: len(of_it) for project, of_it in apis.items() if len(of_it) > 1} == {}
     assert apis["youtube"] == {"youtube"}, "its two books are of one upstream project"
+
+
+def test_no_variable_begins_with_a_digit() -> None:
+    assert "env:_4CHAN_" in configuration_for("4chan", load_book("strava-v3")._replace(api="4chan"))

@@ -131,6 +131,13 @@ def test_a_mistake_names_the_variable(
     assert str(error.value) == f"environment variable QUOTA__{variable}: {says}"
 
 
+def test_a_variable_that_may_mean_two_names_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text('[credentials.a-b]\napi = "github"\n[credentials.a_b]\napi = "github"\n')
+    named(monkeypatch, CREDENTIALS__A_B__KEY="env:X")
+    with pytest.raises(ConfigError, match="QUOTA__CREDENTIALS__A_B__KEY may mean a-b, a_b; rename one of them"):
+        load_settings(path)
+
+
 def test_two_variables_of_one_key_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, LEDGER__URL="memory:", ledger__url="sqlite:///x.db")
     with pytest.raises(ConfigError, match="variables QUOTA__LEDGER__URL and QUOTA__ledger__url set the same key; remo"):

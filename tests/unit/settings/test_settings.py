@@ -370,6 +370,7 @@ MISTAKES = {
             'timezone = "Europe/Brelin"',
             "timezone: 'Europe/Brelin' is not a time zone; did you mean 'Europe/Berlin'?",
         ),
+        ('stagger = "2m"', 'timezone = "utc"', "timezone: 'utc' is not a time zone; did you mean 'UTC'?"),
         (
             'schedule = "*/30 * * * *"\nstagger = "2m"',
             'schedule = "every 45m"\ntimezone = "UTC"',
