@@ -48,8 +48,9 @@ UNSEEN = (
     "tornado.simple_httpclient",
     "twisted.web.client",
     "websocket._core",
-    "websockets.client",
+    "websockets.asyncio.client",
     "websockets.legacy.client",
+    "websockets.sync.client",
     "wreq",
     "zapros",
 )
