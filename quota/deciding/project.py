@@ -310,11 +310,9 @@ class Project(OfOneProcess):
             ms, seq = first
             own = [Entry((ms, seq + n), *entry[1:]) for n, entry in enumerate(request.entries)]
             entries = [*unseen, *own]
-        new = reading.take(Mark(request.epoch, request.seen), epoch, entries)
-        if request.epoch != reading.epoch and epoch != reading.epoch:
-            new = list(entries)  # they belong to another log than this process reads; the journal is compared with it
-        if new or own:
-            self._note(epoch, new, own)
+        reading.take(Mark(request.epoch, request.seen), epoch, entries)
+        if entries:  # also of another log than this process reads: the journal is compared with it
+            self._note(epoch, unseen, own)
         totals = reading.totals
         return tuple([totals[view].used_units for view in views]) if all(map(totals.__contains__, views)) else None
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quota.ledger.log import ANY, Room
-from quota.rules.calls import NO_CAP
 from quota.rules.entry import Entry, Id
 from quota.rules.facts import Exhaustion, Facts
 from quota.rules.reading import Mark
@@ -70,4 +69,4 @@ class Look(NamedTuple):
     def rooms(self, views: Sequence[View], costs: Sequence[int]) -> list[Room]:
         """The room of each limit."""
         each = zip(views, self.caps, self.used_units, costs, strict=True)
-        return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each if cost and cap < NO_CAP]
+        return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each]

@@ -98,16 +98,16 @@ class Reading:
 
     # -- reading on --------------------------------------------------------------------------------------------------
 
-    def take(self, asked: Mark, epoch: str, entries: Iterable[Entry]) -> list[Entry]:
-        """Take the entries that an answer had after the `asked` mark; returns the new entries. An answer of another log
-        changes nothing."""
+    def take(self, asked: Mark, epoch: str, entries: Iterable[Entry]) -> None:
+        """Take the new entries of an answer, which has those after the `asked` mark. An answer of another log changes
+        nothing."""
         if asked.epoch != self.epoch or asked.seen > self.seen:
-            return []
+            return
         self.epoch = epoch  # an empty log gets its epoch with the first entry
         seen = self.seen
         new = [entry for entry in entries if entry.id > seen]
         if not new:
-            return new
+            return
         totals = [total for total in self.totals.values() if total.head >= seen]
         for entry in new:
             if entry.kind == "marker" or entry.kind == "unreadable":
@@ -121,7 +121,6 @@ class Reading:
         for total in totals:
             total.skip_to(self.seen)
         self.unkept += len(new)
-        return new
 
     def take_behind(self, epoch: str, wanted: Wanted, entries: Sequence[Entry]) -> bool:
         """Take the wanted entries of the log of this epoch, for all totals that have not counted them yet. Takes
