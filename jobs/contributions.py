@@ -301,10 +301,10 @@ def forecast(session: Session) -> Contribution:
 
     plan = make_plan(session.settings, host_clock(), days=1, state=read_state(session), find_changes=False)
     expected = []
-    for spent in plan.spent:
+    for spent in plan.outcome.spent:
         for slot, units in spent.units.items():
             # The middle of the slot, or of the part of it that the plan covers.
-            at_ms = (max(slot * SLOT_MS, plan.start_ms) + (slot + 1) * SLOT_MS) // 2
+            at_ms = (max(slot * SLOT_MS, plan.outcome.start_ms) + (slot + 1) * SLOT_MS) // 2
             of_method = spent.project, spent.bucket, spent.method, spent.job
             expected.append(Expected(*of_method, at_ms, units, spent.calls.get(slot, 0)))
     expected.sort(key=lambda charge: charge.at_ms)
@@ -314,4 +314,4 @@ def forecast(session: Session) -> Contribution:
         dry_ms = next((day.dry_ms for day in row.days if day.dry_ms is not None), None)
         limits[row.project, row.limit.name] = LimitAhead(row.days[0].used_units, row.zone, refused_ticks, dry_ms)
     scheduled = any(job.schedule is not None for job in session.settings.jobs.values())
-    return Contribution(forecast=Forecast(plan.until_ms, tuple(expected), limits, scheduled))
+    return Contribution(forecast=Forecast(plan.outcome.until_ms, tuple(expected), limits, scheduled))

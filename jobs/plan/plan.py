@@ -93,26 +93,23 @@ class JobPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The answer. Each of the `changes` alone makes the schedule fit; see `quota.jobs.plan.suggestions`. `spent` is
-    what would be charged, in slots of 15 minutes. `held_up_ms` is the time of the last refusal of a schedule that fits,
-    because of current spending or a closed bucket; None if it has none."""
+    """The answer. `outcome` has what would be charged and refused. Each of the `changes` alone makes the schedule fit;
+    see `quota.jobs.plan.suggestions`. `held_up_ms` is the time of the last refusal of a schedule that fits, because of
+    current spending or a closed bucket; None if it has none."""
 
-    start_ms: int
-    until_ms: int
+    outcome: Simulated
     fits: bool
     limits: tuple[LimitPlan, ...]
     jobs: tuple[JobPlan, ...]
-    refusals: tuple[Refusal, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
-    spent: tuple[Spent, ...] = ()
-    held_up_ms: int | None = None
+    held_up_ms: int | None
 
     def as_json(self) -> dict[str, object]:
         """The plan as `quota plan --json` prints it."""
         return {
-            "from": rfc3339(self.start_ms),
-            "until": rfc3339(self.until_ms),
+            "from": rfc3339(self.outcome.start_ms),
+            "until": rfc3339(self.outcome.until_ms),
             "fits": self.fits,
             "ticks": sum(job.ticks for job in self.jobs),
             "refused_ticks": sum(job.refused_ticks for job in self.jobs),
@@ -199,15 +196,12 @@ def make_plan(
         changes, more = Search(settings, alone, state.lasting(until_ms), fetches, may_be_refused).smallest_changes()
         notes += more
     return Plan(
-        start_ms=start_ms,
-        until_ms=until_ms,
+        outcome=outcome,
         fits=fits,
         limits=tuple(_limit_plans(settings, outcome, state)),
         jobs=tuple(_job_plans(settings, outcome)),
-        refusals=tuple(outcome.refusals),
         changes=changes,
         notes=tuple(notes),
-        spent=tuple(outcome.spent),
         held_up_ms=held_up_ms,
     )
 
@@ -370,7 +364,7 @@ def render_plan(plan: Plan) -> RenderableType:
     that would make it fit."""
     refused = sum(job.refused_ticks for job in plan.jobs)
     total = sum(job.ticks for job in plan.jobs)
-    span = f"{stamp(plan.start_ms)} to {moment(plan.until_ms)}"
+    span = f"{stamp(plan.outcome.start_ms)} to {moment(plan.outcome.until_ms)}"
     regions = sum(job.refused_regions for job in plan.jobs)
     if not total:
         verdict = line(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")

@@ -94,7 +94,7 @@ def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(too_much: P
     assert not plan.fits
     assert [row.needs_units for row in plan.limits] == [22_400, 22_400]
     (job,) = plan.jobs
-    first = plan.refusals[0]
+    first = plan.outcome.refusals[0]
     # The interval counts from 1970, so on this day the first tick is at 00:15.
     assert job.first_refused_ms == int(datetime(2026, 11, 23, 18, 45, tzinfo=UTC).timestamp() * 1000)
     assert first.regions == 5
@@ -191,7 +191,7 @@ def test_searches_have_a_bucket_of_their_own(folder: Path) -> None:
     plan = make_plan(settings(folder, text), 0, first_day=MONDAY)
     needs = {row.limit.name: row.needs_units for row in plan.limits}
     assert (needs["search-day"], needs["day"], needs["uploads-day"]) == (96, 96, 0)
-    assert {refusal.limit for refusal in plan.refusals} <= {"search-day", "search-pacific-day"}
+    assert {refusal.limit for refusal in plan.outcome.refusals} <= {"search-day", "search-pacific-day"}
     assert [(x.setting, x.after) for x in plan.changes] == [("schedule", '"0 * * * *"'), ("regions", "1")]
     assert "not used: uploads-day, uploads-pacific-day, batch-stats-day," in "\n".join(shown(plan))
 
@@ -202,7 +202,7 @@ def test_a_plan_counts_the_need_of_24_hours_over_a_midnight(folder: Path) -> Non
     text = LIMITS.replace("10_000", "5_000") + night + morning
     plan = make_plan(settings(folder, text), 0, days=2, first_day=MONDAY, find_changes=False)
     assert {row.limit.name: row.needs_units for row in plan.limits} == {"day": 12 * 700, "pacific-day": 6 * 700}
-    assert {refusal.limit for refusal in plan.refusals} == {"day"}
+    assert {refusal.limit for refusal in plan.outcome.refusals} == {"day"}
 
 
 def test_a_shadow_is_in_the_plan_and_refuses_nothing(folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_suggestion_can_be_pasted_whatever_its_limits_are_called(folder: Path)
         folder, text.replace('leave = { "a.day:utc" = 1, pacific-day = 2 }', pasted.partition(" instead")[0])
     )
     better = make_plan(again, 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
-    assert (better.fits, {refusal.job for refusal in better.refusals}) == (True, {"backfill"})
+    assert (better.fits, {refusal.job for refusal in better.outcome.refusals}) == (True, {"backfill"})
 
 
 # -- what a tick costs -------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def spent_now(units: int) -> State:
 def test_a_schedule_that_only_todays_spending_stops_fits(folder: Path) -> None:
     plan = make_plan(settings(folder, LIMITS + KEYWORDS.replace("45m", "3h")), NOON_MS, state=spent_now(9_900))
     assert (plan.fits, plan.changes) == (True, ())
-    refused = [refusal.at_ms for refusal in plan.refusals]
+    refused = [refusal.at_ms for refusal in plan.outcome.refusals]
     assert refused[-1] < NOON_MS + DAY_MS
     now = f"fits; current spending or a closed bucket refuses {len(refused)} of {plan.jobs[0].ticks} ticks, the last at"
     assert " ".join(shown(plan)[1:3]).startswith(now)
