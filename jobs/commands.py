@@ -89,8 +89,8 @@ def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json:
         first_day = None if begin in ("now", "empty") else date.fromisoformat(begin)
     except ValueError:
         raise quota.UsageError(f"--from {begin!r}: write now, empty, or a date such as 2026-11-01") from None
-    if first_day is not None and not 1970 < first_day.year < 9999:  # a plan looks ahead, and dates end with 9999
-        raise quota.UsageError(f"--from {begin!r}: the year must be from 1971 to 9998")
+    if first_day is not None and not 1970 < first_day.year <= 5000:  # a plan looks ahead, and calendars end in 5138
+        raise quota.UsageError(f"--from {begin!r}: the year must be from 1971 to 5000")
     with configured(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
