@@ -390,11 +390,8 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
     Example:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
-    from quota.jobs.job import job_called
-    from quota.jobs.places import checkpoints_of
-
     with configured(config) as session, _store_of_places(session) as store:
-        checkpoints = _chosen(checkpoints_of(session, job_called(session.settings, job), store), job, region)
+        checkpoints = _chosen(session, store, job, region)
     _print(checkpoints, as_json=as_json, as_csv=as_csv, cursors=True)
 
 
@@ -414,12 +411,10 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
       quota place reset trending DE
       quota place reset trending --dry-run
     """
-    from quota.jobs.job import job_called
-    from quota.jobs.places import checkpoints_of, only_one, reset_shared
+    from quota.jobs.places import only_one, reset_shared
 
     with configured(config) as session, _store_of_places(session) as store:
-        settings = job_called(session.settings, job)
-        checkpoints = _chosen(checkpoints_of(session, settings, store), job, region)
+        checkpoints = _chosen(session, store, job, region)
         names = ", ".join(checkpoint.region for checkpoint in checkpoints if checkpoint.region)
         named = f", in {names}" if names else ""
         if dry_run:
@@ -429,7 +424,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
             say("nothing was changed")
             return 1
         if store is None:
-            reset_shared(session, settings, checkpoints)
+            reset_shared(session, session.settings.jobs[job], checkpoints)
         else:
             with only_one(session.settings.store.url, job) as lock:
                 if lock is None:
@@ -448,11 +443,14 @@ def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
     return nullcontext() if settings.places_in_ledger else Store.existing(settings)
 
 
-def _chosen(checkpoints: list[Checkpoint], job: str, region: str | None) -> list[Checkpoint]:
-    regions = [checkpoint.region for checkpoint in checkpoints]
-    if region is not None and region not in regions:
-        raise quota.UsageError(f"job {job!r} has no region {show(region)}; {nearest(region, regions)}")
-    return [checkpoint for checkpoint in checkpoints if region in (None, checkpoint.region)]
+def _chosen(session: Session, store: Store | None, name: str, region: str | None) -> list[Checkpoint]:
+    """Where a job stands in each region, or in one. Raises UsageError."""
+    from quota.jobs.job import job_called, regions_of
+    from quota.jobs.places import checkpoints_of
+
+    job = job_called(session.settings, name)
+    regions = regions_of(job, () if region is None else (region,))
+    return [checkpoint for checkpoint in checkpoints_of(session, job, store) if checkpoint.region in regions]
 
 
 def _print(

@@ -523,8 +523,7 @@ def regions_of(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
     """The regions of a job, in their order: all of them, or those that are `wanted`. Raises UsageError."""
     unknown = [region for region in wanted if region not in job.regions]
     if unknown:
-        regions = f"it has {', '.join(job.regions)}" if job.regions else "it has none"
-        raise quota.UsageError(f"job {job.name!r} has no region {unknown[0][:64]!r}; {regions}")
+        raise quota.UsageError(f"job {job.name!r} has no region {show(unknown[0])}; {nearest(unknown[0], job.regions)}")
     if wanted:
         return tuple(region for region in job.regions if region in wanted)
     return job.regions or ("",)

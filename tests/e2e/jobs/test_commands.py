@@ -161,7 +161,7 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; it has US, DE"),
+        (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; known: US, DE"),
         (["run"], 2, "name a job"),
         (["run", "broken"], 78, "cannot be imported: ModuleNotFoundError"),
         (["emulate", "--port", "99999"], 2, "not in the range 0<=x<=65535"),
