@@ -3,7 +3,6 @@
 A hostile or broken upstream may send an endless body, one byte every two seconds, a few bytes that unpack to gigabytes,
 a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswer` with one line.
 
-    Watch            the limits of one client, and the deadline of each thread's request
     SessionHttp      what Google's client asks of an Http, over a session of requests
     check_redirect   refuses a redirect to anything except HTTP
     digestible       an error's body, if the client can parse it
@@ -12,16 +11,11 @@ a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswe
 
 from __future__ import annotations
 
-import io
-import math
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
-from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
+from collections.abc import Callable, Mapping
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
-from socket import gaierror, socket
+from socket import gaierror
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -33,14 +27,14 @@ from requests.exceptions import ChunkedEncodingError, ContentDecodingError, Requ
 from urllib3.exceptions import HTTPError, InvalidChunkLength
 
 from quota.clients.answer_fields import AnswerLimits
+from quota.clients.deadline import Watch
 from quota.clients.gate import HostGate
 from quota.clients.requests import MeteredAdapter
-from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
-from quota.errors import BadAnswer, SlowAnswer
+from quota.errors import BadAnswer
 from quota.terms.api import GOOGLES_KEY
 
 BYTES_PER_VALUE = 16
@@ -49,86 +43,8 @@ BYTES_PER_VALUE = 16
 MAX_TOKEN_LENGTH = 8_192
 """The longest page token. It travels in a URL."""
 
-POLL_S = 0.1
-"""How often a waiting request checks its deadline."""
-
 MAX_CONNECTIONS = 100
 """The most idle connections to one host that stay open."""
-
-
-class Watch(threading.local):
-    """The limits of one client. A waiting request calls `waiting` several times a second; an exception from `waiting`
-    ends the request.
-    """
-
-    def __init__(self, limits: AnswerLimits, waiting: Callable[[], None] | None) -> None:
-        self.limits = limits
-        self._waiting = waiting
-        self._until_s: float | None = None
-
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """One request of this thread, including its redirects."""
-        if self._until_s is not None:
-            yield
-            return
-        allowed_s = self.limits.max_answer_s
-        self._until_s = math.inf if allowed_s is None else elapsed_s() + allowed_s
-        try:
-            yield
-        finally:
-            self._until_s = None
-
-    def left_s(self) -> float:
-        """The time left for this thread's request. Raises SlowAnswer when no time is left."""
-        if self._waiting is not None:
-            self._waiting()
-        left_s = math.inf if self._until_s is None else self._until_s - elapsed_s()
-        if left_s <= 0:
-            allowed = self.limits.max_answer_s
-            raise SlowAnswer(
-                f"upstream's answer was not complete after {allowed:g} s; if this is expected, raise max_answer_s"
-            )
-        return left_s
-
-
-class _Arriving(io.RawIOBase):
-    """The bytes of an answer as they arrive. Short waits keep the deadline for a slow answer, too."""
-
-    def __init__(self, raw: io.RawIOBase, sock: socket, timeout_s: float, watch: Watch) -> None:
-        self._raw = raw
-        self._sock = sock
-        self._timeout_s = timeout_s
-        self._watch = watch
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        silent_until_s = elapsed_s() + self._timeout_s
-        while True:
-            self._sock.settimeout(min(POLL_S, self._watch.left_s()))
-            try:
-                return self._sock.recv_into(buffer)
-            except TimeoutError:
-                if elapsed_s() >= silent_until_s:
-                    raise
-
-    def close(self) -> None:
-        with suppress(OSError):  # closed
-            self._sock.settimeout(self._timeout_s)  # after a proxy's answer, TLS begins
-        # The raw file keeps the socket open after the connection is closed, so close it too.
-        self._raw.close()
-        super().close()
-
-
-class _PatientResponse(HTTPResponse):
-    """An answer whose bytes arrive within a watch."""
-
-    def __init__(self, sock: socket, *args: Any, timeout_s: float, watch: Watch, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        raw: io.RawIOBase = self.fp.detach()
-        self.fp = io.BufferedReader(_Arriving(raw, sock, timeout_s, watch))
 
 
 class _Session(requests.Session):
@@ -203,7 +119,7 @@ class SessionHttp:
         self._session = _Session(self, adapter)
 
     def _prepare(self, conn: Any) -> None:
-        conn.response_class = partial(_PatientResponse, timeout_s=self.timeout, watch=self.watch)
+        self.watch.over(conn)
         conn.set_debuglevel(0)  # http.client would print whole requests, including the key
 
     def keeps_key(self, uri: str) -> bool:

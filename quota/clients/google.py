@@ -33,7 +33,8 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
-from quota.clients.answers import SessionHttp, Watch, checked
+from quota.clients.answers import SessionHttp, checked
+from quota.clients.deadline import Watch
 from quota.clients.gate import HostGate
 from quota.clients.metering import Attempt, Meter
 from quota.clients.upstream import Google, Routes, Sent, description, scopes_of

@@ -81,7 +81,7 @@ class MeteredAdapter(HTTPAdapter):
         if not hasattr(urllib3, "BaseHTTPResponse"):
             raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
         self._limits, self._timeout_s, self._caller = limits, timeout_s, caller
-        self._make, self._prepare = partial(_make, gate, prepare), prepare
+        self._gate, self.prepare = gate, prepare
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
@@ -113,9 +113,9 @@ class MeteredAdapter(HTTPAdapter):
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         # Below every mock of requests and of `urlopen`. A pool that knew itself would stay open after `close`.
-        pool._make_request = partial(self._make, ref(pool))
-        if self._prepare is not None:
-            pool._prepare_proxy = partial(_connect_by_proxy, self._prepare, ref(pool))
+        pool._make_request = partial(_make, self._gate, self.prepare, ref(pool))
+        if self.prepare is not None:
+            pool._prepare_proxy = partial(_connect_by_proxy, self.prepare, ref(pool))
         return pool
 
 

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from quota.clients.answer_fields import Answer, Headers, Policy
+from quota.clients.answer_fields import Answer, AnswerLimits, Headers, Policy
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
@@ -297,12 +297,12 @@ class Described(Google):
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not self.book.has_session:
             return super().client(session, credential, **limits)
-        return session.requests(
-            credential,
-            max_units=limits.get("max_units"),
-            timeout_s=limits.get("max_answer_s"),
-            max_body_mb=limits.get("max_body_mb"),
-        )
+        from quota.clients.deadline import watch_each  # late: it imports http.client
+
+        answer_s, body_mb = limits.get("max_answer_s"), limits.get("max_body_mb")
+        made = session.requests(credential, max_units=limits.get("max_units"), timeout_s=answer_s, max_body_mb=body_mb)
+        watch_each(made, AnswerLimits(body_mb, answer_s), limits.get("waiting"))
+        return made
 
     def address(self, client: Any, endpoint: str | None) -> str:
         if not self.book.has_session:

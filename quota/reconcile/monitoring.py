@@ -31,7 +31,8 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
 from quota.clients.answer_fields import AnswerLimits
-from quota.clients.answers import SessionHttp, Watch, checked
+from quota.clients.answers import SessionHttp, checked
+from quota.clients.deadline import Watch
 from quota.clients.login import bearer
 from quota.clients.upstream import description
 from quota.clients.upstream_errors import refused_login

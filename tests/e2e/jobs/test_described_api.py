@@ -19,7 +19,7 @@ from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
 from support.commands import ROOT
 from support.installation import Installation
-from support.plain_http import Answer, Arrived, PlainServer
+from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, head
 
 CONFIG = """
 [ledger]
@@ -81,8 +81,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_github_job", None)
 
 
-def run(folder: Path, address: str) -> RunReport:
-    (folder / "quota.toml").write_text(CONFIG.format(address=address))
+def run(folder: Path, address: str, more: str = "") -> RunReport:
+    (folder / "quota.toml").write_text(CONFIG.format(address=address) + more)
     with quota.open(folder / "quota.toml") as session:
         return run_job(session, "issues", wait=wait_none())
 
@@ -113,6 +113,21 @@ def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(fo
         ]
         assert run(folder, server.address).outcome == "stopped"
     assert len(server.arrived) == 5
+
+
+def test_an_answer_has_a_deadline_here_too(folder: Path) -> None:
+    def drip(_: Reached) -> Iterator[bytes]:
+        yield head("Content-Length: 30") + b"\r\n"
+        for _ in range(30):
+            time.sleep(0.1)
+            yield b"x"
+
+    own_job = folder / "own_github_job.py"
+    own_job.write_text(own_job.read_text().replace("client.get(", "client.get(timeout=9, url="))
+    with Upstream(drip) as upstream:
+        report = run(folder, upstream.address, "max_answer_s = 1\n")
+    assert "upstream's answer was not complete after 1 s" in str(report.regions[0].error)
+    assert report.units == report.attempts * 2 > 0
 
 
 def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:
