@@ -143,7 +143,7 @@ def _turned_away(scope: Any, token: str | None) -> Problem | None:
     sent = [value for name, value in scope["headers"] if name == b"quota-token"]
     if len(sent) == 1 and hmac.compare_digest(sent[0], token.encode()):
         return None
-    return Problem(401, "Send the token of this proxy as Quota-Token.")
+    return Problem(401, "Send the token of this proxy as Quota-Token.", more=(("www-authenticate", "Quota-Token"),))
 
 
 def _ledger(session: Session) -> Check:

@@ -282,6 +282,7 @@ def test_only_callers_with_the_token_get_metrics(house: House) -> None:
         assert json.loads(house.ask("", credential="healthz").body)["status"] == "warn"
         got = house.ask("/things")
         assert (got.status, "Quota-Token" in got.problem["detail"]) == (401, True)
+        assert got.field("www-authenticate") == "Quota-Token"
         assert house.ask("", credential="metrics").status == 401
         mine = {"Quota-Token": TOKEN}
         assert house.ask("/things", headers=mine).status == 200
