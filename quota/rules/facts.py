@@ -53,10 +53,10 @@ _LARGEST = 10**15 - 1
 class Exhaustion(NamedTuple):
     """Upstream said "no more": a dated fact that closes one bucket for everybody until `until_ms`.
 
-    `since_ms` is the time of the charge whose call got that answer. `until_ms` is NEVER if upstream grants the project
-    nothing at all: no reset will reopen that bucket. `reopened_ms` is when somebody lifted it (0: it stands) and
-    `reopened_because` the reason; a lifted exhaustion closes nothing. `is_pause`: the only evidence is a single answer
-    that does not mention a used-up quota.
+    `since_ms` is the time of the charge whose call got that answer, or of the change before if that is later.
+    `until_ms` is NEVER if upstream grants the project nothing at all: no reset will reopen that bucket. `reopened_ms`
+    is when somebody lifted it (0: it stands) and `reopened_because` the reason; a lifted exhaustion closes nothing.
+    `is_pause`: the only evidence is a single answer that does not mention a used-up quota.
     """
 
     bucket: str
@@ -186,6 +186,9 @@ def exhaust(facts: Facts, exhaustion: Exhaustion, now_ms: int) -> Facts:
         reopened_ms = before.reopened_ms
         if not reopened_ms or exhaustion.since_ms < reopened_ms <= now_ms:
             return facts
+    if before is not None:  # of two histories, the union keeps the later
+        after_ms = min(before.reopened_ms or before.since_ms, now_ms)
+        exhaustion = exhaustion._replace(since_ms=max(exhaustion.since_ms, after_ms))
     return replace(facts, exhaustions=_exhaustions([*_others(facts, exhaustion.bucket), exhaustion]))
 
 

@@ -210,6 +210,8 @@ class LogOracle:
             stands = not before.reopened_ms or since_ms < before.reopened_ms <= clock_ms
             if stands:
                 return
+        if before is not None:
+            since_ms = max(since_ms, min(before.reopened_ms or before.since_ms, clock_ms))
         self.closings[bucket] = Closing(since_ms, until_ms)
         self.date(clock_ms)
 

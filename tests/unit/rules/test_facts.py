@@ -53,6 +53,7 @@ ROWS = [
     (exhaustion(), exhaustion(since_ms=NOW + 5, until_ms=NOW + DAY_MS), END - 1, False),
     (exhaustion(until_ms=NEVER), exhaustion(since_ms=NOW + DAY_MS), NOW + 400 * DAY_MS, False),
     # that is over
+    (exhaustion(), exhaustion(since_ms=NOW - 5, until_ms=END + DAY_MS), END, True),
     (exhaustion(), exhaustion(since_ms=END - 1, until_ms=END + DAY_MS), END, True),
     # reopened: late answers of calls that left before do not close it
     (LIFTED, exhaustion(since_ms=NOW + 9, until_ms=NEVER), NOW + 20, False),
@@ -72,7 +73,10 @@ def test_the_right_exhaustion_stands(before: Exhaustion | None, new: Exhaustion,
     other = exhaustion("search")
     facts = closed(*([before] if before else []), other)
     becomes = exhaust(facts, new, now_ms)
-    assert becomes.exhaustion("units") == (new if stands else before)
+    standing = becomes.exhaustion("units")
+    assert standing is not None
+    assert standing._replace(since_ms=new.since_ms) == new if stands else standing == before
+    assert union(facts.happened(now_ms), becomes) == becomes
     assert becomes.exhaustion("search") == other
     if not stands:
         assert becomes is facts
