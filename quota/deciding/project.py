@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
+from operator import add
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.deciding.allowance import hand_over, say_used
 from quota.deciding.losses import StillCountingError, is_behind, put_back, whole_facts
-from quota.deciding.question import Look, Outcome, Question
+from quota.deciding.question import Outcome, Question
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
@@ -157,7 +158,7 @@ class Project(OfOneProcess):
                     outcome = self._decide(question, question.charges, is_alone=True)
         except StillCountingError:
             self.keep()
-            return Outcome("counting", self.now_ms(), self.now_ms())
+            return Outcome("counting", self.now_ms())
         finally:
             if commit and question.charges:
                 self.reading.pending.pop(question.charges[0].key, None)
@@ -185,33 +186,27 @@ class Project(OfOneProcess):
                     raise
 
     def _decide(self, question: Question, charges: Sequence[Entry], *, is_alone: bool = False) -> Outcome:
-        costs, ends_s = question.costs, elapsed_s() + COUNT_WITHIN_S
+        ends_s = elapsed_s() + COUNT_WITHIN_S
         fresh, losses, clock_tries, refusals = False, 0, 0, 0
         while True:
-            look = self.in_turn(partial(self._look, question))
-            if not isinstance(look, Look):
-                look()  # reads what is missing
+            outcome = self.in_turn(partial(self._compare, question))
+            if not isinstance(outcome, Outcome):
+                outcome()  # reads what is missing
                 if elapsed_s() > ends_s:
                     raise StillCountingError
                 continue
             first = self.reading.pending.get(charges[0].key) if charges else None
             if first is not None:  # an earlier try appended them; its answer was lost
-                used = tuple(look.used_units)
-                return Outcome("ok", look.now_ms, look.now_ms, used, look.caps, None, first, look.facts)
-            # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
-            room = look.room(costs)
-            fits = room >= 0 and look.closing is None
+                return outcome._replace(reason="ok", first=first)
+            fits = outcome.reason == "ok"
             if fresh and not (fits and charges):
-                reason = "ok" if fits else "limit" if look.closing is None else "exhausted"
-                return Outcome(
-                    reason, look.now_ms, look.now_ms, tuple(look.used_units), look.caps, look.closing, None, look.facts
-                )
-            request = self.request(look.mark, look.now_ms, charges if fits else (), room)
+                return outcome
+            request = self.request(outcome.mark, outcome.now_ms, charges if fits else (), outcome.room)
             if refusals >= ROOMS_AFTER and request.entries:
                 if not (self.log.shared or is_alone):
                     raise OvertakenError
-                request = request._replace(rooms=look.rooms(question.views, costs))
-            is_late = self.journal is not None and self.journal.is_late(look.mark.epoch)
+                request = request._replace(rooms=question.rooms(outcome.caps, outcome.used_units))
+            is_late = self.journal is not None and self.journal.is_late(outcome.mark.epoch)
             reply, used_units = (None, None) if is_late else self.ask(request, question.views)
             if reply is None or reply.word == "BEHIND":
                 losses += 1
@@ -223,18 +218,18 @@ class Project(OfOneProcess):
             first = reply.id or (self.reading.pending.get(charges[0].key) if charges else None)
             if first is not None:
                 if used_units is None:  # another thread noticed a loss meanwhile
-                    used_units = tuple([used + cost for used, cost in zip(look.used_units, costs, strict=True)])
-                return Outcome("ok", look.now_ms, look.now_ms, used_units, look.caps, None, first, look.facts)
+                    used_units = tuple(map(add, outcome.used_units, question.costs))
+                return Outcome("ok", outcome.now_ms, used_units, outcome.caps, facts=outcome.facts, first=first)
             if reply.clock_ms > self.wall() + MAX_CLOCK_AHEAD_MS or (
                 reply.word == "CLOCK" and clock_tries >= MAX_CLOCK_TRIES
             ):
-                return Outcome("clock", look.now_ms, reply.clock_ms)
+                return Outcome("clock", outcome.now_ms, clock_ms=reply.clock_ms)
             clock_tries += reply.word == "CLOCK"
             refusals += reply.word == "AGAIN"
             fresh = reply.whole and reply.word != "CLOCK"
 
-    def _look(self, question: Question) -> Look | Callable[[], None]:
-        """The numbers that a decision compares now, or the function that reads what is missing."""
+    def _compare(self, question: Question) -> Outcome | Callable[[], None]:
+        """The outcome by the entries read so far, or the function that reads what is missing."""
         reading, views = self.reading, question.views
         if not reading.began:
             return partial(self.begin, views)
@@ -255,10 +250,13 @@ class Project(OfOneProcess):
                 behind.append(total.head)
         if behind:
             return partial(self._read_behind, min(behind))
-        used_units = [total.used_units for total in totals]
-        caps = tuple(question.caps(reading.facts, now_ms))
+        used_units = tuple([total.used_units for total in totals])
+        caps = question.caps(reading.facts, now_ms)
         closed = closing(reading.facts, question.closed_by, now_ms, self.jitter_ms) if question.closed_by else None
-        return Look(reading.mark, now_ms, used_units, caps, closed, reading.facts)
+        # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
+        room = question.room(caps, used_units)
+        reason = "exhausted" if closed is not None else "limit" if room < 0 else "ok"
+        return Outcome(reason, now_ms, used_units, caps, closed, reading.facts, mark=reading.mark, room=room)
 
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         """A request after this mark, decided at `now_ms`. Without charges it only reads."""

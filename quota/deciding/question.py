@@ -1,8 +1,7 @@
-"""The values of a decision: question, numbers and outcome. Pure.
+"""The values of a decision. Pure.
 
 Question    the limits, the costs of the calls in each, and the charges
-Look        the numbers that a decision compares, of one moment
-Outcome     the answer, with these numbers
+Outcome     the answer, with the numbers that were compared
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quota.ledger.log import ANY, Room
-from quota.rules.entry import Entry, Id
+from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import Exhaustion, Facts
 from quota.rules.reading import Mark
 from quota.terms.limits import View
@@ -27,9 +26,19 @@ class Question(NamedTuple):
 
     views: Sequence[View]
     costs: Sequence[int]
-    caps: Callable[[Facts, int], Sequence[int]]
+    caps: Callable[[Facts, int], tuple[int, ...]]
     closed_by: Sequence[str] = ()
     charges: Sequence[Entry] = ()
+
+    def room(self, caps: Sequence[int], used_units: Sequence[int]) -> int:
+        """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
+        each = zip(caps, used_units, self.costs, strict=True)
+        return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)
+
+    def rooms(self, caps: Sequence[int], used_units: Sequence[int]) -> list[Room]:
+        """The room of each limit."""
+        each = zip(self.views, caps, used_units, self.costs, strict=True)
+        return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each]
 
 
 class Outcome(NamedTuple):
@@ -38,35 +47,17 @@ class Outcome(NamedTuple):
     `reason` is "ok", "limit" (a limit has no room), "exhausted" (upstream has closed a bucket: `closing`), "clock" (the
     ledger's clock, `clock_ms`, and this machine's disagree) or "counting" (a total has many entries to read; nothing
     was compared). `used_units` has the units of each view, with the new charges, and `caps` the most that each may
-    hold. `first` is the id of the first charge; the other ids follow it.
+    hold. `first` is the id of the first charge; the other ids follow it. The log was read up to `mark`, and others may
+    take `room` units meanwhile.
     """
 
     reason: str
     now_ms: int
-    clock_ms: int
     used_units: tuple[int, ...] = ()
     caps: tuple[int, ...] = ()
     closing: Exhaustion | None = None
-    first: Id | None = None
     facts: Facts = Facts()
-
-
-class Look(NamedTuple):
-    """The numbers that a decision compares, of one moment."""
-
-    mark: Mark
-    now_ms: int
-    used_units: list[int]
-    caps: tuple[int, ...]
-    closing: Exhaustion | None
-    facts: Facts
-
-    def room(self, costs: Sequence[int]) -> int:
-        """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
-        each = zip(self.caps, self.used_units, costs, strict=True)
-        return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)
-
-    def rooms(self, views: Sequence[View], costs: Sequence[int]) -> list[Room]:
-        """The room of each limit."""
-        each = zip(views, self.caps, self.used_units, costs, strict=True)
-        return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each]
+    first: Id | None = None
+    clock_ms: int = 0
+    mark: Mark = Mark("", START)
+    room: int = 0

@@ -53,7 +53,7 @@ class Asked:
             charge = Entry((NOW, 0), units, "units", "videos.list", "", "", "key")
             self.project.reading.totals[counting.view] = total_of(counting.view, [charge], NOW)
         caps = self.answers.caps(self.checklist, facts, NOW)
-        outcome = Outcome(reason, NOW, NOW, used, caps, facts=facts, **more)
+        outcome = Outcome(reason, NOW, used, caps, facts=facts, **more)
         return self.answers.decision(self.checklist, outcome, commit=commit)
 
 
