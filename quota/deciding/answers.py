@@ -47,9 +47,7 @@ class Answers:
 
     def caps(self, checklist: Checklist, facts: Facts, now_ms: int) -> tuple[int, ...]:
         """The most that each limit may hold at a time. A shadow limit has no bound."""
-        grants = self.believed_at(facts, now_ms)
-        if checklist.grants is not grants:
-            checklist = self.checklists.with_grants(checklist, grants)
+        checklist = self.checklists.with_grants(checklist, self.believed_at(facts, now_ms))
         caps = checklist.caps_at(now_ms) if checklist.paced else checklist.caps
         if not checklist.shadow:
             return caps
@@ -171,7 +169,7 @@ class Answers:
     def full_limits(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[Full]:
         """The state of each limit at a decision, for `retry_at`. The call's bucket is closed until `opens_ms`."""
         grants = self.believed_at(outcome.facts, outcome.now_ms)
-        caps = self.checklists.with_grants(checklist, grants).caps if grants is not checklist.grants else checklist.caps
+        caps = self.checklists.with_grants(checklist, grants).caps
         full = []
         each = zip(checklist.limits, caps, checklist.costs, outcome.caps, outcome.used_units, strict=True)
         for n, (limit, most_units, cost_units, cap_units, used_units) in enumerate(each):

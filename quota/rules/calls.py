@@ -313,7 +313,9 @@ class Checklists(dict[Key, Checklist]):
         return made
 
     def with_grants(self, checklist: Checklist, grants: Believed) -> Checklist:
-        """The same checklist with the caps by these grants. It replaces the kept one."""
+        """The checklist with the caps by these grants. A new one replaces the kept one."""
+        if checklist.grants is grants:
+            return checklist
         together = zip(checklist.limits, checklist.leaves, checklist.costs, strict=True)
         caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
         new = replace(checklist, caps=caps, grants=grants)
