@@ -363,11 +363,9 @@ class Project(OfOneProcess):
         self._note(epoch, beginning.entries)
         self._note_facts(epoch, beginning.tip, facts)
         if journal is not None and beginning.tip != START:
-            whole = journal.whole(epoch) or (
-                START,
-                max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms)),
-            )
-            self._unread = (whole[1], beginning.tip) if whole[1] < beginning.tip else None
+            whole = journal.whole(epoch)
+            through = whole[1] if whole else max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms))
+            self._unread = (through, beginning.tip) if through < beginning.tip else None
         self.stored_ms = longest_of(beginning.state) if not self.api or API in beginning.state else 0
 
     def _store_longest_window(self) -> None:

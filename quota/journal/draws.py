@@ -111,8 +111,7 @@ class Draws:
         with self._alone(), self._errors():
             draws, lines = self._draws()
             news = [entry._replace(id=(now_ms, 0)) for entry in entries if entry.key not in draws]
-            used_units = sum(draw.entry.units for draw in draws.values() if draw.entry.id[0] > now_ms - window_ms)
-            if used_units + sum(entry.units for entry in news) > allowance_units:
+            if self.drawn_units(now_ms, window_ms) + sum(entry.units for entry in news) > allowance_units:
                 return False
             self._forget_old(draws, lines, now_ms, max(window_ms, self._keep_ms))
             self._append([_draw_line(Draw(self._identity.hash, entry, entry.units, epoch, seen)) for entry in news])
