@@ -71,7 +71,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
     from quota.jobs.store.runs import RUN_FIELDS, run_json
     from quota.jobs.store.store import Store
 
-    since_ms = since_ms_of("--since", since)
+    since_ms = since_ms_of(since)
     with configured(config) as session, Store.existing(session.settings.store) as store:
         past_runs = _told_by_the_log(session, store.runs.read(job, since_ms, limit))
     if as_json:
@@ -184,7 +184,7 @@ def search(
     from quota.jobs.store.reader import SearchResult
     from quota.jobs.store.store import Store
 
-    since_ms = since_ms_of("--since", since)
+    since_ms = since_ms_of(since)
     with quota.open(config) as session, Store.existing(session.settings.store) as store:
         videos = store.search(" ".join(words), region, limit, since_ms=since_ms, job=job)
         elsewhere = store.elsewhere()
@@ -280,7 +280,7 @@ def export(
     from quota.jobs.store.reader import records_of, to_export
     from quota.jobs.store.store import Store
 
-    since_ms, count = since_ms_of("--since", since), 0
+    since_ms, count = since_ms_of(since), 0
     with configured(config) as session:
         settings = session.settings
         ours = [os.path.realpath(file) for file in (settings.path, settings.store.file, settings.ledger.file) if file]

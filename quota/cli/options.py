@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from quota.common.clock import host_clock
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.limits import parse_duration
@@ -190,11 +191,9 @@ def duration_ms(option: str, value: str) -> int:
         raise click.UsageError(f"{option} {error}") from None
 
 
-def since_ms_of(option: str, since: str | None) -> int:
-    """The time so long ago; 0 without the option."""
-    from quota.common.clock import host_clock
-
-    return 0 if since is None else max(1, host_clock() - duration_ms(option, since))
+def since_ms_of(since: str | None) -> int:
+    """The time so long ago; 0 without `--since`."""
+    return 0 if since is None else max(1, host_clock() - duration_ms("--since", since))
 
 
 def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:
