@@ -77,6 +77,19 @@ def _listed(resource: Any, most: int = PAGE_ITEMS, /, **parameters: str | None) 
 _CHANNEL = Shape("UC[A-Za-z0-9_-]{22}", "the id of a channel, like 'UC_x5XG1OV2P6uZZ5FSM9Ttw'")
 
 
+_RANKED_CHANNELS = f"""
+    WITH jobs AS (SELECT DISTINCT job FROM checkpoints WHERE region = :region),
+    newest AS (SELECT job, ifnull((SELECT taken_at_ms FROM charts WHERE job = j.job AND region = :region),
+        (SELECT max(taken_at_ms) FROM rankings WHERE job = j.job AND region = :region)) AS ms FROM jobs j)
+    SELECT DISTINCT v.channel_id FROM newest n
+    JOIN rankings r ON r.job = n.job AND r.region = :region AND r.taken_at_ms = n.ms
+    JOIN videos v ON v.video_id = r.video_id
+    WHERE v.channel_id > :after AND typeof(v.channel_id) = 'text' ORDER BY v.channel_id LIMIT {PAGE_ITEMS}
+"""  # noqa: S608  # a constant
+"""The channels in the region's newest ranking of each job. An incomplete ranking counts only while the job has no
+complete one."""
+
+
 @marked(names={"ids": _CHANNEL})
 @first_attempt("channels.list")
 def channels(client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: Ids = None) -> Page:
@@ -87,7 +100,7 @@ def channels(client: Any, region: str, cursor: Cursor | None, *, store: Store, i
     """
     after = str(cursor["after"]) if cursor else ""
     if ids is None:
-        wanted = store.channels_ranked(region, after, PAGE_ITEMS)
+        wanted = [name for (name,) in store.select(_RANKED_CHANNELS, region=region, after=after)]
     else:
         wanted = sorted({name for name in texts(ids, "ids:") if name > after})[:PAGE_ITEMS]
     if not wanted:

@@ -64,8 +64,6 @@ BUSY_TIMEOUT_MS = 5_000
 PAGE_BUSY_TIMEOUT_S = 30.0
 """A page waits longer while another program locks the store, because it has cost units."""
 
-MAX_IDS_READ = 50
-
 DELETE_PER_TRANSACTION = 1_000
 MAX_DELETED = 20_000
 """The most rows of a table that one `delete_expired` deletes: several times what a run of 50 regions adds."""
@@ -393,24 +391,6 @@ class Store:
         phrases = query(as_text(words))
         filters = {"query": phrases, "region": text_or_none(region), "job": text_or_none(job), "since_ms": since_ms}
         return self._read(lambda db: search(db, filters, limit, self._clock()))
-
-    def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
-        """Ids of the channels in the region's newest ranking of each job, from the first id after `after` on, in order.
-
-        An incomplete ranking counts only while the job has no complete one.
-        """
-        sql = """
-            WITH jobs AS (SELECT DISTINCT job FROM checkpoints WHERE region = :region),
-            newest AS (SELECT job, ifnull((SELECT taken_at_ms FROM charts WHERE job = j.job AND region = :region),
-                (SELECT max(taken_at_ms) FROM rankings WHERE job = j.job AND region = :region)) AS ms FROM jobs j)
-            SELECT DISTINCT v.channel_id FROM newest n
-            JOIN rankings r ON r.job = n.job AND r.region = :region AND r.taken_at_ms = n.ms
-            JOIN videos v ON v.video_id = r.video_id
-            WHERE v.channel_id > :after ORDER BY v.channel_id LIMIT :count
-        """
-        values = {"region": region, "after": after, "count": min(count, MAX_IDS_READ)}
-        rows = self._read(lambda db: db.execute(sql, values).fetchall())
-        return [row[0] for row in rows if isinstance(row[0], str)]
 
     def tables(self) -> list[TableOfRows]:
         """The tables of rows that jobs have named, by name."""

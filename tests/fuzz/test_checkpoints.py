@@ -18,6 +18,7 @@ from fuzz.house import one_video, unlink
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.common.text import printable
 from quota.jobs.data import _video_line
+from quota.jobs.fetches import _RANKED_CHANNELS
 from quota.jobs.runner import ATTEMPTS, run_job
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
@@ -127,7 +128,7 @@ def test_a_damaged_store_answers_or_is_one_line(part: int) -> None:
                 for video in store.search("live"):
                     check_line(_video_line(video), 200_000)
                     json.dumps(video.as_json())
-                store.channels_ranked("US")
+                store.select(_RANKED_CHANNELS, region="US", after="")
                 store.delete_expired()
                 for job in CURSORS:
                     for checkpoint in store.start_round(job, ["US", "DE"]):
