@@ -73,7 +73,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
 
     since_ms = since_ms_of(since)
     with configured(config) as session, Store.existing(session.settings.store) as store:
-        past_runs = _told_by_the_log(session, store.runs.read(job, since_ms, limit))
+        past_runs = _with_spending(session, store.runs.read(job, since_ms, limit))
     if as_json:
         print_json({"runs": [run_json(run) for run in past_runs]})
     elif as_csv:
@@ -85,7 +85,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
         say(f"no run{of} in the last {since} on this machine{_hint(session.settings.jobs, job, None)}")
 
 
-def _told_by_the_log(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
+def _with_spending(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
     """The runs. What a run without an end has spent is in the ledger's log, if the ledger answers."""
     began_ms = min((run.began_ms for run in past_runs if run.ended_ms is None), default=None)
     if began_ms is None:

@@ -357,10 +357,10 @@ def tables_of(db: sqlite3.Connection) -> list[tuple[str, int, int, int]]:
 
 def columns_of(db: sqlite3.Connection, table: str, most: int) -> dict[str, str]:
     """The column name of each field of a table, in a view or an export that also has our columns."""
-    return told_apart(fields_of(db, table, most), OURS)
+    return distinct(fields_of(db, table, most), OURS)
 
 
-def told_apart(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     """A unique name for each of `names`: a taken name gets `_` at its end. SQLite's names ignore case."""
     lowered, called = set(taken), {}
     for name in names:
@@ -373,7 +373,7 @@ def told_apart(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str
 
 def write_views(db: sqlite3.Connection) -> None:
     """Remake the view of each table, with a column for each of its fields."""
-    for table, view in told_apart(name for name, *_ in tables_of(db)).items():
+    for table, view in distinct(name for name, *_ in tables_of(db)).items():
         fields = columns_of(db, table, MAX_COLUMNS).items()
         columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
         columns += ["first_seen_ms", "refreshed_ms"]
