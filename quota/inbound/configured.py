@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from quota.common.files import read_named
-from quota.common.findings import Finding, obstacle, warning
+from quota.common.findings import Finding, finding_of, obstacle, problem, warning
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
 from quota.inbound.contract import Limit
@@ -163,8 +163,8 @@ METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
 """The methods that clients send."""
 
 
-def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
-    """Yield the mistakes in the rules: the key, what is wrong, and what to do."""
+def examine(settings: Settings) -> Iterator[Finding]:
+    """The mistakes in the rules."""
     wrong = []
     try:
         table = inbound_table(settings)
@@ -180,15 +180,16 @@ def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
             yield from _together(rules)
             for key, needed in _NEEDS.items():
                 if key in table and needed not in table:
-                    yield f"inbound.{key}", f"has no effect without {needed}; add {needed}, or remove this key"
+                    remedy = f"add {needed}, or remove this key"
+                    yield problem(f"inbound.{key}", f"has no effect without {needed}", remedy)
     except ConfigError as error:
         wrong.append(error)
     for mistake in wrong:
         location, _, message = str(mistake).removeprefix(f"{settings.source}: ").partition(": ")
-        yield location, message
+        yield finding_of("error", location, message, "correct it")
 
 
-def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
+def _together(rules: Rules) -> Iterator[Finding]:
     for number, rule in enumerate(rules.rules):
         location = f"inbound.{rule.name}"
         for method in sorted(rule.methods.difference(METHODS)):
@@ -196,19 +197,21 @@ def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
         before = next((earlier for earlier in rules.rules[:number] if earlier.hides(rule)), None)
         if before is not None:
             takes = "has no path, so it takes every request" if before.path is None else f"takes {show(before.path)}"
-            yield location, f"no request reaches it: rule {before.name} before it {takes}; put {rule.name} before it"
+            message = f"no request reaches it: rule {before.name} before it {takes}"
+            yield problem(location, message, f"put {rule.name} before it")
         elif any(pattern.covers(rule.pattern) for pattern in rules.exempt):
-            yield location, "no request reaches it: exempt covers all of its paths; remove this rule or change exempt"
+            message = "no request reaches it: exempt covers all of its paths"
+            yield problem(location, message, "remove this rule or change exempt")
     if rules.any_key:
-        yield (
+        yield problem(
             "inbound.key_field",
-            f"{show(rules.key_field)} has no effect without valid keys: a client could invent a key for each request; "
+            f"{show(rules.key_field)} has no effect without valid keys: a client could invent a key for each request",
             'add keys = "file:/path", a file with one key per line',
         )
     yield from _storage(rules)
 
 
-def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
+def _storage(rules: Rules) -> Iterator[Finding]:
     """Check the storage: a bad storage limits nobody, or refuses everybody. Asks no server, and creates no file."""
     if rules.url is None:
         return
@@ -218,7 +221,7 @@ def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
             if path and os.path.exists(path) and os.path.getsize(path) > 0:
                 storage.totals()
     except (ConfigError, StorageAway) as error:
-        yield "inbound.url", str(error)
+        yield finding_of("error", "inbound.url", error, "correct it")
         return
     prevented = obstacle(path) if path else None
     if prevented is not None:

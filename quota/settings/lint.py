@@ -66,7 +66,9 @@ def lint(settings: Settings) -> list[Finding]:
         findings += _job(settings, job, limits[job.credential])
     if settings.notify is not None and settings.notify.url_ref is not None:
         findings += _secret("notify.url", settings.notify.url_ref, "address")
-    findings += _checks(settings)
+    # Findings of other packages: an entry point is a function `(settings) -> iterable of Finding`.
+    for point in entry_points(group="quota.checks"):
+        findings += point.load()(settings)
     return ranked(findings)
 
 
@@ -587,19 +589,3 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
             f'{job.fetch!r} goes by what its own store has: with places = "ledger" another machine begins anew',
             'keep the store of this job on a disk that lasts, with places = "store"',
         )
-
-
-def _checks(settings: Settings) -> Iterator[Finding]:
-    """Findings from other packages: a package that adds commands knows what they need from a configuration.
-
-    An entry point of the group `quota.checks` is a function `(settings) -> iterable`. It yields Findings, and pairs
-    (location, message) for errors that would stop a command; the message says what is wrong and, after a semicolon,
-    what to do.
-    """
-    for point in entry_points(group="quota.checks"):
-        for finding in point.load()(settings):
-            if isinstance(finding, Finding):
-                yield finding
-            else:
-                location, message = finding
-                yield finding_of("error", location, message, "correct it")

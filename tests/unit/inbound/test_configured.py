@@ -153,8 +153,7 @@ def lines_of(folder: Path, rules: str) -> list[str]:
     path = folder / "quota.toml"
     path.write_text(rules, encoding="utf-8")
     (folder / "keys.txt").write_text("good\n", encoding="utf-8")
-    findings = examine(load_settings(path))
-    return [": ".join(finding) if isinstance(finding, tuple) else str(finding) for finding in findings]
+    return [str(finding).removeprefix("error: ") for finding in examine(load_settings(path))]
 
 
 @pytest.mark.parametrize(
@@ -173,14 +172,14 @@ def lines_of(folder: Path, rules: str) -> list[str]:
             "inbound.key_field: 'X-API-Key' has no effect without valid keys: a client could invent a key for each "
             'request; add keys = "file:/path", a file with one key per line',
         ),
-        (LOGIN + "cost = 3\n", "inbound.login.cost: 3 is not a whole number from 1 to 2, its smallest limit"),
+        (LOGIN + "cost = 3\n", "inbound.login.cost: 3 is not a whole number from 1 to 2, its smallest limit; correct it"),
         (
             '[inbound]\nkeys = "file:keys.txt"\n' + LOGIN,
             "inbound.keys: has no effect without key_field; add key_field, or remove this key",
         ),
         (
             '[inbound]\nurl = "sqlite:///~nobody-has-it/x.db"\n' + LOGIN,
-            "inbound.url: Could not determine home directory.",
+            "inbound.url: Could not determine home directory.; correct it",
         ),
         (
             LOGIN.replace('"POST"', '"PSOT", "PURGE", "get"'),
