@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 import quota
+from quota.budget import Budget
 from quota.deciding.losses import losses
+from quota.deciding.project import Project
+from quota.ledger.memory_log import MemoryLog
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from support.books import BOOK
+from support.inbound import Clock
 from support.losses import LedgerStorage, Site
 from support.setup import NOW_MS, charges_at, limit
 from support.torture import Torture
@@ -87,6 +92,15 @@ def test_a_machine_behind_takes_no_charge_for_one_of_the_future(site: Site) -> N
     site.now_ms -= 2 * DAY_MS
     machine.skew_ms = 0
     assert site.machine().budget(TEN).charge("videos.list").ahead_ms == NOW_MS
+
+
+def test_a_ledger_whose_clock_goes_back_refuses_nothing() -> None:
+    clock = Clock()
+    project = Project(MemoryLog(clock=clock), "p", wall=clock)
+    budget = Budget(credential="main", book=BOOK, limits=SIXTY, project=project)
+    for _ in range(3):
+        assert budget.charge("videos.list").admitted
+        clock.ms -= 3_000
 
 
 def test_windows_end_later_for_a_machine_minutes_behind(site: Site) -> None:

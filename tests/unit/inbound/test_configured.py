@@ -172,7 +172,10 @@ def lines_of(folder: Path, rules: str) -> list[str]:
             "inbound.key_field: 'X-API-Key' has no effect without valid keys: a client could invent a key for each "
             'request; add keys = "file:/path", a file with one key per line',
         ),
-        (LOGIN + "cost = 3\n", "inbound.login.cost: 3 is not a whole number from 1 to 2, its smallest limit; correct it"),
+        (
+            LOGIN + "cost = 3\n",
+            "inbound.login.cost: 3 is not a whole number from 1 to 2, its smallest limit; correct it",
+        ),
         (
             '[inbound]\nkeys = "file:keys.txt"\n' + LOGIN,
             "inbound.keys: has no effect without key_field; add key_field, or remove this key",
