@@ -48,36 +48,34 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
         return None
     if project.journal is not None:  # if the ledger loses a charge now, its correction must not come back alone
         project.journal.write(epoch, [*charges.values()])
-    charge = charges[keys[0]]
+    counted = dict[str, int]()
 
     def corrections() -> list[Entry]:
-        nonlocal charge
         standing = project.log.corrections(project.name, keys)
         entries = []
         for key in keys:
             wanted = units if key == keys[0] else 0
-            counts = standing[key].units if key in standing else charges[key].units
-            if key == keys[0]:
-                charge = charges[key]._replace(units=counts)
-            if wanted != counts or (key not in standing and is_reservation(key)):
+            counted[key] = standing[key].units if key in standing else charges[key].units
+            if wanted != counted[key] or (key not in standing and is_reservation(key)):
                 correction = charges[key]._replace(
                     units=wanted,
                     key=project.keys.next(),
                     kind="correction",
                     of=key,
                     at=charges[key].id,
-                    before_units=counts,
+                    before_units=counted[key],
                 )
                 entries.append(correction)
         return entries
 
     add(project, corrections)
-    return charge
+    return charges[keys[0]]._replace(units=counted[keys[0]])
 
 
 def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id | None:
     """Append the entries that `entries_of_now` makes, without comparing limits. If unread entries contradict them, or
-    the log was lost, make them again. Returns the id of the first; None: there were none. Raises LedgerError."""
+    the log was lost, make them again. Returns the id of the first; None: there were none. Raises LedgerError and
+    StillCountingError."""
     for _ in range(MAX_TRIES):
         if not project.reading.began:
             project.begin(())
@@ -95,8 +93,9 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
         if reply.word == "BEHIND":
             put_back(project)
         elif reply.word == "CLOCK":
-            break
-    raise LedgerError(f"ledger {project.log.label}: its clock is an hour ahead of this machine's; {SET_THE_CLOCK}")
+            label = project.log.label
+            raise LedgerError(f"ledger {label}: its clock is an hour ahead of this machine's; {SET_THE_CLOCK}")
+    raise StillCountingError
 
 
 def insist(project: Project, work: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quota.budget import Budget, project_of
-from quota.deciding import losses, project
+from quota.deciding import corrections, losses, project
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_ENTRIES, MAX_UNSEEN, Append, Log, Reply
 from quota.rules.entry import START, Entry, Id
@@ -237,6 +237,15 @@ def test_a_machine_without_a_journal_reads_entries_that_it_only_counted(
         assert budget.charge("videos.list").limits[0].used_units == 1_000 * THOUSANDS + n + 1
     site.empty()
     assert site.machines[-1].budget(DAY).usage()[0].used_units == 3 * MAX_UNSEEN + 3
+
+
+def test_a_machine_far_behind_settles_its_charge(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corrections, "MAX_TRIES", 2)
+    budget = site.machine().budget(DAY)
+    charged = budget.charge("videos.list")
+    charge_thousands(site, site.machine("others").ledger)
+    budget.settle(charged.id or "", 0)
+    assert budget.usage()[0].used_units == 1_000 * THOUSANDS
 
 
 class Slow:
