@@ -220,12 +220,10 @@ class Project(OfOneProcess):
                 if used_units is None:  # another thread noticed a loss meanwhile
                     used_units = tuple(map(add, outcome.used_units, question.costs))
                 return Outcome("ok", outcome.now_ms, used_units, outcome.caps, facts=outcome.facts, first=first)
-            if reply.clock_ms > self.wall() + MAX_CLOCK_AHEAD_MS or (
-                reply.word == "CLOCK" and clock_tries >= MAX_CLOCK_TRIES
-            ):
-                return Outcome("clock", outcome.now_ms, clock_ms=reply.clock_ms)
             clock_tries += reply.word == "CLOCK"
-            refusals += reply.word == "AGAIN"
+            if clock_tries > MAX_CLOCK_TRIES or reply.clock_ms > self.wall() + MAX_CLOCK_AHEAD_MS:
+                return Outcome("clock", outcome.now_ms, clock_ms=reply.clock_ms)
+            refusals += reply.word == "AGAIN" and reply.whole
             fresh = reply.whole and reply.word != "CLOCK"
 
     def _compare(self, question: Question) -> Outcome | Callable[[], None]:

@@ -248,6 +248,14 @@ def test_a_machine_far_behind_settles_its_charge(site: Site, monkeypatch: pytest
     assert budget.usage()[0].used_units == 1_000 * THOUSANDS
 
 
+def test_a_machine_far_behind_lets_others_charge_while_it_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = site.machine().budget(DAY)
+    budget.charge("videos.list")
+    charge_thousands(site, site.machine("others").ledger)
+    monkeypatch.setattr(budget.ledger, "exclusive", pytest.fail)
+    assert budget.charge("videos.list").limits[0].used_units == 1_000 * THOUSANDS + 2
+
+
 class Slow:
     """A ledger that takes its time for each piece of the log."""
 
