@@ -147,7 +147,7 @@ def read_id(text: str) -> Id:
 
 def just_before(ms: int) -> Id:
     """An id before every entry of this millisecond."""
-    return (ms - 1, 2**53) if ms > 0 else START
+    return (ms - 1, END[1]) if ms > 0 else START
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

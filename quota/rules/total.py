@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
 from typing import NamedTuple
 
-from quota.rules.entry import CALLS, START, Entry, Id, Others, id_text, others_units, read_id
+from quota.rules.entry import CALLS, END, START, Entry, Id, Others, id_text, others_units, read_id
 from quota.terms.limits import SLACK_MS, Calendar, View, as_long, cutoff, leaves_at
 
 MAX_LEAVING = 2_000
@@ -33,9 +33,6 @@ READ_LEAVING = 200
 
 MAX_SUM = 2**53
 """The most that a kept total may count. A larger number is not ours: the log is read instead."""
-
-_LAST = 2**53
-"""After all sequence numbers of one millisecond."""
 
 
 class Wanted(NamedTuple):
@@ -85,7 +82,7 @@ class RunningTotal:
 
     def start_at(self, now_ms: int) -> None:
         """Begin with nothing, after the entries that have left the window at a time."""
-        self.start((max(0, cutoff(self.view.window, now_ms)), _LAST))
+        self.start((max(0, cutoff(self.view.window, now_ms)), END[1]))
 
     # -- reading on --------------------------------------------------------------------------------------------------
 
@@ -168,7 +165,7 @@ class RunningTotal:
     def skip_left(self, cutoff_ms: int) -> None:
         """If all entries up to the head have left the window, begin after them."""
         if self.head[0] <= cutoff_ms:
-            self.start(max(self.head, (cutoff_ms, _LAST)))
+            self.start(max(self.head, (cutoff_ms, END[1])))
 
     def wants_leaving(self) -> Wanted | None:
         """The entries to read for the next charges to leave; None if all are known."""
@@ -277,7 +274,7 @@ class RunningTotal:
             or head[0] <= cutoff_ms
         ):
             return False
-        self.start(min(gone, (max(0, cutoff_ms), _LAST)))
+        self.start(min(gone, (max(0, cutoff_ms), END[1])))
         self.charged, self.head, self.next_ms, self.others = charged, head, next_at_ms, others_units
         return True
 
