@@ -557,13 +557,13 @@ def look_ahead(copy: Session, name: str, regions: Sequence[str]) -> Ahead:
         done += count
     counts = Counter(methods)
     return Ahead(
-        job.name,
-        places,
-        counts,
-        {method: count * costs[method] for method, count in counts.items()},
-        done,
-        sum(units[:done]),
-        refusal,
-        copy.ledger.now_ms(),
-        ":" in job.fetch,
+        job=job.name,
+        regions=places,
+        calls=counts,
+        units={method: count * costs[method] for method, count in counts.items()},
+        fitting_calls=done,
+        fitting_units=sum(units[:done]),
+        refusal=refusal,
+        now_ms=copy.ledger.now_ms(),
+        assumed=":" in job.fetch,
     )

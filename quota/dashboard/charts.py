@@ -186,17 +186,17 @@ def chart(curve: Curve, limit_units: int, colours: Mapping[str, int], next_ms: i
         below = above
     ahead = _line([_n(x(at_ms) * WIDTH / 100) for at_ms, _ in curve.ahead], [y(units) for units in ahead_units])
     return Chart(
-        tuple(bands),
-        ahead,
-        y(ahead_units[0]),
-        y(ahead_units[-1]),
-        ahead_units[len(ahead_units) // 3] > ahead_units[0],
-        ahead_units[-1] < ahead_units[0] - top * TALL,
-        x(curve.now_ms),
-        y(limit_units),
-        tuple(_times(curve, x)),
-        tuple(_unit_ticks(limit_units, y, y(ahead_units[-1]))),
-        x(next_ms) if next_ms is not None and curve.now_ms <= next_ms <= curve.end_ms else None,
+        bands=tuple(bands),
+        ahead=ahead,
+        ahead_begin=y(ahead_units[0]),
+        ahead_end=y(ahead_units[-1]),
+        ahead_rises=ahead_units[len(ahead_units) // 3] > ahead_units[0],
+        ahead_falls=ahead_units[-1] < ahead_units[0] - top * TALL,
+        now=x(curve.now_ms),
+        limit_y=y(limit_units),
+        times=tuple(_times(curve, x)),
+        units=tuple(_unit_ticks(limit_units, y, y(ahead_units[-1]))),
+        next=x(next_ms) if next_ms is not None and curve.now_ms <= next_ms <= curve.end_ms else None,
     )
 
 
