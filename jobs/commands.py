@@ -31,7 +31,7 @@ EMULATOR_LISTENS = Listen("127.0.0.1", 8765)
 @click.option("--crontab", "prints", is_flag=True, help="Only print lines for cron that run the jobs.")
 @textfile_option
 @config_option
-def schedule(prints: bool, textfile: str | None, config: str | None) -> None:
+def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal stops it.
 
     For each tick that starts, ends or is skipped, it prints a line on stderr with the reason. SIGTERM (exit status 0)
@@ -49,14 +49,14 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> None:
 
         with configured(config) as session:
             say(*crontab(session.settings))
-        return
+        return 0
     from quota.jobs.scheduler import log_schedule, run_schedule
 
     # SIGTERM from a supervisor is the regular way to end it. Others exit with the same status as everywhere else.
     with interruptible({signal.SIGTERM: 0}, says=False) as stop, configured(config, textfile) as session:
         log_schedule()
         run_schedule(session, stop=stop)
-    click.get_current_context().exit(0 if stop() == signal.SIGTERM else 128 + stop())
+    return 0 if stop() == signal.SIGTERM else 128 + stop()
 
 
 @click.command("plan", short_help="Simulate the schedule: does it fit?")
@@ -65,7 +65,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> None:
 @click.option("--may-be-refused", multiple=True, metavar="JOB", help="Refusals of JOB are fine; may be repeated.")
 @format_option
 @config_option
-def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> None:
+def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> int:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
@@ -106,7 +106,7 @@ def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json:
         print_json(answer.as_json())
     else:
         print_rich(render_plan(answer))
-    click.get_current_context().exit(0 if answer.fits else 1)
+    return 0 if answer.fits else 1
 
 
 @click.command("serve", short_help="Serve the fetched data as an HTTP API.")
@@ -220,7 +220,7 @@ def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
     help="Enforce a limit of N units a day.",
 )
 @format_option
-def demo(keep: str | None, units: int, as_json: bool) -> None:
+def demo(keep: str | None, units: int, as_json: bool) -> int:
     """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
 
     It needs no key, and nothing leaves this machine.
@@ -258,7 +258,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
             say(f"kept: {config}")
         if not as_json:
             say("next, with your own key: quota init")
-    click.get_current_context().exit(report.exit_status)
+    return report.exit_status
 
 
 def _demo_config(folder: Path, address: str, units: int) -> Path:
