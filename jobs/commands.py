@@ -17,7 +17,7 @@ import click
 import quota
 from quota.cli.options import Listen, config_option, duration_ms, format_option, listen_option, textfile_option
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
-from quota.common.text import many, show
+from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
 from quota.jobs.tick import configured, print_report
@@ -147,10 +147,10 @@ def _duration(_: click.Context, param: click.Parameter, value: str | None) -> in
 
 def _percent(_: click.Context, param: click.Parameter, value: str | None) -> int:
     """The value of an option that is a share, in whole percent; 0 without it."""
-    digits = "0" if value is None else value.strip().removesuffix("%")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= 100):
+    percent = 0 if value is None else number_in(value.strip().removesuffix("%"), 0, 100)
+    if percent is None:
         raise click.UsageError(f"{param.opts[0]} {show(value)}: write a whole number of percent from 0% to 100%")
-    return int(digits)
+    return percent
 
 
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")

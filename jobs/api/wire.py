@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from quota.common.clock import rfc3339
-from quota.common.text import nearest, shorten, show
+from quota.common.text import nearest, number_in, shorten, show
 from quota.jobs.store.fulltext import as_read, length_of_last
 from quota.jobs.store.reader import Chart, Hits, StoredRow
 from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, Field, text_or_none
@@ -77,9 +77,10 @@ def required(parameters: Mapping[str, str], name: str) -> str:
 def limit_of(parameters: Mapping[str, str]) -> int:
     """The most items on a page."""
     written = parameters.get("limit", str(DEFAULT_LIMIT))
-    if not (written.isascii() and written.isdigit() and len(written) < 10 and 1 <= int(written) <= MAX_LIMIT):
+    limit = number_in(written, 1, MAX_LIMIT)
+    if limit is None:
         raise ParameterError("limit", f"limit={show(written)}: write a number from 1 to {MAX_LIMIT}")
-    return int(written)
+    return limit
 
 
 def words_of(parameters: Mapping[str, str]) -> str:

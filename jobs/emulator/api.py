@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quota.common.files import read_text
+from quota.common.text import number_in
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.catalogue import (
     CATEGORIES,
@@ -131,9 +132,10 @@ class Call:
 
     def page_size(self, least: int = 0, most: int = MAX_PAGE, default: int = DEFAULT_PAGE) -> int:
         value = self.params.get("maxResults", str(default))
-        if not (value.isascii() and value.isdigit() and least <= int(value[:9]) <= most):
+        size = number_in(value, least, most)
+        if size is None:
             raise Rejected(replies.error("out_of_range", value=value, least=least, most=most))
-        return int(value)
+        return size
 
     def required(self, name: str, expected: str) -> str:
         """A parameter without which upstream does not know what is asked for; `expected` are all that would do."""

@@ -18,7 +18,7 @@ from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import call_options, config_option, credential_option, format_option
 from quota.cli.output import fail, opened, print_json, print_rich, render_parts, say, unprinted
 from quota.common.files import read_named
-from quota.common.text import listed, many, show
+from quota.common.text import listed, many, number_in, show
 from quota.decision import Decision
 from quota.errors import UnknownMethod, UsageError, decision_status
 from quota.rules.calls import MAX_CHARGE_UNITS
@@ -230,10 +230,10 @@ def _call(line: bytes, place: str) -> str | tuple[str, int] | None:
         return method or None
     if len(units) > 1:
         raise UsageError(f"{place}: {show(' '.join([method, *units]))} is not METHOD [UNITS]")
-    digits = units[0].lstrip("0")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= MAX_CHARGE_UNITS):
+    number = number_in(units[0], 1, MAX_CHARGE_UNITS)
+    if number is None:
         raise UsageError(f"{place}: UNITS {show(units[0])} is not a whole number from 1 to {MAX_CHARGE_UNITS:,}")
-    return method, int(digits)
+    return method, number
 
 
 # -- exec: charge a call and become another program, or charge each request of a Python program ------------------------

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from quota.common.clock import host_clock
-from quota.common.text import show
+from quota.common.text import number_in, show
 from quota.errors import UsageError
 from quota.terms.limits import parse_duration
 
@@ -158,10 +158,11 @@ def listen_option(default: Listen, *, required: bool = True) -> Callable[[F], F]
     def parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> Listen | None:
         if value is None:
             return default if required else None
-        host, _, port = value.rpartition(":")
-        if not (host and port.isascii() and port.isdigit() and len(port) < 6 and int(port) <= 65_535):
+        host, _, digits = value.rpartition(":")
+        port = number_in(digits, 0, 65_535)
+        if not host or port is None:
             raise click.UsageError(f"{param.opts[0]} {show(value)}: write HOST:PORT, for example {default}", ctx)
-        return Listen(host.strip("[]"), int(port))
+        return Listen(host.strip("[]"), port)
 
     return click.option(
         "--listen",

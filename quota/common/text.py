@@ -11,6 +11,7 @@
     nearest         the hint after an unknown name
     many            a count with its noun
     spell           a duration
+    number_in       the whole number in a text
     members         a record as JSON has it
     csv_writer      rows as CSV has them
 
@@ -113,6 +114,12 @@ def spell(duration_ms: int) -> str:
         return f"{hours}h {minutes:02}m"
     days, hours = divmod(hours, 24)
     return f"{days}d {hours}h"
+
+
+def number_in(text: str, least: int, most: int) -> int | None:
+    """The whole number that a text writes in the digits 0 to 9; None for any other text, and out of these bounds."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
+    return number if least <= number <= most else None
 
 
 def members(record: object, names: str = "", *, if_any: str = "") -> dict[str, object]:

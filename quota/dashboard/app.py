@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from quota.common.clock import elapsed_s, host_clock
+from quota.common.text import number_in
 from quota.dashboard.pages import Site, State
 from quota.dashboard.reading import (
     Kept,
@@ -127,9 +128,8 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
         return page(site.error("Not found", text, host_clock()), 404)
 
     def overview(request: Request) -> Response:
-        asked = request.query_params.get("refresh", "")
-        is_number = asked.isascii() and asked.isdigit() and len(asked) < 6
-        refresh_s = min(max(int(asked), LEAST_REFRESH_S), MOST_REFRESH_S) if is_number else None
+        asked_s = number_in(request.query_params.get("refresh", ""), 0, 99_999)
+        refresh_s = None if asked_s is None else min(max(asked_s, LEAST_REFRESH_S), MOST_REFRESH_S)
         html = site.overview(dashboard.state(), refresh_s)
         dashboard.read_on()
         return page(html)

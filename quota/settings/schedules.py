@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from quota.common.text import show
+from quota.common.text import number_in, show
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, load_zone, parse_duration
 
 EVERY = "every"
@@ -187,8 +187,9 @@ def _field(text: str, what: str, minimum: int, maximum: int, names: tuple[str, .
 
 
 def _number(text: str, what: str, minimum: int, maximum: int, names: tuple[str, ...]) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 4 and minimum <= int(text) <= maximum:
-        return int(text)
+    number = number_in(text, minimum, maximum)
+    if number is not None:
+        return number
     if text.lower() in names:
         return names.index(text.lower()) + (what == "month")
     named = f", or {names[0]} to {names[-1]}" if names else ""
