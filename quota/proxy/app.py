@@ -283,9 +283,8 @@ class Passage:
         if self._target.access.is_batch(self._verb, self._url):
             raise UnfitError(501, "A batch holds several calls, each with its own price: send them one by one.")
         body = NO_BODY
-        if asked.has_body:
-            reserves = gate.reserves(self._verb, self._url)
-            body = await self._caller.beginning() if reserves else RequestBody.of(None, asked.length)
+        if asked.has_body and gate.reserves(self._verb, self._url):
+            body = await self._caller.beginning()
         if asked.only_peek:
             await self._tell(await self._decided(partial(gate.peek, free=self._continues), body))
             return

@@ -174,7 +174,7 @@ class CallerSide:
         """The body if it has at most MAX_HELD_BYTES, else its length. Raises CallerGoneError."""
         while self._more and len(self._head) <= MAX_HELD_BYTES:
             self._head += await self._next()
-        return RequestBody.of(None, self._length) if self._more else RequestBody.of(self._head)
+        return RequestBody.of(self, self._length) if self._more else RequestBody.of(self._head)
 
     async def pieces(self, leaves: Callable[[], object]) -> AsyncIterator[bytes]:
         """The body, piece by piece. It calls `leaves` before each piece; the request leaves with the first. Raises

@@ -215,14 +215,14 @@ def test_an_answer_that_closes_a_bucket_holds_for_everybody(house: House) -> Non
 def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) -> None:
     body = b'{"usage": 7}'
     house.upstream.answer = lambda _: [answer(body)]
-    with house.open():
+    with house.open(book=BOOK.replace("default = 100 }", "default = 100, bytes_per_unit = 2_000 }")):
         got = house.ask("/chat", "POST", b'{"max_tokens": 300}')
-        assert (got.body, got.field("quota-charge"), house.units) == (body, f"{ids_of(house.spent())[0]}; units=300", 7)
-        house.ask("/chat", "POST", b'{"max_tokens": 300, "rest": "' + b"x" * 200_000 + b'"}')
-        assert house.units == 14
+        assert (got.body, got.field("quota-charge"), house.units) == (body, f"{ids_of(house.spent())[0]}; units=301", 7)
+        got = house.ask("/chat", "POST", b'{"max_tokens": 300, "rest": "' + b"x" * 200_000 + b'"}')
+        assert ((got.field("quota-charge") or "").partition("; ")[2], house.units) == ("units=201", 14)
         house.upstream.answer = lambda _: [answer(b"{}")]
         house.ask("/chat", "POST", b'{"max_tokens": 300}')
-        assert house.units == 314
+        assert house.units == 315
 
 
 def test_events_come_one_by_one_and_the_last_one_settles(house: House) -> None:
