@@ -62,7 +62,7 @@ class Budget(OfOneProcess):
     """The limits of one credential over the log of its project. Cheap to create and safe to share between threads.
 
     `leave` holds the units that each job leaves to others, by limit. `allowance` is what may be spent while the ledger
-    does not answer. `recorder` reports refusals to the ledger.
+    does not answer. `recorder` reports refusals to the ledger. `hosts` replace those of the book, which clients meter.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Budget(OfOneProcess):
         leave: Mapping[str, Mapping[str, int]] | None = None,
         allowance: Allowance | None = None,
         recorder: Recorder | None = None,
+        hosts: Sequence[str] | None = None,
     ) -> None:
         leave = {} if leave is None else leave
         if not isinstance(leave, Mapping) or not all(isinstance(units, Mapping) for units in leave.values()):
@@ -82,6 +83,7 @@ class Budget(OfOneProcess):
         self._allowance, self._recorder = allowance, recorder
         self.credential = text(credential, "credential")
         self.book = instance(book, CostBook, "book", "quota.settings.books.load_book(name) reads one")
+        self.hosts = self.book.hosts if hosts is None else texts(hosts, "hosts")
         self._project = project
         self.checklists = Checklists(self.credential, book, _limits(limits), leave, project.wall)
         self.limits = self.checklists.shown

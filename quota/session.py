@@ -128,6 +128,7 @@ class Session(OfOneProcess):
                 leave=self._leaves.get(chosen.project),
                 allowance=None if allowed is None else Allowance(allowed.max_cost_units, allowed.allowance_units),
                 recorder=self._recorders[self._identity(chosen)],
+                hosts=chosen.hosts,
             )
             self._budgets[chosen.name] = budget
             return budget
@@ -245,9 +246,9 @@ class Session(OfOneProcess):
         from quota.clients.requests import requests_adapter
 
         chosen = self.credential(credential)
-        budget, hosts, caller = self.budget(chosen.name), chosen.hosts, self._caller(chosen, chosen.hosts)
+        budget, caller = self.budget(chosen.name), self._caller(chosen, chosen.hosts)
         adapter = requests_adapter(
-            budget, hosts=hosts, max_units=max_units, timeout_s=timeout_s, max_body_mb=max_body_mb, caller=caller
+            budget, max_units=max_units, timeout_s=timeout_s, max_body_mb=max_body_mb, caller=caller
         )
         made = requests.Session()
         for scheme in ("https://", "http://"):
@@ -267,9 +268,7 @@ class Session(OfOneProcess):
                 raise UsageError(f"q.httpx() makes its own transport, which charges; leave {name} out")
         chosen = self.credential(credential)
         caller = self._caller(chosen, chosen.hosts)
-        transport = httpx_transport(
-            self.budget(chosen.name), hosts=chosen.hosts, max_units=max_units, caller=caller, library=library
-        )
+        transport = httpx_transport(self.budget(chosen.name), max_units=max_units, caller=caller, library=library)
         made = module.Client(transport=transport, **options)
         return self._kept(made)
 

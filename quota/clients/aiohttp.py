@@ -27,8 +27,8 @@ def aiohttp_middleware(
 
     It charges every attempt before it leaves, also redirects and requests that aiohttp sends again on a dead
     connection. Name it last, so that it sees what other middlewares send again. `hosts` are the metered hosts, one or
-    several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the cost book, whose `routes` name
-    the `method`.
+    several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the budget, whose cost book names
+    the `method` by its `routes`.
     """
     gate = AsyncHostGate.of(budget, method, hosts)
     metered = partial(send, gate)

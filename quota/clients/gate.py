@@ -150,7 +150,7 @@ class HostGate:
         self.upstream = upstream_of(book)
         if method is None and not self.upstream.knows_methods:
             raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")
-        names = book.hosts if hosts is None else texts(hosts, "host")
+        names = meter.budget.hosts if hosts is None else texts(hosts, "host")
         if not names:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._method = method if method is None or callable(method) else text(method, "method")

@@ -86,8 +86,8 @@ def httpx_transport(
     A client uses its `http2`, `verify` and `cert` only for transports that it makes itself: give them, and a proxy, to
     `inner`. A client with a `proxy` or `mounts` bypasses this transport, and nothing is charged.
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
-    of the cost book, whose `routes` name the `method`. `caller` signs what leaves; the client's own request stays
-    unsigned. The transport spends at most `max_units` in all. `library` is "httpx" or "httpx2".
+    of the budget, whose cost book names the `method` by its `routes`. `caller` signs what leaves; the client's own
+    request stays unsigned. The transport spends at most `max_units` in all. `library` is "httpx" or "httpx2".
     """
     gate = HostGate(Meter(budget, max_units), method, hosts)
     module = _module(library)

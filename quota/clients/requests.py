@@ -52,9 +52,9 @@ def requests_adapter(
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`.
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
-    of the cost book, whose `routes` name the `method`. The adapter spends at most `max_units` in all. Requests without
-    a timeout get `timeout_s`. A body above `max_body_mb`, as received or unpacked, raises quota.BadAnswer while the
-    caller reads it. `caller` signs what leaves; the client's own request stays unsigned.
+    of the budget, whose cost book names the `method` by its `routes`. The adapter spends at most `max_units` in all.
+    Requests without a timeout get `timeout_s`. A body above `max_body_mb`, as received or unpacked, raises
+    quota.BadAnswer while the caller reads it. `caller` signs what leaves; the client's own request stays unsigned.
     """
     if "max_retries" in options:
         raise UsageError("max_retries: this adapter sends each request once; retry around the call, as with tenacity")

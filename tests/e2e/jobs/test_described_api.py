@@ -12,14 +12,17 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import requests
 from tenacity import wait_none
 
 import quota
+from quota.clients.requests import requests_adapter
 from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
 from support.commands import ROOT
 from support.installation import Installation
 from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, head
+from support.setup import charges_at
 
 CONFIG = """
 [ledger]
@@ -128,6 +131,15 @@ def test_an_answer_has_a_deadline_here_too(folder: Path) -> None:
         report = run(folder, upstream.address, "max_answer_s = 1\n")
     assert "upstream's answer was not complete after 1 s" in str(report.regions[0].error)
     assert report.units == report.attempts * 2 > 0
+
+
+def test_an_adapter_of_a_budget_charges_what_goes_to_its_endpoint(folder: Path) -> None:
+    with PlainServer(lambda request: Answer(200)) as api:
+        (folder / "quota.toml").write_text(CONFIG.format(address=api.address))
+        with quota.open(folder / "quota.toml") as session, requests.Session() as client:
+            client.mount("http://", requests_adapter(session.budget()))
+            assert client.get(f"{api.address}/issues/a").status_code == 200
+            assert len(charges_at(session.ledger, session.budget().project)) == 1
 
 
 def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:
