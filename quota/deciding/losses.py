@@ -185,6 +185,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
                 loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
                 newest_ms = max(entry.id[0] for entry in charges)
     _tell(project, journal, loss, newest_ms)
+    journal.note("ledger", log.label)
     # Others may have changed the facts before the fence.
     facts = Facts.read(whole_facts(project, log.begin(name, (), (FACTS,))))
     _note(journal, epoch, have, {entry.key for entry in seen})

@@ -59,6 +59,10 @@ def test_charges_of_another_url_count_and_are_no_loss(tmp_path: Path, caplog: py
             assert session.budget().charge("videos.list").admitted
             assert losses(session.project()) == []
             used_units = session.budget().usage()[0].used_units
+            if name == "two":  # a real loss of a process that goes on
+                (tmp_path / "two.db").rename(tmp_path / "gone.db")
+                session.budget().peek("videos.list")
+                assert [loss.units for loss in losses(session.project())] == [2]
     assert used_units == 2
     assert f"this machine noted charges in sqlite:///{tmp_path}/one.db, and they count here, too" in caplog.text
 
