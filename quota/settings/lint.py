@@ -28,6 +28,7 @@ from quota.settings.environment import PREFIX
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
 from quota.settings.references import address_of, read_key
 from quota.settings.tables import ROOT, inbound_table
+from quota.settings.toml import read_file
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
 
@@ -45,7 +46,7 @@ def lint(settings: Settings) -> list[Finding]:
         *_server(settings),
         *_store(settings),
         *_ways(settings),
-        *_variables(),
+        *_variables(settings),
         *(finding for book in books.values() for finding in _unsettled(book)),
     ]
     built_in = {job.credential for job in settings.jobs.values() if job.fetch in BUILT_IN_FETCHES}
@@ -135,10 +136,12 @@ def _ways(settings: Settings) -> Iterator[Finding]:
             yield warning(location, message, "change that (chmod, chown), or choose another folder")
 
 
-def _variables() -> Iterator[Finding]:
+def _variables(settings: Settings) -> Iterator[Finding]:
+    """Findings about variables that look like keys; not about those that the file names, as in env:NAME."""
+    written = read_file(settings.path) if settings.path is not None and settings.path.is_file() else ""  # no pipe
     remedy = f"write two underscores between names and all in capitals, as in {PREFIX}LEDGER__URL"
     for name in sorted(os.environ):
-        if re.match(rf"(?i)quota_+({'|'.join(ROOT)})_", name) and not name.startswith(PREFIX):
+        if re.match(rf"(?i)quota_+({'|'.join(ROOT)})_", name) and not name.startswith(PREFIX) and name not in written:
             yield warning(f"environment variable {name}", "sets no key of the configuration", remedy)
 
 

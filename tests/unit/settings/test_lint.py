@@ -136,6 +136,8 @@ def test_check_names_a_variable_that_almost_sets_a_key(
     monkeypatch.setenv(variable, "memory:")
     (finding,) = findings(tmp_path, GOOD)
     assert str(finding).startswith(f"warning: environment variable {variable}: sets no key of the configuration; wri")
+    monkeypatch.setenv(variable, "k")
+    assert findings(tmp_path, GOOD.replace("env:LINT_KEY", f"env:{variable}")) == []
 
 
 def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
