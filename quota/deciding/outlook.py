@@ -29,9 +29,9 @@ class Outlook(NamedTuple):
     """The state of a budget at `at_ms` by the ledger's clock: each limit, and whether any call may leave.
 
     `room_ms` has for each limit the time when the cheapest call that it counts fits again; None if it fits now.
-    `closed` is upstream's exhaustion of the main bucket. `full` is the refusal of that bucket's cheapest call by the
-    limits that count all its calls. At `next_ms` neither applies any more; it is None if neither is set, or one is
-    permanent. `dearest` is the decision for the dearest of the given methods.
+    `closed` is upstream's exhaustion of the main bucket, or of another that all its calls spend. `full` is the refusal
+    of that bucket's cheapest call by the limits that count all its calls. At `next_ms` neither applies any more; it is
+    None if neither is set, or one is permanent. `dearest` is the decision for the dearest of the given methods.
     """
 
     at_ms: int
@@ -76,10 +76,11 @@ def counted(project: Project, question: Question) -> Outcome:
 
 
 def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision | None:
-    """The refusal of a call by the limits that count every call of its bucket; None if they admit it."""
-    bucket = checklist.parts[0].bucket
+    """The refusal of a call by the limits that count every call of its buckets; None if they admit it."""
     counting_all = [
-        n for n, limit in enumerate(checklist.limits) if not limit.narrow and limit.view.selector.counts_bucket(bucket)
+        n
+        for n, limit in enumerate(checklist.limits)
+        if not limit.narrow and any(limit.view.selector.counts_bucket(part.bucket) for part in checklist.parts)
     ]
     of_these = replace(
         checklist,

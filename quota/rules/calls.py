@@ -257,15 +257,14 @@ class Checklists(dict[Key, Checklist]):
         return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, shadow, priced, NO_GRANTS)
 
     def of_a_look(self) -> Checklist:
-        """The checklist of the cheapest call of the main bucket. Each limit counts the least that it can count."""
+        """The checklist of the cheapest call of the main bucket, in each bucket that all its calls spend. Each limit
+        counts the least that it can count."""
         book, limits = self._book.at(self._clock()), self.shown
         cached = _looks.get((id(book), id(limits)))
         if cached is None:
-            main = book.main_bucket.name
             # `quota check` reports a smaller limit as an error; here it is full when used up.
             costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
-            parts = (Part(main, book.cheapest_units(main)),)
-            checklist = Checklists("", book, limits, {}, self._clock).of("", parts, limits, costs, "")
+            checklist = Checklists("", book, limits, {}, self._clock).of("", book.least_parts(), limits, costs, "")
             if len(_looks) >= MAX_LOOKS:
                 _looks.clear()
             cached = _looks[id(book), id(limits)] = book, checklist

@@ -283,6 +283,15 @@ class CostBook(NamedTuple):
         prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
         return min((part.units for price in prices for part in price.parts if part.bucket == bucket), default=1)
 
+    def least_parts(self) -> tuple[Part, ...]:
+        """What every call of the main bucket is charged at least, in each bucket that all of them spend, the main one
+        first."""
+        main = self.main_bucket.name
+        newest = [*(prices[-1] for prices in self.methods.values()), self.default_get, self.default_other]
+        spent = {name: [price.units_in(name) for price in newest if price.units_in(main)] for name in self.buckets}
+        least = [Part(name, min(units)) for name, units in spent.items() if units and all(units)]
+        return tuple(least) or (Part(main, 1),)
+
     def least_units(self, selector: Selector) -> int:
         """The least units that a selected call adds to its limit, calls that add nothing aside; 1 if no call adds
         any."""
