@@ -301,7 +301,9 @@ class Checklists(dict[Key, Checklist]):
         """One checklist for so many calls of a job, `method` the first, that were decided together before. They cost
         `units`, and in each limit that counted any of them `costs`, by name; a limit that is not among these counts
         them as one call of the first method. A bucket may have been `closed` to one of them."""
-        first = self.make((method, 1, None, job))
+        verb, _, rest = method.partition(" ")
+        parts = self._book.default_price(verb).parts if rest == "**" else None  # a request that no route named
+        first = self.make((method, 1, parts, job))
         costs = {**{limit.name: limit.view.selector.cost(units) for limit in first.limits}, **costs}
         limits = tuple(limit for limit in self.limits_of(job) if limit.name in costs)
         parts = (first.parts[0]._replace(units=units), *first.parts[1:])

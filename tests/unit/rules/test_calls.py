@@ -232,6 +232,9 @@ def test_a_checklist_of_former_calls_uses_their_recorded_costs() -> None:
     assert (former.costs, former.closed_by, former.priced) == ((100,), ("units",), ALWAYS)
     assert made.of_former("items.list", 100, "", 2, {}, "search").closed_by == ("units", "search")
     assert made.of_former("items.list", 100, "", 2, {"day": 90, "search": 10}, None).costs == (90, 10)
+    book = BOOK._replace(default_get=BOOK.methods["items.find"][0])
+    unnamed = Checklists("main", book, made.shown, {}, lambda: NOON).of_former("GET **", 7, "", 1, {}, None)
+    assert (unnamed.parts, unnamed.closed_by) == ((Part("search", 7),), ("search",))
     with pytest.raises(CostExceedsLimit, match="2 calls together cost 101 units"):
         made.of_former("items.list", 100, "", 2, {"search": 101}, None)
 
