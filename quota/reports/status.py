@@ -25,7 +25,19 @@ from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings
 from quota.terms.costs import Bucket, CostBook
-from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS, Calendar, Limit, Selector, Window, cutoff, paced_until
+from quota.terms.limits import (
+    DAY_MS,
+    HOUR_MS,
+    SLACK_MS,
+    Calendar,
+    Limit,
+    Selector,
+    View,
+    Window,
+    as_long,
+    cutoff,
+    paced_until,
+)
 
 if TYPE_CHECKING:
     from quota.rules.facts import Compared
@@ -356,11 +368,10 @@ def _limit_rows(
     counts_since_ms = project.reading.trimmed[0]
     reserved = _reserved_units(project, budget.limits, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in facts.grants if grant.believed_at(at_ms)}
-    windows = {name: bucket.window for name, bucket in budget.book.buckets.items()}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
         enforced_units = held_to(limit, facts.grants, at_ms)
-        resets_ms, zone = _upstreams_reset(windows, selector, at_ms)
+        resets_ms, zone = _upstreams_reset(budget.book.buckets, limit.view, at_ms)
         next_ms = None
         if next_capacity and state.used_units:
             next_ms = _next_capacity(project, limit, enforced_units, state, at_ms)
@@ -395,10 +406,13 @@ def held_to(limit: Limit, grants: Iterable[Grant], at_ms: int) -> int:
     return cap(limit, 0, 1, None, {grant.bucket: grant.quota_units for grant in grants if grant.believed_at(at_ms)})
 
 
-def _upstreams_reset(windows: Mapping[str, Window], selector: Selector, at_ms: int) -> tuple[int | None, str | None]:
-    """When upstream itself resets what a selector counts, and in which zone; None if it has no single calendar.
-    `windows` are of the book's buckets."""
-    counted = {window for name, window in windows.items() if name in (selector.buckets or (name,))}
+def _upstreams_reset(buckets: Mapping[str, Bucket], view: View, at_ms: int) -> tuple[int | None, str | None]:
+    """When upstream itself resets what a view counts, and in which zone; None if it has no single calendar. Of several
+    windows of a bucket, the one as long as the view's counts."""
+    counted = set()
+    for bucket in [bucket for name, bucket in buckets.items() if view.selector.counts_bucket(name)]:
+        alike = [x.window for x in bucket.quotas if as_long(x.window.longest_ms, view.window.longest_ms)]
+        counted.add(alike[0] if alike else bucket.window)
     window = counted.pop() if len(counted) == 1 else None
     return (window.edges(at_ms)[1], window.zone) if isinstance(window, Calendar) else (None, None)
 

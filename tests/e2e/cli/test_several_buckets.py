@@ -90,3 +90,14 @@ def test_the_log_names_the_bucket_of_each_charge_of_a_call(quota: Quota) -> None
     quota.configure('[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "youtube-v3"\nproject = "one"\n')
     quota("charge", "videos.list")
     assert "bucket" not in quota("log").stdout, "no call is charged to several"
+
+
+def test_a_limit_shows_the_reset_of_its_own_window(quota: Quota) -> None:
+    (credential,) = quota.json("status")["credentials"]
+    resets = {limit["name"]: limit["resets_at"] is not None for limit in credential["limits"]}
+    assert resets == {
+        "hour": False,
+        "points-minute": False,
+        "points-quarter-hour": True,
+        "points-utc-quarter-hour": True,
+    }
