@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import quota
-from quota.common.text import csv_writer, printable, show
+from quota.common.text import csv_writer, printable, shorten, show
 from quota.errors import ConfigError, LedgerError, UsageError
 
 if TYPE_CHECKING:
@@ -213,6 +213,9 @@ _FOLDS = (40, 32, 24, 16, 12)
 _LAYOUTS = ((_WIDE, 0), (_NARROW, 0), (_NARROWEST, 0), *((_NARROWEST, fold) for fold in _FOLDS))
 """The padding of the columns, and to how many characters their cells are folded (0: not)."""
 
+MAX_JOINED = 30
+"""The longest value in a joined column. A single long name would push out the other columns."""
+
 _PIECE = r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*"
 """A word with the separators after it. A date is one word, also with a time after it."""
 
@@ -234,11 +237,12 @@ def layouts(table: Table, *, least_fold: int = 0) -> Iterator[RichTable]:
 
 
 def _joined(table: Table) -> Table:
-    """The same table, whose `joined` columns share the column of the first of them."""
+    """The same table, whose `joined` columns share the column of the first of them. Long values are cut."""
     first, *others = [n for n in table.joined if n not in table.hidden]
 
     def join(cells: Sequence[str]) -> Sequence[str]:
-        return [*cells[:first], " ".join(cells[n] for n in (first, *others)).rstrip(), *cells[first + 1 :]]
+        together = " ".join(shorten(cells[n], MAX_JOINED) for n in (first, *others)).rstrip()
+        return [*cells[:first], together, *cells[first + 1 :]]
 
     return table._replace(
         headings=join(table.headings),

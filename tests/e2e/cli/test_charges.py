@@ -61,6 +61,12 @@ def test_an_id_is_whole_in_a_terminal_of_any_width(quota: Quota, columns: str) -
     assert who == [int(columns) >= 80] * 3
 
 
+def test_a_long_name_pushes_out_no_other_column_of_the_log(quota: Quota) -> None:
+    quota("charge", "search.list", "--job", "x" * 60)
+    shown = quota("log", COLUMNS="80").stdout
+    assert ["search." in shown, f"{'x' * 27}..." in shown] == [True, True]
+
+
 def test_charges_of_several_projects_are_in_order_and_named(quota: Quota) -> None:
     quota.configure(limited(102) + OTHER)
     ids = [quota.json("charge", "videos.list", "--credential", name)["id"] for name in ("main", "other") * 2]
