@@ -468,7 +468,8 @@ def _print(
         stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
         due = checkpoint.pending or checkpoint.cursor or not (completed_ms or failed_ms)  # no run has come to it
-        stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else "this round is done"
+        done = "the next round tries it again" if (failed_ms or 0) > (completed_ms or 0) else "this round is done"
+        stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else done
         complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"
         failed = "" if failed_ms is None else f", failed {stamp(failed_ms)}"
         say(f"{named(checkpoint.job, checkpoint.region)}: {stands}; {complete}{failed}")

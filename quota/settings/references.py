@@ -154,7 +154,8 @@ def _reference(table: TomlTable, key: str, text: str, kind_of: str = "") -> str:
     """Where a secret is. The text begins with `kind_of`, for example `bearer:`; the answer does not."""
     ref = text.removeprefix(kind_of)
     kind, colon, rest = ref.partition(":")
-    if kind == "env" and colon and re.fullmatch(VARIABLE, rest) and not re.fullmatch(_LIKE_A_KEY, rest):
+    is_name = re.fullmatch(VARIABLE, rest) is not None and (rest in os.environ or not re.fullmatch(_LIKE_A_KEY, rest))
+    if kind == "env" and colon and is_name:
         return ref
     if kind == "file" and colon and rest and rest.isprintable():
         return f"file:{path_at(table, key, rest)}"

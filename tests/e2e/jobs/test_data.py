@@ -507,6 +507,9 @@ def test_places_show_the_next_page_and_are_reset_one_by_one(site: Site) -> None:
     assert len(site.rows("SELECT 1 FROM rows")) == 3, "what is stored stays"
     assert site.run().outcome == "done"
     assert site.upstream.usage()["requests"] == 3 + 3
+    with closing(sqlite3.connect(site.folder / "videos.db")) as db, db:
+        db.execute("UPDATE checkpoints SET failed_at_ms = completed_at_ms + 1")
+    assert site.quota("place", "list").stdout.startswith("own US: the next round tries it again; complete ")
     assert site.quota("place", "reset", "own").stdout == "own begins anew with the next run, in US, DE\n"
 
 

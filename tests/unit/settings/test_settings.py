@@ -455,6 +455,12 @@ MISTAKES = {
 }
 
 
+def test_a_variable_that_is_set_may_look_like_a_key(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("googleCredentialsV3", "k")
+    path = write(FULL.replace("env:YOUTUBE_API_KEY", "env:googleCredentialsV3"))
+    assert load_settings(path).credentials["main"].key_ref == "env:googleCredentialsV3"
+
+
 @pytest.mark.parametrize(
     ("text", "instead", "expected"),
     [(text, instead, place + says) for place, rows in MISTAKES.items() for text, instead, says in rows],
