@@ -187,7 +187,8 @@ class Decision(NamedTuple):
             answer = "admitted" if self.source else "would admit"
             shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
             of = " of this machine's allowance: the ledger does not answer" if self.allowance else ""
-            return f"{answer} {what}; {self.left()} left{of}{shadows}"
+            left = f"{self.left()} left" if enforced(self.limits) or self.allowance else "no limit counts it"
+            return f"{answer} {what}; {left}{of}{shadows}"
         return "; ".join(filter(None, (f"refused {what}: {self._cause()}", self._when())))
 
     def left(self) -> str:

@@ -537,7 +537,7 @@ def look_ahead(copy: Session, name: str, regions: Sequence[str]) -> Ahead:
     fetch, _ = functions_of(copy.settings, job)
     steps = simulation.pass_steps(job, fetch)
     budget = copy.budget(job.credential)
-    book = budget.book
+    book = budget.book.at(copy.ledger.now_ms())
     chosen = regions_of(job, regions)
     with Store.if_made(copy.settings.store) as store:
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]

@@ -142,6 +142,21 @@ def test_a_dry_run_knows_what_one_run_may_spend_and_calls_without_a_price(quota:
     assert lines[0] == "mine: 2 calls of unknown, 2 units, if each page takes one call"
 
 
+def test_a_dry_run_has_the_prices_of_its_day(quota: Quota) -> None:
+    (quota.folder / "own.toml").write_text(
+        'api = "own"\nsource = "x"\nread_on = 2026-11-01\n[buckets.units]\nquota = 100\nresets = "24h"\n'
+        "[default]\nget = 1\nother = 1\n[methods]\nnew = 1\n"
+        "old = { prices = [{ units = 10 }, { units = 25, since = 2099-12-01 }] }\n"
+    )
+    (quota.folder / "mine.py").write_text(
+        "from quota.jobs.job import first_attempt\n@first_attempt('old')\ndef fetch(client, region, cursor): ...\n"
+    )
+    limits = 'limits = [{ name = "new", units = 5, window = "24h", methods = ["new"] }]'
+    quota.configure(f'[credentials.main]\napi = "./own.toml"\n{limits}\n[jobs.j]\nfetch = "mine:fetch"\npages = 1\n')
+    assert quota.json("run", "j", "--dry-run")["calls"] == [{"method": "old", "calls": 1, "units": 10}]
+    assert "(10 units) on main; no limit counts it" in quota("peek", "old").stdout
+
+
 def test_a_dry_run_of_a_search_has_both_of_its_calls(quota: Quota) -> None:
     configure(quota, "http://127.0.0.1:9")
     path = quota.folder / "quota.toml"
