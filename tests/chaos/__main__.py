@@ -11,14 +11,10 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaos.course import Chaos
-from chaos.judge import gather, judge
+from chaos.judge import Verdict, gather, judge
 from chaos.scene import Scene
-
-if TYPE_CHECKING:
-    from chaos.judge import Verdict
 
 SECONDS = 300.0
 PAGE = Path(__file__).resolve().parents[2] / "FAULTS.md"

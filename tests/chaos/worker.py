@@ -16,7 +16,7 @@ import os
 import random
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -26,15 +26,12 @@ from tenacity import wait_fixed
 
 import quota
 from chaos.scene import CHEAP, DEAR, JOB, KEY, PAGE_ITEMS, REGIONS, Scene
-from quota.jobs.job import Page, first_attempt
+from quota.decision import Decision
+from quota.jobs.job import Cursor, Page, first_attempt
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
+from quota.jobs.store.checkpoints import Checkpoint
 from support.patience import be_impatient
-
-if TYPE_CHECKING:
-    from quota.decision import Decision
-    from quota.jobs.job import Cursor
-    from quota.jobs.store.checkpoints import Checkpoint
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""

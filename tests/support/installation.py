@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import quota
 from quota.deciding.history import charges
+from quota.jobs.emulator import Emulator
+from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
+from quota.rules.spent import Spent
 from support.commands import Quota
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from quota.jobs.emulator import Emulator
-    from quota.jobs.job import RunReport
-    from quota.rules.spent import Spent
-    from support.forked import Forked
-
+from support.forked import Forked
 
 _numbers = count()
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import quota
 from quota.common.clock import host_clock
+from quota.dashboard.app import Dashboard
+from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.commands import Quota
 from support.web import Served
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quota.dashboard.app import Dashboard
-    from quota.jobs.emulator import Emulator
 
 SCRIPT = "<script>alert(1)</script>"
 LONG = "nightly-" + "x" * 56

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from support.commands import Quota
+from support.commands import Quota
 
 _BLOCK = re.compile(r"([^\n]*)\n\n?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHAPES = {

@@ -97,6 +97,7 @@ def said_by(way: str, url: str) -> str:
 
 
 NO_CA = 'its certificate is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
+REFUSED = "it refused our client certificate:"
 
 FAULTS = [
     ("good", {}, NO_CA),
@@ -105,16 +106,8 @@ FAULTS = [
     ("other_host", {"ca": "ca"}, "its certificate is not for localhost; use a name from the certificate, or renew it"),
     ("expired", {"ca": "ca"}, "its certificate has expired; renew it, or correct this machine's clock"),
     ("mutual", {"ca": "ca"}, "it wants a client certificate; add ssl_certfile and ssl_keyfile"),
-    (
-        "mutual",
-        {"ca": "ca", "pair": "foreign"},
-        "it refused our client certificate: it does not know the CA; correct ssl_certfile",
-    ),
-    (
-        "mutual",
-        {"ca": "ca", "pair": "expired"},
-        "it refused our client certificate: certificate expired; correct ssl_certfile",
-    ),
+    ("mutual", {"ca": "ca", "pair": "foreign"}, f"{REFUSED} it does not know the CA; correct ssl_certfile"),
+    ("mutual", {"ca": "ca", "pair": "expired"}, f"{REFUSED} certificate expired; correct ssl_certfile"),
 ]
 
 

@@ -99,11 +99,6 @@ def other(web: Machine, shared: str) -> Machine:
     return machine
 
 
-def set_clocks(now_ms: int, *machines: Machine) -> None:
-    for machine in machines:
-        machine.clock = lambda: now_ms
-
-
 def outcomes(answer: dict[str, Any]) -> dict[str, str]:
     return {region["region"]: region["outcome"] for region in answer["regions"]}
 
@@ -153,20 +148,6 @@ def test_search_on_the_other_machine_says_how_old_its_data_is(web: Machine, othe
     other.configure(shared)
     other.outcome("--here")
     assert other.quota("search", "video").stderr == ""
-
-
-def test_a_silent_machine_is_followed_after_twice_its_gap(web: Machine, other: Machine) -> None:
-    for hours in range(3):
-        set_clocks(START_MS + 2 * hours * HOUR_MS, web, other)
-        assert web.run("t").outcome == "done"
-        assert other.run("t").outcome == "elsewhere"
-    last_ms = START_MS + 4 * HOUR_MS
-    for late_ms, outcome in ((4 * HOUR_MS - 1, "elsewhere"), (4 * HOUR_MS, "done")):
-        set_clocks(last_ms + late_ms, other)
-        assert other.run("t").outcome == outcome
-    set_clocks(last_ms + 4 * HOUR_MS + MINUTE_MS, web)
-    report = web.run("t")
-    assert (report.outcome, report.away is not None) == ("elsewhere", True)
 
 
 def test_run_here_takes_over_and_the_replaced_machine_keeps_its_page_and_stops(

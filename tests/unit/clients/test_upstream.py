@@ -299,30 +299,20 @@ def test_a_cost_that_was_sent_twice_settles_nothing() -> None:
     assert answer.units(Used((Figure((Field(header="x-cost"),)),))) == [None]
 
 
+X_LEFT = "remaining = 'x-left'\nreset = { header = 'x-reset', as = 'duration' }"
+POLICY = {"RateLimit-Policy": '"core";q=100;w=60'}
+OLDER = "remaining = 'RateLimit-Remaining'\nlimit = 'RateLimit-Limit'"  # the fields of the standard's older drafts
+HALF = Level("core", 50, 100)
+
+
 @pytest.mark.parametrize(
     ("answers", "headers", "level"),
     [
-        (
-            "remaining = 'x-left'\nreset = { header = 'x-reset', as = 'duration' }",
-            {"x-left": "149", "x-reset": "6m0s"},
-            Level("core", 149, None, NOW_MS + 360_000),
-        ),
-        (
-            "",
-            {"RateLimit": '"core";r=50;t=30', "RateLimit-Policy": '"core";q=100;w=60'},
-            Level("core", 50, 100, NOW_MS + 30_000),
-        ),
+        (X_LEFT, {"x-left": "149", "x-reset": "6m0s"}, Level("core", 149, None, NOW_MS + 360_000)),
+        ("", {"RateLimit": '"core";r=50;t=30', **POLICY}, Level("core", 50, 100, NOW_MS + 30_000)),
         ("", {"RateLimit": '"core";r=50;t=30', "Age": "1"}, None),
-        (
-            "remaining = 'RateLimit-Remaining'\nlimit = 'RateLimit-Limit'",
-            {"RateLimit-Remaining": "50", "RateLimit-Limit": "100, 100;w=60, 5000;w=86400"},
-            Level("core", 50, 100),
-        ),
-        (
-            "remaining = 'RateLimit-Remaining'\nlimit = 'RateLimit-Limit'",
-            {"RateLimit-Remaining": "50", "RateLimit-Limit": "100;w=60"},
-            Level("core", 50, 100),
-        ),
+        (OLDER, {"RateLimit-Remaining": "50", "RateLimit-Limit": "100, 100;w=60, 5000;w=86400"}, HALF),
+        (OLDER, {"RateLimit-Remaining": "50", "RateLimit-Limit": "100;w=60"}, HALF),
         # of another window, perhaps; and no number
         ("", {"RateLimit-Remaining": "50", "RateLimit-Limit": "100"}, None),
         ("remaining = 'RateLimit-Remaining'", {"RateLimit-Remaining": "-1"}, None),

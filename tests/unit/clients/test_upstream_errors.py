@@ -16,6 +16,8 @@ POOL = load_book("youtube-v3")
 BUCKETS = load_book("youtube-v3-buckets")
 
 SEARCH_DAY = {"quota_limit": "defaultSearchListPerDayPerProject", "quota_unit": "1/d/{project}"}
+SEARCH_METRIC = {"quota_unit": "1/d/", "quota_metric": "youtube.googleapis.com/search_list"}
+USER_DAY = {"quota_unit": "1/d/{project}/{user}", "quota_limit_value": "0"}
 PER_DAY = "Quota exceeded for quota metric 'Queries' and limit 'Queries per day' of service 'x'."
 PER_MINUTE = "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute' of service 'x'."
 
@@ -71,11 +73,7 @@ def test_every_recorded_body_is_what_its_index_says(shared_data: Path) -> None:
         (403, body("Spent.", "quotaExceeded"), "daily_exhausted"),
         # A limit of 0 does not recover at any reset. One for each user may be open to others.
         (429, body("No.", "rateLimitExceeded", metadata={**SEARCH_DAY, "quota_limit_value": "0"}), "project_blocked"),
-        (
-            429,
-            body("No.", "x", metadata={"quota_unit": "1/d/{project}/{user}", "quota_limit_value": "0"}),
-            "daily_exhausted",
-        ),
+        (429, body("No.", "x", metadata=USER_DAY), "daily_exhausted"),
         # "Per day" in an error that is not about the project's quota.
         (400, body("A channel may upload 5 videos per day.", "uploadLimitExceeded"), "channel_limit"),
         # A call without a key is a matter of configuration, not of quota.
@@ -96,15 +94,7 @@ def test_the_evidence_is_asked_in_the_order_of_its_precision(status: int, raw: b
     [
         # A mark in the limit's name, in the metric's name, or in the message.
         (body("No.", "rateLimitExceeded", metadata=SEARCH_DAY), "search.list", "search"),
-        (
-            body(
-                "No.",
-                "rateLimitExceeded",
-                metadata={"quota_unit": "1/d/", "quota_metric": "youtube.googleapis.com/search_list"},
-            ),
-            "search.list",
-            "search",
-        ),
+        (body("No.", "rateLimitExceeded", metadata=SEARCH_METRIC), "search.list", "search"),
         (body("'Search Queries per day' reached", "rateLimitExceeded"), "search.list", "search"),
         (body("'Video Uploads per day' reached", "rateLimitExceeded"), "videos.insert", "uploads"),
         # The limit's name outweighs the message.
