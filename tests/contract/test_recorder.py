@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import quota
 from quota.budget import Budget
 from quota.deciding import recorder as recorder_module
 from quota.deciding.recorder import ATTEND_EVERY_S, MAX_KINDS, Recorder
-from quota.session import Session
-from quota.settings.load import load_settings
 from support.processes import in_child
 from support.proxy import Proxy
 from support.servers import RedisServer
 from support.setup import Setup, limit
 
-CREDENTIAL = """
-[credentials.{name}]
+CONFIG = """
+[ledger]
+url = "{}"
+[credentials.main]
 api = "youtube-v3"
-project = "{name}"
 limits = [{{ name = "day", units = 100, window = "24h" }}]
 """
-
-
-class Clock:
-    now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time that passes for recorders."""
-    clock = Clock()
-    monkeypatch.setattr(recorder_module, "elapsed_s", clock)
-    return clock
-
-
-@pytest.fixture
-def behind_proxy(server: RedisServer) -> Iterator[tuple[Setup, Proxy]]:
-    """A ledger whose answers can be lost."""
-    with Proxy(server.port) as proxy:
-        setup = Setup.open(proxy.url)
-        with closing(setup.ledger):
-            yield setup, proxy
 
 
 def recorded(setup: Setup, *limits: object) -> tuple[Budget, Recorder]:
@@ -62,23 +37,27 @@ def counts_of(setup: Setup) -> list[tuple[str, str, str, int]]:
 
 
 @pytest.mark.topology
-def test_refusals_are_kept_and_handed_over_with_an_answer_ten_seconds_later(setup: Setup, clock: Clock) -> None:
+def test_refusals_are_kept_and_handed_over_with_an_answer_ten_seconds_later(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr(recorder_module, "elapsed_s", lambda: now_s)
     budget, _ = recorded(setup, limit(2), limit(1, name="searches", methods=("search.list",)))
     budget.charge("videos.list", units=2)
     for job in ("a", "b", "a"):
         assert not budget.charge("videos.list", job=job, region="DE").admitted
     assert not budget.peek("videos.list").admitted, "a question, not a refusal"
     assert counts_of(setup) == []
-    clock.now_s += ATTEND_EVERY_S - 0.001
+    now_s += ATTEND_EVERY_S - 0.001
     budget.peek("videos.list")
     assert counts_of(setup) == []
-    clock.now_s += 0.001
+    now_s += 0.001
     budget.peek("videos.list")
     assert counts_of(setup) == [("day", "a", "limit", 2), ("day", "b", "limit", 1)]
     newest = json.loads(setup.state.refusals().newest[-1])
     assert (newest["job"], newest["region"], newest["refused_by"]) == ("a", "DE", "day")
     assert newest["why"] == "limit 'day' has 2 of 2 units used"
-    clock.now_s += ATTEND_EVERY_S
+    now_s += ATTEND_EVERY_S
     budget.peek("videos.list")
     assert len(setup.state.refusals().newest) == 3, "once"
 
@@ -107,35 +86,31 @@ def test_a_child_does_not_report_refusals_of_its_parent(setup: Setup) -> None:
     assert counts_of(setup) == [("day", "", "limit", 1), ("day", "child", "limit", 1)]
 
 
-def test_a_ledger_that_just_did_not_answer_is_not_asked_and_gets_all_later(behind_proxy: tuple[Setup, Proxy]) -> None:
-    setup, proxy = behind_proxy
-    budget, recorder = recorded(setup, limit(1))
-    budget.charge("videos.list")
-    proxy.fail("drop-request", times=1_000)
-    assert budget.charge("videos.list").reason == "ledger-unavailable"
-    asked = proxy.requests
-    recorder.close()
-    assert proxy.requests == asked
-    proxy.heal()
-    budget.charge("videos.list")
-    proxy.fail("drop-reply", times=1_000)
-    recorder.close()
-    proxy.heal()
-    budget.charge("videos.list")
-    recorder.close()
-    assert {reason: calls for _, _, reason, calls in counts_of(setup)} == {"ledger-unavailable": 1, "limit": 2}
-
-
-def session_of(folder: Path, url: str, *names: str) -> Session:
-    config = folder / "quota.toml"
-    config.write_text(f'[ledger]\nurl = "{url}"\n' + "".join(CREDENTIAL.format(name=name) for name in names))
-    return Session(load_settings(config))
+def test_a_ledger_that_just_did_not_answer_is_not_asked_and_gets_all_later(server: RedisServer) -> None:
+    with Proxy(server.port) as proxy, closing((setup := Setup.open(proxy.url)).ledger):
+        budget, recorder = recorded(setup, limit(1))
+        budget.charge("videos.list")
+        proxy.fail("drop-request", times=1_000)
+        assert budget.charge("videos.list").reason == "ledger-unavailable"
+        asked = proxy.requests
+        recorder.close()
+        assert proxy.requests == asked
+        proxy.heal()
+        budget.charge("videos.list")
+        proxy.fail("drop-reply", times=1_000)
+        recorder.close()
+        proxy.heal()
+        budget.charge("videos.list")
+        recorder.close()
+        assert {reason: calls for _, _, reason, calls in counts_of(setup)} == {"ledger-unavailable": 1, "limit": 2}
 
 
 def test_a_session_reports_its_refusals_when_it_closes(ledger_url: str, state_dir: Path, tmp_path: Path) -> None:
+    config = tmp_path / "quota.toml"
+    config.write_text(CONFIG.format(ledger_url))
     for _ in range(2):
-        with session_of(tmp_path, ledger_url, "main") as session:
+        with quota.open(config) as session:
             session.budget().charge("search.list")
             session.budget().charge("search.list")
-    with session_of(tmp_path, ledger_url, "main") as session:
+    with quota.open(config) as session:
         assert [count.calls for count in session.project().state.refusals().counts] == [3]

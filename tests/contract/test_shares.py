@@ -124,19 +124,16 @@ def test_a_peek_shows_what_a_shadow_limit_would_refuse(setup: Setup) -> None:
     assert peeked.as_json()["limits"][1]["would_refuse"] is True  # type: ignore[index]
 
 
-@pytest.fixture
-def session(ledger_url: str, state_dir: Path, setup: Setup) -> Session:
+def test_status_spend_metrics_and_log_show_a_shadow_refusal(
+    ledger_url: str, state_dir: Path, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "quota")
     limits = [
         {"name": "day", "units": 5, "window": "24h"},
         {"name": "trial", "units": 3, "window": "24h", "jobs": ["nightly"], "shadow": True},
     ]
     tables = {"ledger": {"url": ledger_url}, "credentials": {"main": {"api": "youtube-v3", "limits": limits}}}
-    return Session(given_settings(tables), clock=lambda: setup.now_ms)
-
-
-def test_status_spend_metrics_and_log_show_a_shadow_refusal(session: Session, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "quota")
-    with session:
+    with Session(given_settings(tables), clock=lambda: setup.now_ms) as session:
         budget = session.budget()
         for _ in range(7):
             budget.charge("videos.list", job="nightly")
