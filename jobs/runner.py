@@ -545,7 +545,7 @@ class _Run:
 _UNKNOWN = "unknown_ids"
 """The table of ids that upstream does not know."""
 
-_CIRCLE = "upstream named a page that this pass has already fetched; the next round begins with the first page"
+_CIRCLE = "the next page is one that this pass has already fetched; the next round begins with the first page"
 
 
 def _debug(event: str, *, exc_info: object = False, **fields: object) -> None:

@@ -510,7 +510,8 @@ class Ahead(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """The lines for people."""
-        names = [place.region + (f" from page {place.pages + 1}" if place.pages else "") for place in self.regions]
+        pages = [f" from page {place.pages + 1}" if place.pages else "" for place in self.regions]
+        names = [f"{place.region}{page}".strip() for place, page in zip(self.regions, pages, strict=True)]
         if names != [""]:
             yield f"{self.job}: would cover {', '.join(names)}"
         calls = listed([f"{many(n, 'call')} of {name}" for name, n in self.calls.items()])

@@ -270,7 +270,7 @@ def tokens(*following: str) -> Answer:
     return answer
 
 
-CIRCLE = "upstream named a page that this pass has already fetched; the next round begins with the first page"
+CIRCLE = "the next page is one that this pass has already fetched; the next round begins with the first page"
 
 
 def test_later_runs_know_the_tokens_of_a_pass(site: Site) -> None:

@@ -519,7 +519,7 @@ def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
         ("return Page(places={'at': {}})", "ValueError: a page's places of table 'at' must be a list, not dict"),
         ("return Page(cursor={'x': (cursor or {'x': 0})['x'] + 1}, complete=False)", "without completing a page"),
-        ("return Page(cursor={'x': 1}, complete=False)", "named a page that this pass has already fetched"),
+        ("return Page(cursor={'x': 1}, complete=False)", "the next page is one that this pass has already fetched"),
         ("return Page(cursor=deep(101))", "ValueError: a page's cursor is nested over 100 deep"),
         ("return Page(cursor={'x': 'y' * 1_000_000})", "a page's cursor has 1,000,009 characters, over 1,000,000"),
     ],
