@@ -23,6 +23,12 @@ def louder(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: original(*args, **kwargs).upper()
 
 
+@pytest.fixture(autouse=True)
+def _none_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that another test has imported would be named here."""
+    monkeypatch.delitem(sys.modules, "websockets.sync.client", raising=False)
+
+
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A library that nobody has imported yet."""
