@@ -155,9 +155,15 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
 
 
 def store_health(settings: Settings) -> Iterator[Finding]:
-    """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
+    """Findings for the local store: its place, whether it opens, and the free space; and for the locks of the jobs.
+    Does not create the store."""
     yield from examine_folder("store", os.path.dirname(settings.store.file), "what was fetched")
     yield from store(settings, "store", remedy="")
+    for job in settings.jobs.values():
+        try:
+            check_lock(settings.store.url, job.name)
+        except quota.ConfigError as error:
+            yield finding_of("error", f"job {job.name}", error)
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

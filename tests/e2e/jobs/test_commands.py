@@ -79,7 +79,7 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
         (f'{sys.executable} -c "{OF_AN_OLDER_VERSION}"', 1),
     ],
 )
-def test_a_status_and_a_run_name_the_same_obstacle_of_this_machine(
+def test_status_doctor_and_run_name_the_same_obstacle_of_this_machine(
     quota: Quota, upstream: Emulator, spoil: str, status: int
 ) -> None:
     configure(quota, upstream.address)
@@ -89,6 +89,8 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_this_machine(
     assert done.returncode == 75
     why = one_line(quota("run", "trending", "--quiet"), status).removeprefix("trending: ")
     assert f"STOPPED for its jobs: job trending: {why}" in done.stdout
+    doctor = quota("doctor", COLUMNS="")
+    assert (doctor.returncode, why.partition(";")[0] in doctor.stdout) == (1, True)
 
 
 def test_a_new_machine_is_not_stopped_because_no_run_has_made_its_state_folder(
