@@ -46,7 +46,7 @@ def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
     times_ms = sorted(int(line) for worker in workers for line in worker.communicate(timeout=300)[0].splitlines())
     spans_ms = [late - early for early, late in zip(times_ms, times_ms[20:], strict=False)]
     assert min(spans_ms) >= 1_000, "a 21st within a second of the first"
-    assert len(times_ms) >= 40, "and it does not hold up who may go"
+    assert len(times_ms) >= 39, "and it does not hold up who may go; the killed one may not have said its last"
 
 
 def test_a_signal_handler_that_raises_leaves_no_lock_behind(tmp_path: Path) -> None:

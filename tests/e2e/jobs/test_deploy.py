@@ -264,9 +264,9 @@ def mounts(new: Path, state: Path, config: Path) -> list[str]:
 
 @needs_root
 def test_the_images_commands_run_as_its_user_on_a_read_only_root(tmp_path: Path) -> None:
-    unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
-    if unshare is None or setpriv is None:
-        pytest.skip("unshare or setpriv is not installed")
+    unshare, setpriv, chroot = map(shutil.which, ("unshare", "setpriv", "chroot"))
+    if unshare is None or setpriv is None or chroot is None:
+        pytest.skip("unshare, setpriv or chroot is not installed")
     tried = subprocess.run([unshare, "-m", "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
