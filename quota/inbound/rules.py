@@ -241,7 +241,7 @@ _NO_PATTERN = re.compile(r"<.*>|:\w+|.*\\.*|.*\$")
 """Segments of other notations: Flask and Django, Rails and Express, regular expressions."""
 
 _ORIGIN = re.compile(r"^[^/?#]*:(//[^/?#]*)?")
-"""The begin of a url, as in `GET http://HOST/login`: some servers pass the whole url on as the path."""
+"""The beginning of a URL, as in `GET http://HOST/login`: some servers pass the whole URL on as the path."""
 
 _NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
 

@@ -280,17 +280,20 @@ class CostBook(NamedTuple):
 
     def cheapest_units(self, bucket: str) -> int:
         """The units of the cheapest call charged to a bucket, by the newest prices; see `at`."""
-        prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
-        return min((part.units for price in prices for part in price.parts if part.bucket == bucket), default=1)
+        parts = [part for price in self._newest_prices() for part in price.parts]
+        return min((part.units for part in parts if part.bucket == bucket), default=1)
 
     def least_parts(self) -> tuple[Part, ...]:
         """What every call of the main bucket is charged at least, in each bucket that all of them spend, the main one
         first."""
         main = self.main_bucket.name
-        newest = [*(prices[-1] for prices in self.methods.values()), self.default_get, self.default_other]
-        spent = {name: [price.units_in(name) for price in newest if price.units_in(main)] for name in self.buckets}
+        of_main = [price for price in self._newest_prices() if price.units_in(main)]
+        spent = {name: [price.units_in(name) for price in of_main] for name in self.buckets}
         least = [Part(name, min(units)) for name, units in spent.items() if units and all(units)]
         return tuple(least) or (Part(main, 1),)
+
+    def _newest_prices(self) -> list[Price]:
+        return [*(prices[-1] for prices in self.methods.values()), self.default_get, self.default_other]
 
     def least_units(self, selector: Selector) -> int:
         """The least units that a selected call adds to its limit, calls that add nothing aside; 1 if no call adds
