@@ -36,6 +36,7 @@ from quota.reports.status import allowances, exact_from
 from quota.session import Session, projects_left, projects_of
 from quota.settings.lint import EXAMPLE_PROJECT, ageing, lint
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
+from quota.settings.references import read_address
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
 from quota.wording import lost
@@ -455,8 +456,6 @@ def _named(notify: NotifySettings) -> Iterator[Finding]:
 
 
 def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Finding:
-    from quota.reports.notify import read_address
-
     try:
         read_address(ref, setting, insecure=insecure)
     except ConfigError as error:

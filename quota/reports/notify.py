@@ -32,7 +32,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.files import first_within, make_folder
-from quota.common.hosts import is_ambiguous, is_readable_on_the_way
+from quota.common.hosts import is_ambiguous
 from quota.common.log import warn
 from quota.common.redact import redact, register
 from quota.common.text import describe, members, one_line
@@ -41,7 +41,7 @@ from quota.ledger.state import State
 from quota.rules.claims import MAX_TICK_MS, Claim
 from quota.session import Session
 from quota.settings.model import NotifySettings, state_folder
-from quota.settings.references import read_key
+from quota.settings.references import read_address
 from quota.terms.arguments import machine_name
 from quota.terms.limits import MINUTE_MS
 
@@ -224,33 +224,6 @@ def _run(command: Sequence[str], body: bytes, timeout_s: float, stderr: int | No
         raise
     if process.returncode:
         raise ValueError(f"{one_line(command[0])} ended with {process.returncode}")
-
-
-def read_address(ref: str, setting: str, *, insecure: bool) -> str:
-    """The address that `env:NAME` or `file:PATH` names. Raises ConfigError, which never shows it.
-
-    `setting` is the key of the configuration that holds the reference. An address holds a secret, so it must be https://
-    or on this machine, unless the configuration allows `insecure`.
-    """
-    url = read_key(ref, "address")
-    register(url)
-    parts = urlsplit(url) if url.startswith(("https://", "http://")) else None
-    try:
-        sound = parts is not None and bool(parts.hostname) and parts.port != 0 and not is_ambiguous(url)
-        # A question mark right behind the host may belong to a password.
-        sound = sound and parts is not None and (bool(parts.path) or "@" not in parts.query)
-    except ValueError:  # its message shows the port, which may be part of the secret
-        sound = False
-    if not sound:
-        raise ConfigError(
-            f"{one_line(ref)} holds no https:// address; store one in it, with %XX for special characters"
-        )
-    if not insecure and is_readable_on_the_way(url):
-        raise ConfigError(
-            f"{one_line(ref)} holds an http:// address on another machine, which would get it in plain text; store an "
-            f"https:// one, or set insecure_endpoint = true beside {setting}"
-        )
-    return url
 
 
 def _why(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from itertools import islice
@@ -26,7 +26,7 @@ from quota.ledger.redis_url import FALSE
 from quota.settings.books import as_written
 from quota.settings.environment import PREFIX
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
-from quota.settings.references import address_of, read_key
+from quota.settings.references import address_of, read_address, read_key
 from quota.settings.tables import ROOT, inbound_table
 from quota.settings.toml import read_file
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
@@ -47,7 +47,7 @@ def lint(settings: Settings) -> list[Finding]:
         *_store(settings),
         *_ways(settings),
         *_variables(settings),
-        *(finding for book in books.values() for finding in _unsettled(book)),
+        *(finding for book in books.values() for finding in lint_book(book)),
     ]
     built_in = {job.credential for job in settings.jobs.values() if job.fetch in BUILT_IN_FETCHES}
     jobs: dict[str, dict[str, None]] = {}
@@ -66,7 +66,8 @@ def lint(settings: Settings) -> list[Finding]:
     for job in settings.jobs.values():
         findings += _job(settings, job, limits[job.credential])
     if settings.notify is not None and settings.notify.url_ref is not None:
-        findings += _secret("notify.url", settings.notify.url_ref, "address")
+        insecure = settings.notify.insecure_endpoint
+        findings += _address("notify.url", settings.notify.url_ref, "url", insecure=insecure)
     # Findings of other packages: an entry point is a function `(settings) -> iterable of Finding`.
     for point in entry_points(group="quota.checks"):
         findings += point.load()(settings)
@@ -376,6 +377,21 @@ MAX_HINTS = 20
 """At most this many unknown names are compared with all known names. Nobody writes a longer list by hand."""
 
 
+def lint_book(book: CostBook) -> Iterator[Finding]:
+    """Findings about a cost book that has no errors."""
+    yield from _unsettled(book)
+    for method, prices in book.methods.items():
+        for part in prices[-1].parts:
+            quota = min(book.buckets[part.bucket].quotas, key=lambda quota: quota.units)
+            if part.units > quota.units:
+                yield warning(
+                    f"cost book {book.name}",
+                    f"{method} costs {many(part.units, 'unit')} of bucket {part.bucket!r}, and the quota is "
+                    f"{quota.units:,} per {quota.window.name}: it could never be admitted",
+                    "correct the price or the quota; ignore this if upstream granted you more",
+                )
+
+
 def _unsettled(book: CostBook) -> Iterator[Finding]:
     """A bound that no answer settles stays: soon the budget is spent, though nobody used it."""
     bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
@@ -435,15 +451,20 @@ def _key(credential: CredentialSettings, built_in: bool) -> Iterator[Finding]:
         yield Finding("error" if built_in else "warning", location, message, 'add key = "env:NAME" or "file:/path"')
 
 
-def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:
+def _secret(location: str, ref: str, what: str, read: Callable[[str, str], object] = read_key) -> Iterator[Finding]:
     """Findings about a secret that each call sends: whether it is there, and who else can read it."""
     try:
-        read_key(ref, what)
+        read(ref, what)
     except ConfigError as error:
         yield finding_of("warning", location, error, "make it readable")
         return
     if ref.startswith("file:"):
         yield from _exposed(location, ref.removeprefix("file:"), f"the {what} file")
+
+
+def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Iterator[Finding]:
+    """Findings about the address of a webhook or of a health check."""
+    return _secret(location, ref, "address", lambda ref, _: read_address(ref, setting, insecure=insecure))
 
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
@@ -573,7 +594,7 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
             f"raise it to {dearest:_} or more",
         )
     if job.ping_ref is not None:
-        yield from _secret(f"{location}.ping", job.ping_ref, "address")
+        yield from _address(f"{location}.ping", job.ping_ref, "ping", insecure=job.insecure_endpoint)
     if job.on_each_machine and settings.ledger.file is not None:
         yield warning(
             f"{location}.machines",

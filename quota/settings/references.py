@@ -1,6 +1,7 @@
 """What the configuration refers to: secrets (`env:NAME`, `file:PATH`), files, and the server of a ledger or a storage.
 
 read_key, read_secret    the secret that a reference points to
+read_address             the address that it points to
 FilePath                 the kind of a path
 Reference                the kind of a place where a secret is
 Login                    the kind of a caller without a key
@@ -17,9 +18,11 @@ import os
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote, unquote_plus, urlsplit
 
 from quota.common.files import read_named
+from quota.common.hosts import is_ambiguous, is_readable_on_the_way
+from quota.common.redact import register
 from quota.common.text import nearest, one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import canonical, file_of
@@ -52,6 +55,33 @@ def read_key(ref: str, what: str = "key") -> str:
             f"{what} in it"
         )
     return key
+
+
+def read_address(ref: str, setting: str, *, insecure: bool) -> str:
+    """The address that `env:NAME` or `file:PATH` names. Raises ConfigError, which never shows it.
+
+    `setting` is the key of the configuration that holds the reference. An address holds a secret, so it must be https://
+    or on this machine, unless the configuration allows `insecure`.
+    """
+    url = read_key(ref, "address")
+    register(url)
+    parts = urlsplit(url) if url.startswith(("https://", "http://")) else None
+    try:
+        sound = parts is not None and bool(parts.hostname) and parts.port != 0 and not is_ambiguous(url)
+        # A question mark right behind the host may belong to a password.
+        sound = sound and parts is not None and (bool(parts.path) or "@" not in parts.query)
+    except ValueError:  # its message shows the port, which may be part of the secret
+        sound = False
+    if not sound:
+        raise ConfigError(
+            f"{one_line(ref)} holds no https:// address; store one in it, with %XX for special characters"
+        )
+    if not insecure and is_readable_on_the_way(url):
+        raise ConfigError(
+            f"{one_line(ref)} holds an http:// address on another machine, which would get it in plain text; store an "
+            f"https:// one, or set insecure_endpoint = true beside {setting}"
+        )
+    return url
 
 
 def read_secret(ref: str, what: str) -> str:

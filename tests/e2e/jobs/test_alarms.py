@@ -21,8 +21,9 @@ from quota.common.clock import host_clock
 from quota.jobs.afterwards import _notices_of_run, follow_up
 from quota.jobs.job import Away, RunReport
 from quota.jobs.places import only_one
-from quota.reports.notify import RETRY_MS, Notice, Ping, _send, notify, read_address
+from quota.reports.notify import RETRY_MS, Notice, Ping, _send, notify
 from quota.rules.facts import Grant
+from quota.settings.references import read_address
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.certificates import Certificates
 from support.commands import Quota

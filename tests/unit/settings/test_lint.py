@@ -275,6 +275,17 @@ FINDINGS = [
         "file:/path instead of env:NO_SUCH_HOOK",
     ),
     (
+        "[jobs.trending]",
+        '[notify]\nurl = "env:LINT_KEY"\n[jobs.trending]',
+        "warning: notify.url: env:LINT_KEY holds no https:// address; store one in it, with %XX for special characters",
+    ),
+    (
+        "leave = 500",
+        'ping = "env:LINT_KEY"',
+        "warning: jobs.trending.ping: env:LINT_KEY holds no https:// address; store one in it, with %XX for special "
+        "characters",
+    ),
+    (
         "env:LINT_KEY",
         "env:NO_SUCH_KEY",
         "warning: credentials.main.key: environment variable NO_SUCH_KEY is not set; put the key into it, or "
