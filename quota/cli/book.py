@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from quota.settings.books import book_names, book_tables, load_book
 from quota.settings.toml import in_toml
 from quota.terms.api import VERBS, Hosts
 from quota.terms.costs import CostBook, Price
+from quota.terms.evidence import heard
 from quota.wording import Table
 
 if TYPE_CHECKING:
@@ -127,6 +129,10 @@ def check(file: str) -> int:
         checked = load_book(file if "/" in file or file.endswith(".toml") else f"./{file}")
     except ConfigError as error:
         return fail_each(error)
+    from quota.settings.lint import lint_book  # late, like the other use
+
+    for finding in lint_book(checked):
+        say(str(finding))
     counted = ((checked.methods, "method"), (checked.buckets, "bucket"), (checked.routes, "route"))
     say(f"{one_line(file)}: no errors; {', '.join(many(len(names), noun) for names, noun in counted)}")
     return 0
@@ -448,7 +454,7 @@ class Tried(NamedTuple):
         if reading.error is not None and not reading.closes:
             remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
             yield f"{reading.error.kind}: {reading.error.message}{remedy}"
-        for level in reading.levels:
+        for level in filter(attrgetter("remaining_units"), reading.levels):
             limit = "" if level.limit_units is None else f" of {level.limit_units:,}"
             until = "" if level.reset_ms is None else f" until {_opens(level.reset_ms)}"
             yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
@@ -473,7 +479,7 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     Raises UsageError if `request` is not a request or the proxy would not pass it on, and ConfigError if the file has
     no answer.
     """
-    from quota.clients.upstream import upstream_of
+    from quota.clients.upstream import Closing, upstream_of
     from quota.proxy.asked import UnfitError, check_target
 
     verb, _, url = request.strip().rpartition(" ")
@@ -502,7 +508,12 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     if answer is None:
         return tried
     status, headers, body, _ = read_answer(answer)
-    return tried._replace(reading=upstream.read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms))
+    reading = upstream.read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms)
+    # The gate closes a bucket if nothing remains, and learns nothing from impossible numbers.
+    news = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
+    empty = [Closing(each.level.bucket, each.until_ms, each.why_empty) for each in news if each.why_empty]
+    levels = tuple(each.level for each in news)
+    return tried._replace(reading=reading._replace(levels=levels, closes=(*reading.closes, *empty)))
 
 
 # -- new ---------------------------------------------------------------------------------------------------------------

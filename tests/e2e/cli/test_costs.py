@@ -63,6 +63,12 @@ def answer(quota: Quota, status: int, body: object = "", **headers: object) -> s
 def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
     done = quota("book", "check", "github.toml")
     assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 3 methods, 2 buckets, 3 routes\n")
+    (quota.folder / "dear.toml").write_text(BOOK.replace("quota = 900", "quota = 4"))
+    dear, _ = quota("book", "check", "dear.toml").stdout.splitlines()
+    assert dear == (
+        "warning: cost book dear: write costs 5 units of bucket 'points', and the quota is 4 per 1m: it could never be "
+        "admitted; correct the price or the quota; ignore this if upstream granted you more"
+    )
     (quota.folder / "github").write_text(BOOK.replace('= "read"\n', '= "raed"\n'))
     why = "github: routes.'GET /repos/**': no method 'raed' in this book; did you mean 'read'?"
     assert one_line(quota("book", "check", "github"), 78) == why
@@ -96,6 +102,12 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     level, cost = meanings(200, {"cost": 7}, **limited, X_RateLimit_Remaining="4999")
     assert level.startswith("4,999 of 5,000 remain in core until ")
     assert cost == "it cost 7 units"
+    (empty,) = meanings(200, **limited, X_RateLimit_Remaining=0)
+    assert empty.startswith("closes core until ")
+    assert empty.endswith(": 0 of 5,000 remain")
+    assert meanings(200, **{**limited, "X_RateLimit_Limit": 0}, X_RateLimit_Remaining=0) == [
+        "the answer changes nothing"
+    ]
     assert meanings(304) == ["upstream does not count it: its charge is refunded"]
     assert meanings(200) == ["the answer changes nothing"]
     unread = meanings(200, **limited, X_RateLimit_Remaining="1,000")
