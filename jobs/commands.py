@@ -32,7 +32,7 @@ EMULATOR_LISTENS = Listen("127.0.0.1", 8765)
 @textfile_option
 @config_option
 def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
-    """Run all jobs on their schedules until a signal stops it.
+    """Run all jobs on their schedules until a signal arrives.
 
     For each tick that starts, ends or is skipped, it prints a line on stderr with the reason. SIGTERM (exit status 0)
     and Ctrl-C end it after the pages in flight are stored. If several schedulers share a Redis ledger, each job runs on
@@ -72,7 +72,7 @@ def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json:
     spent, and reads neither ledger nor store; --from DATE does the same at midnight of that day.
 
     If the schedule fits, the exit status is 0. If it does not fit, the status is 1, and the output has the smallest
-    changes that make it fit. A refusal that comes only from units already spent does not make the status 1.
+    changes that make it fit. A refusal caused only by units already spent leaves the status at 0.
 
     \b
     Example:
@@ -115,14 +115,14 @@ def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json:
 @click.option("--unlimited", is_flag=True, help="Serve other machines without a rule.")
 @config_option
 def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
-    """Serve the local store as an HTTP API: rankings, search and channels, in upstream's field names.
+    """Serve the local store as an HTTP API: rankings, search and channels, with upstream's field names.
 
     It spends no quota. It prints its address as soon as it listens; / lists the paths. SIGTERM and Ctrl-C end it within
     5 s, with status 0.
 
-    The rules in [inbound.NAME] limit how often a client may ask. If other machines reach the address, each path under
-    /api needs a rule, or you set --unlimited. On loopback, a request must name localhost or the address as its host. If
-    a proxy passes on another name, set it with --hostname.
+    The rules in [inbound.NAME] limit how often a client may ask. If other machines can reach the address, each path
+    under /api needs a rule, unless you set --unlimited. On loopback, a request must name localhost or the address as
+    its host. If a proxy passes on another name, set it with --hostname.
 
     \b
     Example:

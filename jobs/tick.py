@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
 @click.option("--dry-run", is_flag=True, help="Show what it would cost and how much fits now. Sends nothing.")
 @clock_option
-@click.option("--quiet", is_flag=True, help="Print only errors.")
+@click.option("--quiet", is_flag=True, help="Print only failures and warnings.")
 @click.option("--verbose", is_flag=True, help="Print each decision, too.")
 @textfile_option
 @format_option
@@ -62,7 +62,7 @@ def run(
     When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
     saved; the next run resumes there, even days later.
 
-    On a terminal it shows pages, units and the time to go; elsewhere it prints its place once a minute.
+    On a terminal it shows pages, units and the time left; elsewhere it prints its place once a minute.
 
     If machines share a ledger, one of them runs the job. On the others, a run prints that machine's name and exits with
     0.
@@ -70,7 +70,7 @@ def run(
     --clock makes the run a rehearsal: it works on copies of the ledger and the store, calls only an `endpoint` on this
     machine, and starts each line with "rehearsal: ".
 
-    --all runs one job after the other and exits with the worst status.
+    --all runs one job after another and exits with the worst status.
 
     \b
     Example:

@@ -176,7 +176,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             yield Line(f"{name}: a shadow: it counts and refuses no call{now}", "note")
         if row.upstream_units:
             used = many(row.upstream_units, row.state.noun)
-            yield Line(f"{name}: {used} used by others, as upstream said,{until(row.upstream_until_ms)}", "note")
+            yield Line(f"{name}: {used} used by others count{until(row.upstream_until_ms)}, as upstream said", "note")
         if row.grant is not None:
             held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
             grants = f"upstream grants {row.grant.quota_units:,} (said {stamp(row.grant.since_ms)})"
@@ -297,7 +297,9 @@ def _cause(x: RefusalExplained) -> str:
     left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
     pace = "".join(f", {part}" for part in kept.why.split(", ") if " by the end of the " in part)
     if kept.reason == "leave":
-        left += f" left beyond what {f'job {kept.job}' if kept.job else 'this job'} leaves to others"
+        left += f" left for {f'job {kept.job}' if kept.job else 'this job'}"
+        if then.leave_units:  # a paced limit has other numbers
+            left += f", which leaves {then.leave_units:,} to others"
     else:
         left += f" left of {then.limit_units:,}"
     needs = f"{kept.method} needs"

@@ -42,7 +42,7 @@ NAMED = "NAME|FILE"
 @rows_format_option
 @config_option
 def costs(method: str | None, credential: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
-    """Show what each API method costs, or METHOD alone.
+    """Show the cost of each API method, or of METHOD alone.
 
     The prices are from the cost book of a credential. A price that will change is shown with the date. `quota book show
     NAME` shows another cost book.
@@ -201,7 +201,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
     "--answer", "answers", multiple=True, metavar="FILE", type=click.Path(), help="A recorded answer; may be repeated."
 )
 def new(name: str, answers: tuple[str, ...]) -> None:
-    """Print the draft of a cost book for the API NAME, from the headers of recorded answers.
+    """Print a draft of a cost book for the API NAME, from the headers of recorded answers.
 
     FILE is one answer, as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. Where the
     answers lack a value, the draft has 0 or "". `quota book check` reports these values until you fill them in.

@@ -38,7 +38,7 @@ def charge(file: str | None, **call: Any) -> int:
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
     --file charges up to 100 calls in one step, all or none. Each line of the file is METHOD [UNITS]; `#` begins a
-    comment. With UNITS, METHOD need not be in the cost book. The output has the units that are left after all calls.
+    comment. With UNITS, METHOD need not be in the cost book. The output shows the units left after all calls.
 
     \b
     Example:
@@ -136,7 +136,7 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
     """Set the real cost of a charge, in units. You may repeat it.
 
-    If the call was charged to several buckets, it sets the cost in the first. If the ID is unknown, the exit
+    If the call was charged to several buckets, this sets the cost in the first. If the ID is unknown, the exit
     status is 1.
 
     \b
@@ -275,8 +275,8 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
 
     With --auto, COMMAND is a Python program, or starts Python programs. Each request to the API of a credential is
     charged before it leaves. If a refusal ends the program, the exit status is 75, or 69 if the ledger did not answer.
-    If several credentials could pay, the credential of --credential pays, or else the credential whose cost book has
-    the most specific route.
+    If several credentials could pay, --credential names the one that pays; otherwise the one whose cost book has the
+    most specific route pays.
 
     \b
     Example:

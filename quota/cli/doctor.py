@@ -301,7 +301,7 @@ def _clock(session: Session) -> Finding:
 
 
 def _ahead(session: Session, project: str) -> Iterator[Finding]:
-    """The charges that a wrong clock dated into the future."""
+    """The charges that a wrong clock dated in the future."""
     ahead = ahead_of(session.ledger, project)
     if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # clocks of machines may differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"

@@ -29,7 +29,7 @@ from quota.settings.toml import in_toml
 
 @click.group("ledger", cls=Group)
 def ledger() -> None:
-    """Move a ledger, repair it, or share it with other languages.
+    """Move a ledger, repair it, or share it with other programs.
 
     \b
     Example:
@@ -50,7 +50,7 @@ def ledger() -> None:
 def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Move the ledger at the url OLD to the url NEW, with its history.
 
-    It moves the projects of this configuration. OLD admits nothing from the first moment; NEW opens when everything is
+    It moves the projects of this configuration. From the first moment OLD admits nothing; NEW opens when everything is
     copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD. A
     program that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
 
@@ -203,16 +203,16 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 @format_option
 @config_option
 def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
-    """Redate charges that a wrong clock dated into the future.
+    """Redate charges that a wrong clock dated in the future.
 
     First set the clock right. A future-dated charge counts until one window after its date, and later charges are dated
     after it. A repair gives these charges the present time, so they count for one window from now.
 
-    It shows the charges and asks; other programs wait while it works. If a repair is interrupted, run it again. Exit
-    status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.
+    It shows the charges and asks first; other programs wait while it works. If a repair is interrupted, run it again.
+    Exit status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.
 
-    In JSON, the numbers are from before the repair, and `newest` is the date of the log's newest entry, dated ahead or
-    not.
+    In JSON, the numbers are from before the repair, and `newest` is the date of the log's newest entry, in the future
+    or not.
 
     \b
     Example:

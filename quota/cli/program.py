@@ -99,7 +99,7 @@ def cli(config: str | None) -> None:
       quota run trending    # run a job once
       quota status          # what is used and what remains
 
-    Exit status: 0 done, also if the budget stops a run; 1 a check found a problem, or the work failed; 2 wrong usage;
+    Exit status: 0 done, even if the budget stops a run; 1 a check found a problem, or the work failed; 2 wrong usage;
     69 the ledger did not answer; 75 refused; 78 wrong configuration. QUOTA_LOG=info or debug logs to stderr, and
     QUOTA_LOG_FORMAT=json logs JSON.
     """

@@ -128,7 +128,7 @@ def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
     since = f"since {moment(count.period.since_ms, result.book.zone)}"
     if count.unknown:
         more = _named(_more(count))
-        yield f"{count.bucket}: only upstream counted {count.unknown_units:,} {since}{more}"
+        yield f"{count.bucket}: upstream alone counted {count.unknown_units:,} {since}{more}"
     if count.drift_units:
         less = _named(_less(count))
         yield f"{count.bucket}: drift: only we counted {count.drift_units:,} {since}{less}; nothing is freed"

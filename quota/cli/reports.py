@@ -198,7 +198,7 @@ def spend(
     back, a line says where the charges begin.
 
     With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
-    new in the store, and what they cost. A line names the pages that bring little. With --bought, days are whole
+    new in the store, and what they cost. A line names the pages that yield little. With --bought, days are whole
     days in UTC.
 
     \b
@@ -353,7 +353,7 @@ def log(
 ) -> None:
     """Show single charges with their ids, the newest last.
 
-    --limit takes the newest charges. The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger
+    --limit selects the newest charges. The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger
     keeps 35 days, up to 500,000 charges.
 
     \b

@@ -24,7 +24,7 @@ DASHBOARD_LISTENS = Listen("127.0.0.1", 8770)
 @listen_option(DASHBOARD_LISTENS)
 @config_option
 def dashboard(listen_at: Listen, config: str | None) -> None:
-    """Serve a page: are calls admitted, what filled each limit, who spent it, and how fresh is the store?
+    """Serve a page: whether calls are admitted, what filled each limit, who spent it, how fresh the store is.
 
     The page is for this machine only, because it names jobs and spending. It charges nothing and changes nothing.
     `/metrics` is for Prometheus; `/healthz` warns while a part of the page cannot be read. SIGTERM and Ctrl-C end it.

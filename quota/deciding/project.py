@@ -459,7 +459,7 @@ class Project(OfOneProcess):
         if is_ahead and not self._is_ahead:
             warn(
                 "ledger_ahead",
-                "a wrong clock dated charges into the future, where they count longer; once the clocks are right, "
+                "a wrong clock dated charges in the future, where they count longer; once the clocks are right, "
                 f"run `{REPAIR}`",
                 project=self.name,
                 ledger=self.log.label,

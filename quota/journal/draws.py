@@ -239,7 +239,7 @@ class Draws:
 
     def _forget_old(self, draws: dict[str, Draw], lines: int, now_ms: int, keep_ms: int) -> None:
         """Rewrite the file without old draws. Owed draws stay, however old they look. Draws that a wrong clock dated
-        into the future would count too long, so they are dated now."""
+        in the future would count too long, so they are dated now."""
         kept = {}
         for key, draw in draws.items():
             if draw.is_owed or draw.entry.id[0] > now_ms - keep_ms - SLACK_MS:

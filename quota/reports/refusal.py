@@ -218,7 +218,7 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
     now_ms = session.ledger.now_ms()
 
     def when(kept: KeptRefusal) -> int:
-        """A refusal that a wrong clock dated into the future does not stay the last."""
+        """A refusal that a wrong clock dated in the future does not stay the last."""
         return kept.at_ms if kept.at_ms <= now_ms + SLACK_MS else 0
 
     last = max(reversed(refusals), key=when)  # processes report refusals in any order, each process in its own

@@ -131,7 +131,7 @@ class CredentialRow(NamedTuple):
     this machine drew on its local allowance while the ledger could not answer and has not handed over yet.
 
     `shared_with` names the other credentials of its project, which share its budget. `ahead_ms` is the time of the
-    newest charge if a wrong clock dated it into the future, else 0. `put_back` has the losses that machines put back in
+    newest charge if a wrong clock dated it in the future, else 0. `put_back` has the losses that machines put back in
     the last day. `allowance` is what this machine may spend while the ledger does not answer. `jobs` are the
     credential's jobs, if the caller asked for them. `compared` has upstream's count of each bucket beside ours, from
     the last `quota reconcile`.

@@ -62,7 +62,7 @@ NO_GRANTS = Believed()
 
 
 def believed(facts: Facts, now_ms: int) -> Believed:
-    """The grants in the facts that count now: neither outdated, nor dated into the future by a wrong clock."""
+    """The grants in the facts that count now: neither outdated, nor dated in the future by a wrong clock."""
     if not facts.grants:
         return NO_GRANTS
     grants = tuple(grant for grant in facts.grants if grant.believed_at(now_ms))

@@ -62,7 +62,7 @@ def test_somebody_else_is_found_and_counts_from_then_on(quota: Quota, upstream: 
     assert lines[0] == "main: project p, in Google Cloud cloud-project-1"
     assert lines[-1] == "tightened"
     since = r"\S+ \(\S+T00:00:00-0[78]:00 in America/Los_Angeles\)"
-    assert re.search(rf"units: only upstream counted 300 since {since}: search.list 300 ", " ".join(lines))
+    assert re.search(rf"units: upstream alone counted 300 since {since}: search.list 300 ", " ".join(lines))
     assert max(map(len, lines)) <= 80
     assert quota("reconcile", "--check").returncode == 1
     assert "OPEN: 9,200 units" in quota("status").stdout
