@@ -158,16 +158,18 @@ class TomlTable:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for unknown keys, of all tables if this is the whole file, and for a broken rule."""
-        rows = [(show(key), key, self.keys) for key in self.keys.unknown(self.data)]
-        tables = [] if self.path else [*self.keys.with_unknown(self.data)]
-        if len(tables) > 1:
-            rows = [(dotted(at, key), key, keys) for at, unknown, keys in tables for key in unknown]
-        hints = ((shown, key, self.places.get(key) or nearest(key, keys)) for shown, key, keys in rows)
+        unknown = self.keys.unknown(self.data)
+        tables = [(self.path, unknown, self.keys)] if self.path else [*self.keys.with_unknown(self.data)]
+        rows = [(path, key, keys) for path, unknown, keys in tables for key in unknown]
+        hints = ((path, key, self.places.get(key) or nearest(key, keys)) for path, key, keys in rows)
         if len(rows) == 1:
-            _, key, hint = next(hints)
-            raise self.error(f"unknown key; {hint}", key)
+            path, key, hint = next(hints)
+            raise self.error(f"unknown key; {hint}", key, path=path)
+        if rows and len(tables) == 1:
+            each = listed(f"{show(key)} ({hint})" for _, key, hint in hints)
+            raise self.error(f"unknown keys: {each}", path=tables[0][0])
         if rows:
-            raise self.error(f"unknown keys: {listed(f'{shown} ({hint})' for shown, _, hint in hints)}")
+            raise self.error(f"unknown keys: {listed(f'{dotted(path, key)} ({hint})' for path, key, hint in hints)}")
         for rule in self.keys.rules:
             rule.check(self)
 
@@ -206,16 +208,17 @@ class TomlTable:
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
-    def error(self, message: str, key: str = "", index: int | None = None) -> ConfigError:
-        """A ConfigError about a key of this table, or about the table."""
-        where = dotted(self.path, key) if key else self.path
+    def error(self, message: str, key: str = "", index: int | None = None, *, path: str = "") -> ConfigError:
+        """A ConfigError about a key of this table, or about the table. `path` is that of a table in this table."""
+        path = path or self.path
+        where = dotted(path, key) if key else path
         if index is not None:
             where += f"[{index}]"
-        for path, variable in self.variables.items():
-            if where == path or (where.startswith(path) and where[len(path)] in ".["):
-                inside = "" if where == path else f"{where}: "
+        for named, variable in self.variables.items():
+            if where == named or (where.startswith(named) and where[len(named)] in ".["):
+                inside = "" if where == named else f"{where}: "
                 return ConfigError(f"environment variable {variable}: {inside}{message}")
-        begun = [variable for path, variable in self.variables.items() if path.startswith(f"{self.path}.")]
+        begun = [variable for named, variable in self.variables.items() if named.startswith(f"{self.path}.")]
         if message.startswith("missing") and begun and len(begun) >= len(self.data.keys() - {"name"}):
             message += f"; {begun[0]} began this table, which the file does not have"
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")

@@ -449,6 +449,11 @@ MISTAKES = {
             "jobs.trending: unknown keys: 'fech' (did you mean 'fetch'?), 'staggered' (did you mean 'stagger'?)",
         ),
         ("[jobs.trending]", "[credential.x]\n[jobs.trending]", "credential: unknown key; did you mean 'credentials'?"),
+        (
+            "[jobs.trending]",
+            '[credentials.other]\n[jobs.trending]\napi = "youtube-v3"',
+            "jobs.trending.api: unknown key; it belongs in [credentials.NAME]",
+        ),
         ("[credentials.main]", '[credentials."my key"]', f"credentials.'my key': {NAME_RULE}"),
         ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
     ],
