@@ -62,7 +62,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
 @click.command("plan", short_help="Simulate the schedule: does it fit?")
 @click.option("--days", type=int, metavar="N", help="Whole days to look ahead.  [default: 7, or the longest window]")
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
-@click.option("--may-be-refused", multiple=True, metavar="JOB", help="Refusals of JOB are fine; may be repeated.")
+@click.option("--may-be-refused", multiple=True, metavar="JOB", help="JOB may be refused. Repeatable.")
 @format_option
 @config_option
 def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> int:

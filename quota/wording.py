@@ -176,7 +176,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             yield Line(f"{name}: a shadow: it counts and refuses no call{now}", "note")
         if row.upstream_units:
             used = many(row.upstream_units, row.state.noun)
-            yield Line(f"{name}: {used} used by others count{until(row.upstream_until_ms)}, as upstream said", "note")
+            yield Line(f"{name}: {used} used by others, as upstream said, count{until(row.upstream_until_ms)}", "note")
         if row.grant is not None:
             held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
             grants = f"upstream grants {row.grant.quota_units:,} (said {stamp(row.grant.since_ms)})"

@@ -102,8 +102,8 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. Exit with 78 on an error.
 
     It also opens the ledger. A ledger that does not answer is a warning. A ledger that moved away, or that has another
-    API's charges or an older format, is an error. A state folder that cannot record draws on the allowance is a
-    warning. The last lines list the addresses of `quota proxy`. `quota doctor` examines the ledger and this machine.
+    API's charges or an older format, is an error. If the state folder cannot record draws, that is a warning. The last
+    lines list the addresses of `quota proxy`. `quota doctor` examines the ledger and this machine.
 
     \b
     Example:

@@ -275,8 +275,8 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
 
     With --auto, COMMAND is a Python program, or starts Python programs. Each request to the API of a credential is
     charged before it leaves. If a refusal ends the program, the exit status is 75, or 69 if the ledger did not answer.
-    If several credentials could pay, --credential names the one that pays; otherwise the one whose cost book has the
-    most specific route pays.
+    If several credentials could pay, --credential names the payer; without it, the most specific route of their cost
+    books decides.
 
     \b
     Example:

@@ -108,7 +108,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
 @format_option
 @config_option
 def rotate(as_json: bool, config: str | None) -> None:
-    """Give the algorithms `gcra` and `log` a new salt for identities, in use a minute from now.
+    """Give the algorithms `gcra` and `log` a new salt for identities, effective in one minute.
 
     The salt of `counter` changes every day by itself. A new salt resets no limit: a refused visitor stays refused.
 

@@ -50,13 +50,13 @@ def ledger() -> None:
 def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Move the ledger at the url OLD to the url NEW, with its history.
 
-    It moves the projects of this configuration. From the first moment OLD admits nothing; NEW opens when everything is
-    copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD. A
-    program that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
+    It moves the projects of this configuration. OLD admits nothing from the first moment on; NEW opens when everything
+    is copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD.
+    A program that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
 
-    If a move is interrupted, run it again. From 2 s after the interruption OLD admits calls again, unless everything
-    was copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible,
-    and nothing was changed.
+    If a move is interrupted, run it again. OLD admits calls again 2 s after the interruption, unless everything was
+    copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
+    nothing was changed.
 
     OLD and NEW may be "env:NAME" or "file:PATH", because other users of this machine can see a password in a command.
     For the ledger of this configuration, leave the password out: the configuration has it.
@@ -211,8 +211,8 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     It shows the charges and asks first; other programs wait while it works. If a repair is interrupted, run it again.
     Exit status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.
 
-    In JSON, the numbers are from before the repair, and `newest` is the date of the log's newest entry, in the future
-    or not.
+    In JSON, the numbers are from before the repair, and `newest` is the date of the log's newest entry, even if it is
+    in the future.
 
     \b
     Example:
@@ -280,9 +280,9 @@ def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
 def scripts(folder: str) -> None:
     """Write the Lua scripts into the folder DIR.
 
-    Programs in other languages run them. The head of each file has its purpose, KEYS, ARGV and reply. After an upgrade,
-    write them again: a ledger refuses scripts of another format. The command makes DIR if needed, and replaces the
-    scripts in it.
+    Programs in other languages run them. The head of each file describes its purpose, KEYS, ARGV and reply. After an
+    upgrade, write them again: a ledger refuses scripts of another format. The command makes DIR if needed, and replaces
+    the scripts in it.
 
     \b
     Example:

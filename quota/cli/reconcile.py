@@ -37,7 +37,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
 
     It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
     It adds to our count the units that only upstream counted. If upstream's quota is smaller than yours, it lowers the
-    limits. It frees no charge.
+    limits. It never lowers our count.
 
     The account in `auth` needs the permission monitoring.timeSeries.list. If Cloud Monitoring does not answer, the exit
     status is 1 and nothing is changed.
