@@ -27,7 +27,7 @@
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, args = redis.call, string.match, ARGV
-local caller_ms, epoch, key, units = tonumber(args[2]), args[3], args[4], tonumber(args[5])
+local caller_ms, epoch, key = tonumber(args[2]), args[3], args[4]
 local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES, MAX_UNITS = 10, 4, 20000, 1000000000
 local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 
@@ -38,9 +38,12 @@ local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 -- @include parts/log_rights.lua
 
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
+-- A number of up to 15 digits. A longer number may be beyond 2^53, and Redis takes no such lifetime.
+local function whole(text) return text and #text <= 15 and match(text, '^%d+$') and text + 0 end
+local units = whole(args[5])
 if #KEYS ~= 3 or #args < FIRST_LIMIT - 1 + LIMIT_SIZE or (#args - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
   return wrong('3 keys and 9 arguments are needed, then 4 for each limit')
-elseif not (caller_ms and match(args[5], '^%d+$') and units <= MAX_UNITS) then
+elseif not (caller_ms and units and units <= MAX_UNITS) then
   return wrong('caller_ms and units are whole numbers from 0')
 elseif #key > 100 or not match(key, '^[%w._-]+$') then
   return wrong('key is 1 to 100 letters, digits, `-`, `_` or `.`')
@@ -51,13 +54,13 @@ end
 local limits, longest_ms = {}, 0
 for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   local buckets, methods, jobs, rest = match(args[at], '^([^|]+)|([^|]+)|([^|]+)(.*)$')
-  local cap, cost, window_ms = match(args[at + 1], '^%d+$'), match(args[at + 2], '^%d+$'), match(args[at + 3], '^[1-9]%d*$')
-  if not (cap and cost and window_ms and (rest == '' or rest == '|calls')) then
+  local cap, cost, window_ms = whole(args[at + 1]), whole(args[at + 2]), whole(args[at + 3])
+  if not (cap and cost and window_ms and window_ms > 0 and (rest == '' or rest == '|calls')) then
     return wrong('a limit is BUCKETS|METHODS|JOBS or BUCKETS|METHODS|JOBS|calls, then cap, cost and window_ms')
   end
-  limits[#limits + 1] = { buckets = buckets, methods = methods, jobs = jobs, calls = rest ~= '', cap = cap + 0,
-    cost = cost + 0, window_ms = window_ms + 0, used = 0, others = {} }
-  longest_ms = math.max(longest_ms, window_ms + 0)
+  limits[#limits + 1] = { buckets = buckets, methods = methods, jobs = jobs, calls = rest ~= '', cap = cap,
+    cost = cost, window_ms = window_ms, used = 0, others = {} }
+  longest_ms = math.max(longest_ms, window_ms)
 end
 
 local clock_ms, ms = clock(args[1] + 0)
@@ -129,7 +132,7 @@ ms, seq = next_id(newest and newest[1] or fields[4] or '0-0', clock_ms, ms, tonu
 try_rights()
 call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(holds, 1), 'keep_ms', int(keep_ms),
   'until_ms', int(clock_ms + lifetime_ms(keep_ms)), 'longest_ms', int(math.max(longest_ms, tonumber(fields[5] or 0) or 0)))
-call('XADD', log, ms .. '-' .. int(seq), 'e', table.concat({ args[5], key, args[6], args[7], args[8], args[9] }, '\t'))
+call('XADD', log, ms .. '-' .. int(seq), 'e', table.concat({ int(units), key, args[6], args[7], args[8], args[9] }, '\t'))
 live_on(keep_ms)
 reply[2], reply[4] = ms .. '-' .. key, stored ~= '' and stored or key
 return reply

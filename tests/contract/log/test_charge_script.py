@@ -81,7 +81,10 @@ def test_a_window_of_more_than_20_000_entries_is_an_error(admin: redis.Redis, lo
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"key": "a b"}, {"key": ""}, {"units": -1}, {"limits": []}, {"limits": [("units", 1, 1, 1)]}, {"job": "a\tb"}],
+    [
+        *({"key": "a b"}, {"key": ""}, {"units": -1}, {"units": "0" * 16}, {"job": "a\tb"}),
+        *({"limits": []}, {"limits": [("units", 1, 1, 1)]}, {"limits": [("units|*|*", 1, 1, 10**15)]}),
+    ],
 )
 def test_invalid_arguments_write_nothing(wrong: dict[str, Any], admin: redis.Redis) -> None:
     with pytest.raises(redis.ResponseError, match=r"charge\.lua"):
