@@ -139,7 +139,8 @@ def refusal_text(decision: Decision, job: str, region: str, run: str, machine: s
         return whole_text
     limits = decision.as_json()["limits"]
     refusing = [limit for limit in limits if limit["name"] == decision.refused_by]  # type: ignore[attr-defined]
-    return json.dumps({**data, "limits": refusing, "limits_left_out": len(decision.limits) - len(refusing)})
+    data |= {"limits": refusing, "limits_left_out": len(decision.limits) - len(refusing)}
+    return json.dumps(data, ensure_ascii=False)
 
 
 # -- adding -----------------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_a_refusal_is_kept_with_who_asked_and_why() -> None:
 
 
 def test_a_refusal_by_very_many_limits_names_the_one_that_refused() -> None:
-    text = refusal_text(decision(limits=200), "job", "DE", "run", "machine")
+    text = refusal_text(decision(limits=200, detail="😀" * 500), "job", "DE", "run", "machine")
     data = json.loads(text)
     assert len(text.encode()) <= MAX_REFUSAL_BYTES
     assert ([limit["name"] for limit in data["limits"]], data["limits_left_out"]) == (["limit 0"], 199)
