@@ -52,13 +52,16 @@ MAX_BYTES = 2**26
 SPARE_LINES = 200
 """A file may have so many needless lines before it is rewritten."""
 
+_UNKNOWN = -1
+
 
 class Draw(NamedTuple):
     """A draw. The id of its `entry` has the time of the draw, and its `units` are the current units; it was charged
     with `charged_units`.
 
     The first try of its call had read the log of `epoch` up to `seen`: from there on, a hand-over looks for its key.
-    After the hand-over, the log of `handed_epoch` has it as `handed_id`, with `handed_units`.
+    After the hand-over, the log of `handed_epoch` has it as `handed_id`, with `handed_units`. A `settle` makes
+    them _UNKNOWN, because another machine may have settled it in the ledger.
     """
 
     identity: str
@@ -176,7 +179,7 @@ class Draws:
             draws = self._draws()[0]
             if not units.keys() <= draws.keys():
                 return None
-            self._append([f"s\t{key}\t{n}" for key, n in units.items() if draws[key].entry.units != n])
+            self._append([f"s\t{key}\t{n}" for key, n in units.items()])
             return draws[next(iter(units))]
 
     def start_over(self) -> None:
@@ -307,7 +310,8 @@ def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
             elif kind == "s":
                 key, units = rest.split("\t")
                 draw = draws[key]
-                draws[key] = draw._replace(entry=draw.entry._replace(units=int(units)))
+                settled = draw.entry._replace(units=int(units))
+                draws[key] = draw._replace(entry=settled, handed_units=_UNKNOWN)
             elif kind == "h":
                 key, epoch, at, units = rest.split("\t")
                 draws[key] = draws[key]._replace(handed_epoch=epoch, handed_id=read_id(at), handed_units=int(units))

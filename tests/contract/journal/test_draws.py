@@ -107,7 +107,7 @@ def test_a_draw_is_corrected_before_and_after_it_is_handed_over(tmp_path: Path) 
     draws.handed_over("f", [(owed, (1, 1))])
     assert draws.owed() == []
     draws.settle({"k": 0})
-    assert [each.handed_units for each in draws.owed()] == [9]
+    assert [each.entry.units for each in draws.owed()] == [0]
     assert draws.drawn_units(NOW_MS, DAY_MS) == 0
     assert draws.settle({"unheard of": 1}) is None
 

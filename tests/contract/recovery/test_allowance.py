@@ -92,4 +92,6 @@ def test_a_draw_that_was_handed_over_has_the_units_that_it_was_settled_to_last(f
     here.usage()  # hands it over
     here.refund(drawn)
     elsewhere.settle(drawn, 4)
+    far.machine("theirs").budget(limit(100)).refund(drawn)
+    elsewhere.settle(drawn, 4)
     assert [budget.usage()[0].used_units for budget in (here, elsewhere)] == [4, 4]
