@@ -34,9 +34,7 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
     Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
-    if not project.reading.began:
-        project.begin(())
-    epoch = project.reading.epoch
+    epoch, _ = project.mark()
     charges: dict[str, Entry] = {}
     for entries in in_pieces(project.log.read, project.name, just_before(ms), (ms, END[1])):
         charges |= _among(keys, entries)
@@ -77,9 +75,7 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
     the log was lost, make them again. Returns the id of the first; None: there were none. Raises LedgerError and
     StillCountingError."""
     for _ in range(MAX_TRIES):
-        if not project.reading.began:
-            project.begin(())
-        mark = project.in_turn(lambda: project.reading.mark)
+        mark = project.mark()
         entries = entries_of_now()
         if not entries:
             return None

@@ -325,9 +325,7 @@ class Project(OfOneProcess):
         """Read all new entries of the log. Raises LedgerError, and StillCountingError while the log is rebuilt."""
         losses = 0
         while True:
-            if not self.reading.began:
-                self.begin(())
-            reply, _ = self.ask(self.request(self.in_turn(lambda: self.reading.mark)))
+            reply, _ = self.ask(self.request(self.mark()))
             if reply.word == "BEHIND":
                 losses += 1
                 if losses > MAX_LOSSES:
@@ -337,6 +335,15 @@ class Project(OfOneProcess):
                 return
 
     # -- reading -----------------------------------------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """How far this process has read the log, which it begins to read if necessary: an interruption may have thrown
+        its reading away. Raises LedgerError and StillCountingError."""
+        while True:
+            began, mark = self.in_turn(lambda: (self.reading.began, self.reading.mark))
+            if began:
+                return mark
+            self.begin(())
 
     def begin(self, views: Sequence[View]) -> None:
         """Begin to read the log, with the kept totals of these views. If the log lacks entries of this machine's

@@ -67,6 +67,20 @@ def test_machines_that_have_put_back_a_loss_stay_with_one_log(site: Site) -> Non
     assert [epoch == epochs[-1] for epoch in epochs] == [False, True, True, True, True, True]
 
 
+def test_an_interrupted_process_compares_an_old_copy_before_it_reads_on(site: Site) -> None:
+    ours, theirs = (site.machine(name).budget(HUNDRED) for name in ("ours", "theirs"))
+    theirs.charge("videos.list")
+    copy = site.place.copy()
+    ours.charge("videos.list", units=5)
+    with pytest.raises(ZeroDivisionError):
+        project_of(ours).in_turn(lambda: 1 // 0)
+    site.place.overwrite(copy)
+    site.now_ms += 1
+    theirs.charge("videos.list", units=2)
+    project_of(ours).read_on()
+    assert ours.usage()[0].used_units == 1 + 5 + 2
+
+
 @pytest.mark.parametrize("charges", [0, 1])
 def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int) -> None:
     """The ledger loses it as soon as it has it."""
