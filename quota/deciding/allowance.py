@@ -24,7 +24,7 @@ from quota.deciding.corrections import add, correct, find
 from quota.deciding.losses import StillCountingError
 from quota.decision import AllowanceState
 from quota.errors import LedgerError
-from quota.rules.entry import START, Entry, Id, is_reservation
+from quota.rules.entry import START, Entry, Id
 from quota.rules.reading import Mark
 
 if TYPE_CHECKING:
@@ -118,12 +118,10 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
         return missing
 
     first = add(project, entries_of_now) if new else None
-    unsettled = set()
     if first is not None:
         places |= {entry.key: (first[0], first[1] + n) for n, entry in enumerate(missing)}
-        unsettled = {entry.key for entry in missing if not is_reservation(entry.key)}
     for draw in owed:
-        if draw.entry.key not in unsettled or draw.entry.units != draw.charged_units:
+        if draw.is_settled:
             correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
     handed = [(draw, places[draw.entry.key]) for draw in owed]
     is_noted = journal.draws.handed_over(project.reading.epoch, handed)

@@ -78,6 +78,11 @@ class Draw(NamedTuple):
         """Whether the ledger lacks the draw, or its last correction."""
         return self.handed_id is None or self.handed_units != self.entry.units
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the ledger may lack a correction, if it has the draw."""
+        return self.handed_id is not None or self.handed_units == _UNKNOWN
+
 
 class Draws:
     """The draws of one upstream project, for one identity. Without a `folder` nothing can be drawn.
@@ -281,7 +286,7 @@ def _write_all(fd: int, lines: Sequence[str]) -> None:
 
 def _lines_of(draw: Draw) -> Iterator[str]:
     yield _draw_line(draw)
-    if draw.entry.units != draw.charged_units:
+    if draw.is_settled:
         yield f"s\t{draw.entry.key}\t{draw.entry.units}"
     if draw.handed_id is not None:
         yield _handed_line(draw.entry.key, draw.handed_epoch, draw.handed_id, draw.handed_units)
