@@ -16,7 +16,8 @@ How a step may end, and what follows:
     an answer over its bounds        the region fails and keeps its cursor
     a sink that fails                the region fails and keeps its cursor: the next pass fetches the page again
     an error of this region alone    the region fails and begins its next pass with the first page
-    configuration                    the run fails at once; the region keeps its cursor, behind the others
+    configuration, a call that       the run fails at once; the region keeps its cursor, behind the others
+    can never fit
     ledger, store                    the run fails at once, and the next one begins with the same region
     SIGINT, SIGTERM, SIGHUP          the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
     another machine took over        the run stores the page in hand, and goes on with its remaining regions
@@ -93,8 +94,8 @@ def run_job(
     The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an address
     that did not answer the job before: the run tries it once. Tests set `wait`, a tenacity wait between attempts, and
     `clock` (ms since 1970), which dates stored data.
-    Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
-    for a fetch function that cannot be used. Later errors are in the report.
+    Raises UsageError for a job or region that does not exist, and ConfigError for a fetch function that cannot be used.
+    Later errors are in the report.
     """
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session.settings, name)
@@ -137,16 +138,16 @@ def run_job(
                 with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
                     try:
                         hold.begin(chosen, here=here)
-                    except quota.LedgerError as error:  # the ledger has the places
+                        mine = [region for region in chosen if region not in hold.away]
+                        elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
+                        if elsewhere is not None:
+                            session.project(job.credential).repay()  # no decision follows that would
+                            return elsewhere
+                        refused = refusal()
+                    except quota.QuotaError as error:
                         _keep(store, _row_of(session, job, store), failed_report(session, name, error))
                         raise
-                    mine = [region for region in chosen if region not in hold.away]
-                    elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
-                    if elsewhere is not None:
-                        session.project(job.credential).repay()  # no decision follows that would
-                        return elsewhere
                     row = _row_of(session, job, store)
-                    refused = refusal()
                     if refused is not None:
                         report = _refused(session, job, refused)
                         _keep(store, row, report)
@@ -185,12 +186,12 @@ def _skipped(regions: Sequence[str], covered: Sequence[str] = ()) -> tuple[Regio
 def _missed(session: Session, job: JobSettings, store: Store, regions: Sequence[str], number: int) -> RunReport:
     """The report of a run whose turn did not come, or before that the signal of this number. The report and the store
     name the regions that it did not fetch; a tick has none of its own, and the schedule reports it."""
-    names = ", ".join(regions) or "nothing"
-    grace = format_duration(job.misfire_grace_ms)
-    why = f"{names} not fetched: another run of the job has not ended within misfire_grace ({grace})"
-    report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=f"{why}; if it hangs, end it")
+    why = f"{', '.join(regions)} not fetched" if regions else "nothing fetched"
+    why += ": another run of the job has not ended"
+    grace = f"within misfire_grace ({format_duration(job.misfire_grace_ms)})"
+    report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=f"{why} {grace}; if it hangs, end it")
     if number:
-        why = f"interrupted; {names} not fetched: another run of the job has not ended"
+        why = f"interrupted; {why}"
         report = replace(report, outcome="stopped", why=why, exit_status=128 + number)
     elif regions:
         warn("run_skipped", report.why, job=job.name)
@@ -314,9 +315,6 @@ class _Run:
     def _region(self) -> RegionOfRun:
         try:
             return self._pass()
-        except quota.UsageError:
-            self._others_first()
-            raise
         except quota.Refused as refusal:
             self.end = _refused(self.session, self.job, refusal.decision)
             if (never := self.attempts.too_dear(refusal.decision)) is not None:

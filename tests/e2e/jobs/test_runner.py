@@ -17,12 +17,14 @@ import pytest
 from tenacity import wait_none
 
 import quota
+from quota.common.clock import host_clock
 from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.interruption import interruptible
 from quota.jobs.job import RunReport
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import _refused, run_job
 from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
 from support.configurations import configuration
 from support.emulator import Emulator, faulted
@@ -704,11 +706,23 @@ def test_a_region_that_upstream_cannot_know_ends_a_run_before_any_call(bench: Be
 
 
 def test_check_and_run_report_a_first_call_that_fits_no_limit(bench: Bench) -> None:
-    bench.configure(fetch="search", regions=["US"], units=50, more='options = { words = "cats" }')
+    """No region loses its turn."""
+    bench.configure(fetch="search", regions=["US", "GB"], units=50, more='options = { words = "cats" }')
     done, checked = bench.quota("run", "t"), bench.quota("check")
     why = "search.list costs 100 units and limit 'day' of credential 'main' holds 50: it can never fit"
     assert (done.returncode, why in done.stderr) == (2, True)
     assert (checked.returncode, f"error: jobs.t.fetch: {why}" in checked.stderr) == (78, True)
+    assert bench.rows("SELECT pending FROM checkpoints") == [(1,), (1,)]
+
+
+def test_a_run_that_fails_before_it_asks_for_its_first_page_has_an_end(bench: Bench) -> None:
+    def refusal() -> None:
+        raise quota.LedgerError("no places")
+
+    bench.configure(regions=["US"])
+    with pytest.raises(quota.LedgerError):
+        bench.run(refusal=refusal)
+    assert bench.rows("SELECT outcome, why FROM past_runs") == [("failed", "no places")]
 
 
 @pytest.mark.parametrize(
@@ -739,13 +753,14 @@ def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest
     bench.upstream.fault("hang", ms=20_000)
     child = bench.start("run", "t", "--region", "US")
     bench.await_requests(1)
-    report = bench.run(regions="GB")
+    report, of_tick = bench.run(regions="GB"), bench.run(tick=Tick(host_clock(), "t", ("GB",)))
     child.kill()
     child.communicate()
+    assert of_tick.why.startswith("nothing fetched: another run of the job has not ended within misfire_grace (1ms)")
     assert (report.outcome, report.exit_status, outcomes(report)) == ("overlap", 0, {"GB": "skipped"})
     assert caplog.messages == [f"run_skipped job=t: {report.why}"]
     assert report.why.startswith("GB not fetched: another run of the job has not ended within misfire_grace (1ms)")
-    assert [*bench.rows("SELECT outcome, why FROM past_runs")][1:] == [("overlap", report.why)]
+    assert [*bench.rows("SELECT outcome, why FROM past_runs")][1] == ("overlap", report.why)
 
 
 def test_a_run_whose_end_cannot_be_stored_still_reports(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
