@@ -148,10 +148,11 @@ def _tell(
         return
     project = session.credential(job.credential).project
     notices = [*_notices_of_run(project, report, status)]
-    away = report.away
-    is_heard_of = away is None or away.now_ms - away.heard_ms <= (settings.stale_ms or 0)
-    if report.outcome != "elsewhere" or not is_heard_of:  # else the machine that runs the job reports it
-        notices += _notices_of_regions(project, job.name, settings.stale_ms, regions)
+    elsewhere, stale_ms = report.elsewhere, settings.stale_ms or 0
+    reported = {region for region, away in elsewhere.items() if away.now_ms - away.heard_ms <= stale_ms}  # by `away`
+    if report.outcome != "elsewhere" or elsewhere:  # else the machine that runs the tick reports them
+        mine = [of_region for of_region in regions if of_region[0].region not in reported]
+        notices += _notices_of_regions(project, job.name, settings.stale_ms, mine)
     if status is not None:
         notices += _notices_of_budget(project, status)
     elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):

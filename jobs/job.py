@@ -185,17 +185,22 @@ class Away(NamedTuple):
 class RunReport(Run):
     """How a run of this process ended.
 
-    `quota run` exits with `exit_status`, unless `--fail-on-refusal` applies. `away` names the machine that covers
-    regions which this run did not get; with the outcome "elsewhere" it covers all the rest. `waits`: a new try may
-    succeed soon. `silent`: the address that did not answer at the end.
+    `quota run` exits with `exit_status`, unless `--fail-on-refusal` applies. `elsewhere` names the machine of each
+    region that this run did not get. `waits`: a new try may succeed soon. `silent`: the address that did not answer at
+    the end.
     """
 
     exit_status: int = 0
     refused: bool = False
     next_step: str = field(default="", compare=False)
-    away: Away | None = None
+    elsewhere: Mapping[str, Away] = field(default_factory=dict)
     waits: bool = field(default=False, compare=False)
     silent: str = field(default="", compare=False)
+
+    @property
+    def away(self) -> Away | None:
+        """The machine whose region is away for longest; None if no region is away."""
+        return max(self.elsewhere.values(), key=lambda away: away.until_ms, default=None)
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""

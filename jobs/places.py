@@ -395,10 +395,6 @@ class Hold:
             times_ms = holder.seen_ms, holder.until_ms, claimed.now_ms
             self.away[region] = Away(holder.host or "another machine", *times_ms, same, self._new and not same)
 
-    def furthest(self) -> Away | None:
-        """The holder of the region that is away for longest; None if no region is away."""
-        return max(self.away.values(), key=lambda away: away.until_ms, default=None)
-
 
 def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     """How long the job's regions stay with their store after a run: twice the time between two runs, 1 to 49 h.

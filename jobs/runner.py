@@ -218,7 +218,8 @@ def _elsewhere(
 ) -> RunReport | None:
     """The report of a run that has nothing to do here; None if it has work. The store notes where the job runs
     instead."""
-    away = hold.furthest()
+    report = RunReport(session.run, job.name, "elsewhere", _skipped(regions), elsewhere=hold.away)
+    away = report.away
     noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
     store.note_elsewhere(job.name, work_of(session, job), *noted)
     if hold.tick_is:
@@ -227,7 +228,7 @@ def _elsewhere(
         return RunReport(session.run, job.name, "elsewhere", why=why, waits=waits)
     if away is None or mine:
         return None
-    return RunReport(session.run, job.name, "elsewhere", _skipped(regions), away=away, waits=away.same_store)
+    return replace(report, waits=away.same_store)
 
 
 def failed_report(session: Session, name: str, error: BaseException) -> RunReport:
@@ -532,7 +533,7 @@ class _Run:
             attempts=attempts,
             exit_status=status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
-            away=self.hold.furthest(),
+            elsewhere=self.hold.away,
             silent=self.unanswered[-1][1] if self.unanswered else "",
         )
         spent = members(report, "units attempts")

@@ -233,17 +233,20 @@ def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> No
     assert (" was last complete " in complete, " was never complete: its job first ran " in never) == (True, True)
 
 
-@pytest.mark.parametrize(("silent_ms", "events"), [(1, []), (2, ["stale"])])
-def test_a_job_on_another_machine_is_stale_only_if_that_is_silent(
-    tmp_path: Path, upstream: Emulator, here: None, silent_ms: int, events: list[str]
+@pytest.mark.parametrize(
+    ("silent_ms", "away", "stale"), [(1, "US DE", ""), (1, "US", "DE"), (2, "US", "US DE"), (2, "US DE", "US DE")]
+)
+def test_a_region_on_another_machine_is_stale_only_if_that_is_silent(
+    tmp_path: Path, upstream: Emulator, here: None, silent_ms: int, away: str, stale: str
 ) -> None:
     command = machine(tmp_path, upstream)
-    command("run", "broken")
+    command("run", "trending")
     config = command.configure((tmp_path / "quota.toml").read_text() + 'stale = "1ms"\n')
     with quota.open(config) as session:
-        away = Away("another", DAY_MS - silent_ms, 2 * DAY_MS, DAY_MS)
-        follow_up(session, RunReport(session.run, "broken", "elsewhere", away=away), None)
-    assert [alert["event"] for alert in alerts(command) if alert["event"] == "stale"] == events
+        elsewhere = dict.fromkeys(away.split(), Away("another", DAY_MS - silent_ms, 2 * DAY_MS, DAY_MS))
+        outcome = "elsewhere" if away == "US DE" else "done"
+        follow_up(session, RunReport(session.run, "trending", outcome, elsewhere=elsewhere), None)
+    assert [alert["region"] for alert in alerts(command) if alert["event"] == "stale"] == stale.split()
 
 
 def test_a_repaired_loss_sends_one_alert(tmp_path: Path, upstream: Emulator) -> None:
