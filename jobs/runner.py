@@ -153,8 +153,7 @@ def run_job(
                         _keep(store, row, report)
                         return report
                     attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
-                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
-                    run.unanswered += [(None, silent)] if silent else []
+                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher, [silent] if silent else [])
                     try:
                         report = run.cover(mine, max_regions, lambda regions: note_covers(lock, Covers(whole, regions)))
                     except BaseException as error:
@@ -268,12 +267,12 @@ class _Run:
     sink: Sink | None
     stop: Callable[[], int]
     watcher: Watcher
+    silent: list[str]  # the addresses that did not answer, one for each region since upstream last answered
+    failed: list[Checkpoint] = field(default_factory=list)  # the regions that failed since then
     here: Checkpoint = field(init=False)  # of the current region
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
     down: bool = False  # whether the last step had no answer but transient errors
-    # the regions that failed since upstream last answered, each with the address that did not answer; None: another job
-    unanswered: list[tuple[Checkpoint | None, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
     idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
@@ -292,9 +291,8 @@ class _Run:
             self.watcher.began(checkpoints, pages_of(self.job))
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
-                silent = [address for _, address in self.unanswered[-2:]]
-                if self.end is None and len(silent) > 1 and silent[0] == silent[1]:
-                    why = f"{silent[0]} does not answer; the other regions wait for the next run"
+                if self.end is None and len(self.silent) > 1 and self.silent[-1] == self.silent[-2]:
+                    why = f"{self.silent[-1]} does not answer; the other regions wait for the next run"
                     self.end = _ended(self.session, self.job, "failed", why)
                 if self.end is None and checkpoint.region not in self.hold.away:
                     with quota.labels(job=self.job.name, region=checkpoint.region):
@@ -327,7 +325,7 @@ class _Run:
             if not isinstance(error, (quota.LedgerError, StoreError)):
                 self._others_first()
                 if self.attempts.client is None:
-                    self.unanswered.append((self.here, ""))
+                    self.failed.append(self.here)
             self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
         except Interrupted as interrupt:
@@ -343,8 +341,7 @@ class _Run:
         """Give the regions that failed before their first page their turn back, behind the others of the round: the
         error that ended the run is hardly about them alone. If all others have failed too, the round ends instead."""
         units, _, _ = self.attempts.spent()
-        failed = [place for place, _ in self.unanswered if place is not None]
-        early = {place.region for place in failed if not (units.get(place.region) and place.begun)}
+        early = {place.region for place in self.failed if not (units.get(place.region) and place.begun)}
         with suppress(quota.QuotaError):  # the run ends with an error already
             places = self.store.checkpoints(self.job.name, regions, work_of(self.session, self.job))
             waiting = any(p.pending and (p.failed_at_ms or 0) <= (p.completed_at_ms or 0) for p in places)
@@ -368,9 +365,8 @@ class _Run:
                 raise Interrupted
             check_space(self.store.path)
             started_at_ms = self.store.now_ms()
-            silent = [address for _, address in self.unanswered]
             try:
-                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS, silent))
+                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS, self.silent))
                 rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
                 self.hold.check(page.cursor)
                 steps = 0 if page.complete else steps + 1
@@ -383,7 +379,7 @@ class _Run:
                 failure = self.attempts.failure_of(error, checkpoint)
                 self.down = failure.kind == "transient"
                 if failure.answered or (failure.kind == "answer" and not failure.silent):
-                    self.unanswered.clear()
+                    self._note_answer()
                 here = members(checkpoint, "job region")
                 _debug("step_failed", exc_info=True, **here, page=checkpoint.pages + 1, kind=failure.kind)
                 if failure.kind == "cursor" and inherited:
@@ -401,7 +397,7 @@ class _Run:
                     return self._give_up(checkpoint, failure._replace(kind="region"))
             else:
                 lost, self.down = 0, False
-                self.unanswered.clear()
+                self._note_answer()
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
@@ -428,6 +424,11 @@ class _Run:
             self.here = self.store.finish(self.here)
             self.hold.keep(self.here)
         return self._outcome("failed" if self.left_out else "done")
+
+    def _note_answer(self) -> None:
+        """Upstream has answered."""
+        self.silent.clear()
+        self.failed.clear()
 
     def _note_unknown(self, page: Page) -> Page:
         """The page, with a row for each id that upstream does not know. So the store knows which ids were already
@@ -470,7 +471,7 @@ class _Run:
                 return self._unfinished()
             case "config":
                 self._others_first()
-                self.unanswered.append((self.here, ""))
+                self.failed.append(self.here)
                 self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
         # The next pass continues from here, unless the cursor itself may be the cause.
@@ -481,7 +482,8 @@ class _Run:
             if failure.silent:
                 message += f" to reach {failure.silent}; check network and endpoint, then run again"
         if failure.silent and failure.kind != "region":
-            self.unanswered.append((self.here, failure.silent))
+            self.silent.append(failure.silent)
+            self.failed.append(self.here)
         return self._outcome("failed", message)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
@@ -534,7 +536,7 @@ class _Run:
             exit_status=status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
             elsewhere=self.hold.away,
-            silent=self.unanswered[-1][1] if self.unanswered else "",
+            silent=self.silent[-1] if self.silent else "",
         )
         spent = members(report, "units attempts")
         _debug("run_ended", **run, outcome=end.outcome, regions=len(regions), **spent, status=status, why=end.why)
