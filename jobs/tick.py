@@ -113,14 +113,15 @@ def run(
         if dry_run:
             fits = _look_ahead(session, names, how)
             statuses = [0 if fits or not fail_on_refusal else Refused.exit_status]
-        elif at is not None:
-            _check_endpoints(session, names)
-        for name in () if dry_run else names:
-            report = _one_of_all(session, name, how) if all_jobs else _tick(session, name, how)
-            statuses.append(report.exit_status)
-            how = how._replace(silent=report.silent)
-            if stop():
-                break
+        else:
+            if at is not None:
+                _check_endpoints(session, names)
+            for name in names:
+                report = _one_of_all(session, name, how) if all_jobs else _tick(session, name, how)
+                statuses.append(report.exit_status)
+                how = how._replace(silent=report.silent)
+                if stop():
+                    break
         if as_json and all_jobs:
             print_json(documents)
     return max(statuses, key=lambda status: (status not in (0, Refused.exit_status), status))
