@@ -336,7 +336,7 @@ class Hold:
         elif not self._claim.tick:
             return
         self._ask(self._claim.regions, here=here)
-        self._began = not self.tick_is and (len(self.away) < len(regions) or not self._claim.regions)
+        self._began = not self.tick_is and len(self.away) < len(regions)
 
     def bring(self, store: Store) -> None:
         """If the places are in the ledger, copy them into the store. A region without one keeps the store's place."""
@@ -369,7 +369,7 @@ class Hold:
 
     def _ask(self, regions: Sequence[str], *, here: bool = False) -> None:
         """Claim regions, a thousand at a time. Regions that the ledger does not give are away."""
-        for part in _parts_of(regions) if regions else ((),):
+        for part in _parts_of(regions) or [()]:  # without regions, it claims the tick
             claim = self._claim._replace(regions=part)
             try:
                 claimed = self._state.claim(claim, take_over=here)
@@ -518,7 +518,6 @@ def _claim_name(job: JobSettings) -> str:
     return f"{job.fetch}|{job.name}"
 
 
-def _parts_of(regions: Sequence[str], size: int = MAX_REGIONS) -> Iterator[tuple[str, ...]]:
+def _parts_of(regions: Sequence[str], size: int = MAX_REGIONS) -> list[tuple[str, ...]]:
     """The regions in parts of `size`."""
-    for start in range(0, len(regions), size):
-        yield tuple(regions[start : start + size])
+    return [tuple(regions[start : start + size]) for start in range(0, len(regions), size)]
