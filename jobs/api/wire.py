@@ -87,8 +87,9 @@ def words_of(parameters: Mapping[str, str]) -> str:
     """The words of a search."""
     words = required(parameters, "q")
     text = as_read(words)
-    if max(len(words), len(text)) > MAX_CHARACTERS:
-        raise ParameterError("q", f"search for at most {MAX_CHARACTERS} characters, not {max(len(words), len(text))}")
+    size = max(len(words), len(text))
+    if size > MAX_CHARACTERS:
+        raise ParameterError("q", f"search for at most {MAX_CHARACTERS} characters, not {size}")
     beginnings = [word.rstrip("*") for word in text.split() if word.endswith("*")]
     if len(beginnings) > MAX_BEGINNINGS:
         raise ParameterError("q", f"at most {MAX_BEGINNINGS} words may end with *, not {len(beginnings)}")
