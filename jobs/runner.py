@@ -33,7 +33,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -122,8 +122,8 @@ def run_job(
         missed = elapsed_s() >= until_s or stop() != 0
         return not missed
 
-    with only_one(session.settings.store.url, job.name, Covers(whole), waits) as lock:
-        store_settings = session.settings.store
+    store_settings = session.settings.store
+    with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
         try:
             if lock is None and not missed:
                 return _ended(session, job, "overlap", "already running on this machine; nothing done")
@@ -503,29 +503,14 @@ class _Run:
         with suppress(StoreError):  # the run's own row has the error
             self.store.runs.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
+        notes = "; ".join(self._notes(units))
         run = {"run": self.session.run, "job": self.job.name}
-        ids = ", ".join(map(show, self.unknown))
-        unknown = f"upstream does not know {ids}: correct or remove them" if ids else ""
-        if unknown:
-            warn("unknown_ids", unknown, job=self.job.name)
         for region in regions:
             ended = members(region, "region outcome pages items units")
             _debug("region_ended", **run, **ended, why=region.error)
-        failed = [o for o in regions if o.outcome == "failed"]
-        replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
-        outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
-        idle = [region for region in self.idle if not units.get(region)]
-        nothing = "there was nothing to fetch" + (f" in {listed(idle)}" if attempts else "")
-        without = [*dict.fromkeys(self.attempts.passed_over)]
-        passed_over = "the fetch function went on without a call that was refused" if without else ""
-        passed_over += f", in {listed(without)}" if any(without) else ""
-        why = "; ".join(filter(None, (nothing if idle else "", unknown, passed_over)))
-        if failed:
-            names = ", ".join(region.region for region in failed)
-            why = f"{len(failed)} of {len(regions)} regions failed ({names})"
-            why = why if len(regions) > 1 else failed[0].error or ""
-        end = self.end or _ended(self.session, self.job, outcome, why)
-        status = end.exit_status or (quota.QuotaError.exit_status if failed else 0)
+        end = self.end or self._own_end(regions, notes)
+        has_failed = any(region.outcome == "failed" for region in regions)
+        status = end.exit_status or (quota.QuotaError.exit_status if has_failed else 0)
         if self.stop():
             status = 128 + self.stop()
         report = replace(
@@ -541,6 +526,28 @@ class _Run:
         spent = members(report, "units attempts")
         _debug("run_ended", **run, outcome=end.outcome, regions=len(regions), **spent, status=status, why=end.why)
         return report
+
+    def _own_end(self, regions: Sequence[RegionOfRun], notes: str) -> RunReport:
+        """The end of a run that came to the end of its regions."""
+        failed = [region for region in regions if region.outcome == "failed"]
+        if failed:
+            names = ", ".join(region.region for region in failed)
+            why = f"{len(failed)} of {len(regions)} regions failed ({names})"
+            return _ended(self.session, self.job, "failed", why if len(regions) > 1 else failed[0].error or "")
+        replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
+        return _ended(self.session, self.job, "elsewhere" if replaced else "done", notes)
+
+    def _notes(self, units: Mapping[str, int]) -> Iterator[str]:
+        """What a run says of calls that it did not make, and of ids that upstream does not know."""
+        if idle := [region for region in self.idle if not units.get(region)]:
+            yield "there was nothing to fetch" + (f" in {listed(idle)}" if units else "")
+        if self.unknown:
+            unknown = f"upstream does not know {', '.join(map(show, self.unknown))}: correct or remove them"
+            warn("unknown_ids", unknown, job=self.job.name)
+            yield unknown
+        if without := [*dict.fromkeys(self.attempts.passed_over)]:
+            where = f", in {listed(without)}" if any(without) else ""
+            yield f"the fetch function went on without a call that was refused{where}"
 
 
 _UNKNOWN = "unknown_ids"
