@@ -15,7 +15,7 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
 from quota.clients.answer_fields import Headers
 from quota.clients.metering import Attempt, Meter, is_reserved
-from quota.clients.upstream import Sent, dearness, upstream_of, verbs_of
+from quota.clients.upstream import Sent, dearness, upstream_of
 from quota.common.clock import elapsed_s
 from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
@@ -189,7 +189,7 @@ class HostGate:
 
     def verb(self, verb: str, url: str, headers: Sent) -> str:
         """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""
-        verbs, book = verbs_of(self.upstream, verb, headers), self.meter.budget.book
+        verbs, book = self.upstream.verbs(verb, headers), self.meter.budget.book
         return verbs[0] if len(verbs) == 1 else max(verbs, key=lambda verb: dearness(book, verb, self.name(verb, url)))
 
     def name(self, verb: str, url: str) -> str:

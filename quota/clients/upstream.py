@@ -128,21 +128,14 @@ def _matching(routes: Sequence[Route], verb: str, readings: Iterable[str]) -> li
     return [route for route in firsts if route is not None]
 
 
-def verbs_of(upstream: Google, verb: str, headers: Sent) -> list[str]:
-    """The verbs by which the API may read a request with these header fields. Raises UsageError if an API of Google
-    would not find exactly one."""
-    fields = headers.items() if isinstance(headers, Mapping) else headers
-    named = [(_text(name).lower(), _text(value).strip().upper()) for name, value in fields]
-    if not upstream.is_googles:
-        return [verb, *[value for name, value in named if name in _OVERRIDES and value in VERBS]]
-    overrides = [value for name, value in named if name == _OVERRIDES[0]] if verb.upper() == "POST" else []
-    if len(overrides) > 1 or not all(map(str.isalpha, overrides)):
-        raise UsageError("X-HTTP-Method-Override does not name one method")
-    return overrides or [verb]
-
-
 _OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
 """The header fields that name another verb. Each server has its own choice of them."""
+
+
+def _overrides(headers: Sent, names: Sequence[str]) -> list[str]:
+    """The values of the header fields with these names."""
+    fields = headers.items() if isinstance(headers, Mapping) else headers
+    return [_text(value).strip().upper() for name, value in fields if _text(name).lower() in names]
 
 
 def _text(part: str | bytes) -> str:
@@ -168,10 +161,13 @@ class Google:
         """Whether `method` can name requests."""
         return bool(self.book.hosts) and self._routes is not None
 
-    @property
-    def is_googles(self) -> bool:
-        """Whether it is an API of Google. There X-HTTP-Method-Override of a POST replaces the verb."""
-        return True
+    def verbs(self, verb: str, headers: Sent) -> list[str]:
+        """The verbs by which the API may read a request with these header fields. At Google X-HTTP-Method-Override of a
+        POST replaces the verb. Raises UsageError if it does not name one."""
+        overrides = _overrides(headers, _OVERRIDES[:1]) if verb.upper() == "POST" else []
+        if len(overrides) > 1 or not all(map(str.isalpha, overrides)):
+            raise UsageError("X-HTTP-Method-Override does not name one method")
+        return overrides or [verb]
 
     def continues(self, verb: str, url: str) -> bool:
         """Whether a request continues a call that was charged at its beginning."""
@@ -242,9 +238,10 @@ class Described(Google):
     def knows_methods(self) -> bool:
         return bool(self.book.routes)
 
-    @property
-    def is_googles(self) -> bool:
-        return not self.book.has_session
+    def verbs(self, verb: str, headers: Sent) -> list[str]:
+        if not self.book.has_session:
+            return super().verbs(verb, headers)
+        return [verb, *(value for value in _overrides(headers, _OVERRIDES) if value in VERBS)]
 
     def continues(self, verb: str, url: str) -> bool:
         return False
