@@ -236,9 +236,9 @@ class Attempt:
         reading = reading._replace(free=free, used_units=reading.used_units if whole and read else None)
         if not reading.levels:
             return reading
-        heard = news(self._budget, self.decision, reading.levels, at_ms)
-        emptied = [Closing(item.level.bucket, item.until_ms, item.why_empty) for item in heard if item.why_empty]
-        levels = tuple([item.level for item in heard])
+        worth = news(self._budget, self.decision, reading.levels, at_ms)
+        emptied = [Closing(item.level.bucket, item.until_ms, item.why_empty) for item in worth if item.why_empty]
+        levels = tuple([item.level for item in worth])
         return reading._replace(levels=levels, closes=(*reading.closes, *emptied))
 
     def follow(self, reading: Reading) -> None:
@@ -357,14 +357,17 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
     worth: list[Heard] = []
     of_now: set[tuple[str, bool, tuple[str, ...]]] = set()
     for level in levels:
-        news = heard(level, budget.book, budget.limits, charged_ms(decision), now_ms)
-        if news is None or not (level.remaining_units == 0 or _changes(news, used) or _granted_anew(budget, (level,))):
+        evidence = heard(level, budget.book, budget.limits, charged_ms(decision), now_ms)
+        if evidence is None:
             continue
-        topic = level.bucket, level.remaining_units == 0, tuple([limit.name for limit in news.limits])
+        is_empty = level.remaining_units == 0
+        if not (is_empty or _changes(evidence, used) or _granted_anew(budget, (level,))):
+            continue
+        topic = level.bucket, is_empty, tuple([limit.name for limit in evidence.limits])
         if topic in of_now or not 0 <= now_ms - budget.heard_ms.get(topic, 0) < AGAIN_MS:
             budget.heard_ms[topic] = now_ms
             of_now.add(topic)
-            worth.append(news)
+            worth.append(evidence)
     return tuple(worth)
 
 
@@ -375,27 +378,27 @@ def observe(budget: Budget, project: Project, decision: Decision, levels: Sequen
     now_ms = outcome.now_ms
     used = dict(zip([limit.name for limit in limits], outcome.used_units, strict=True))
     for level in levels:
-        news = heard(level, budget.book, limits, charged_ms(decision), now_ms)
-        if news is None or not _changes(news, used):
+        evidence = heard(level, budget.book, limits, charged_ms(decision), now_ms)
+        if evidence is None or not _changes(evidence, used):
             continue
-        name = others_name(level.bucket, news.since_ms)
-        counts = {limit.name: others_units(project.others(limit.view), name) for limit in news.alone}
-        units = max(news.used_units(limit) - used[limit.name] + counts[limit.name] for limit in news.alone)
+        name = others_name(level.bucket, evidence.since_ms)
+        counts = {limit.name: others_units(project.others(limit.view), name) for limit in evidence.alone}
+        units = max(evidence.used_units(limit) - used[limit.name] + counts[limit.name] for limit in evidence.alone)
         if units > max(counts.values()):
-            _count(budget, news, name, units)
+            _count(budget, evidence, name, units)
             used |= {limit: used[limit] + units - before for limit, before in counts.items()}
     if granted := _granted_anew(budget, levels):
         standing = project.state.facts().grants
         project.state.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
 
 
-def _count(budget: Budget, news: Heard, name: str, units: int) -> None:
+def _count(budget: Budget, evidence: Heard, name: str, units: int) -> None:
     """Append what others used. It counts in the limits that have this window."""
-    bucket = news.level.bucket
-    longest_ms = max(limit.view.window.longest_ms for limit in news.limits)
-    calls = CALLS if any(limit.view.selector.count == "calls" for limit in news.limits) else ""
-    budget.add_others(bucket, units, news.since_ms, news.until_ms, name, window_ms=longest_ms, noun=calls)
-    _log.info("%s", line("used_by_others", bucket=bucket, units=units, until=rfc3339(news.until_ms)))
+    bucket, since_ms, until_ms = evidence.level.bucket, evidence.since_ms, evidence.until_ms
+    longest_ms = max(limit.view.window.longest_ms for limit in evidence.limits)
+    calls = CALLS if any(limit.view.selector.count == "calls" for limit in evidence.limits) else ""
+    budget.add_others(bucket, units, since_ms, until_ms, name, window_ms=longest_ms, noun=calls)
+    _log.info("%s", line("used_by_others", bucket=bucket, units=units, until=rfc3339(until_ms)))
 
 
 def others_name(bucket: str, since_ms: int) -> str:
@@ -431,9 +434,9 @@ def charged_ms(decision: Decision) -> int:
     return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
 
 
-def _changes(news: Heard, used: Mapping[str, int]) -> bool:
+def _changes(evidence: Heard, used: Mapping[str, int]) -> bool:
     """Whether upstream has counted enough more than the ledger to report it."""
     return any(
-        100 * (news.used_units(limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
-        for limit in news.alone
+        100 * (evidence.used_units(limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
+        for limit in evidence.alone
     )
