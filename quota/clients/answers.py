@@ -240,8 +240,9 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
             answer = postproc(response, content)
         except (ValueError, RecursionError):
             answer = content
-        # The client returns an unparseable body unchanged.
-        if answer == (content.decode() if isinstance(answer, str) and isinstance(content, bytes) else content):
+        # The client returns an unparseable body unchanged, as bytes or as text.
+        unparsed = content.decode() if isinstance(answer, str) and isinstance(content, bytes) else content
+        if answer == unparsed:
             raise _no_object(_unparsed(content, str(response.get("content-type", ""))))
         _check_page(answer, limits)
         return answer
