@@ -192,18 +192,17 @@ class Answer:
         text, more_text = self._headers.get("ratelimit", ""), self._headers.get("ratelimit-policy", "")
         items = _items(text) or _item_of_draft_7(text)
         described = _items(more_text) or _policies_of_draft_7(more_text)
+        has_several = len({name for name, _ in (*items, *described)}) > 1
         policies = []
         for name, figures in items:
-            same = [
-                more for other, more in described if other == name and more.get("q") == figures.get("q", more.get("q"))
-            ]
+            own = [more for other, more in described if other == name]
+            same = [more for more in own if more.get("q") == figures.get("q", more.get("q"))]
             figures = same[0] | figures if same else figures
-            others = len({*(item[0] for item in items), *(item[0] for item in described)}) > 1
             remaining = _whole(figures.get("r"))
             if remaining is not None:
                 window_ms = _whole(figures.get("w"), lambda seconds: math.ceil(seconds * SECOND_MS))
                 limit, reset_ms = _whole(figures.get("q")), self._moment_ms(figures.get("t"))
-                is_only = not others and bool(same or not described)
+                is_only = not has_several and bool(same or not described)
                 counts_calls = figures.get("qu", "requests") == "requests"
                 policies.append(Policy(name, remaining, limit, reset_ms, window_ms, counts_calls, is_only))
         if not policies:
