@@ -451,10 +451,9 @@ class Walks:
             cursor = {"began": first, "step": first}
         self._began, self._step = index(cursor["began"]), index(cursor["step"])
         values = {"table": table, "began": self._began, "now_ms": store.now_ms(), **values}
-        due, begun = (
-            [json.loads(data) for (data,) in store.select(_PLACES.format(lists=lists) + which, **values)]
-            for which in (_DUE, _OPEN)
-        )
+        sql = _PLACES.format(lists=lists)
+        due = [json.loads(data) for (data,) in store.select(sql + _DUE, **values)]
+        begun = [json.loads(data) for (data,) in store.select(sql + _OPEN, **values)]
         self.places: list[Place] = begun if begun and (self._step % 2 or not due) else due
         """The place of this step. If this pass has not read its list yet, also the places of the next lists."""
 
