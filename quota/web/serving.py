@@ -53,7 +53,7 @@ READ_WITHIN_S = 60.0
 """How long a client may read nothing of its answer, as nginx's `send_timeout`."""
 
 PIECE_BYTES = 32 * 1024
-SAID_AGAIN_S = 60.0
+LOGGED_AGAIN_S = 60.0
 END_WITHIN_S = 4.0
 BACKLOG = 2048
 
@@ -292,7 +292,7 @@ class _Faults:
         error, message = context.get("exception"), str(context.get("message", ""))
         why = message if error is None else describe(error)
         now_s = elapsed_s()
-        if now_s - self._logged_s.get(why, -SAID_AGAIN_S) >= SAID_AGAIN_S:
+        if now_s - self._logged_s.get(why, -LOGGED_AGAIN_S) >= LOGGED_AGAIN_S:
             self._logged_s = {why: now_s}
             logger.warning("%s", line("server_fault", error=why))
 
