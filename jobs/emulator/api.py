@@ -327,12 +327,7 @@ def _listing(call: Call, items: Sequence[Json]) -> Reply:
 
 
 def _page(
-    call: Call,
-    parts: set[str],
-    items: Sequence[Any],
-    size: int,
-    shape: Callable[[Any], Json] = dict,
-    **extra: Any,
+    call: Call, parts: set[str], items: Sequence[Any], size: int, shape: Callable[[Any], Json] = dict, **extra: Any
 ) -> Reply:
     """One page of `items`. Only that page's items go through `shape`."""
     token = call.params.get("pageToken")
@@ -364,12 +359,7 @@ def _search_result(video: Json) -> Json:
         "kind": "youtube#searchResult",
         "etag": etag("search", video["id"]),
         "id": {"kind": "youtube#video", "videoId": video["id"]},
-        "snippet": {
-            "publishedAt": published,
-            **shown,
-            "description": brief,
-            "publishTime": published,
-        },
+        "snippet": {"publishedAt": published, **shown, "description": brief, "publishTime": published},
     }
 
 
@@ -403,9 +393,6 @@ def _playlist_item(placed: tuple[int, Json]) -> Json:
             "position": position,
             "resourceId": {"kind": "youtube#video", "videoId": video["id"]},
         },
-        "contentDetails": {
-            "videoId": video["id"],
-            "videoPublishedAt": snippet.get("publishedAt", ""),
-        },
+        "contentDetails": {"videoId": video["id"], "videoPublishedAt": snippet.get("publishedAt", "")},
         "status": {"privacyStatus": "public"},
     }

@@ -38,12 +38,7 @@ from quota.clients.deadline import Watch
 from quota.clients.gate import HostGate
 from quota.clients.metering import Attempt, Meter
 from quota.clients.upstream import Google, Routes, Sent, description, scopes_of
-from quota.common.hosts import (
-    default_port,
-    is_http_address,
-    is_loopback,
-    is_readable_on_the_way,
-)
+from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
