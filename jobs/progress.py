@@ -156,7 +156,7 @@ class _Live(_Lines):
         super().ended(outcome)
         self.progress.update(self._here, visible=False)
         task = self.progress.tasks[self._run]
-        if task.total is not None and outcome.outcome != "skipped":  # it may have had fewer pages than it may have
+        if task.total is not None and outcome.outcome != "skipped":  # upstream may have fewer pages than the job wants
             missing = max(0, self._lacked[outcome.region] - outcome.pages)
             self.progress.update(self._run, total=max(task.completed, task.total - missing))
         self._region = None
@@ -178,9 +178,9 @@ def watching(job: str, quiet: bool = False, verbose: bool = False) -> Iterator[W
     """The watcher for a run of this job: none if `quiet`, live at a terminal, otherwise lines."""
     if quiet:
         yield Watcher()
-    elif not sys.stderr.isatty():
-        yield _Lines(job, verbose=verbose)
-    else:
+    elif sys.stderr.isatty():
         live = _Live(job, verbose=verbose)
         with live.progress:
             yield live
+    else:
+        yield _Lines(job, verbose=verbose)
