@@ -524,10 +524,9 @@ class Ahead(NamedTuple):
         if self.fitting_calls:
             first, units = many(self.fitting_calls, "call"), many(self.fitting_units, "unit")
             fits = f"the first {first} ({units}) fit now; then"
-        retry_ms = self.refusal.retry_at_ms
-        again = (
-            "" if retry_ms is None else f"; the next fits at {moment(retry_ms)} (in {spell(retry_ms - self.now_ms)})"
-        )
+        again = ""
+        if (retry_ms := self.refusal.retry_at_ms) is not None:
+            again = f"; the next fits at {moment(retry_ms)} (in {spell(retry_ms - self.now_ms)})"
         yield f"{self.job}: {fits} {self.refusal.why()}{again}"
 
 
