@@ -138,13 +138,14 @@ class RedisStorage:
         return of_windows
 
     def _answer(self, policy: Policy, plan: names.Plan, reply: list[int]) -> Decision:
+        admitted, now_ms, *words = reply
+        rows = [words[n : n + 4] for n in range(0, len(words), 4)]
         longest = policy.limits.index(policy.longest)
-        met = reply[5 + 4 * longest]  # 0: the identity is new; 1: the window before had it; 2: this window had it
-        if met < 2 and (reply[0] or policy.count_rejected):
+        met = rows[longest][3]  # 0: the identity is new; 1: the window before had it; 2: this window had it
+        if met < 2 and (admitted or policy.count_rejected):
             window = policy.rule, policy.longest.window_ms, plan.windows[longest].number
             self._met.note(window, was_before=met == 1)
-        limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
-        return Decision(reply[0] == 1, reply[1], limits)
+        return Decision(admitted == 1, now_ms, tuple([LimitState(*state) for *state, _ in rows]))
 
     # -- totals of all workers -----------------------------------------------------------------------------------------
 
