@@ -376,16 +376,21 @@ class Described(Google):
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
                 yield self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
         for policy in answer.policies():
-            remaining, limit, reset_ms = policy.remaining_units, policy.limit_units, policy.reset_ms
-            bucket = self._named(policy.name)
-            if not bucket and len(self.book.buckets) == 1:
-                bucket = self.book.main_bucket.name
-                if not self._is_of_main_bucket(policy):
-                    if remaining == 0 and (reset_ms := reset_ms or policy.ends_ms(answer.at_ms)) is not None:
-                        yield self._checked(answer, _PoolState(bucket, True, 0, None, reset_ms, is_others=True))
-                    continue
-            if bucket:
-                yield self._checked(answer, _PoolState(bucket, True, remaining, limit, reset_ms))
+            state = self._state_by(policy, answer.at_ms)
+            if state is not None:
+                yield self._checked(answer, state)
+
+    def _state_by(self, policy: Policy, at_ms: int) -> _PoolState | None:
+        """The state of a pool by a policy; None if the policy says nothing of a pool of the book."""
+        bucket, main = self._named(policy.name), self.book.main_bucket.name
+        if not bucket and len(self.book.buckets) > 1:
+            return None
+        if bucket or self._is_of_main_bucket(policy):
+            return _PoolState(bucket or main, True, policy.remaining_units, policy.limit_units, policy.reset_ms)
+        reset_ms = policy.reset_ms or policy.ends_ms(at_ms)
+        if policy.remaining_units or reset_ms is None:
+            return None
+        return _PoolState(main, True, 0, None, reset_ms, is_others=True)
 
     def _is_of_main_bucket(self, policy: Policy) -> bool:
         """Whether a policy without a bucket's name is about the book's only bucket: nothing speaks against it."""
