@@ -70,11 +70,6 @@ class Caller:
         """Whether `signed` fetches a token first."""
         return self.credentials is not None and not self.credentials.valid
 
-    @property
-    def secret(self) -> str | None:
-        """The secret that it signs with now."""
-        return self.key if self.credentials is None else self.credentials.token
-
     def send(self, attempt: Callable[[], R], url: str, *, again: bool) -> R:
         """The answer to an attempt. If it refused a token and the attempt can be made `again`, the answer to another
         attempt, with a new token."""

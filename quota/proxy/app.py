@@ -172,10 +172,11 @@ class Proxy:
             except QuotaError as error:
                 self._wrong[credential] = str(error)
         wrong = [*self._wrong.items()]
-        for credential, why in wrong if self._targets else wrong[:-1]:  # the last is the error
+        last = None if self._targets else wrong.pop()
+        for credential, why in wrong:
             warn("proxy_without", why, credential=credential)
-        if not self._targets:
-            raise ConfigError(wrong[-1][1])
+        if last is not None:
+            raise ConfigError(last[1])
         self.http: aiohttp.ClientSession
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -241,8 +242,8 @@ class Target:
             return url, asked.fields, None
         signed, own = self.caller.signed(asked.verb, url, {})
         kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
-        secret = self.caller.secret
-        if self.caller.credentials is not None:  # another thread may have renewed the token since
+        secret = self.caller.key
+        if secret is None:  # a login; another thread may have renewed its token since
             secret = own.get("authorization", "").partition(" ")[2] or None
         return signed, [*kept, *own.items()], secret
 
