@@ -151,8 +151,12 @@ class Attempts:
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             try:
                 page = self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
-            except Exception as error:
-                if isinstance(error, quota.QuotaError) or (refused := self._refused_in(error)) is None:
+            except quota.QuotaError:
+                raise
+            except Exception as error:  # a function may hide a refusal behind its own error
+                hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
+                refused = next(hidden, self._refused)
+                if refused is None:
                     raise
                 raise quota.Refused(refused) from error
             # A function that hides a refusal must not complete its region. One that returns a cursor goes on there.
@@ -169,11 +173,6 @@ class Attempts:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
-
-    def _refused_in(self, error: Exception) -> Decision | None:
-        """The refusal that a function's own error hides; None if there is none."""
-        hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
-        return next(hidden, self._refused)
 
     def too_dear(self, refused: Decision) -> str | None:
         """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call
