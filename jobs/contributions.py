@@ -209,7 +209,8 @@ def bought(session: Session, since_ms: int) -> Sequence[Bought]:
 def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     """The machine of each job, its next tick, and whether a run could go on now; `here`: whether this process could
     run it. Raises LedgerError."""
-    now_ms, no_store = session.ledger.now_ms(), _no_store(session.settings) if here else ""
+    now_ms = session.ledger.now_ms()
+    no_store = _no_store(session.settings) if here else ""
     for job in session.settings.jobs.values():
         hosts, seen_ms, is_elsewhere = runs_on(session, job)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
@@ -242,7 +243,8 @@ def _refusal(session: Session, job: JobSettings, no_store: str, *, here: bool) -
     """Why a run could not go on now, in the order in which a run would notice, and the decision if the budget refuses
     its first call; ("", None) if it could. If the fetch function names no call or is not imported here, the cheapest
     call stands for it."""
-    budget, checkpoint = session.budget(job.credential), Checkpoint(job.name, (job.regions or ("",))[0])
+    budget = session.budget(job.credential)
+    checkpoint = Checkpoint(job.name, (job.regions or ("",))[0])
     with suppress(StoreError, quota.ConfigError), Store.if_made(session.settings.store) as store:
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
     method = None

@@ -357,7 +357,8 @@ def records_of(
         raise UsageError(f"{table} belong to no region; leave out --region")
     if job is not None and ":job" not in where:
         raise UsageError(f"{table} belong to no job; leave out --job")
-    names, called = columns.replace(" ", "").split(","), columns_of(db, table, -1) if own else {}
+    names = columns.replace(" ", "").split(",")
+    called = columns_of(db, table, -1) if own else {}
     sql = f"SELECT {columns} FROM {'rows' if own else table} WHERE {where} LIMIT :most"  # noqa: S608 - ours
     most = -1 if limit is None else limit
     values = {"table": table, "since_ms": since_ms, "region": region, "job": job, "most": most}
@@ -369,7 +370,9 @@ def records_of(
             yield {**{called.get(name, name): value for name, value in fields.items()}, **record}
 
     headings = [_shown(name) for name in names]
-    return ([*headings[:-1], *called.values()] if own else headings), records()  # in the place of `data`
+    if own:
+        headings[-1:] = called.values()  # in the place of `data`
+    return headings, records()
 
 
 def _shown(name: str) -> str:

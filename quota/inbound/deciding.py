@@ -102,7 +102,8 @@ class Breaker:
         if not self._failures:
             return
         with self._lock:
-            self._failures, has_warned, self._has_warned = 0, self._has_warned, False
+            self._failures = 0
+            has_warned, self._has_warned = self._has_warned, False
         if has_warned:
             warn("inbound_storage_back", storage=self._label)
 
@@ -123,11 +124,10 @@ class Counts:
 
     def add(self, rule: str, outcome: Outcome, took_s: float) -> None:
         """Count a request, and how long its decision took."""
-        request, took, took_us = f"{REQUESTS}|{rule}|{outcome}", TOOK[bisect_left(BUCKETS_S, took_s)], int(took_s * 1e6)
         with self._lock:
-            self._counts[request] += 1
-            self._counts[took] += 1
-            self._counts[TOOK_US] += took_us
+            self._counts[f"{REQUESTS}|{rule}|{outcome}"] += 1
+            self._counts[TOOK[bisect_left(BUCKETS_S, took_s)]] += 1
+            self._counts[TOOK_US] += int(took_s * 1e6)
 
     def hand_over(self, storage: Storage) -> None:
         """Add all counts to the storage's totals. After StorageAway, the rest stays here."""

@@ -75,7 +75,8 @@ class Rule:
                 f"cost: {show(cost)} is not a whole number from 1 to {self.policy.most}, its smallest limit"
             )
         self.name, self.cost = name, cost
-        self.path, self.pattern = path, EVERYTHING if path is None else _pattern("path", path)
+        self.path = path
+        self.pattern = EVERYTHING if path is None else _pattern("path", path)
         self.methods = self._methods(methods)
         self.fail: Fail = fail
         self.shadow = _flag("shadow", shadow)

@@ -64,7 +64,8 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
         def made(channel: Any, target: Any, options: Any, credentials: Any, compression: Any, above: Any) -> None:
             place = _place(payers, target)
             if payers.knows(*place):
-                options, above = _without_retries(options), (*(above or ()), *_async_interceptors(payers, place))
+                options = _without_retries(options)
+                above = (*(above or ()), *_async_interceptors(payers, place))
             init(channel, target, options, credentials, compression, above)
 
         return made

@@ -179,7 +179,8 @@ FIRST = "http.client"
 
 def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
     """Call `begin` before Python searches for the first of these modules. Other threads wait until `begin` ends."""
-    awaited, search, lock, began = frozenset(names), _bootstrap._find_spec, RLock(), False
+    awaited, began = frozenset(names), False
+    search, lock = _bootstrap._find_spec, RLock()
 
     def _find_spec(name: str, path: Any, target: Any = None) -> Any:
         nonlocal awaited, began
