@@ -117,8 +117,10 @@ class Payers:
         Raises UsageError if several payers fit equally well.
         """
         payer = self._chosen(verb, url)
+        if payer is None:
+            return None
         try:
-            _ = payer and (payer.async_gate if awaited else payer.gate)
+            _ = payer.async_gate if awaited else payer.gate
         except SessionClosedError:
             if self._payers:
                 raise
