@@ -168,12 +168,11 @@ class GeneratedCatalogue:
 @lru_cache(maxsize=32)
 def _chart(region: str) -> Sequence[Json]:
     """The chart of one region. Every tenth video is a worldwide hit: every region's chart has it."""
-    place, language, home = _REGIONS.index(region), LANGUAGES.get(region, "en"), LANGUAGES.get(_REGIONS[0], "en")
+    own = _REGIONS.index(region)
+    groups = [0 if rank % 10 == 9 else own for rank in range(CHART_VIDEOS)]
     return [
-        _video(_video_id(_IN_CHART, 0, rank), language=home)
-        if rank % 10 == 9
-        else _video(_video_id(_IN_CHART, place, rank), language=language)
-        for rank in range(CHART_VIDEOS)
+        _video(_video_id(_IN_CHART, group, rank), language=LANGUAGES.get(_REGIONS[group], "en"))
+        for rank, group in enumerate(groups)
     ]
 
 
