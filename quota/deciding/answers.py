@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many
@@ -27,8 +28,13 @@ COUNT_AGAIN_MS = 1_000
 """When to try a call again that was refused with "counting"."""
 
 
-Refusal = tuple["str | None", Reason, "int | None", str]
-"""The limit or bucket that refused a call, the reason, when to try again, and details."""
+class Refusal(NamedTuple):
+    """Why a call is refused, by which limit or bucket, when to try again, and details. The reason "ok": it is not."""
+
+    reason: Reason
+    refused_by: str | None = None
+    retry_at_ms: int | None = None
+    detail: str = ""
 
 
 @dataclass
@@ -69,27 +75,24 @@ class Answers:
     def decision(self, checklist: Checklist, outcome: Outcome, *, commit: bool) -> Decision:
         admitted = outcome.reason == "ok"
         states = self.states(checklist, outcome, charged=admitted and commit)
-        refusal: Refusal = (None, "ok", None, "") if admitted else self._refusal(checklist, outcome)
-        refused_by, reason, retry_at_ms, detail = refusal
-        refusing = enforced(states) if checklist.shadow else states
-        tightest = refusing[0] if len(refusing) == 1 else None
-        if len(refusing) > 1:  # the limit that allows the fewest further calls
-            tightest = min(refusing, key=lambda x: x.remaining_units // max(x.cost_units, 1))
+        refusal = Refusal("ok") if admitted else self._refusal(checklist, outcome)
+        # The limit that allows the fewest further calls.
+        tightest = min(enforced(states), key=lambda x: x.remaining_units // max(x.cost_units, 1), default=None)
         return Decision(
-            admitted,
-            None,
-            "ledger" if admitted and commit else None,
-            self.credential,
-            self.project.name,
-            checklist.method,
-            checklist.units,
-            reason,
-            refused_by,
-            tightest.remaining_units if tightest else 0,
-            outcome.now_ms,
-            retry_at_ms,
-            states,
-            detail,
+            admitted=admitted,
+            id=None,
+            source="ledger" if admitted and commit else None,
+            credential=self.credential,
+            project=self.project.name,
+            method=checklist.method,
+            cost_units=checklist.units,
+            reason=refusal.reason,
+            refused_by=refusal.refused_by,
+            remaining_units=0 if tightest is None else tightest.remaining_units,
+            decided_at_ms=outcome.now_ms,
+            retry_at_ms=refusal.retry_at_ms,
+            limits=states,
+            detail=refusal.detail,
             ahead_ms=self.project.ahead_ms(outcome.now_ms),
         )
 
@@ -101,28 +104,28 @@ class Answers:
         states = []
         each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leaves, strict=False)
         for limit, cost_units, used_units, cap_units, leave_units in each:
-            shadow = limit.shadow
-            would_refuse = shadow and cost_units > 0 and used_units + (0 if charged else cost_units) > cap_units
-            left_units = cap_units - used_units if cap_units > used_units else 0
-            noun = limit.view.selector.noun
-            state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, would_refuse, noun, shadow)
-            if leave_units and not shadow and cap_units == cap(limit, leave_units, cost_units, None, grants.units):
+            noun, left_units = limit.view.selector.noun, max(0, cap_units - used_units)
+            state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, False, noun, limit.shadow)
+            if limit.shadow:
+                further_units = 0 if charged else cost_units
+                state = state._replace(would_refuse=cost_units > 0 and used_units + further_units > cap_units)
+            elif leave_units and cap_units == cap(limit, leave_units, cost_units, None, grants.units):
                 state = state._replace(leave_units=cap(limit, 0, cost_units, None, grants.units) - cap_units)
             states.append(state)
         return tuple(states)
 
     def _refusal(self, checklist: Checklist, outcome: Outcome) -> Refusal:
         if outcome.reason == "clock":
-            return None, "clock", None, both_clocks(self.project.wall(), outcome.clock_ms)
+            return Refusal("clock", detail=both_clocks(self.project.wall(), outcome.clock_ms))
         if outcome.reason == "counting":
-            return None, "counting", outcome.now_ms + COUNT_AGAIN_MS, COUNTING
+            return Refusal("counting", None, outcome.now_ms + COUNT_AGAIN_MS, COUNTING)
         closed = outcome.closing
         if closed is None:
             return self.full(checklist, outcome)
         if closed.until_ms == NEVER:
-            return closed.bucket, "closed", None, closed.evidence
+            return Refusal("closed", closed.bucket, detail=closed.evidence)
         opens_ms = closed.opens_ms(self.project.jitter_ms)
-        return closed.bucket, "exhausted", self._room_from(opens_ms, checklist, outcome), closed.evidence
+        return Refusal("exhausted", closed.bucket, self._room_from(opens_ms, checklist, outcome), closed.evidence)
 
     def _room_from(self, opens_ms: int, checklist: Checklist, outcome: Outcome) -> int:
         """When a call fits if upstream closed its bucket until `opens_ms`: our own limits may be full for longer."""
@@ -144,7 +147,7 @@ class Answers:
             if state.refuses and state.cost_units > state.cap_units and state.lapses_ms == NEVER:
                 granted, unspent = grants.units[state.limit.view.selector.buckets[0]], state.limit.headroom_units
                 too_little = f"{granted}, of which {unspent} stay unspent" if unspent else f"{granted}"
-                return state.limit.name, "closed", None, too_little
+                return Refusal("closed", state.limit.name, detail=too_little)
         at_ms: int | None
         try:
             at_ms, longest = retry_at(full, self.project, outcome.now_ms)
@@ -160,11 +163,10 @@ class Answers:
             details.append(f"this job leaves {leave_units:,} to others")
         if checklist.each:
             details.append(f"and these {many(len(checklist.each), 'call')} need {held.cost_units:,} together")
-        reason: Reason = "limit"
-        if leave_units:
-            alone = cap(limit, 0, held.cost_units, outcome.now_ms, grants.units)
-            reason = "limit" if held.used_units + held.cost_units > alone else "leave"
-        return limit.name, reason, at_ms, ", ".join(details)
+        without_leave_units = cap(limit, 0, held.cost_units, outcome.now_ms, grants.units)
+        fits_alone = held.used_units + held.cost_units <= without_leave_units
+        reason: Reason = "leave" if leave_units and fits_alone else "limit"
+        return Refusal(reason, limit.name, at_ms, ", ".join(details))
 
     def full_limits(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[Full]:
         """The state of each limit at a decision, for `retry_at`. The call's bucket is closed until `opens_ms`."""
