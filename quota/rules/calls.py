@@ -167,8 +167,8 @@ class Checklist:
         """The checklist of each call."""
         return self.each or (self,)
 
-    def caps_at(self, now_ms: int) -> tuple[int, ...]:
-        """Each limit's enforced number at `now_ms`. `caps` has them without pace, which most calls do not need."""
+    def caps_at(self, now_ms: int | None) -> tuple[int, ...]:
+        """Each limit's enforced number at `now_ms`; None: without its pace, as `caps` has it."""
         together = zip(self.limits, self.leaves, self.costs, strict=True)
         return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
 
@@ -317,9 +317,8 @@ class Checklists(dict[Key, Checklist]):
         """The checklist with the caps by these grants. A new one replaces the kept one."""
         if checklist.grants is grants:
             return checklist
-        together = zip(checklist.limits, checklist.leaves, checklist.costs, strict=True)
-        caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
-        new = replace(checklist, caps=caps, grants=grants)
+        new = replace(checklist, grants=grants)
+        new.caps = new.caps_at(None)
         for kind in [kind for kind, kept in self.copy().items() if kept is checklist]:
             self[kind] = new
         return new
