@@ -57,8 +57,8 @@ class RunningTotal:
     units that only upstream has counted."""
 
     __slots__ = (
-        *("_by_key", "at_ms", "charged", "gone", "head", "leaving", "leaving_to", "next_ms", "others", "trimmed"),
-        "view",
+        *("view", "trimmed", "at_ms", "charged", "others"),
+        *("gone", "head", "leaving", "leaving_to", "next_ms", "_by_key"),
     )
 
     def __init__(self, view: View, trimmed: Id = START) -> None:
@@ -257,13 +257,14 @@ class RunningTotal:
         """Continue from a kept total. False if it is not valid: it is of another epoch, its head is after the tip or
         outside the window, or the log lacks charges that must still leave."""
         try:
-            of_epoch, total, gone_text, head_text, next_ms, others = kept.split(" ", 5)
+            of_epoch, total, gone_text, head_text, next_text, others_text = kept.split(" ", 5)
             gone, head = read_id(gone_text), read_id(head_text)
-            heard = [part.split(":", 2) for part in others.split(",")] if others != "-" else []
-            others_units = {(name, int(leaves_ms)): int(units) for units, leaves_ms, name in heard}
-            numbers = charged, next_at_ms, *_ = int(total), int(next_ms), *others_units.values()
+            charged, next_ms = int(total), int(next_text)
+            heard = [part.split(":", 2) for part in others_text.split(",")] if others_text != "-" else []
+            others = {(name, int(leaves_ms)): int(units) for units, leaves_ms, name in heard}
         except ValueError:
             return False
+        numbers = (charged, next_ms, *others.values())
         cutoff_ms = cutoff(self.view.window, now_ms)
         if (
             of_epoch != epoch
@@ -275,7 +276,7 @@ class RunningTotal:
         ):
             return False
         self.start(min(gone, (max(0, cutoff_ms), END[1])))
-        self.charged, self.head, self.next_ms, self.others = charged, head, next_at_ms, others_units
+        self.charged, self.head, self.next_ms, self.others = charged, head, next_ms, others
         return True
 
 
