@@ -166,6 +166,9 @@ class _Run(NamedTuple):
         running = self.run != "" and self.alive_until_ms > now_ms
         return Holder(self.owner, self.host, self.seen_ms, self.until_ms, running, self.regions)
 
+    def is_of(self, claim: Claim) -> bool:
+        return (self.owner, self.run) == (claim.owner, claim.run)
+
     def blocks(self, claim: Claim, now_ms: int) -> bool:
         """Whether this is another run than the claim's, and may be alive."""
         return self.run not in ("", claim.run) and self.machine != claim.machine and self.alive_until_ms > now_ms
@@ -200,7 +203,8 @@ class Record:
             if take_over or (own and not run.blocks(claim, self.now_ms)):
                 continue
             holder = run.holder(self.now_ms)
-            holder = holder._replace(until_ms=run.alive_until_ms) if own else holder
+            if own:
+                holder = holder._replace(until_ms=run.alive_until_ms)
             elsewhere.update(dict.fromkeys(set(run.regions) & set(claim.regions), holder))
         got = [region for region in claim.regions if region not in elsewhere]
         if got or not claim.regions:
@@ -212,12 +216,11 @@ class Record:
         regions may be out of date."""
         elsewhere = {}
         for region in claim.regions:
-            has = [run for run in self.runs if region in run.regions]
-            if not any((run.owner, run.run) == (claim.owner, claim.run) for run in has):
+            runs = [run for run in self.runs if region in run.regions]
+            if not any(run.is_of(claim) for run in runs):
                 free = Holder("", "", self.now_ms, self.now_ms, False)
-                elsewhere[region] = max(
-                    (run.holder(self.now_ms) for run in has), key=lambda holder: holder.until_ms, default=free
-                )
+                holders = [run.holder(self.now_ms) for run in runs]
+                elsewhere[region] = max([free, *holders], key=lambda holder: holder.until_ms)
         kept = [region for region in claim.regions if region not in elsewhere]
         if kept:
             self._give(claim, kept)
@@ -227,33 +230,31 @@ class Record:
         before: tuple[str, ...] = ()
         kept = []
         for run in self.runs:
-            if (run.owner, run.run) == (claim.owner, claim.run):
+            if run.is_of(claim):
                 before = run.regions
                 continue
             left = tuple(region for region in run.regions if region not in regions)
             if left or (run.tick and run.blocks(claim, self.now_ms)):
                 kept.append(run._replace(regions=left))
-        self.runs = [
-            *kept,
-            _Run(
-                claim.owner,
-                claim.run,
-                claim.machine,
-                claim.host,
-                self.now_ms,
-                self.now_ms + claim.lease_ms,
-                self.now_ms + claim.hold_ms,
-                claim.tick,
-                tuple(dict.fromkeys((*before, *regions))),
-            ),
-        ]
+        own = _Run(
+            owner=claim.owner,
+            run=claim.run,
+            machine=claim.machine,
+            host=claim.host,
+            seen_ms=self.now_ms,
+            alive_until_ms=self.now_ms + claim.lease_ms,
+            until_ms=self.now_ms + claim.hold_ms,
+            tick=claim.tick,
+            regions=tuple(dict.fromkeys((*before, *regions))),
+        )
+        self.runs = [*kept, own]
 
     def end(self, claim: Claim, ending: Ending) -> None:
         """Note that the run has ended. Its regions stay with its store, unless it "failed": then they are free. Its
         tick counts as done, unless it was "stopped"."""
         kept = []
         for run in self.runs:
-            if (run.owner, run.run) != (claim.owner, claim.run):
+            if not run.is_of(claim):
                 kept.append(run)
             elif ending != "failed" and run.regions:
                 kept.append(run._replace(run="", tick="", seen_ms=self.now_ms, until_ms=self.now_ms + claim.hold_ms))
