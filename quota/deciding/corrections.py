@@ -79,10 +79,10 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
         entries = entries_of_now()
         if not entries:
             return None
-        first = project.reading.pending.get(entries[0].key)  # by an earlier try whose answer was lost
+        first = project.reading.appended(entries)
         if first is None:
             reply, _ = project.ask(project.request(mark, 0, entries, ANY))
-            first = reply.id or project.reading.pending.get(entries[0].key)
+            first = reply.id or project.reading.appended(entries)
         if first is not None:
             project.reading.pending.pop(entries[0].key, None)
             return first

@@ -187,35 +187,32 @@ class Project(OfOneProcess):
 
     def _decide(self, question: Question, charges: Sequence[Entry], *, is_alone: bool = False) -> Outcome:
         ends_s = elapsed_s() + COUNT_WITHIN_S
-        fresh, losses, clock_tries, refusals = False, 0, 0, 0
+        fresh, losses, clock_tries, overtaken = False, 0, 0, 0
         while True:
-            outcome = self.in_turn(partial(self._compare, question))
-            if not isinstance(outcome, Outcome):
-                outcome()  # reads what is missing
-                if elapsed_s() > ends_s:
-                    raise StillCountingError
-                continue
-            first = self.reading.pending.get(charges[0].key) if charges else None
-            if first is not None:  # an earlier try appended them; its answer was lost
+            outcome = self._compared(question, ends_s)
+            first = self.reading.appended(charges)
+            if first is not None:
                 return outcome._replace(reason="ok", first=first)
             fits = outcome.reason == "ok"
             if fresh and not (fits and charges):
                 return outcome
             request = self.request(outcome.mark, outcome.now_ms, charges if fits else (), outcome.room)
-            if refusals >= ROOMS_AFTER and request.entries:
+            if overtaken >= ROOMS_AFTER and request.entries:
                 if not (self.log.shared or is_alone):
                     raise OvertakenError
                 request = request._replace(rooms=question.rooms(outcome.caps, outcome.used_units))
-            is_late = self.journal is not None and self.journal.is_late(outcome.mark.epoch)
-            reply, used_units = (None, None) if is_late else self.ask(request, question.views)
-            if reply is None or reply.word == "BEHIND":
+            if self.journal is not None and self.journal.is_late(request.epoch):
+                reply, used_units = Reply("BEHIND", request.now_ms, request.epoch), None
+            else:
+                reply, used_units = self.ask(request, question.views)
+            if reply.word == "BEHIND":
                 losses += 1
                 if losses > MAX_LOSSES:
                     raise StillCountingError
                 put_back(self)
                 fresh = False
                 continue
-            first = reply.id or (self.reading.pending.get(charges[0].key) if charges else None)
+            first = reply.id or self.reading.appended(charges)
             if first is not None:
                 if used_units is None:  # another thread noticed a loss meanwhile
                     used_units = tuple(map(add, outcome.used_units, question.costs))
@@ -223,8 +220,18 @@ class Project(OfOneProcess):
             clock_tries += reply.word == "CLOCK"
             if clock_tries > MAX_CLOCK_TRIES or reply.clock_ms > self.wall() + MAX_CLOCK_AHEAD_MS:
                 return Outcome("clock", outcome.now_ms, clock_ms=reply.clock_ms)
-            refusals += reply.word == "AGAIN" and reply.whole
+            overtaken += reply.word == "AGAIN" and reply.whole
             fresh = reply.whole and reply.word != "CLOCK"
+
+    def _compared(self, question: Question, ends_s: float) -> Outcome:
+        """The outcome by the entries read so far. Reads what is missing; raises StillCountingError after `ends_s`."""
+        while True:
+            outcome = self.in_turn(partial(self._compare, question))
+            if isinstance(outcome, Outcome):
+                return outcome
+            outcome()
+            if elapsed_s() > ends_s:
+                raise StillCountingError
 
     def _compare(self, question: Question) -> Outcome | Callable[[], None]:
         """The outcome by the entries read so far, or the function that reads what is missing."""
@@ -309,8 +316,8 @@ class Project(OfOneProcess):
         reading.take(Mark(request.epoch, request.seen), epoch, entries)
         if entries:  # also of another log than this process reads: the journal is compared with it
             self._note(epoch, unseen, own)
-        totals = reading.totals
-        return tuple([totals[view].used_units for view in views]) if all(map(totals.__contains__, views)) else None
+        totals = [reading.totals[view] for view in views if view in reading.totals]
+        return tuple([total.used_units for total in totals]) if len(totals) == len(views) else None
 
     def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
         """Note in the journal the entries of others and this process's `own`, also those whose answer was lost. Other
@@ -531,9 +538,9 @@ class Project(OfOneProcess):
     def keep(self) -> bool:
         """Keep the totals for new processes. Failing does no harm: returns False."""
         try:
-            mark, views = self.in_turn(lambda: (self.reading.epoch, self.reading.kept_views()))
+            epoch, views = self.in_turn(lambda: (self.reading.epoch, self.reading.kept_views()))
             self.reading.unkept = 0
-            return bool(views and mark) and self.log.keep_views(self.name, mark, views)
+            return bool(views and epoch) and self.log.keep_views(self.name, epoch, views)
         except LedgerError:
             return False
 

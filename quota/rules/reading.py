@@ -58,6 +58,10 @@ class Reading:
     def mark(self) -> Mark:
         return Mark(self.epoch, self.seen)
 
+    def appended(self, entries: Sequence[Entry]) -> Id | None:
+        """The id of the first of these entries if an earlier try appended them, whose answer was lost."""
+        return self.pending.get(entries[0].key) if entries else None
+
     # -- the clock ---------------------------------------------------------------------------------------------------
 
     def hear_clock(self, clock_ms: int, elapsed_ms: int, *, went_back: bool = False) -> None:
