@@ -179,14 +179,8 @@ def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[
     edge = min(_edge(old, project), _edge(new, project))
     is_whole = all(log.begin(project).trimmed == START for log in (old, new))
     trimmed = START if is_whole else edge
-    have, seen = [
-        # By key, because an entry of the log may be in the past too.
-        {
-            entry.key: entry for read in (log.past, log.read) for entry in _entries(read, project, trimmed, progress)
-        }.values()
-        for log in (new, old)
-    ]
-    return union([*have], missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
+    have, seen = (_everything(log, project, trimmed, progress) for log in (new, old))
+    return union(have, missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
 
 
 def _edge(log: Log, project: str) -> Id:
@@ -200,13 +194,13 @@ def _edge(log: Log, project: str) -> Id:
 
 def _charges(log: Log, project: str) -> int:
     """How many charges of a project a ledger has, in its log and its past."""
-    keys = {
-        entry.key
-        for read in (log.past, log.read)
-        for entry in _entries(read, project, START, lambda *_: None)
-        if entry.kind == "charge"
-    }
-    return len(keys)
+    return sum(entry.kind == "charge" for entry in _everything(log, project, START, lambda *_: None))
+
+
+def _everything(log: Log, project: str, after: Id, progress: Progress) -> list[Entry]:
+    """The entries of the past and the log after an id. An entry that is in both comes once."""
+    past, rest = (_entries(read, project, after, progress) for read in (log.past, log.read))
+    return [*{entry.key: entry for entry in (*past, *rest)}.values()]
 
 
 def _entries(
