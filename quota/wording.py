@@ -72,7 +72,8 @@ Part = Line | Table
 def status_parts(status: Status) -> Iterator[Part]:
     """A status: a headline, a table of limits and notes for each credential."""
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
-    where = "of this process only" if status.ledger == "memory:" else where
+    if status.ledger == "memory:":
+        where = "of this process only"
     if status.built_in:
         yield Line(BUILT_IN_NOTICE, "note")
     yield Line(f"ledger {status.ledger}, {where}")
@@ -235,14 +236,21 @@ def _a_run_now(job: JobRow) -> str:
 
 def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
     """The jobs that could not go on now, by their reasons, without the reason that the verdict has."""
-    outlook, stopped = credential.outlook, dict[str, list[str]]()
+    names_of: dict[str, list[str]] = {}
     for job in credential.jobs:
-        is_closed = outlook.closed is not None and job.is_closed and job.refused_by == outlook.closed.bucket
-        is_full = outlook.full is not None and job.why == outlook.full.why()
-        if job.why and not (is_closed or is_full or job == credential.stopped):
-            stopped.setdefault(job.why, []).append(job.job)
-    for why, jobs in stopped.items():
-        yield Line(f"job{'s' * (len(jobs) > 1)} {listed(jobs)} could not go on now: {why}", "note")
+        if job.why and not _is_in_verdict(job, credential):
+            names_of.setdefault(job.why, []).append(job.job)
+    for why, names in names_of.items():
+        jobs = "job" if len(names) == 1 else "jobs"
+        yield Line(f"{jobs} {listed(names)} could not go on now: {why}", "note")
+
+
+def _is_in_verdict(job: JobRow, credential: CredentialRow) -> bool:
+    """Whether the verdict has the reason why a job could not go on."""
+    outlook = credential.outlook
+    if outlook.closed is not None and job.is_closed and job.refused_by == outlook.closed.bucket:
+        return True
+    return job == credential.stopped or (outlook.full is not None and job.why == outlook.full.why())
 
 
 def closed(exhaustion: Exhaustion) -> str:
@@ -373,9 +381,10 @@ def _limits(x: RefusalExplained) -> Table:
         limit = x.limits.get(name)
         row = [name, "(no longer configured)" if limit is None else limit.view.window.name]
         for state in (x.then_limits.get(name), x.now_limits.get(name)):
-            row += (
-                ["?", "?"] if state is None else [f"{state.used_units:,}", f"{state.limit_units + state.leave_units:,}"]
-            )
+            used_of = ("?", "?")
+            if state is not None:
+                used_of = (f"{state.used_units:,}", f"{state.limit_units + state.leave_units:,}")
+            row += used_of
         if x.rooms_ms:
             row.append(f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else "")
         rows.append(tuple(row))
