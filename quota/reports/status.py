@@ -23,7 +23,7 @@ from quota.rules.calls import cap
 from quota.rules.entry import others_units
 from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.session import Session, machine_jitter_ms, projects_of
-from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings
+from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, Settings
 from quota.terms.costs import Bucket, CostBook
 from quota.terms.limits import (
     DAY_MS,
@@ -279,10 +279,7 @@ def _read(
     sharing: dict[str, list[str]] = {}
     for name, settings in credentials.items():
         sharing.setdefault(settings.project, []).append(name)
-    fetches: dict[str, list[str]] = {}
-    for job in session.settings.jobs.values():
-        if job.fetch in BUILT_IN_FETCHES:
-            fetches.setdefault(credentials[job.credential].project, []).append(BUILT_IN_FETCHES[job.fetch])
+    methods = _first_methods(session.settings)
     names = credentials if credential is None else [credential]
     firsts: dict[Project, str] = {}
     for name in names:
@@ -291,7 +288,7 @@ def _read(
 
     def reading(name: str) -> CredentialRow:
         settings, budget = credentials[name], session.budget(name)
-        project, outlook = project_of(budget), budget.outlook(fetches.get(settings.project, []))
+        project, outlook = project_of(budget), budget.outlook(methods.get(settings.project, []))
         facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
@@ -322,14 +319,31 @@ def _read(
         shared_with = tuple(other for other in sharing[settings.project] if other != name)
         rows.append(read[session.project(name)]._replace(settings=settings, shared_with=shared_with))
     if jobs:
-        from importlib.metadata import entry_points
-
-        # Other packages know the jobs: an entry point is a function `(session, *, here) -> iterable of JobRow`.
-        standing = [row for point in entry_points(group="quota.status") for row in point.load()(session, here=here)]
-        rows = [
-            row._replace(jobs=tuple(job for job in standing if job.credential == row.settings.name)) for row in rows
-        ]
+        jobs_of = _jobs(session, here=here)
+        rows = [row._replace(jobs=tuple(jobs_of.get(row.settings.name, ()))) for row in rows]
     return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows), unwritable)
+
+
+def _first_methods(settings: Settings) -> dict[str, list[str]]:
+    """The methods that the built-in jobs of each project call first."""
+    methods: dict[str, list[str]] = {}
+    for job in settings.jobs.values():
+        if job.fetch in BUILT_IN_FETCHES:
+            project = settings.credentials[job.credential].project
+            methods.setdefault(project, []).append(BUILT_IN_FETCHES[job.fetch])
+    return methods
+
+
+def _jobs(session: Session, *, here: bool) -> dict[str, list[JobRow]]:
+    """The jobs of each credential. Other packages know them: an entry point is a function
+    `(session, *, here) -> iterable of JobRow`."""
+    from importlib.metadata import entry_points
+
+    jobs: dict[str, list[JobRow]] = {}
+    for point in entry_points(group="quota.status"):
+        for job in point.load()(session, here=here):
+            jobs.setdefault(job.credential, []).append(job)
+    return jobs
 
 
 AT_ONCE = 4
@@ -378,11 +392,11 @@ def _limit_rows(
         opens_ms = _opens(budget.book, selector, closed) if closed else None
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
-            next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
-        others = project.others(limit.view)
+            next_ms = room_ms = max(opens_ms, room_ms or 0)
         never = room_ms == NEVER
         if never:
             next_ms = room_ms = None
+        others = project.others(limit.view)
         yield LimitRow(
             limit=limit,
             state=state,
@@ -482,8 +496,13 @@ def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int
         calls = [book.closed_by(method, book.price(method).bucket) for method in selector.methods]
     else:
         calls = [(bucket,) for bucket in selector.buckets or book.buckets]
-    untils_ms = [max((closed[name] for name in names if name in closed), default=None) for names in calls]
-    return None if None in untils_ms else min(until_ms for until_ms in untils_ms if until_ms is not None)
+    open_ms = []
+    for names in calls:
+        closing = [closed[name] for name in names if name in closed]
+        if not closing:
+            return None
+        open_ms.append(max(closing))
+    return min(open_ms)
 
 
 def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
