@@ -338,17 +338,13 @@ def read_named(path: str | os.PathLike[str], at_most: int) -> bytes:
     Raises OSError, also for a pipe that no process writes to: a run would hang. Raises ValueError for a name with a
     NUL.
     """
-    fd = at_once(path, os.O_RDONLY)
-    try:
-        kind = os.fstat(fd).st_mode
+    with open(path, "rb", opener=at_once) as file:
+        kind = os.fstat(file.fileno()).st_mode
         if stat.S_ISFIFO(kind):
-            _await_writer(fd)
+            _await_writer(file.fileno())
         if not stat.S_ISREG(kind):
-            os.set_blocking(fd, True)
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(at_most)
-    finally:
-        os.close(fd)
+            os.set_blocking(file.fileno(), True)
+        return file.read(at_most)
 
 
 def at_once(path: str | os.PathLike[str], flags: int) -> int:

@@ -215,13 +215,10 @@ class Draws:
             state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if state == self._read[0]:
                 return self._read[1:]
-            fd = open_alone(self._path, os.O_RDONLY)
+            with os.fdopen(open_alone(self._path, os.O_RDONLY), "rb") as file:
+                lines = file.read(MAX_BYTES).split(b"\n")
         except FileNotFoundError:
             return {}, 0
-        try:
-            lines = os.pread(fd, MAX_BYTES, 0).split(b"\n")
-        finally:
-            os.close(fd)
         draws = _read_lines(lines)
         self._read = (state, draws, len(lines))
         return draws, len(lines)

@@ -124,28 +124,15 @@ def read_marks(text: str) -> Marks:
 def replace_text(path: str, text: str) -> None:
     """Replace a file by a text in one step. The caller must hold the lock beside it. Raises OSError."""
     make_folder(os.path.dirname(path))
-    fd = open_alone(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        data = framed(text.encode(errors=SPELLING))
-        while data:
-            data = data[os.write(fd, data) :]
-    finally:
-        os.close(fd)
+    with os.fdopen(open_alone(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(framed(text.encode(errors=SPELLING)))
     os.replace(f"{path}.new", path)
 
 
 def read_text(path: str) -> str:
     """The text of a file; "" if there is no file, or a damaged one. Raises OSError."""
-    try:
-        fd = open_alone(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return ""
-    try:
-        body = unframed(os.pread(fd, MAX_MARKS_BYTES, 0))
-    finally:
-        os.close(fd)
-    with suppress(ValueError):
-        return (body or b"").decode(errors=SPELLING)
+    with suppress(FileNotFoundError, ValueError), os.fdopen(open_alone(path, os.O_RDONLY), "rb") as file:
+        return (unframed(file.read(MAX_MARKS_BYTES)) or b"").decode(errors=SPELLING)
     return ""
 
 
@@ -249,38 +236,29 @@ class DayFiles:
 
     def lines(self, name: str, start: int, end: int) -> Iterator[list[bytes]]:
         """The lines of a file between two bytes, in pieces; none if the file is gone."""
-        try:
-            fd = open_alone(self.path(name), os.O_RDONLY)
-        except FileNotFoundError:
-            return
-        try:
+        with suppress(FileNotFoundError), os.fdopen(open_alone(self.path(name), os.O_RDONLY), "rb") as file:
+            file.seek(start)
             torn = b""
-            while start < end and (data := os.pread(fd, min(CHUNK_BYTES, end - start), start)):
+            while start < end and (data := file.read(min(CHUNK_BYTES, end - start))):
                 start += len(data)
                 *lines, torn = (torn + data).split(b"\n")
                 if len(torn) > CHUNK_BYTES:
                     torn = b""
                 yield lines
             yield [torn]
-        finally:
-            os.close(fd)
 
     def ends(self) -> dict[str, int]:
         """The end of the last whole line of each file."""
         self._look()
         ends = {}
         for name in self.names:
-            with suppress(FileNotFoundError):
-                fd = open_alone(self.path(name), os.O_RDONLY)
-                try:
-                    size = os.fstat(fd).st_size
-                    start = max(0, size - 1)
-                    if os.pread(fd, 1, start) != b"\n":  # torn, or being written
-                        start = max(0, size - CHUNK_BYTES)
-                        start += os.pread(fd, size - start, start).rfind(b"\n")
-                    ends[name] = start + 1
-                finally:
-                    os.close(fd)
+            with suppress(FileNotFoundError), os.fdopen(open_alone(self.path(name), os.O_RDONLY), "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                start = max(0, size - 1)
+                if os.pread(file.fileno(), 1, start) != b"\n":  # torn, or being written
+                    start = max(0, size - CHUNK_BYTES)
+                    start += os.pread(file.fileno(), size - start, start).rfind(b"\n")
+                ends[name] = start + 1
         return ends
 
     def delete_before(self, ms: int) -> None:
