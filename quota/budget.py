@@ -192,13 +192,15 @@ class Budget(OfOneProcess):
         """The refusal of the main bucket's cheapest call, if the ledger can be read but not written."""
         if not self._project.log.unwritable(self.project):
             return None
-        book = self.book
-        priced = ((book.price(name).units_in(book.main_bucket.name), name) for name in book.methods)
-        cheapest = min((each for each in priced if each[0]), default=None)
-        with suppress(UsageError):
-            decision = None if cheapest is None else self.peek(cheapest[1])
-            return decision if decision is not None and decision.reason == "ledger-unavailable" else None
-        return None
+        book, main = self.book, self.book.main_bucket.name
+        priced = [(units, method) for method in book.methods if (units := book.price(method).units_in(main))]
+        if not priced:
+            return None
+        try:
+            decision = self.peek(min(priced)[1])
+        except UsageError:
+            return None
+        return decision if decision.reason == "ledger-unavailable" else None
 
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not handed over to the ledger yet."""
@@ -366,9 +368,22 @@ class Budget(OfOneProcess):
 
     def _free(self, checklist: Checklist) -> list[Decision]:
         """The decisions about calls that cost nothing. They need no ledger."""
-        at_ms = self._project.wall()
-        answer = Decision(True, None, None, self.credential, self.project, "", 0, "ok", None, 0, at_ms, None, ())
-        return [answer._replace(method=call.method) for call in checklist.calls]
+        free = Decision(
+            admitted=True,
+            id=None,
+            source=None,
+            credential=self.credential,
+            project=self.project,
+            method=checklist.method,
+            cost_units=0,
+            reason="ok",
+            refused_by=None,
+            remaining_units=0,
+            decided_at_ms=self._project.wall(),
+            retry_at_ms=None,
+            limits=(),
+        )
+        return [free._replace(method=call.method) for call in checklist.calls]
 
     def _by_allowance(
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool

@@ -141,15 +141,13 @@ def forecast_of(added: Iterable[Reading[Contribution]]) -> Forecast | None:
 
 def read_samples(session: Session, status: Status | None) -> list[Sample]:
     """The samples of the ledger for `/metrics`. No status: the ledger does not answer."""
-    projects = projects_of(session).items()
+    projects, samples = projects_of(session).items(), list[Sample]()
     if status is not None:
         with suppress(LedgerError):
-            return [
-                sample
-                for project, credential in projects
-                for sums in [read_sums(session.project(credential.name))]
-                for sample in (*of_status(status, project), *of_sums(project, *sums))
-            ]
+            for project, credential in projects:
+                charged, refused = read_sums(session.project(credential.name))
+                samples += [*of_status(status, project), *of_sums(project, charged, refused)]
+            return samples
     return [
         sample
         for project, credential in projects

@@ -271,6 +271,12 @@ def reconcile(
     if commit:
         added = _count_others(budget, book, buckets, now_ms)
         project.state.grant(wanted, _remembered(facts.compared, buckets, now_ms))
+    is_whole = all(_periods(book, metric, now_ms)[0].since_ms > whole_after_ms for metric in metrics)
+    others = []
+    for limit in budget.limits:
+        heard = project.others(limit.view)
+        if units := others_units(heard):
+            others.append(OthersUnits(limit.name, units, max(x.until_ms for x in heard)))
     return Reconciled(
         credential=credential,
         book=book,
@@ -278,18 +284,12 @@ def reconcile(
         newest_ms=figures.newest_ms,
         buckets=buckets,
         apart=tuple(count for count in counts if count.bucket not in book.buckets and count.upstream_units),
-        others=tuple(
-            OthersUnits(limit.name, units, max(heard.until_ms for heard in others))
-            for limit in budget.limits
-            if (units := others_units(others := project.others(limit.view)))
-        ),
+        others=tuple(others),
         lowered=lowered,
         tightened=added or any(low.limit_units < held.get(low.limit, low.configured_units) for low in lowered),
         lifted=tuple(name for name, units in held.items() if units < now_held.get(name, units + 1)),
         changed=added or (commit and wanted != facts.grants),
-        log_after_ms=whole_after_ms
-        if any(_periods(book, metric, now_ms)[0].since_ms <= whole_after_ms for metric in metrics)
-        else 0,
+        log_after_ms=0 if is_whole else whole_after_ms,
     )
 
 

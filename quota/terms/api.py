@@ -128,9 +128,8 @@ def _split_host(name: str) -> tuple[str, int | None, str]:
         host, port = _host(parts.hostname or ""), parts.port
     except ValueError:  # a port out of range, an unmatched bracket, an invalid label
         host, port = "", None
-    is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) is not None
-    is_path = re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", parts.path) is not None if is_host else False
-    if not is_host or not is_path or parts.query or "@" in name or is_ambiguous(f"http://{name}"):
+    is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) and re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", parts.path)
+    if not is_host or parts.query or "@" in name or is_ambiguous(f"http://{name}"):
         raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
     return host, port, parts.path.lower()
 
