@@ -28,7 +28,7 @@ EMULATOR_LISTENS = Listen("127.0.0.1", 8765)
 
 
 @click.command("schedule")
-@click.option("--crontab", "prints", is_flag=True, help="Only print lines for cron that run the jobs.")
+@click.option("--crontab", "prints", is_flag=True, help="Print crontab lines that run the jobs, and nothing else.")
 @textfile_option
 @config_option
 def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
@@ -117,8 +117,8 @@ def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json:
 def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
     """Serve the local store as an HTTP API: rankings, search and channels, with upstream's field names.
 
-    It spends no quota. It prints its address as soon as it listens; / lists the paths. SIGTERM and Ctrl-C end it within
-    5 s, with status 0.
+    It spends no quota. It prints its address as soon as it listens; `/` lists the paths. SIGTERM and Ctrl-C end it
+    within 5 s, with status 0.
 
     The rules in [inbound.NAME] limit how often a client may ask. If other machines can reach the address, each path
     under /api needs a rule, unless you set --unlimited. On loopback, a request must name localhost or the address as

@@ -103,7 +103,7 @@ def crontab(settings: Settings) -> Iterator[str]:
     jobs = settings.jobs.values()
     if settings.path is None or all(job.schedule is None for job in jobs):
         raise quota.ConfigError(f'{settings.source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
-    yield "# Written by `quota schedule --crontab`. Put it into `crontab -e`."
+    yield "# Written by `quota schedule --crontab`. Paste it into `crontab -e`."
     yield f"QUOTA_CONFIG={settings.path.absolute()}"
     if os.environ.get("QUOTA_STATE_DIR") or os.environ.get("XDG_STATE_HOME"):
         yield f"QUOTA_STATE_DIR={state_folder()}"

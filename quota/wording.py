@@ -307,7 +307,7 @@ def _cause(x: RefusalExplained) -> str:
     if kept.reason == "leave":
         left += f" left for {f'job {kept.job}' if kept.job else 'this job'}"
         if then.leave_units:  # a paced limit has other numbers
-            left += f", which leaves {then.leave_units:,} to others"
+            left += f", which must leave {then.leave_units:,} to others"
     else:
         left += f" left of {then.limit_units:,}"
     needs = f"{kept.method} needs"

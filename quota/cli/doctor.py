@@ -440,7 +440,7 @@ def _tested(notify: NotifySettings | None, projects: str) -> Iterator[Finding]:
         if failure:
             yield problem(f"notify {way}", f"the test event did not arrive: {failure}", "correct it, try again")
         else:
-            took = "took the test event" if way == "url" else "read the test event and ended with 0"
+            took = "took the test event" if way == "url" else "read the test event and exited with 0"
             yield Finding("ok", f"notify {way}", f"it {took} (event {TEST!r})")
 
 

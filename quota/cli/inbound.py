@@ -68,7 +68,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
 
 
-@inbound.command(short_help="Show the heaviest users of a rule, by hashed identities.")
+@inbound.command(short_help="Show a rule's most frequent clients, by hashed identity.")
 @click.argument("rule")
 @limit_option(default=10, most=1_000)
 @format_option
@@ -76,7 +76,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
 def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show the heaviest users of a rule, by hashed identities.
 
-    The hash of an identity does not show the identity. It changes every day (`counter`) or with `quota inbound rotate`
+    The hash does not reveal the identity. It changes every day (`counter`) or with `quota inbound rotate`
     (`gcra`, `log`).
 
     \b

@@ -58,7 +58,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
     nothing was changed.
 
-    OLD and NEW may be "env:NAME" or "file:PATH", because other users of this machine can see a password in a command.
+    OLD and NEW may be "env:NAME" or "file:PATH": that hides a password from other users of this machine.
     For the ledger of this configuration, leave the password out: the configuration has it.
 
     \b
@@ -205,8 +205,8 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Redate charges that a wrong clock dated in the future.
 
-    First set the clock right. A future-dated charge counts until one window after its date, and later charges are dated
-    after it. A repair gives these charges the present time, so they count for one window from now.
+    First set the clock right. A future-dated charge counts until one window after its date, and charges made later get
+    later dates. A repair gives these charges the present time, so they count for one window from now.
 
     It shows the charges and asks first; other programs wait while it works. If a repair is interrupted, run it again.
     Exit status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.

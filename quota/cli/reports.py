@@ -194,7 +194,7 @@ def spend(
 ) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps charges and counts of refusals for 35 days, and up to 500,000 charges. If --since reaches further
+    The ledger keeps 35 days of charges, up to 500,000, and of refusal counts. If --since reaches further
     back, a line says where the charges begin.
 
     With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
@@ -351,7 +351,7 @@ def log(
     as_csv: bool,
     config: str | None,
 ) -> None:
-    """Show single charges with their ids, the newest last.
+    """Show individual charges with their ids, newest last.
 
     --limit selects the newest charges. The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger
     keeps 35 days, up to 500,000 charges.

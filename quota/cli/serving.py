@@ -24,7 +24,7 @@ DASHBOARD_LISTENS = Listen("127.0.0.1", 8770)
 @listen_option(DASHBOARD_LISTENS)
 @config_option
 def dashboard(listen_at: Listen, config: str | None) -> None:
-    """Serve a page: whether calls are admitted, what filled each limit, who spent it, how fresh the store is.
+    """Serve a page: whether calls are admitted, what filled each limit, who spent how much, how fresh the store is.
 
     The page is for this machine only, because it names jobs and spending. It charges nothing and changes nothing.
     `/metrics` is for Prometheus; `/healthz` warns while a part of the page cannot be read. SIGTERM and Ctrl-C end it.
@@ -64,7 +64,7 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
 @click.option("--token", metavar="file:PATH", help="Callers must send the text of this file as Quota-Token.")
 @config_option
 def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config: str | None) -> None:
-    """Charge requests of any program, and pass them on to the APIs of the credentials.
+    """Charge requests from any program, and pass them on to the APIs of the credentials.
 
     http://127.0.0.1:8790/CREDENTIAL/PATH becomes PATH of the credential's API, with the key: callers need no key. A
     refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region name who spends.

@@ -381,7 +381,7 @@ def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
     assert world.charge("videos.list", units=1_250, job="trending", region="DE").admitted
     assert not world.charge("search.list", job="backfill", region="FR").admitted
     assert head(world).startswith(
-        "REFUSED: limit 'day' had 50 units left for job backfill, which leaves 700 to others; search.list needs 100"
+        "REFUSED: limit 'day' had 50 units left for job backfill, which must leave 700 to others; search.list needs 100"
         " Filled by: job trending, videos.list 1,250 of 1,250"
     )
     world.now_ms += 1

@@ -131,7 +131,7 @@ def test_a_test_event_arrives_or_the_doctor_gives_the_reason(tmp_path: Path, ups
             assert [(notice["event"], notice["project"]) for notice in alerts(command)] == [
                 ("test", "research")
             ] * times
-        assert "read the test event and ended with 0" in done.stdout
+        assert "read the test event and exited with 0" in done.stdout
         assert "took the test event" in done.stdout
     command = machine(tmp_path, upstream, alerts='[notify]\ncommand = ["false"]\nurl = "env:HOOK"\n')
     command.env["HOOK"] = server.address
