@@ -34,18 +34,19 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
     Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
-    epoch, _ = project.mark()
+    project.mark()
     charges: dict[str, Entry] = {}
     for entries in in_pieces(project.log.read, project.name, just_before(ms), (ms, END[1])):
         charges |= _among(keys, entries)
     if len(charges) < len(keys):
         put_back(project)  # the ledger may have just lost them
         charges = find(project, keys)  # a repair may have dated them anew
-        epoch = project.reading.epoch
     if len(charges) < len(keys):
         return None
     if project.journal is not None:  # if the ledger loses a charge now, its correction must not come back alone
-        project.journal.write(epoch, [*charges.values()])
+        if any(charge.id > project.reading.seen for charge in charges.values()):
+            project.read_on()  # an old copy of the log may have new charges, but lack others that this machine has read
+        project.journal.write(project.reading.epoch, [*charges.values()])
     counted = dict[str, int]()
 
     def corrections() -> list[Entry]:

@@ -67,18 +67,23 @@ def test_machines_that_have_put_back_a_loss_stay_with_one_log(site: Site) -> Non
     assert [epoch == epochs[-1] for epoch in epochs] == [False, True, True, True, True, True]
 
 
-def test_an_interrupted_process_compares_an_old_copy_before_it_reads_on(site: Site) -> None:
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_process_compares_an_old_copy_before_it_settles_or_reads_on(site: Site, settles: bool) -> None:
+    """Its reading may have been interrupted."""
     ours, theirs = (site.machine(name).budget(HUNDRED) for name in ("ours", "theirs"))
     theirs.charge("videos.list")
     copy = site.place.copy()
     ours.charge("videos.list", units=5)
-    with pytest.raises(ZeroDivisionError):
-        project_of(ours).in_turn(lambda: 1 // 0)
     site.place.overwrite(copy)
     site.now_ms += 1
-    theirs.charge("videos.list", units=2)
-    project_of(ours).read_on()
-    assert ours.usage()[0].used_units == 1 + 5 + 2
+    charged = str(theirs.charge("videos.list", units=2).id)
+    if settles:
+        ours.settle(charged, 2 + 1)
+    else:
+        with pytest.raises(ZeroDivisionError):
+            project_of(ours).in_turn(lambda: 1 // 0)
+        project_of(ours).read_on()
+    assert ours.usage()[0].used_units == 1 + 5 + 2 + settles
 
 
 @pytest.mark.parametrize("charges", [0, 1])
