@@ -131,8 +131,8 @@ def run_job(
                 if lock is None:
                     return _missed(session, job, store, chosen if tick is None else (), stop())
                 if waited and tick is None:
-                    places = store.checkpoints(job.name, chosen, work_of(session, job))
-                    chosen = tuple(place.region for place in places if ended_at(place) < asked_ms)
+                    places, now_ms = store.checkpoints(job.name, chosen, work_of(session, job)), clock()
+                    chosen = tuple(place.region for place in places if not asked_ms <= ended_at(place) <= now_ms)
                     if not chosen:
                         return _ended(session, job, "overlap", "another run has covered it meanwhile")
                 with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:

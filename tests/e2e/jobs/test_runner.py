@@ -738,14 +738,17 @@ def test_an_exception_of_a_users_function_names_its_file_and_line(bench: Bench, 
 
 @pytest.mark.parametrize("regions", ["GB", ()], ids=["of another region", "of all regions"])
 def test_runs_of_a_job_wait_for_each_other_and_fetch_no_region_twice(bench: Bench, regions: Any) -> None:
+    """Nor does a region count as covered that a wrong clock has dated ahead."""
     bench.configure(regions=["US", "GB"], pages=1)
+    bench.run(regions="GB")
+    bench.change("UPDATE checkpoints SET completed_at_ms = completed_at_ms + 86400000")
     bench.upstream.fault("latency", ms=300)
     child = bench.start("run", "t", "--region", "US", "--quiet")
-    bench.await_requests(1)
+    bench.await_requests(2)
     assert outcomes(bench.run(regions=regions)) == {"GB": "done"}
     child.communicate()
-    assert bench.requests == 2
-    assert bench.rows("SELECT outcome FROM past_runs") == [("done",)] * 2
+    assert bench.requests == 3
+    assert bench.rows("SELECT outcome FROM past_runs") == [("done",)] * 3
 
 
 def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
