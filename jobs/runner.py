@@ -187,13 +187,14 @@ def _missed(session: Session, job: JobSettings, store: Store, regions: Sequence[
     name the regions that it did not fetch; a tick has none of its own, and the schedule reports it."""
     why = f"{', '.join(regions)} not fetched" if regions else "nothing fetched"
     why += ": another run of the job has not ended"
-    grace = f"within misfire_grace ({format_duration(job.misfire_grace_ms)})"
-    report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=f"{why} {grace}; if it hangs, end it")
     if number:
-        why = f"interrupted; {why}"
-        report = replace(report, outcome="stopped", why=why, exit_status=128 + number)
-    elif regions:
-        warn("run_skipped", report.why, job=job.name)
+        why, status = f"interrupted; {why}", 128 + number
+    else:
+        grace, status = format_duration(job.misfire_grace_ms), 0
+        why += f" within misfire_grace ({grace}); if it hangs, end it"
+    report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=why, exit_status=status)
+    if regions:
+        warn("run_skipped", why, job=job.name)
     _keep(store, _row_of(session, job, store), report)
     return report
 

@@ -440,6 +440,11 @@ def test_a_run_that_finds_another_one_under_way_says_nothing(
             assert lock is not None
             done = command("run", "trending")
             assert (done.returncode, "already running" in done.stdout) == (0, True)
+            waiting = command.start("run", "trending", "--region", "US")
+            assert waiting.stderr is not None
+            assert waiting.stderr.readline() == "trending: waits for another run of the job to end\n"
+            waiting.send_signal(signal.SIGTERM)
+            assert ("interrupted; US not fetched" in waiting.communicate()[0], waiting.returncode) == (True, 143)
         assert (server.arrived, list(tmp_path.glob("*.prom"))) == ([], [])
 
 
