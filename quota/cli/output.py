@@ -259,7 +259,8 @@ def _table(table: Table, without: Collection[int], padding: PaddingDimensions, m
 
     footer = table.footer
     drawn = RichTable(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
-    kept = [n for n in range(len(table.headings)) if n not in without]
+    texts = (table.headings, *table.rows)
+    kept = [n for n in range(len(table.headings)) if n not in without and any(cells[n] for cells in texts)]
     for n in kept:
         drawn.add_column(
             _cell(table.headings[n], maximum),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from quota.cli.output import FirstThatFits, layouts, line, render_parts
+from quota.cli.output import FirstThatFits, fitting, layouts, line, render_parts
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
@@ -42,6 +42,12 @@ def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
     for width in (10, 20, 40, 80):
         first = next((layout for layout in layouts if wide.measure(layout).maximum <= width), layouts[-1])
         assert shown(FirstThatFits(iter(layouts)), width) == shown(first, width)
+
+
+@pytest.mark.parametrize("width", [24, 36])
+def test_a_column_without_text_takes_no_room(width: int) -> None:
+    table = Table(("at", "", "id"), [("2026-11-30T17:55:47+00:00", "", "x" * 9)], whole=(2,))
+    assert "17:55:47+00:00" in shown(fitting(table), width)
 
 
 @pytest.mark.parametrize("text", ["open", "  indented", "a long line that is folded", "y" * 45, "a\x1bb[bold]c"])
