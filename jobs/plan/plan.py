@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +27,16 @@ from quota.common.text import listed, many, members, spell
 from quota.deciding.run_limit import RunLimit
 from quota.decision import Decision
 from quota.errors import UsageError
-from quota.jobs.job import Fetch, attempt_of, check_regions, fetch_to_look_at, functions_of, job_called, regions_of
+from quota.jobs.job import (
+    Fetch,
+    NotImported,
+    attempt_of,
+    check_regions,
+    fetch_to_look_at,
+    job_called,
+    regions_of,
+    sink_to_look_at,
+)
 from quota.jobs.places import checkpoints_of
 from quota.jobs.plan import simulation
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
@@ -179,6 +189,8 @@ def make_plan(
     fetches = {job.name: fetch_to_look_at(settings, job) for job in settings.jobs.values()}
     for job in settings.jobs.values():
         check_regions(settings, job)
+        with suppress(NotImported):
+            sink_to_look_at(settings, job)
 
     def simulated(until_ms: int, state: State) -> tuple[Simulated, bool]:
         outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches)
@@ -530,11 +542,10 @@ class Ahead(NamedTuple):
         yield f"{self.job}: {fits} {self.refusal.why()}{again}"
 
 
-def look_ahead(copy: Session, name: str, regions: Sequence[str]) -> Ahead:
+def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -> Ahead:
     """What a run of the job `name` would do now. It charges the ledger of `copy`, which must be a copy of the real one
-    (`quota.cli.rehearsal.copied`). Raises as `run_job` does, StoreError and LedgerError."""
-    job = job_called(copy.settings, name)
-    fetch, _ = functions_of(copy.settings, job)
+    (`quota.cli.rehearsal.copied`). Raises UsageError, StoreError and LedgerError."""
+    job = copy.settings.jobs[name]
     steps = simulation.pass_steps(job, fetch)
     budget = copy.budget(job.credential)
     book = budget.book.at(copy.ledger.now_ms())

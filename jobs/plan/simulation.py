@@ -82,8 +82,8 @@ def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
 
 
 def price_of(book: CostBook, method: str, at_ms: int) -> tuple[Price, int]:
-    """The price of a call, and until when it holds. The book's default if the book does not have the method."""
-    if method not in book.methods:
+    """The price of a call, and until when it holds. The default if the call has no name. Raises UnknownMethod."""
+    if method == UNNAMED:
         return book.default_get, NEVER
     price, (_, until_ms) = book.price_at(method, at_ms)
     return price, until_ms

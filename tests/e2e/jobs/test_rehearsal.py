@@ -142,6 +142,18 @@ def test_a_dry_run_knows_what_one_run_may_spend_and_calls_without_a_price(quota:
     assert lines[0] == "mine: 2 calls of unknown, 2 units, if each page takes one call"
 
 
+@pytest.mark.parametrize(
+    ("job", "status"), [('fetch = "mine:fetch"', 2), ('fetch = "trending"\nsink = "mine:gone"', 78)]
+)
+def test_a_dry_run_and_a_plan_refuse_a_job_that_cannot_run(quota: Quota, job: str, status: int) -> None:
+    (quota.folder / "mine.py").write_text(
+        "from quota.jobs.job import first_attempt\n@first_attempt('none')\ndef fetch(client, region, cursor): ...\n"
+    )
+    configure(quota, "http://127.0.0.1:9", more=f'[jobs.mine]\n{job}\nschedule = "every 6h"\n')
+    for command in (["run", "mine", "--dry-run"], ["plan"], ["run", "mine", "--quiet"]):
+        assert quota(*command).returncode == status, command
+
+
 def test_a_dry_run_has_the_prices_of_its_day(quota: Quota) -> None:
     (quota.folder / "own.toml").write_text(
         'api = "own"\nsource = "x"\nread_on = 2026-11-01\n[buckets.units]\nquota = 100\nresets = "24h"\n'
