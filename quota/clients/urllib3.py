@@ -14,10 +14,12 @@ from quota.clients.gate import MAX_PEEK_BYTES, HostGate, Peeked, has_passed, unp
 from quota.clients.metering import Attempt
 from quota.terms.api import RequestBody
 
+_LIBRARIES = ("urllib3", "urllib3._async", "urllib3_future", "urllib3_future._async")
+
 _BEFORE = (
     *(f"{module}.{put}" for module in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader")),
-    *(f"{library}.connection._new_conn" for library in ("urllib3", "urllib3_future")),
-    *(f"{library}.connectionpool._validate_conn" for library in ("urllib3", "urllib3_future")),
+    *(f"{library}.connection._new_conn" for library in _LIBRARIES),
+    *(f"{library}.connectionpool._validate_conn" for library in _LIBRARIES),
 )
 """The functions that find an invalid method or field, and write only into a buffer; and the functions that connect,
 also over TLS. A test tool that forbids connections may raise any error there."""

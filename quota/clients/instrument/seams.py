@@ -81,7 +81,7 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             if payer is None:
                 return await make_request(pool, conn, method, url, *args, **options)
             options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
-            from quota.clients.urllib3 import sent_with
+            from quota.clients.urllib3 import never_left, sent_with
 
             body, headers = sent_with(options)
             try:
@@ -90,8 +90,11 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
                 if payer.answers_429 and options.get("response_conn") is not None:
                     await pool._put_conn(conn)
                 return _refused_by_urllib3(refusal, payer, pool, method, url, options)
-            raw = await make_request(pool, conn, method, url, **options)
-            if attempt is not None and hasattr(raw, "status"):
+            if attempt is None:
+                return await make_request(pool, conn, method, url, **options)
+            async with payer.async_gate.leaving(attempt, body, never_left):
+                raw = await make_request(pool, conn, method, url, **options)
+            if hasattr(raw, "status"):
                 await payer.async_gate.answered(attempt, raw.status, b"", raw.headers, whole=False)
             return raw
 
