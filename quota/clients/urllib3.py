@@ -134,20 +134,34 @@ def _unpacker(raw: Any) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
 
 
 def _watched(attempt: Attempt, raw: Any) -> Any:
-    """The answer. It settles the attempt while the caller reads its stream, if its body has the usage."""
+    """The answer. It settles the attempt while the caller reads it, if its body has the usage."""
     usage = attempt.usage(raw.headers)
     if usage is None:
         return raw
-    unwatched = raw.stream
+    read_on, chunks_of, stream_of = raw.read, raw.read_chunked, raw.stream
 
-    def stream(*args: Any, **options: Any) -> Iterator[bytes]:
-        for piece in unwatched(*args, **options):
-            attempt.settle(usage.feed(piece))
-            yield piece
+    def feed(piece: bytes) -> bytes:
+        attempt.settle(usage.feed(piece))
+        return piece
+
+    def end() -> None:
         if not raw.length_remaining:
             attempt.settle(usage.end())
 
-    raw.stream = stream
+    def read(amt: int | None = None, *args: Any, **options: Any) -> bytes:
+        piece = feed(read_on(amt, *args, **options))
+        if amt is None or (amt and not piece):
+            end()
+        return piece
+
+    def read_chunked(*args: Any, **options: Any) -> Iterator[bytes]:
+        yield from map(feed, chunks_of(*args, **options))
+
+    def stream(*args: Any, **options: Any) -> Iterator[bytes]:
+        yield from stream_of(*args, **options)  # it reads in one of these two ways
+        end()
+
+    raw.read, raw.read_chunked, raw.stream = read, read_chunked, stream
     return raw
 
 

@@ -544,6 +544,26 @@ def test_the_answer_settles_the_reservation_of_the_request(client: Client, serve
     assert client(f"{server.address}/chat", "POST", asked)[0] == 200
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda answer: answer.read(),
+        lambda answer: answer.json(),
+        lambda answer: [*iter(lambda: answer.read(100), b"")],
+        lambda answer: [answer.read(0), answer.data],
+        lambda answer: [*answer.stream(64)],
+    ],
+)
+def test_an_answer_of_urllib3_settles_its_request_however_it_is_read(
+    read: Callable[[Any], object], server: PlainServer
+) -> None:
+    instrument(server.address)
+    with urllib3.PoolManager() as pool:
+        asked = {"max_tokens": 50}
+        read(pool.request("POST", f"{server.address}/chat", json=asked, preload_content=False))
+    assert charged() == [("chat", 7)]
+
+
 def test_an_answer_that_settles_its_request_can_be_pickled(server: PlainServer) -> None:
     instrument(server.address)
     answer = httpx.post(f"{server.address}/chat", json={"max_tokens": 50})
