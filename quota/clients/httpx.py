@@ -216,7 +216,7 @@ server ended the connection while a request waited for its turn."""
 _SENDERS = tuple(
     f"{core}.{kind}.{module}" for core in _CORES for kind in ("_async", "_sync") for module in ("http11", "http2")
 )
-_ACQUIRES = tuple(f"{core}._synchronization.acquire" for core in _CORES)
+_ACQUIRES = tuple(f"{core}._synchronization.{acquire}" for core in _CORES for acquire in ("acquire", "__aenter__"))
 _POOLS = tuple(f"{core}._async.connection_pool" for core in _CORES)
 
 

@@ -659,6 +659,22 @@ def test_a_cancelled_request_is_refunded_only_without_a_connection(
     assert charged() == stands
 
 
+def test_a_request_that_is_cancelled_on_a_new_connection_of_httpx_is_refunded(server: PlainServer) -> None:
+    async def main() -> None:
+        async def trace(event: str, info: Any) -> None:
+            if event == "connection.connect_tcp.complete":
+                asked.cancel()
+
+        async with httpx.AsyncClient(trust_env=False) as client:
+            asked = asyncio.ensure_future(client.get(f"{server.address}/a", extensions={"trace": trace}))
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+
+    instrument(server.address)
+    asyncio.run(main())
+    assert charged() == server.arrived == []
+
+
 @pytest.mark.parametrize("host", ["2130706433", "127.1"])
 def test_an_address_that_aiohttp_does_not_take_is_given_back(host: str, server: PlainServer) -> None:
     instrument(server.address)
