@@ -14,6 +14,7 @@ from quota.clients.metering import Meter, Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import default_port, url_on
+from quota.common.redact import redact
 from quota.common.text import listed
 from quota.errors import Refused, SessionClosedError, UsageError
 from quota.terms.api import Hosts
@@ -138,9 +139,8 @@ class Payers:
         best = [payer for payer, fit in zip(fitting, fits, strict=True) if fit == max(fits)]
         if len({payer.project for payer in best}) > 1:
             names = {payer.name: payer for payer in best}
-            raise UsageError(
-                f"{listed(names)} could all pay for {verb} {url.partition('?')[0]}; name one of these credentials"
-            )
+            place = redact(url.partition("?")[0])
+            raise UsageError(f"{listed(names)} could all pay for {verb} {place}; name one of these credentials")
         return best[0]
 
     def close(self) -> None:
