@@ -133,9 +133,10 @@ _OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
 
 
 def _overrides(headers: Sent, names: Sequence[str]) -> list[str]:
-    """The values of the header fields with these names."""
+    """The values of the header fields with these names. Some clients join the values of a field that is there twice."""
     fields = headers.items() if isinstance(headers, Mapping) else headers
-    return [_text(value).strip().upper() for name, value in fields if _text(name).lower() in names]
+    values = [_text(value) for name, value in fields if _text(name).lower() in names]
+    return [part.strip().upper() for value in values for part in value.split(",")]
 
 
 def _text(part: str | bytes) -> str:
