@@ -5,8 +5,8 @@ A redirect is a new request. So no other host sees the key, whatever a client do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote_plus, urlencode, urlsplit, urlunsplit
@@ -74,6 +74,7 @@ class Caller:
         """The answer to an attempt. If it refused a token and the attempt can be made `again`, the answer to another
         attempt, with a new token."""
         response = attempt()
+        self._strip(response.headers)
         renewable = again and self.credentials is not None and getattr(self.credentials, "renewable", True)
         if response.status_code != 401 or not renewable or not self._hosts.serve(url):
             return response
@@ -81,6 +82,13 @@ class Caller:
         with _renewing() as ask:
             self.credentials.refresh(ask)
         return attempt()
+
+    def _strip(self, headers: MutableMapping[str, str]) -> None:
+        """Take the key out of a redirect that repeats the query: no other host may see it."""
+        target = headers.get("location", "")
+        if self.key is not None and self.place.query and self.key in unquote_plus(target):
+            with suppress(ValueError):  # no address, so nobody follows it
+                headers["location"] = with_query(target, without=(self.place.query,))
 
 
 def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:

@@ -48,7 +48,8 @@ class Site:
 
     def answer(self, request: Arrived) -> Answer:
         if request.target.startswith("/things/away"):
-            return Answer(302, headers={"Location": f"{self.other.address}/there"})
+            asked = request.target.partition("?")[2]
+            return Answer(302, headers={"Location": f"{self.other.address}/there?{asked}"})
         if request.target.startswith("/things/large"):
             return self.large
         if self.refuse:
