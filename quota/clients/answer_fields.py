@@ -137,10 +137,7 @@ class Answer:
         ]
 
     def _units(self, field: Field) -> int | None:
-        """JSON must hold a whole number; anything else counts as absent."""
-        value = self._value(field, "units")
-        is_text = bool(field.header) or field.pattern is not None
-        return self._number(field, value, math.ceil) if isinstance(value, str if is_text else int) else None
+        return self._number(field, self._value(field, "units"), math.ceil)
 
     def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
         """The units that remain, and the limit. Fractions are rounded so that less remains."""

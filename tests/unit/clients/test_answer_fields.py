@@ -95,8 +95,14 @@ def test_an_answer_may_be_cut_into_any_pieces(ends: bytes) -> None:
         assert units_said(*(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))) == 9
 
 
-@pytest.mark.parametrize("units", [-1, 1.5, "7", True, None, [], 10**16, 10**400, float("nan")])
-def test_a_figure_that_is_not_a_whole_number_settles_nothing(units: object) -> None:
+@pytest.mark.parametrize(("units", "settled"), [("7", 7), (7.0, 7), (6.5, 7), ("6.5", 7)])
+def test_a_figure_may_be_text_or_a_fraction(units: object, settled: int) -> None:
+    """Google writes numbers of 64 bits as text."""
+    assert units_said(event(units)) == units_said(event(units)[6:], events=False) == settled
+
+
+@pytest.mark.parametrize("units", [-1, "-1", "7 of 9", True, None, [], 10**16, 10**400, float("nan")])
+def test_a_figure_that_is_no_number_settles_nothing(units: object) -> None:
     assert units_said(event(5), event(units)) == 5
     assert units_said(event(units)) is None
     assert units_said(event(units)[6:], events=False) is None
@@ -173,7 +179,7 @@ def went_on(**usage: object) -> bytes:
         ((begun(input=25, cached=None, output=1),), 26),
         # A figure that is missing, or no number: the bound stands.
         ((begun(input=25), begun(cached=3)), None),
-        ((begun(input="25", output=1),), None),
+        ((begun(input="many", output=1),), None),
         ((begun(cached=4),), None),
         ((begun(),), None),
     ],
