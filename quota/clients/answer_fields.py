@@ -23,7 +23,7 @@ from typing import NamedTuple
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import LATEST_MS
 from quota.errors import BadAnswer
-from quota.terms.api import Field, LevelRule, Match, Pointer, Refill, Used, value_at
+from quota.terms.api import Field, LevelRule, Match, Pointer, Refill, Used, document_in, value_at
 from quota.terms.arguments import seconds, whole
 from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, UNITS_MS
 
@@ -248,7 +248,7 @@ class Answer:
     @cached_property
     def _json(self) -> object:
         try:
-            return json.loads(self.body) if self.body else None
+            return document_in(self.body) if self.body else None
         except (ValueError, RecursionError):
             return None
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import json
 import re
 import sys
 import traceback
@@ -34,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 from quota.common.redact import redact
 from quota.common.text import shorten, spaced
+from quota.terms.api import document_in
 from quota.terms.costs import CostBook
 
 Kind = Literal[
@@ -138,7 +138,7 @@ def _read(body: bytes) -> _ErrorBody:
     if len(body) > MAX_BODY_BYTES:
         return _ErrorBody()
     try:
-        data: object = json.loads(body)
+        data = document_in(body)
     except (ValueError, RecursionError):
         return _ErrorBody(message=_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
     if isinstance(data, list) and data:
@@ -185,7 +185,7 @@ def _other_words(body: bytes) -> str:
         return ""
     texts: dict[str, str] = {}
     with contextlib.suppress(ValueError, RecursionError):
-        left: deque[tuple[str, object]] = deque([("", json.loads(body))])
+        left: deque[tuple[str, object]] = deque([("", document_in(body))])
         for _ in range(MAX_VALUES):
             if not left:
                 break

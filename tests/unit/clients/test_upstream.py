@@ -197,6 +197,11 @@ def test_a_list_of_one_error_is_that_error() -> None:
     assert not read(book, 429, {}, b'[{"error": {"why": "full"}}, {}]').closes
 
 
+def test_an_error_in_another_encoding_is_that_error() -> None:
+    book = a_book('closed = [{ json = "/why" }]')
+    assert read(book, 403, {}, '{"why": "complété"}'.encode("latin-1")).closes
+
+
 def test_an_answer_of_a_window_that_is_over_closes_nothing_by_itself() -> None:
     reading = github(403, X_RateLimit_Reset=at(-1))
     assert (reading.closes, reading.levels) == ((), ())
