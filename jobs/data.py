@@ -416,11 +416,11 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(session, store, job, region)
         names = ", ".join(checkpoint.region for checkpoint in checkpoints if checkpoint.region)
-        named = f", in {names}" if names else ""
+        where = f", in {names}" if names else ""
         if dry_run:
-            say(f"{job} would begin anew with the next run{named}; nothing was changed")
+            say(f"{job} would begin anew with the next run{where}; nothing was changed")
             return 0
-        if not confirmed(f"Begin {job} anew{named}?", yes=yes):
+        if not confirmed(f"Begin {job} anew{where}?", yes=yes):
             say("nothing was changed")
             return 1
         if store is None:
@@ -431,7 +431,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
                     raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
                 for checkpoint in checkpoints:
                     store.reset(checkpoint)
-    say(f"{job} begins anew with the next run{named}")
+    say(f"{job} begins anew with the next run{where}")
     return 0
 
 

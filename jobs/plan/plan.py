@@ -203,7 +203,7 @@ def make_plan(
     unwanted = [refusal.at_ms for refusal in outcome.refusals if refusal.job not in may_be_refused]
     held_up_ms = unwanted[-1] if fits and unwanted else None
     changes: tuple[Change, ...] = ()
-    notes = [*_notes(settings, fetches), *(f"in the last 7 days {line}" for line in stands_out(state.bought))]
+    notes = [*_notes(settings, fetches), *(f"in the last 7 days {row}" for row in stands_out(state.bought))]
     if not fits and find_changes:
         changes, more = Search(settings, alone, state.lasting(until_ms), fetches, may_be_refused).smallest_changes()
         notes += more
@@ -453,17 +453,18 @@ def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: boo
     lines = [Text(f"{'':<{of_date}}{'0     6     12    18':<25}{heads}", style="dim")]
     for index, day in enumerate(first.days):
         same = [row.days[index] for row in rows]
-        line = Text(f"{dates[index]:<{of_date}}")
+        drawn = Text(f"{dates[index]:<{of_date}}")
         for units in day.hours:
-            line.append(bars[-(-units * 8 // busiest) if busiest else 0])
-        line.append(f"{'':<{25 - len(day.hours)}}{day.used_units:>{width},}")
-        lefts = [other.left_units for other in same if other.left_units is not None]
+            drawn.append(bars[-(-units * 8 // busiest) if busiest else 0])
+        drawn.append(f"{'':<{25 - len(day.hours)}}{day.used_units:>{width},}")
         if left:
-            line.append(f"{f'{min(lefts):,}' if lefts else '':>{width}}")
+            lefts = [other.left_units for other in same if other.left_units is not None]
+            least = f"{min(lefts):,}" if lefts else ""
+            drawn.append(f"{least:>{width}}")
         dries = [other.dry_ms for other in same if other.dry_ms is not None]
         if dries and dry:
-            line.append(f"  dry at {moment(min(dries))}", style="red")
-        lines.append(line)
+            drawn.append(f"  dry at {moment(min(dries))}", style="red")
+        lines.append(drawn)
     return Text("\n").join(lines)
 
 

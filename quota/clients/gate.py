@@ -85,15 +85,15 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     """
     if "," in packing:
         return b""
-    text = b""
+    body = b""
     try:
         for piece in unpack(head[at : at + UNPACKED_AT_ONCE] for at in range(0, len(head), UNPACKED_AT_ONCE)):
-            text += piece[:MAX_PEEK_BYTES]
-            if len(text) >= MAX_PEEK_BYTES:
+            body += piece[:MAX_PEEK_BYTES]
+            if len(body) >= MAX_PEEK_BYTES:
                 break
     except Exception:
         return b""
-    return text
+    return body
 
 
 def has_passed(error: BaseException | None, *code: str) -> bool:
