@@ -104,10 +104,12 @@ class Search:
         percent = first_that_fits(_PERCENTS, lambda percent: self._fits([_slowed(job, percent) for job in jobs]))
         if percent is not None:
             schedules = {(job.schedule, _slowed(job, percent).schedule) for job in jobs}
-            same = len(schedules) == 1
-            ratio = Fraction(percent, 100).as_integer_ratio()
-            before, after = (f'"{text}"' for text in schedules.pop()) if same else map(str, ratio)
-            changes.append(Change(None, credential, "schedule" if same else "ticks", before, after))
+            if len(schedules) == 1:
+                before, after = schedules.pop()
+                changes.append(Change(None, credential, "schedule", f'"{before}"', f'"{after}"'))
+            else:
+                ticks, remaining = Fraction(percent, 100).as_integer_ratio()
+                changes.append(Change(None, credential, "ticks", str(ticks), str(remaining)))
         most = max(job.pages for job in jobs)
         pages = first_that_fits(
             range(most - 1, 0, -1),
@@ -222,7 +224,7 @@ def _slower_crons(text: str, schedule: Cron) -> list[tuple[str, int]]:
     lines.append((" ".join((str(minute), hours_text, *days)), hours))
     if hours_text == "*" or hours_text.startswith("*/"):
         for step in _HOUR_STEPS:
-            every = "*" if step == 1 else "0" if step == 24 else f"*/{step}"
+            every = {1: "*", 24: "0"}.get(step, f"*/{step}")
             lines.append((" ".join((str(minute), every, *days)), 24 // step))
     else:
         lines.append((" ".join((str(minute), str(schedule.hours[0]), *days)), 1))

@@ -93,9 +93,12 @@ def reasons_of(body: bytes) -> tuple[str, ...]:
 def bucket_of(method: str, book: CostBook) -> str:
     """The first bucket that a call of `method` is charged to; the main bucket for a free or unknown method. A request
     without a method is named by its verb, as `GET /path`."""
-    prices = book.methods.get(book.canonical(method))
+    bucket = ""
     verb, _, path = method.partition(" ")
-    bucket = prices[-1].bucket if prices else book.default_price(verb).bucket if path else ""
+    if prices := book.methods.get(book.canonical(method)):
+        bucket = prices[-1].bucket
+    elif path:
+        bucket = book.default_price(verb).bucket
     return bucket or book.main_bucket.name
 
 

@@ -268,8 +268,9 @@ class Counter:
         number, window_ms, _ = limit
         previous, current = states.previous or 0, states.current or 0
         weighted = -(-previous * (window_ms - at_ms) // window_ms)  # rounded up
-        windows = 2 if current else 1 if previous else 0
-        return max(number - current - weighted, 0), windows * window_ms - at_ms if windows else 0
+        windows = 2 if current else 1
+        reset_ms = windows * window_ms - at_ms if current or previous else 0
+        return max(number - current - weighted, 0), reset_ms
 
 
 class Gcra:

@@ -115,8 +115,8 @@ def without_hops(fields: Iterable[tuple[str, str]], dropped: frozenset[str] = _H
 
 def narrowed(fields: Fields, *, reads_good_answers: bool) -> Fields:
     """The fields with an Accept-Encoding that the proxy can read: gzip if it reads only errors, else identity."""
-    takes_gzip = any(name == "accept-encoding" and re.search(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value, re.I)
-                     for name, value in fields)  # fmt: skip
+    codings = [value for name, value in fields if name == "accept-encoding"]
+    takes_gzip = any(re.search(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value, re.I) for value in codings)
     coding = "gzip" if takes_gzip and not reads_good_answers else "identity"
     return [(name, coding if name == "accept-encoding" else value) for name, value in fields]
 

@@ -162,8 +162,10 @@ def _camel(kind: str) -> str:
 
 def _note(attempt: Attempt, call: Any) -> None:
     code = call.code()
-    is_unary = code is not None and code.name == "OK" and not hasattr(call, "__next__")
-    answer = _answer(code, call.details(), call.result() if is_unary else None) if code is not None else None
+    if code is None:
+        return
+    is_unary = code.name == "OK" and not hasattr(call, "__next__")
+    answer = _answer(code, call.details(), call.result() if is_unary else None)
     if answer is not None:
         status, body = answer
         fields = _fields(call.initial_metadata(), call.trailing_metadata())
