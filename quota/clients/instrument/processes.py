@@ -135,18 +135,11 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
     words = [*dropwhile(_IS_AHEAD, given)]
     before = " ".join([before, *given[: len(given) - len(words)]])
     name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
-    if name in _SHELLS or name == "eval":
+    if name == "eval":
+        return _unseen_in_script(name, " ".join(words[1:]), depth, before)
+    if name in _SHELLS:
         at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), len(words))
-        text = " ".join(words[1:] if name == "eval" else words[at + 1 : at + 2])
-        try:
-            commands = _commands(text)
-        except ValueError:  # a text between the lines, or a mistake, which ends the shell
-            return f"{name} -c" if "<<" in text else None
-        for command in commands:
-            if (unseen := _unseen(command, depth + 1, before)) is not None:
-                return unseen
-            before = " ".join([before, *command])
-        return None
+        return _unseen_in_script(name, "".join(words[at + 1 : at + 2]), depth, before)
     if name in _STARTERS:
         if name == "env" and any(re.fullmatch("-|-i|-{2}ignore-environment", word) for word in words):
             return "env -i"
@@ -165,6 +158,18 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
         return name
     behind = interpreter[1].decode("utf-8", "replace").split()
     return name if _unseen([*behind, path], depth + 1, before) is not None else None
+
+
+def _unseen_in_script(shell: str, text: str, depth: int, before: str) -> str | None:
+    try:
+        commands = _commands(text)
+    except ValueError:  # a text between the lines, or a mistake, which ends the shell
+        return f"{shell} -c" if "<<" in text else None
+    for command in commands:
+        if (unseen := _unseen(command, depth + 1, before)) is not None:
+            return unseen
+        before = " ".join([before, *command])
+    return None
 
 
 _COMMENT = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()])#[^\n]*"""
