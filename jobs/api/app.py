@@ -99,6 +99,8 @@ def _host_name(text: str) -> str:
 
 
 T = TypeVar("T")
+Find = Callable[[Reader, str], StoredRow | None]
+Shown = Callable[[StoredRow], wire.Json]
 
 THREADS = 2
 """SQLite searches without Python's lock, but needs it to return rows."""
@@ -123,9 +125,9 @@ def make_app(session: Session) -> App:
     api, openapi = _Api(session), document()
     routes: list[tuple[str, Callable[..., Any]]] = [
         ("/api/v1/videos/trending", api.trending),
-        ("/api/v1/videos/{video_id}", partial(api.resource, "video")),
+        ("/api/v1/videos/{video_id}", partial(api.resource, "video", Reader.video, wire.video)),
         ("/api/v1/search", api.search),
-        ("/api/v1/channels/{channel_id}", partial(api.resource, "channel")),
+        ("/api/v1/channels/{channel_id}", partial(api.resource, "channel", Reader.channel, wire.channel)),
         ("/healthz", Health(session, api.store).answer),
         ("/openapi.json", _unchanging(json.dumps(openapi).encode(), "application/json")),
         ("/", _unchanging(listing(openapi), "text/html; charset=utf-8", PAGE_POLICY)),
@@ -178,10 +180,6 @@ class _Readers:
         return question(self._own.reader)
 
 
-_RESOURCES: Mapping[str, tuple[Callable[[Reader, str], StoredRow | None], Callable[[StoredRow], wire.Json]]]
-_RESOURCES = {"video": (Reader.video, wire.video), "channel": (Reader.channel, wire.channel)}
-
-
 class _Api:
     def __init__(self, session: Session) -> None:
         settings = session.settings
@@ -222,9 +220,8 @@ class _Api:
         token = wire.encode(question, hits.version, behind) if behind < hits.total else None
         return _json(request, wire.search_response(hits, token), hits.changed_ms)
 
-    async def resource(self, kind: str, request: Request) -> Response:
+    async def resource(self, kind: str, find: Find, shown: Shown, request: Request) -> Response:
         """The answer about one video or channel."""
-        find, shown = _RESOURCES[kind]
         _parameters(request)
         name = request.path_params[f"{kind}_id"]
         if "\ufffd" in name:  # the server replaced bytes that are not UTF-8
