@@ -48,11 +48,7 @@ PRICES_UNITS = {
 _READS = {"list", "get", "getRating", "batchGetStats", "download", "stream"}
 
 # Since 2026-06-01 these methods have a bucket of their own, counted in calls (same source).
-OWN_BUCKETS = {
-    "search.list": "search",
-    "videos.insert": "uploads",
-    "videos.batchGetStats": "batch-stats",
-}
+OWN_BUCKETS = {"search.list": "search", "videos.insert": "uploads", "videos.batchGetStats": "batch-stats"}
 BUCKET_QUOTA_CALLS = {"search": 100, "uploads": 100, "batch-stats": 10_000}
 
 

@@ -26,34 +26,11 @@ it."""
 
 
 UNSEEN = (
-    "aiosonic",
-    "curl_cffi",
-    "cycletls",
-    "geventhttpclient",
-    "grpclib.client",
-    "hrequests",
-    "httpcloak",
-    "httpmorph",
-    "httpr",
-    "httpunk",
-    "impit",
-    "noble_tls",
-    "primp",
-    "pycurl",
-    "pyqwest",
-    "pyreqwest",
-    "rnet",
-    "tls_client",
-    "tls_requests",
-    "tornado.simple_httpclient",
-    "twisted.web.client",
-    "websocket._core",
-    "websockets.asyncio.client",
-    "websockets.legacy.client",
-    "websockets.sync.client",
-    "wreq",
-    "zapros",
-)
+    "aiosonic", "curl_cffi", "cycletls", "geventhttpclient", "grpclib.client", "hrequests", "httpcloak", "httpmorph",
+    "httpr", "httpunk", "impit", "noble_tls", "primp", "pycurl", "pyqwest", "pyreqwest", "rnet", "tls_client",
+    "tls_requests", "tornado.simple_httpclient", "twisted.web.client", "websocket._core", "websockets.asyncio.client",
+    "websockets.legacy.client", "websockets.sync.client", "wreq", "zapros",
+)  # fmt: skip
 """Libraries with network code of their own, which has no place to patch."""
 
 SEEN_THROUGH = {"httpcore": "httpx", "httpcore2": "httpx2"}
