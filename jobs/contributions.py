@@ -285,8 +285,9 @@ def _regions(
     for place in checkpoints:
         due_ms = None if store is None or notices is None else store.due_since(place)
         stale = notices is not None and is_stale(due_ms, now_ms, notices.stale_ms)
-        of_region = project, job.name, place.region, place.completed_at_ms
-        yield Region(*of_region, *_stand_of(place, now_ms), nexts.get(place.region), stale)
+        stand, detail = _stand_of(place, now_ms)
+        next_ms = nexts.get(place.region)
+        yield Region(project, job.name, place.region, place.completed_at_ms, stand, detail, next_ms, stale)
 
 
 def _stand_of(checkpoint: Checkpoint, now_ms: int) -> tuple[Stand, str]:
@@ -313,8 +314,8 @@ def forecast(session: Session) -> Contribution:
         for slot, units in spent.units.items():
             # The middle of the slot, or of the part of it that the plan covers.
             at_ms = (max(slot * SLOT_MS, plan.outcome.start_ms) + (slot + 1) * SLOT_MS) // 2
-            of_method = spent.project, spent.bucket, spent.method, spent.job
-            expected.append(Expected(*of_method, at_ms, units, spent.calls.get(slot, 0)))
+            calls = spent.calls.get(slot, 0)
+            expected.append(Expected(spent.project, spent.bucket, spent.method, spent.job, at_ms, units, calls))
     expected.sort(key=lambda charge: charge.at_ms)
     limits = {}
     for row in plan.limits:

@@ -392,8 +392,9 @@ class Hold:
                 self.away.update(dict.fromkeys(regions, away))
         for region, holder in claimed.elsewhere.items():
             same = holder.owner == self._owner
-            times_ms = holder.seen_ms, holder.until_ms, claimed.now_ms
-            self.away[region] = Away(holder.host or "another machine", *times_ms, same, self._new and not same)
+            host = holder.host or "another machine"
+            is_new = self._new and not same
+            self.away[region] = Away(host, holder.seen_ms, holder.until_ms, claimed.now_ms, same, is_new)
 
 
 def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:

@@ -158,8 +158,23 @@ def _read(row: Sequence[Any]) -> Run | None:
         decided = json.loads(refusal) if refusal else None
     except (TypeError, ValueError, RecursionError):
         return None
-    ending = refused_by, retry_at_ms, why, exit_status, decided if isinstance(decided, dict) else None
-    return Run(run, job, outcome, listed, units, attempts, *ending, project, began_ms, ended_ms, str(key))
+    return Run(
+        run=run,
+        job=job,
+        outcome=outcome,
+        regions=listed,
+        units=units,
+        attempts=attempts,
+        refused_by=refused_by,
+        retry_at_ms=retry_at_ms,
+        why=why,
+        exit_status=exit_status,
+        refusal=decided if isinstance(decided, dict) else None,
+        project=project,
+        began_ms=began_ms,
+        ended_ms=ended_ms,
+        key=str(key),
+    )
 
 
 def _region(kept: Mapping[str, Any]) -> RegionOfRun:
