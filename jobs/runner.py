@@ -153,7 +153,9 @@ def run_job(
                         _keep(store, row, report)
                         return report
                     attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
-                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher, [silent] if silent else [])
+                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
+                    if silent:
+                        run.silent.append(silent)
                     try:
                         report = run.cover(mine, max_regions, lambda regions: note_covers(lock, Covers(whole, regions)))
                     except BaseException as error:
@@ -268,8 +270,9 @@ class _Run:
     sink: Sink | None
     stop: Callable[[], int]
     watcher: Watcher
-    silent: list[str]  # the addresses that did not answer, one for each region since upstream last answered
-    failed: list[Checkpoint] = field(default_factory=list)  # the regions that failed since then
+    # since upstream last answered: the address that did not answer in each region, and the regions that failed
+    silent: list[str] = field(default_factory=list)
+    failed: list[Checkpoint] = field(default_factory=list)
     here: Checkpoint = field(init=False)  # of the current region
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
