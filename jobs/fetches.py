@@ -339,10 +339,11 @@ def comments(client: Any, region: str, cursor: Cursor | None, *, store: Store, v
         return Page(complete=False)
     place = walks.places[0]
     threads = place.get("threads")
+    passed = _after_replies(place, None) if threads else {"id": place["id"]}
     try:
         return _replies(client, walks, place) if threads else _threads(client, store, walks, place)
     except Exception as error:
-        return walks.failed(error, "video", _after_replies(place, None) if threads else {"id": place["id"]})
+        return walks.failed(error, "video", passed)
 
 
 def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:

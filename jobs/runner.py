@@ -100,7 +100,8 @@ def run_job(
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session.settings, name)
     everything = regions_of(job, ())
-    chosen = regions_of(job, texts(regions, "region") if tick is None else tick.regions)
+    wanted = texts(regions, "region") if tick is None else tick.regions
+    chosen = regions_of(job, wanted)
     max_regions, whole = len(chosen), chosen == everything
     if tick is not None:
         chosen = everything
@@ -369,8 +370,9 @@ class _Run:
                 raise Interrupted
             check_space(self.store.path)
             started_at_ms = self.store.now_ms()
+            attempts = 1 if self.down else ATTEMPTS
             try:
-                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.down else ATTEMPTS, self.silent))
+                page = self._note_unknown(self.attempts.step(checkpoint, attempts, self.silent))
                 rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
                 self.hold.check(page.cursor)
                 steps = 0 if page.complete else steps + 1
@@ -535,9 +537,11 @@ class _Run:
         """The end of a run that came to the end of its regions."""
         failed = [region for region in regions if region.outcome == "failed"]
         if failed:
-            names = ", ".join(region.region for region in failed)
-            why = f"{len(failed)} of {len(regions)} regions failed ({names})"
-            return _ended(self.session, self.job, "failed", why if len(regions) > 1 else failed[0].error or "")
+            why = failed[0].error or ""
+            if len(regions) > 1:
+                names = ", ".join(region.region for region in failed)
+                why = f"{len(failed)} of {len(regions)} regions failed ({names})"
+            return _ended(self.session, self.job, "failed", why)
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         return _ended(self.session, self.job, "elsewhere" if replaced else "done", notes)
 

@@ -67,8 +67,10 @@ def run_api(config: str | None, listen_at: Listen, names: Sequence[str], *, unli
     with quota.open(config) as session:  # a mistake in the configuration ends the command before it listens
         settings = session.settings
     rules = rules_of(settings, exempt=NOT_LIMITED)
-    for path in () if is_loopback(host) or unlimited else ASKED:
-        if all(rule.shadow for rule in (() if rules is None else rules.find("GET", path))):
+    needs_limits = not (unlimited or is_loopback(host))
+    for path in ASKED if needs_limits else ():
+        limiting = () if rules is None else rules.find("GET", path)
+        if all(rule.shadow for rule in limiting):
             raise UsageError(
                 f"--listen {listen_at}: other machines can reach it, and no rule limits {path}: write [inbound.NAME] "
                 f"in {settings.source}, or set --unlimited"

@@ -209,11 +209,11 @@ class Store:
             db.executemany(_DELETE, [key_of(checkpoint) for checkpoint in checkpoints if is_empty(checkpoint)])
             before = by_rotation(checkpoints)
             covered = list(map(in_round, before))
-            for checkpoint in covered if covered != before else ():
-                add_checkpoint(db, checkpoint)
-                change_checkpoint(
-                    db, checkpoint, **{name: getattr(checkpoint, name) for name in ("pending", *FIRST_PAGE)}
-                )
+            if covered != before:
+                for checkpoint in covered:
+                    add_checkpoint(db, checkpoint)
+                    fields = {name: getattr(checkpoint, name) for name in ("pending", *FIRST_PAGE)}
+                    change_checkpoint(db, checkpoint, **fields)
             return covered
 
         return self._write(work_on)

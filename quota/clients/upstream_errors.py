@@ -391,7 +391,8 @@ def refused_login(error: Exception) -> str | None:
     answer."""
     if not is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
         return None
-    reason = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
+    text = str(error.args[0]) if error.args else ""
+    reason = shorten(spaced(redact(text)), 80)
     return f"auth was not accepted ({reason or type(error).__name__}); renew it"
 
 
