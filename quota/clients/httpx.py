@@ -110,7 +110,7 @@ def httpx_transport(
         def close(self) -> None:
             below.close()
 
-    return cast("httpx.BaseTransport", MeteredTransport())
+    return MeteredTransport()
 
 
 def httpx_async_transport(
@@ -139,7 +139,7 @@ def httpx_async_transport(
             await below.aclose()
             gate.close()
 
-    return cast("httpx.AsyncBaseTransport", MeteredTransport())
+    return MeteredTransport()
 
 
 def _module(library: str) -> Any:
@@ -367,19 +367,14 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
 
 def _signed(caller: Caller, request: httpx.Request) -> httpx.Request:
     url, headers = caller.signed(request.method, str(request.url), request.headers)
-    kind = _library_of(request).module.Request
-    return cast(
-        "httpx.Request",
-        kind(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions),
-    )
+    make: Callable[..., httpx.Request] = _library_of(request).module.Request
+    return make(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
 
 
 def _decoded(response: httpx.Response, raw: bytes) -> bytes:
     def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
-        kind = _library_of(response).module.Response
-        return cast(
-            "Iterator[bytes]", kind(response.status_code, headers=response.headers, content=pieces).iter_bytes()
-        )
+        make: Callable[..., httpx.Response] = _library_of(response).module.Response
+        return make(response.status_code, headers=response.headers, content=pieces).iter_bytes()
 
     return unpacked(response.headers.get("content-encoding", ""), raw, unpack)
 
