@@ -1,1 +1,1 @@
-"""Lua scripts, one atomic operation a file. Read them through `quota.ledger.redis_scripts`."""
+"""Lua scripts, one atomic operation a file. Read them through `quota.ledger.redis_log`."""

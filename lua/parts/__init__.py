@@ -1,1 +1,1 @@
-"""What several scripts share. `quota.ledger.redis_scripts` puts it where a script includes it."""
+"""What several scripts share. `script` in `quota.ledger.redis_log` puts it where a script includes it."""
