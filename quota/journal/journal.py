@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import OfOneProcess, start_over_in_child
@@ -82,6 +83,14 @@ RETRY_S = 1.0
 _MAX_EPOCHS = 100
 
 
+class NotedFacts(NamedTuple):
+    """The text of the facts at a moment when the log of `epoch` was read up to `seen`."""
+
+    epoch: str = ""
+    seen: Id = START
+    text: str = ""
+
+
 class Journal(OfOneProcess):
     """The journal of one identity. Threads may share it, and a signal handler may use it; a forked child opens it
     again.
@@ -114,7 +123,7 @@ class Journal(OfOneProcess):
         self._clean: tuple[object, ...] = ()
         self._clean_ends: Position = {}
         self._marks, self._marks_look = Marks(), -1
-        self._facts, self._facts_look = ("", START, ""), -1
+        self._facts, self._facts_look = NotedFacts(), -1
         self._texts: dict[str, str] = {}
         self.trouble = ""
         """Why entries stay in memory, in one line; "" if they are written."""
@@ -285,22 +294,24 @@ class Journal(OfOneProcess):
 
     def facts(self) -> str:
         """The newest facts; "" if there are none."""
-        return self._read_facts()[2]
+        return self._read_facts().text
 
     def write_facts(self, epoch: str, text: str, seen: Id = START, *, unite: bool = False) -> None:
-        """Note the facts of a moment when the log of this epoch was read up to `seen`. Older facts of the same epoch do
-        not replace newer facts. With `unite`, the noted facts stay, too: the ledger may have lost them."""
-        if self._read_facts() == (epoch, seen, text):
+        """Note facts: see NotedFacts. Older facts of the same epoch do not replace newer facts. With `unite`, the noted
+        facts stay, too: the ledger may have lost them."""
+        if self._read_facts() == NotedFacts(epoch, seen, text):
             return
         with suppress(LedgerError), self.locked(), self._lock:
             self._facts_look = -1
             before = self._read_facts()
-            if unite:
-                text = union(Facts.read(before[2]), Facts.read(text)).text()
-                seen = max(seen, before[1]) if before[0] == epoch else seen
-            elif before[0] == epoch and before[1] > seen:
+            is_newer = before.epoch == epoch and before.seen > seen
+            if is_newer and not unite:
                 return
-            self._facts = (epoch, seen, text)
+            if unite:
+                text = union(Facts.read(before.text), Facts.read(text)).text()
+            if is_newer:
+                seen = before.seen
+            self._facts = NotedFacts(epoch, seen, text)
             self._replace("facts", f"{epoch}\t{id_text(seen)}\t{text}")
 
     # Texts
@@ -495,7 +506,7 @@ class Journal(OfOneProcess):
             if self._marks != before:
                 self._replace("marks", marks_text(self._marks))
 
-    def _read_facts(self) -> tuple[str, Id, str]:
+    def _read_facts(self) -> NotedFacts:
         with self._lock:
             files = self._files
             if files is not None:
@@ -552,13 +563,13 @@ def _noted_ms(path: str) -> int:
     return max((entry.stat().st_mtime_ns // 1_000_000 for entry in os.scandir(path)), default=0)
 
 
-def _facts_in(stored: str) -> tuple[str, Id, str]:
-    """The epoch, the newest entry read, and the facts in a stored text; empty values if it is not ours."""
+def _facts_in(stored: str) -> NotedFacts:
+    """The facts in a stored text; empty if it is not ours."""
     try:
         epoch, seen, text = stored.split("\t", 2)
-        return epoch, read_id(seen), text
+        return NotedFacts(epoch, read_id(seen), text)
     except ValueError:
-        return "", START, ""
+        return NotedFacts()
 
 
 def _start(since: Position, name: str, end: int) -> int:
