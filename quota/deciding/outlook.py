@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import NamedTuple
 
 from quota.common.clock import NEVER
@@ -77,22 +78,21 @@ def counted(project: Project, question: Question) -> Outcome:
 
 def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision | None:
     """The refusal of a call by the limits that count every call of its buckets; None if they admit it."""
-    counting_all = [
-        n
-        for n, limit in enumerate(checklist.limits)
-        if not limit.narrow and any(limit.view.selector.counts_bucket(part.bucket) for part in checklist.parts)
+    count_all = [
+        not limit.narrow and any(limit.view.selector.counts_bucket(part.bucket) for part in checklist.parts)
+        for limit in checklist.limits
     ]
     of_these = replace(
         checklist,
-        limits=tuple([checklist.limits[n] for n in counting_all]),
-        leaves=tuple([checklist.leaves[n] for n in counting_all]),
-        caps=tuple([checklist.caps[n] for n in counting_all]),
-        costs=tuple([checklist.costs[n] for n in counting_all]),
+        limits=tuple(compress(checklist.limits, count_all)),
+        leaves=tuple(compress(checklist.leaves, count_all)),
+        caps=tuple(compress(checklist.caps, count_all)),
+        costs=tuple(compress(checklist.costs, count_all)),
     )
     seen = outcome._replace(
         reason="limit",
-        used_units=tuple([outcome.used_units[n] for n in counting_all]),
-        caps=tuple([outcome.caps[n] for n in counting_all]),
+        used_units=tuple(compress(outcome.used_units, count_all)),
+        caps=tuple(compress(outcome.caps, count_all)),
         closing=None,
     )
     each = zip(seen.caps, seen.used_units, of_these.costs, strict=True)
