@@ -69,15 +69,15 @@ class ChargeExplained(NamedTuple):
         return self.charge.id[0] if self.draw is None else self.draw.entry.id[0]
 
     def as_json(self) -> dict[str, object]:
-        draw, charge = self.draw, self.charge
+        draw, charge, drawn = self.draw, self.charge, None
+        if draw is not None:
+            drawn = {"at": rfc3339(self.at_ms), "repaid": draw.handed_id is not None, "entry": self.entry}
         return {
             **members(self, "id asked_at at credential project"),
             **members(charge, "run"),
             **members(self, "charged_units"),
             **members(charge, "method bucket job region units"),
-            "drawn": None
-            if draw is None
-            else {"at": rfc3339(self.at_ms), "repaid": draw.handed_id is not None, "entry": self.entry},
+            "drawn": drawn,
             "limits": [
                 members(row, "window name limit_units before_units after_units whole leaves_at") for row in self.limits
             ],

@@ -163,32 +163,37 @@ class RefusalExplained(NamedTuple):
         return "unit" if limit is None else limit.view.selector.noun
 
     def as_json(self) -> dict[str, object]:
-        kept, now, x = self.kept, self.now, self.exhaustion
+        kept = self.kept
         return {
             "refused_at": rfc3339(kept.at_ms),
             **members(self, "asked_at"),
             **members(kept, "credential project method cost_units calls job region run machine"),
             **members(kept, "reason refused_by why retry_at"),
-            "now": {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
-            if now is None
-            else {
-                **members(now, "admitted reason refused_by"),
-                "why": now.why(),
-                "retry_at": None if now.retry_at_ms is None else rfc3339(now.retry_at_ms),
-            },
+            "now": self._now_json(),
             "limits": [self._limit_json(name) for name in self.names],
             "filled": self.fill.as_json(),
             "expiring": self.expiring,
             "expiries": [members(expiry, "at units kind makes_room job charge method") for expiry in self.expiries],
-            "exhaustion": None
-            if x is None
-            else {
-                **members(x, "bucket since until evidence reported_by"),
-                "granted_units": self.granted_units or None,
-                "reopened_at": rfc3339(x.reopened_ms) if x.reopened_ms else None,
-            },
+            "exhaustion": self._exhaustion_json(),
             "admits": [[setting._asdict() for setting in change] for change in self.admits],
             "admitted_today": self.admitted_today,
+        }
+
+    def _now_json(self) -> dict[str, object]:
+        now = self.now
+        if now is None:
+            return {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
+        retry_at = None if now.retry_at_ms is None else rfc3339(now.retry_at_ms)
+        return {**members(now, "admitted reason refused_by"), "why": now.why(), "retry_at": retry_at}
+
+    def _exhaustion_json(self) -> dict[str, object] | None:
+        record = self.exhaustion
+        if record is None:
+            return None
+        return {
+            **members(record, "bucket since until evidence reported_by"),
+            "granted_units": self.granted_units or None,
+            "reopened_at": rfc3339(record.reopened_ms) if record.reopened_ms else None,
         }
 
     def _limit_json(self, name: str) -> dict[str, object]:
@@ -248,7 +253,8 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     expiries: tuple[Expiry, ...] = ()
     if expiring is not None and expiring in full:
         expiries = _expiries(project, full[expiring], rooms_ms.get(expiring), asked_ms)
-    exhaustion, buckets = _exhaustion(project, kept), budget.book.buckets
+    exhaustion = _exhaustion(project, kept)
+    closed_bucket = None if exhaustion is None else budget.book.buckets.get(exhaustion.bucket)
     admits, admitted_today = changes_that_admit(session, budget, kept)
     return RefusalExplained(
         kept=kept,
@@ -262,9 +268,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         expiring=expiring if expiries else None,
         expiries=expiries,
         exhaustion=exhaustion,
-        granted_units=0
-        if exhaustion is None or exhaustion.bucket not in buckets
-        else buckets[exhaustion.bucket].quota_units,
+        granted_units=0 if closed_bucket is None else closed_bucket.quota_units,
         book=budget.book,
         admits=admits,
         admitted_today=admitted_today,
@@ -290,8 +294,9 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
     answers = budget.answers
     outcome = project_of(budget).decide(answers.question(checklist), commit=False)
     decision = answers.decision(checklist, outcome, commit=False)
-    compared = outcome.reason not in ("clock", "counting")
-    return decision, {full.limit.name: full for full in answers.full_limits(checklist, outcome, 0)} if compared else {}
+    if outcome.reason in ("clock", "counting"):
+        return decision, {}
+    return decision, {full.limit.name: full for full in answers.full_limits(checklist, outcome, 0)}
 
 
 def _exhaustion(project: Project, kept: KeptRefusal) -> Exhaustion | None:
