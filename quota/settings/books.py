@@ -120,15 +120,17 @@ class _Mistakes(list[str]):
     def look_for(self, table: TomlTable) -> None:
         """Read each key by itself, in this table and in all tables below it."""
         for key, value in table.data.items():
-            kind = table.keys.get(key, table.keys.others)
             if key == "methods" and table.keys is BOOK:  # a price has several forms: `_prices` reads it
                 continue
             self.tried(table.read, key)
-            for path, keys, inner in kind.tables(value, dotted(table.path, key)) if kind and kind.takes(value) else ():
-                place = {"data": inner, "path": path, "keys": keys}
-                below = self.tried(partial(replace, table, **place)) if isinstance(inner, dict) else None
-                if below is not None:
-                    self.look_for(below)
+            kind = table.keys.get(key, table.keys.others)
+            if kind is None or not kind.takes(value):
+                continue
+            for path, keys, inner in kind.tables(value, dotted(table.path, key)):
+                if isinstance(inner, dict):
+                    below = self.tried(partial(replace, table, data=inner, path=path, keys=keys))
+                    if below is not None:
+                        self.look_for(below)
 
     def raise_any(self, source: str) -> None:
         """Raise ConfigError if there are mistakes."""
