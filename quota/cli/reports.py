@@ -373,18 +373,19 @@ def log(
             return job in (None, of_job) and (method is None or named(method) == named(of_method))
 
         form = {"as_json": as_json, "as_csv": as_csv}
+        begin = None if limit is None else -limit
         if refused:
             whole_ms = 0
             kept = (refusal for project in projects for refusal in read_refusals(project))
             refusals = [x for x in kept if x.at_ms >= start_ms and is_wanted(x.project, x.job, x.method)]
             refusals.sort(key=lambda refusal: refusal.at_ms)
-            printed = _print_rows(refusals[-(limit or 0) :], REFUSAL_FIELDS, _refusal_json, _refusals_table, **form)
+            printed = _print_rows(refusals[begin:], REFUSAL_FIELDS, _refusal_json, _refusals_table, **form)
         else:
             whole_ms = max(map(whole_since_ms, projects))
             rows = read_charges(projects, start_ms)
             charges = [row for row in rows if is_wanted(row[0], row[2].job, row[2].method)]
             table = partial(_charges_table, several=len(projects) > 1)
-            printed = _print_rows(charges[-(limit or 0) :], CHARGE_FIELDS, _charge_json, table, **form)
+            printed = _print_rows(charges[begin:], CHARGE_FIELDS, _charge_json, table, **form)
     if as_json or as_csv:
         return
     if not printed:
