@@ -411,31 +411,19 @@ class Tried(NamedTuple):
     hosts: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        reading = self.reading
         return {
             **members(self, "request metered method"),
             "units": 0 if self.goes_on else self.price.units,
             "parts": [] if self.goes_on else [part._asdict() for part in self.price.parts],
-            "answer": None
-            if reading is None
-            else {
-                "kind": None if reading.error is None else reading.error.kind,
-                "message": None if reading.error is None else reading.error.message,
-                "closes": [members(closing, "bucket until") for closing in reading.closes],
-                "remaining": [
-                    members(level, "bucket remaining_units limit_units")
-                    | {"resets_at": members(level, "reset")["reset"]}
-                    for level in reading.levels
-                ],
-                "units": reading.used_units,
-                "free": reading.free,
-            },
+            "answer": None if self.reading is None else _reading_json(self.reading),
         }
 
     def lines(self) -> Iterator[str]:
         if self.goes_on or not self.metered:
-            begun, others = "it continues a call that was charged when it began", "charged is what goes to"
-            yield f"{self.request} is not charged: {begun if self.goes_on else f'{others} {listed(self.hosts)}'}"
+            why = f"charged is what goes to {listed(self.hosts)}"
+            if self.goes_on:
+                why = "it continues a call that was charged when it began"
+            yield f"{self.request} is not charged: {why}"
             return
         cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in self.price.parts) or "free"
         if self.method is None:
@@ -466,6 +454,21 @@ class Tried(NamedTuple):
             yield "upstream does not count it: its charge is refunded"
         if reading.error is None and not reading.changes_something and not reading.unread:
             yield "the answer changes nothing"
+
+
+def _reading_json(reading: Reading) -> dict[str, Any]:
+    levels = [
+        {**members(level, "bucket remaining_units limit_units"), "resets_at": members(level, "reset")["reset"]}
+        for level in reading.levels
+    ]
+    return {
+        "kind": None if reading.error is None else reading.error.kind,
+        "message": None if reading.error is None else reading.error.message,
+        "closes": [members(closing, "bucket until") for closing in reading.closes],
+        "remaining": levels,
+        "units": reading.used_units,
+        "free": reading.free,
+    }
 
 
 def _opens(at_ms: int) -> str:
