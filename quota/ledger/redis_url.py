@@ -149,20 +149,19 @@ def target_of(url: str, timeout_s: float) -> Target:
     sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
     tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
     answer_s, connect_s = _times(given, timeout_s)
+    keepalive = {"socket_keepalive": given.get("socket_keepalive", "0").upper() not in FALSE} if kind != "unix" else {}
     shared = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2, "driver_info": None}
-    port = 26379 if kind == "sentinel" else 6379
+    named_port = given.get("port", "26379" if kind == "sentinel" else "6379")
+    nodes = []
+    for part in parts:
+        port = _port(named_port if part.port is None else str(part.port))
+        nodes.append((unquote(part.hostname or "") or given.get("host", ""), port))
     remedy, sentinel_remedy = _remedies(kind, is_secure=is_secure, sentinels_are_secure=sentinels_are_secure)
     return Target(
         kind=kind,
         is_secure=is_secure,
         sentinels_are_secure=sentinels_are_secure,
-        nodes=[
-            (
-                unquote(part.hostname or "") or given.get("host", ""),
-                _port(given.get("port", str(port)) if part.port is None else str(part.port)),
-            )
-            for part in parts
-        ],
+        nodes=nodes,
         path=path,
         timeout_s=answer_s,
         connect_timeout_s=connect_s,
@@ -175,7 +174,7 @@ def target_of(url: str, timeout_s: float) -> Target:
             "client_name": given.get("client_name") or None,
             "socket_timeout": answer_s,
             "socket_connect_timeout": connect_s,
-            **({} if kind == "unix" else {"socket_keepalive": given.get("socket_keepalive", "0").upper() not in FALSE}),
+            **keepalive,
         },
         sentinel_options={
             **shared,
