@@ -255,7 +255,7 @@ def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None
 @list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
 @click.option("--region", metavar="R", help="Only this region.")
 @records_format_option
-@click.option("--output", metavar="FILE", help="Write to this file instead of stdout: all of it or nothing.")
+@click.option("--output", metavar="FILE", help="Write to this file instead of stdout, all or nothing.")
 @config_option
 def export(
     *,

@@ -177,7 +177,9 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             yield Line(f"{name}: a shadow: it counts and refuses no call{now}", "note")
         if row.upstream_units:
             used = many(row.upstream_units, row.state.noun)
-            yield Line(f"{name}: {used} used by others, as upstream said, count{until(row.upstream_until_ms)}", "note")
+            yield Line(
+                f"{name}: includes {used} used by others, as upstream said,{until(row.upstream_until_ms)}", "note"
+            )
         if row.grant is not None:
             held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
             grants = f"upstream grants {row.grant.quota_units:,} (said {stamp(row.grant.since_ms)})"
@@ -266,7 +268,7 @@ def lost(loss: Loss) -> str:
 
 def spent_elsewhere(book: CostBook) -> str:
     """Why upstream closed a bucket that we had not spent, and where to find out more."""
-    tells = "the provider's own console may tell which" if book.monitoring is None else "`quota reconcile` tells which"
+    tells = "the provider's own console may tell which" if book.monitoring is None else "`quota reconcile` shows which"
     return f"somebody else uses this project, or its quota is smaller; {tells}"
 
 

@@ -50,7 +50,7 @@ def ledger() -> None:
 def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Move the ledger at the url OLD to the url NEW, with its history.
 
-    It moves the projects of this configuration. OLD admits nothing from the first moment on; NEW opens when everything
+    It moves the projects of this configuration. OLD admits nothing from the start; NEW opens when everything
     is copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD.
     A program that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
 

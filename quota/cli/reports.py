@@ -194,7 +194,7 @@ def spend(
 ) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps 35 days of charges, up to 500,000, and of refusal counts. If --since reaches further
+    The ledger keeps 35 days of refusal counts and of charges (up to 500,000). If --since reaches further
     back, a line says where the charges begin.
 
     With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were

@@ -27,7 +27,7 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
     """Serve a page: whether calls are admitted, what filled each limit, who spent how much, how fresh the store is.
 
     The page is for this machine only, because it names jobs and spending. It charges nothing and changes nothing.
-    `/metrics` is for Prometheus; `/healthz` warns while a part of the page cannot be read. SIGTERM and Ctrl-C end it.
+    `/metrics` is for Prometheus; `/healthz` warns while a part of its data cannot be read. SIGTERM and Ctrl-C end it.
 
     \b
     Example:

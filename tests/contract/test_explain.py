@@ -396,7 +396,7 @@ def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
     assert not world.charge("videos.list").admitted
     assert head(world) == (
         "REFUSED: upstream said its bucket 'units' is exhausted Charged here: 1,250 units of the 10,000 that "
-        "upstream grants; somebody else uses this project, or its quota is smaller; `quota reconcile` tells which"
+        "upstream grants; somebody else uses this project, or its quota is smaller; `quota reconcile` shows which"
     )
     shown = world.shown()
     assert words.strip() in shown, "upstream's own words"

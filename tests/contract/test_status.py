@@ -272,7 +272,7 @@ def test_units_of_others_count_and_are_shown(scene: Scene) -> None:
     budget = scene.session.budget("main")
     budget.add_others("units", 30, TEN_MS, MIDNIGHT_MS, "reconciled")
     assert scene.result() == "OPEN: 470 units"
-    assert "day: 30 units used by others, as upstream said, count until 2026-11-22T08:00:00+00:00" in scene.lines()
+    assert "day: includes 30 units used by others, as upstream said, until 2026-11-22T08:00:00+00:00" in scene.lines()
     assert scene.json()["limits"][0]["upstream_units"] == 30
     scene.now_ms = MIDNIGHT_MS
     assert "upstream_units" not in scene.json()["limits"][0]
