@@ -248,8 +248,8 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def _exhaustions(several: Iterable[Exhaustion]) -> tuple[Exhaustion, ...]:
-    # Closed at T comes after reopened at T.
-    newest = _newest(several, lambda x: (max(x.since_ms, x.reopened_ms), not x.reopened_ms, x))
+    # Closed at T comes after reopened at T, unless it is the closing that was reopened.
+    newest = _newest(several, lambda x: (max(x.since_ms, x.reopened_ms), x))
     longest = sorted(newest, key=lambda exhaustion: (not exhaustion.reopened_ms, exhaustion.until_ms, exhaustion))
     return tuple(sorted(longest[-MAX_EXHAUSTIONS:]))
 

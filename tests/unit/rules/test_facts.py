@@ -262,6 +262,7 @@ RAISED = Grant("units", 260, NOW, NOW + DAY_MS)
 UNIONS = [
     # an older closing does not undo a reopening, nor an older reopening a closing
     (closed(exhaustion()), closed(LIFTED), closed(LIFTED)),
+    (closed(exhaustion()), closed(LIFTED._replace(reopened_ms=NOW)), closed(LIFTED._replace(reopened_ms=NOW))),
     (closed(exhaustion(since_ms=NOW + 9)), closed(LIFTED), closed(LIFTED)),
     (closed(exhaustion(since_ms=NOW + 10)), closed(LIFTED), closed(exhaustion(since_ms=NOW + 10))),
     # each bucket by itself
