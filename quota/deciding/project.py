@@ -444,7 +444,7 @@ class Project(OfOneProcess):
         changed = self.log.change(self.name, {FACTS: None}, {})
         text = changed.state.get(FACTS, "")
         self.in_turn(lambda: self.reading.learn_facts(Facts.read(text), markers))
-        self._note_facts(changed.epoch, seen, text)
+        self._note_facts(changed.epoch, seen, text, unite=True)  # another log may stand there, with older facts
 
     def _note_facts(self, epoch: str, seen: Id, text: str, *, unite: bool = False) -> None:
         if self.journal is not None and text:

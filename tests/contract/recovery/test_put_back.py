@@ -132,6 +132,19 @@ def test_a_bucket_stays_closed_though_facts_change_in_an_emptied_ledger(site: Si
     assert budget.charge("videos.list").reason == "exhausted"
 
 
+def test_a_bucket_stays_closed_though_another_machine_puts_back_older_facts(site: Site) -> None:
+    machine, theirs = site.machine(), site.machine("theirs").budget(HUNDRED)
+    budget = machine.budget(HUNDRED)
+    charged = str(budget.charge("videos.list").id)
+    budget.exhaust("searches", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
+    theirs.charge("videos.list")
+    machine.budget(HUNDRED).exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
+    budget.refund(charged)  # reads that the facts have changed
+    site.clear()
+    theirs.usage()
+    assert budget.charge("videos.list").reason == "exhausted"
+
+
 class Late:
     """A ledger whose answer to a charge arrives late, or never: first something else happens."""
 
