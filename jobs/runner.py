@@ -46,7 +46,7 @@ from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms
 from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
-from quota.jobs.places import Covers, Hold, note_covers, only_one, work_of
+from quota.jobs.places import Covers, Hold, checkpoints_of, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError, check_space
@@ -132,8 +132,10 @@ def run_job(
                 if lock is None:
                     return _missed(session, job, store, chosen if tick is None else (), stop())
                 if waited and tick is None:
-                    places, now_ms = store.checkpoints(job.name, chosen, work_of(session, job)), clock()
-                    chosen = tuple(place.region for place in places if not asked_ms <= ended_at(place) <= now_ms)
+                    with suppress(quota.LedgerError):  # the claim below fails with it
+                        places, now_ms = checkpoints_of(session, job, store), clock()
+                        covered = {place.region for place in places if asked_ms <= ended_at(place) <= now_ms}
+                        chosen = tuple(region for region in chosen if region not in covered)
                     if not chosen:
                         return _ended(session, job, "overlap", "another run has covered it meanwhile")
                 with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:

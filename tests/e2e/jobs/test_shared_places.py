@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from quota.common.clock import host_clock
-from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of, work_of
+from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
@@ -241,6 +241,16 @@ def test_a_run_that_was_replaced_leaves_the_place_where_the_other_has_put_it(fle
     places = fleet.places().values()
     assert [(place.pending, place.pages, place.cursor) for place in places] == [(False, PAGES, None)] * len(REGIONS)
     assert len(Seen.of(fleet.events).fetched) == 1 + len(REGIONS) * PAGES
+
+
+def test_a_run_that_waited_fetches_nothing_that_another_machine_fetched_meanwhile(fleet: Fleet) -> None:
+    shell = Quota(fleet.machine())
+    with only_one(f"sqlite:///{shell.folder}/videos.db", "t"):
+        waiting = shell.start("run", "t", "--region", "US")
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == "t: waits for another run of the job to end\n"
+        fleet.join(fleet.start(("US",)))
+    assert waiting.communicate()[0] == "t: another run has covered it meanwhile\n"
 
 
 def test_a_circle_is_noticed_by_a_machine_that_did_not_see_its_begin(fleet: Fleet) -> None:
