@@ -155,7 +155,7 @@ def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> h
     """Send a request as one attempt through `below`, and charge it at a gate. If `below` is a `plain` transport of
     httpx, an answer without a sent byte comes from a mock, and its charge is refunded."""
     body = _body_of(request)
-    attempt = gate.charge(request.method, str(request.url), body, request.headers)
+    attempt = gate.charge(request.method, url_of(request), body, request.headers)
     if attempt is None:
         return below(request)
     departure = _Departure(request, plain)
@@ -180,7 +180,7 @@ def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> h
 async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request, plain: bool) -> httpx.Response:
     """`send`, awaited."""
     body = _body_of(request)
-    attempt = await gate.charge(request.method, str(request.url), body, request.headers)
+    attempt = await gate.charge(request.method, url_of(request), body, request.headers)
     if attempt is None:
         return await below(request)
     departure = _Departure(request, plain)
@@ -377,6 +377,13 @@ def _decoded(response: httpx.Response, raw: bytes) -> bytes:
         return make(response.status_code, headers=response.headers, content=pieces).iter_bytes()
 
     return unpacked(response.headers.get("content-encoding", ""), raw, unpack)
+
+
+def url_of(request: httpx.Request) -> str:
+    """The URL of a request as it leaves: an extension may replace its path."""
+    given = request.extensions.get("target", "")
+    target = given if isinstance(given, str) else given.decode("latin-1")
+    return f"{request.url.scheme}://{request.url.netloc.decode()}{target}" if target[:1] == "/" else str(request.url)
 
 
 def _body_of(request: httpx.Request) -> RequestBody:

@@ -194,14 +194,16 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
         url = request.url
         if not payers.knows(url.host, url.port or default_port(url.scheme)):
             return None
-        return payers.of(request.method, str(url), awaited=awaited)
+        from quota.clients.httpx import url_of  # late: few programs come here
+
+        return payers.of(request.method, url_of(request), awaited=awaited)
 
     def charging(handle_request: Callable[..., Any]) -> Callable[..., Any]:
         def charged(transport: Any, request: Any) -> Any:
             payer = payer_of(request)
             if payer is None:
                 return handle_request(transport, request)
-            from quota.clients.httpx import send  # late: few programs come here
+            from quota.clients.httpx import send
 
             try:
                 return send(payer.gate, partial(handle_request, transport), request, plain=True)

@@ -264,6 +264,14 @@ def test_each_attempt_is_named_by_its_route_and_charged_once(client: Client, ser
     assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
 
 
+@pytest.mark.parametrize(("library", "target"), [(httpx, b"/search/b"), (httpx2, "/search/b")])
+def test_the_target_of_a_request_names_its_method(library: Any, target: str | bytes, server: PlainServer) -> None:
+    instrument(server.address)
+    with library.Client(trust_env=False) as client:
+        client.get(f"{server.address}/a", extensions={"target": target})
+    assert (charged(), server.arrived[0].target) == ([("search", 10)], "/search/b")
+
+
 def test_a_post_that_may_stand_for_a_get_costs_the_dearer_and_at_google_the_get(
     client: Client, server: PlainServer
 ) -> None:
