@@ -421,17 +421,21 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     usage = attempt.usage(headers)
     if usage is None:
         return
-    unwatched = response.read
 
-    def read(amt: int | None = None) -> bytes:
-        piece = unwatched(amt)
-        attempt.settle(usage.feed(piece))
-        ended = response.chunk_left is None if response.chunked else not response.length
-        if response.isclosed() and ended:
-            attempt.settle(usage.end())
-        return piece
+    def watched(read: Callable[..., bytes]) -> Callable[..., bytes]:
+        def watching(*args: Any, **options: Any) -> bytes:
+            piece = read(*args, **options)
+            attempt.settle(usage.feed(piece))
+            ended = response.chunk_left is None if response.chunked else not response.length
+            if ended and (response.isclosed() or response.length == 0):
+                attempt.settle(usage.end())
+            return piece
 
-    response.read = read  # type: ignore[method-assign]  # read in another way, the body leaves the bound
+        return watching
+
+    # A line of a body in chunks comes through `read`. Read in another way, the body leaves the bound.
+    for name in ("read", "read1", *(() if response.chunked else ("readline",))):
+        setattr(response, name, watched(getattr(response, name)))
 
 
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
