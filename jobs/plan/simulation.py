@@ -307,19 +307,18 @@ class _Job:
             price, price_until_ms = price_of(book, method, at_ms)
             until_ms = min(until_ms, price_until_ms)
             unknown = None if method in book.methods else price.parts
-            spent, wanted = (
-                [
-                    sums.setdefault((method, part.bucket), Spent(self.budget.project, part.bucket, method, self.name))
-                    for part in price.parts
-                ]
-                for sums in (self.spent, self.wanted)
-            )
+            spent, wanted = self._sums(self.spent, method, price), self._sums(self.wanted, method, price)
             knows = (method, price.parts, *self.knows)
             call = kinds.setdefault(method, _Call(method, price.parts, unknown, knows, spent, wanted))
             call.times += 1
             self.calls.append(call)
         self.kinds = list(kinds.values())
         self.priced_until_ms = until_ms
+
+    def _sums(self, sums: dict[tuple[str, str], Spent], method: str, price: Price) -> list[Spent]:
+        """The sums of this method in the buckets of its price."""
+        of_buckets = [Spent(self.budget.project, part.bucket, method, self.name) for part in price.parts]
+        return [sums.setdefault((method, empty.bucket), empty) for empty in of_buckets]
 
 
 class _Simulation:
