@@ -418,7 +418,8 @@ def runs_on(session: Session, job: JobSettings) -> tuple[str, int | None, bool]:
         return "each machine", None, False
     here = machine_name()
     if not session.ledger.shared:
-        return here, host_clock() if is_running(session.settings.store.url, job.name) else None, False
+        seen_ms = host_clock() if is_running(session.settings.store.url, job.name) else None
+        return here, seen_ms, False
     holders = session.project(job.credential).state.holders(_claim_name(job))
     away = {region for holder in holders if holder.host != here for region in holder.regions}
     store = session.settings.store  # with a name, or with the places in the ledger, any machine may go on

@@ -361,7 +361,8 @@ class Emulator:
         caller = self._identify(request.params, request.headers)
         with self._lock:
             self._meter.count(method)
-            return method, self._meter.charge(caller, method) if isinstance(caller, str) else caller
+            charge = self._meter.charge(caller, method) if isinstance(caller, str) else caller
+        return method, charge
 
     def _identify(self, params: Mapping[str, str], headers: Message) -> str | Reply:
         """The project, or upstream's reply to a caller that it does not know."""

@@ -388,8 +388,8 @@ def batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, 
     for content_id, line, rest in _parts(content_type, body):
         words = line.split()
         status = int(words[1]) if len(words) > 1 and re.fullmatch("[0-9]{3}", words[1]) else 0
-        head_and_body = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)
-        yield status, head_and_body[-1].strip() if len(head_and_body) == 2 else b"", content_id
+        _, *bodies = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)
+        yield status, b"".join(bodies).strip(), content_id
 
 
 # -- the Http ----------------------------------------------------------------------------------------------------------

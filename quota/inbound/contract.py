@@ -330,7 +330,8 @@ class Log:
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
         live = self._live(limit, states, at_ms)
         used = sum(units for _, units in live)
-        return max(limit.number - used, 0), live[-1][0] - at_ms if live else 0
+        reset_ms = live[-1][0] - at_ms if live else 0
+        return max(limit.number - used, 0), reset_ms
 
     def _live(self, limit: Limit, states: States, at_ms: int) -> list[tuple[int, int]]:
         """The requests that still count: (end in ms since the current window began, units)."""

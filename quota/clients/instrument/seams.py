@@ -446,7 +446,8 @@ def _head(response: HTTPResponse) -> tuple[bytes, bool]:
     most = MAX_PEEK_BYTES if length is None else min(length, MAX_PEEK_BYTES)
     peeked = Peeked(response.fp.read1, response.fp.close, most)
     response.fp = io.BufferedReader(peeked)
-    return peeked.head, peeked.ended if length is None else len(peeked.head) == length
+    whole = peeked.ended if length is None else len(peeked.head) == length
+    return peeked.head, whole
 
 
 def _head_of_chunks(response: HTTPResponse) -> tuple[bytes, bool]:
