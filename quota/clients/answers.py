@@ -86,9 +86,11 @@ class _Session(requests.Session):
         return target
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        keeps_key = self._http.keeps_key(prepared_request.url or "")
-        for name in ("cookie", *(() if keeps_key else ("authorization", GOOGLES_KEY.header))):
-            prepared_request.headers.pop(name, None)
+        headers = prepared_request.headers
+        headers.pop("cookie", None)
+        if not self._http.keeps_key(prepared_request.url or ""):
+            headers.pop("authorization", None)
+            headers.pop(GOOGLES_KEY.header, None)
 
 
 def _absolute(base: str, target: str) -> str:
@@ -231,11 +233,9 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
         if int(response.status) == 204:  # the client makes an object without items of it
             raise _no_object("an empty body")
         most = limits.max_bytes
-        if most is not None and _values(content) > most // BYTES_PER_VALUE:
-            raise BadAnswer(
-                f"upstream's answer holds over {most // BYTES_PER_VALUE:,} values; "
-                "if this is expected, raise max_body_mb"
-            )
+        if most is not None and _values(content) > (most_values := most // BYTES_PER_VALUE):
+            why = f"upstream's answer holds over {most_values:,} values"
+            raise BadAnswer(f"{why}; if this is expected, raise max_body_mb")
         try:
             answer = postproc(response, content)
         except (ValueError, RecursionError):
@@ -261,15 +261,11 @@ def _check_page(answer: object, limits: AnswerLimits) -> None:
         raise _no_object(_KINDS.get(type(answer), "a JSON number"))
     for name, value in answer.items():
         if limits.max_items is not None and isinstance(value, list) and len(value) > limits.max_items:
-            raise BadAnswer(
-                f"upstream's answer holds {len(value):,} {_word(name)}, over {limits.max_items:,}; "
-                "if this is expected, raise max_items"
-            )
+            why = f"upstream's answer holds {len(value):,} {_word(name)}, over {limits.max_items:,}"
+            raise BadAnswer(f"{why}; if this is expected, raise max_items")
     if isinstance(answer.get("error"), dict) and "items" not in answer:
-        message = show(answer["error"].get("message"))
-        raise BadAnswer(
-            f"upstream's answer holds an error, but no status of one: {message}; check endpoint and proxies"
-        )
+        why = f"upstream's answer holds an error, but no status of one: {show(answer['error'].get('message'))}"
+        raise BadAnswer(f"{why}; check endpoint and proxies")
     items, token = answer.get("items", []), answer.get("nextPageToken")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadAnswer("upstream's answer has items that are not a list of objects; check endpoint and proxies")
