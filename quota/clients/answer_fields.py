@@ -339,11 +339,9 @@ def _items(text: str) -> list[tuple[str, dict[str, str]]]:
 
 def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
     """`limit=100, remaining=50, reset=5` as an item without a name."""
-    figures = dict(
-        re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
-    )
+    figures = re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
     new_names = {"limit": "q", "remaining": "r", "reset": "t"}
-    return [("", {new_names[name]: number for name, number in figures.items()})] if figures else []
+    return [("", {new_names[name]: number for name, number in figures})] if figures else []
 
 
 def _policies_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
