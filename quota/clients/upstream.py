@@ -278,19 +278,18 @@ class Described(Google):
         base = super().read(status, headers, body, method=method, at_ms=at_ms)
         rule = next((rule for rule in rules.closed if answer.fits(rule.when)), None)
         error, closes = self._closed(answer, method, rule, states, base)
-        closed = {closing.bucket for closing in closes}
+        open_buckets = self.book.buckets.keys() - {closing.bucket for closing in closes}
+        own = [state for state in states if not state.is_others]
         levels = (
             Level(state.bucket, state.remaining_units, state.limit_units, state.reset_ms)
-            for state in states
-            if state.remaining_units is not None and state.bucket in self.book.buckets and state.bucket not in closed
-            if not (state.is_others or state.is_over(at_ms))
+            for state in own
+            if state.bucket in open_buckets and state.remaining_units is not None and not state.is_over(at_ms)
         )
         used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))
-        used_up = any(state.is_empty and not state.is_others for state in states) or (
-            rule is not None and rule.says_empty
-        )
-        return Reading(error, closes, tuple(levels), used_units, free, answer.unread, rule is not None and not used_up)
+        is_empty = any(state.is_empty for state in own)
+        is_pause = rule is not None and not (is_empty or rule.says_empty)
+        return Reading(error, closes, tuple(levels), used_units, free, answer.unread, is_pause)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not self.book.has_session:
@@ -321,19 +320,20 @@ class Described(Google):
     ) -> tuple[UpstreamError | None, tuple[Closing, ...]]:
         """The error of an answer, and the buckets that it closes: by the first matching rule, else by a pool that the
         answer reports as empty, else by Google's rules."""
+        empty = [state for state in states if state.is_empty and not state.is_over(answer.at_ms)]
         if rule is not None:
-            bucket = rule.bucket or (states[0].bucket if states and states[0].named else bucket_of(method, self.book))
-        elif answer.status in (403, 429) and (
-            empty := [x for x in states if x.is_empty and not x.is_over(answer.at_ms)]
-        ):
+            named = states[0].bucket if states and states[0].named else ""
+            bucket = rule.bucket or named or bucket_of(method, self.book)
+        elif answer.status in (403, 429) and empty:
             bucket = empty[0].bucket
+        elif base.error is not None and base.error.kind == "project_blocked":
+            return base.error, base.closes
         else:
-            lasting = base.error is not None and base.error.kind == "project_blocked"
             later = (
                 closing._replace(until_ms=self._until_ms(answer, None, closing.bucket, states))
                 for closing in base.closes
             )
-            return base.error, base.closes if lasting else tuple(later)
+            return base.error, tuple(later)
         reason, message = words_of(answer.body)
         if rule is not None and isinstance(rule.when.value, str):
             reason = reason or rule.when.value
