@@ -149,9 +149,10 @@ def _tell(
     project = session.credential(job.credential).project
     notices = [*_notices_of_run(project, report, status)]
     elsewhere, stale_ms = report.elsewhere, settings.stale_ms or 0
-    reported = {region for region, away in elsewhere.items() if away.now_ms - away.heard_ms <= stale_ms}  # by `away`
+    # The other machines report these regions.
+    reported = {region for region, away in elsewhere.items() if away.now_ms - away.heard_ms <= stale_ms}
     if report.outcome != "elsewhere" or elsewhere:  # else the machine that runs the tick reports them
-        mine = [of_region for of_region in regions if of_region[0].region not in reported]
+        mine = [(place, due_ms) for place, due_ms in regions if place.region not in reported]
         notices += _notices_of_regions(project, job.name, settings.stale_ms, mine)
     if status is not None:
         notices += _notices_of_budget(project, status)

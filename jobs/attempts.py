@@ -94,7 +94,7 @@ class Attempts:
             self._given["pages"] = self.job.pages
         self._budget = self.session.budget(self.job.credential)
         self._budget.on_decision, self._budget.on_correction = self._decided, self._corrected
-        self.client: Any = None  # until there is one, no error is about one region alone
+        self.client: Any = None  # until there is one, an error concerns all regions
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
         self.tries = 0  # the attempts of the last step
         self._page = "", 0  # the region and the number of the page that is being fetched
@@ -226,7 +226,7 @@ class Attempts:
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
         if silent and _is_of_a_client(error):
             return failure._replace(silent=self._address(error))
-        if silent or (failure.kind == "region" and not failure.answered):  # perhaps of something else that it asks
+        if silent or (failure.kind == "region" and not failure.answered):  # perhaps an error of the function itself
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
         return failure
 

@@ -467,7 +467,7 @@ def _print(
         pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")
         stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
-        due = checkpoint.pending or checkpoint.cursor or not (completed_ms or failed_ms)  # no run has come to it
+        due = checkpoint.pending or checkpoint.cursor or not (completed_ms or failed_ms)  # no run has reached it
         done = "the next round tries it again" if (failed_ms or 0) > (completed_ms or 0) else "this round is done"
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else done
         complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"

@@ -109,7 +109,7 @@ def run_job(
     asked_ms = clock()
     wait_ms = job.misfire_grace_ms + (0 if tick is None else tick.at_ms - asked_ms)
     until_s = elapsed_s() + wait_ms / 1_000
-    waited = missed = False  # whether the run's turn did not come at once, and not in time
+    waited = missed = False  # whether the run has to wait for its turn, and whether its turn comes too late
 
     def waits(covers: Covers) -> bool:
         """Whether to wait for the run that covers this. A tick always waits. Other runs do not, if that run does all

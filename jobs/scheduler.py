@@ -184,7 +184,7 @@ class _AtOnce(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         job.func(*job.args, *map(_ms, run_times))
 
-    _do_submit_job = submit_job  # the base class wants one
+    _do_submit_job = submit_job  # abstract in the base class
 
 
 def _ms(at: datetime) -> int:

@@ -334,7 +334,7 @@ def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now
     """Keep a reading if it differs from the last one."""
     last = db.execute(
         "SELECT data FROM history WHERE name = ? AND key = ? AND taken_at_ms <= ? ORDER BY taken_at_ms DESC LIMIT 1",
-        (table, key, now_ms),  # a clock that was ahead left later ones
+        (table, key, now_ms),  # a clock that was ahead may have left later ones
     ).fetchone()
     if last is None or last[0] != reading:
         db.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?)", (table, key, now_ms, reading))

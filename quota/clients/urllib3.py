@@ -77,7 +77,7 @@ def never_left(error: BaseException) -> bool:
     HTTP, or a connection with an unread answer."""
     reason = getattr(error, "reason", None)
     reason = reason if isinstance(reason, BaseException) else error
-    # Not what is behind the error as its context: that may be of another attempt.
+    # Its `__context__` does not count: that may be the error of another attempt.
     wrapped = [getattr(reason, "original_error", None), reason.__cause__, *reason.args]
     if any(has_passed(each, *_BEFORE) for each in (reason, *wrapped) if isinstance(each, BaseException)):
         return True

@@ -164,8 +164,8 @@ def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
         if name not in awaited:
             return search(name, path, target)
         if name != FIRST and not began:
-            # Who waits below holds Python's lock of the module that it imports. If that is FIRST, and another thread
-            # were in `begin`, each would wait for the other. So only a thread that imports FIRST calls `begin`.
+            # A thread that waits below holds Python's lock of the module that it imports. If that is FIRST, and another
+            # thread were in `begin`, each would wait for the other. So only a thread that imports FIRST calls `begin`.
             importlib.import_module(FIRST)
         with lock:
             if began and awaited:  # `begin` itself imports it

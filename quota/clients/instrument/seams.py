@@ -373,7 +373,7 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
             if isinstance(noted, Problem):
                 return _made(conn, _noted(conn))
             response = getresponse(conn)
-            if noted is not None and not _is_of(conn.__class__, ("httplib2",)):  # that unpacks the body, and notes it
+            if noted is not None and not _is_of(conn.__class__, ("httplib2",)):  # its own seam notes it
                 _note(_noted(conn), response)
             return response
 
