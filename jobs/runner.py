@@ -159,18 +159,7 @@ def run_job(
                     run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
                     if silent:
                         run.silent.append(silent)
-                    try:
-                        report = run.cover(mine, max_regions, lambda regions: note_covers(lock, Covers(whole, regions)))
-                    except BaseException as error:
-                        _keep(store, row, failed_report(session, name, error))
-                        if run.added and isinstance(error, quota.QuotaError):
-                            hold.ending = "done"  # the regions stay with the store that has pages of their round
-                        raise
-                    _keep(store, row, report)
-                    if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
-                        hold.ending = "stopped"  # its tick goes on with the next start
-                    if run.end is not None and run.end.outcome == "failed" and not run.added:
-                        hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
+                    report = run.cover(row, mine, max_regions, lambda names: note_covers(lock, Covers(whole, names)))
                     if max_regions < len(chosen):
                         return report
                     return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
@@ -284,8 +273,26 @@ class _Run:
     idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
 
-    def cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
-        """Cover at most `max_regions` of these regions, in the order of the round, and pass their names to `covers`."""
+    def cover(
+        self, row: int, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]
+    ) -> RunReport:
+        """Cover at most `max_regions` of these regions, in the order of the round, and pass their names to `covers`.
+        Completes the row of the run, and says how its hold ends."""
+        try:
+            report = self._cover(regions, max_regions, covers)
+        except BaseException as error:
+            _keep(self.store, row, failed_report(self.session, self.job.name, error))
+            if self.added and isinstance(error, quota.QuotaError):
+                self.hold.ending = "done"  # the regions stay with the store that has pages of their round
+            raise
+        _keep(self.store, row, report)
+        if self.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
+            self.hold.ending = "stopped"  # its tick goes on with the next start
+        if self.end is not None and self.end.outcome == "failed" and not self.added:
+            self.hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
+        return report
+
+    def _cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
         outcomes: list[RegionOfRun] = []
         left: Checkpoint | None = None
         try:
