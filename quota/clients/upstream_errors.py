@@ -37,15 +37,9 @@ from quota.terms.api import document_in
 from quota.terms.costs import CostBook
 
 Kind = Literal[
-    "daily_exhausted",
-    "project_blocked",
-    "transient_rate",
-    "transient_server",
-    "config",
+    "daily_exhausted", "project_blocked", "transient_rate", "transient_server", "config", "channel_limit", "closed",
     "request",
-    "channel_limit",
-    "closed",
-]
+]  # fmt: skip
 
 MAX_BODY_BYTES = 256 * 1024
 """Longer bodies are not parsed. Upstream's own errors have about 2 kB."""
