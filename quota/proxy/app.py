@@ -289,7 +289,7 @@ class Passage:
         if asked.only_peek:
             await self._tell(await self._decided(partial(gate.peek, free=self._continues), body))
             return
-        url, fields = await self._signed()
+        url, fields, mask = await self._signed()
         attempt = await self._decided(partial(gate.charge, free=self._continues), body)
         if attempt is None:
             raise UnfitError(500, f"{self._target.host} is not one of the hosts that are charged.")
@@ -297,7 +297,7 @@ class Passage:
         assert task is not None  # noqa: S101  # a request is a task of its own
         try:
             with self._caller.watched(task):
-                await self._exchange(attempt, url, fields)
+                await self._exchange(attempt, url, fields, mask)
         except BaseException as error:
             if not self._left:
                 await gate.never_left(attempt)
@@ -342,8 +342,9 @@ class Passage:
 
     # -- the request -------------------------------------------------------------------------------------------------
 
-    async def _signed(self) -> tuple[str, Fields]:
-        """The URL and the header fields that leave. Raises UnfitError if there is no token."""
+    async def _signed(self) -> tuple[str, Fields, Mask]:
+        """The URL and the header fields that leave, and the mask of their secret. Raises UnfitError if there is no
+        token."""
         target, sign = self._target, partial(self._target.signed, self._asked, self._url)
         try:
             url, fields, secret = await asyncio.to_thread(sign) if target.caller.waits else sign()
@@ -351,14 +352,13 @@ class Passage:
             raise UnfitError(500, str(error)) from None
         except GoogleAuthError as error:
             raise UnfitError(502, f"credential {target.credential}: {refused_login(error)}") from None
-        self._mask = Mask(secret)
-        return url, narrowed(fields, reads_good_answers=target.reads_good_answers)
+        return url, narrowed(fields, reads_good_answers=target.reads_good_answers), Mask(secret)
 
-    async def _exchange(self, attempt: Attempt, url: str, fields: Fields) -> None:
+    async def _exchange(self, attempt: Attempt, url: str, fields: Fields, mask: Mask) -> None:
         answer = await self._sent(url, fields)
         whole = False
         try:
-            whole = await self._pass_on(attempt, answer)
+            whole = await self._pass_on(attempt, answer, mask)
         finally:
             if whole and self._caller.is_read:
                 answer.release()
@@ -393,7 +393,7 @@ class Passage:
 
     # -- the answer --------------------------------------------------------------------------------------------------
 
-    async def _pass_on(self, attempt: Attempt, answer: aiohttp.ClientResponse) -> bool:
+    async def _pass_on(self, attempt: Attempt, answer: aiohttp.ClientResponse, mask: Mask) -> bool:
         """Pass the answer on. Returns whether the caller got all of it. If upstream ends too early, the answer stays
         unfinished, so that its reader notices."""
         gate, host, status = self._target.gate, self._target.host, answer.status
@@ -404,7 +404,6 @@ class Passage:
                 packed, whole = await peek(answer)
                 head = unpacked(packing, packed, partial(_unpack, packing))
             await gate.answered(attempt, status, head, answer.headers, whole=whole, read=False)
-        mask = self._mask
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:
