@@ -346,14 +346,9 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
             payer, address = payers.of_connection(verb, scheme, host, port, rest.rpartition(" ")[0])
             if payer is None:
                 return endheaders(conn, message_body, **options)
-            lines = [line.decode("latin-1").partition(":") for line in conn._buffer[1:]]
-            sent = [(name.lower(), value.strip()) for name, _, value in lines]
-            fields = dict(sent)
-            body = RequestBody.of(message_body, fields.get("content-length"))
-            if message_body is None and ("content-length" in fields or "transfer-encoding" in fields):
-                body = RequestBody(None, body.length)  # the caller sends it afterwards
+            body, fields = _sent_with(conn, message_body)
             try:
-                attempt = payer.gate.charge(verb, address, body, sent)
+                attempt = payer.gate.charge(verb, address, body, fields)
             except Refused as refusal:
                 del conn._buffer[:]
                 conn.close()
@@ -381,6 +376,17 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
 
     yield Seam("http.client", "HTTPConnection", "endheaders", ("message_body",), charging)
     yield Seam("http.client", "HTTPConnection", "getresponse", (), noting)
+
+
+def _sent_with(conn: Any, message_body: Any) -> tuple[RequestBody, list[tuple[str, str]]]:
+    """The body and the header fields of a request that a connection is about to send."""
+    lines = [line.decode("latin-1").partition(":") for line in conn._buffer[1:]]
+    sent = [(name.lower(), value.strip()) for name, _, value in lines]
+    fields = dict(sent)
+    body = RequestBody.of(message_body, fields.get("content-length"))
+    if message_body is None and ("content-length" in fields or "transfer-encoding" in fields):
+        body = RequestBody(None, body.length)  # the caller sends it afterwards
+    return body, sent
 
 
 @cache
