@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS, elapsed_s
@@ -25,9 +26,10 @@ from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
 from quota.ledger.log import EPOCH, LEASE_MS, Beginning, all_between, fence_is_over, is_fence
 from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of, longest_stands
-from quota.rules.entry import END, START, Entry
+from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.facts import union as union_of_facts
+from quota.rules.total import total_of
 from quota.rules.union import missing, union
 from quota.terms.arguments import MAX_NUMBER, machine_name, text, whole
 from quota.terms.limits import SLACK_MS
@@ -151,7 +153,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     seen = [entry for _, entry in journal.records()]
     lost = missing(have, seen, beginning.trimmed, oldest_ms)
     epoch, tip = beginning.epoch, beginning.tip
-    loss, newest_ms = None, 0
+    charges: list[Entry] = []
     # If an id is missing but no key, the same entries have other ids: a new epoch makes everybody read them again.
     newest = journal.newest(epoch)
     is_missing = newest > beginning.trimmed and all(entry.id != newest for entry in have)
@@ -173,43 +175,42 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         if not log.replace(name, fence, tip, have, epoch):
             return False
         if lost:
-            charges = [entry for entry in lost if entry.kind == "charge"]
-            units = [entry.units for entry in charges]
-            before = journal.noted("ledger") or log.label
-            say = "the ledger lost charges, and this machine put them back"
-            if before != log.label:
-                say = f"ledger.url was changed: this machine noted charges in {before}, and they count here, too"
-            warn("ledger_behind", say, ledger=log.label, project=name, charges=len(units), units=sum(units))
-            if units and before == log.label:
-                at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
-                loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
-                newest_ms = max(entry.id[0] for entry in charges)
-    _tell(project, journal, loss, newest_ms)
+            charges = _lost_charges(project, journal, lost)
+    _tell(project, journal, charges, beginning.clock_ms)
     journal.note("ledger", log.label)
     # Others may have changed the facts before the fence.
     facts = Facts.read(whole_facts(project, log.begin(name, (), (FACTS,))))
     _note(journal, epoch, have, {entry.key for entry in seen})
     journal.compared(epoch, position)
-
-    def begin() -> None:
-        reading, project.stored_ms = project.reading, 0
-        views = [*reading.totals]
-        reading.begin(epoch, have[-1].id if have else START, beginning.trimmed, facts)
-        now_ms = project.now_ms()
-        for view in views:
-            reading.open(view, None, now_ms, START, None)
-            total = reading.totals[view]
-            for entry in have:
-                if entry.id > total.head:
-                    total.take(entry)
-            total.skip_to(reading.seen)
-        for entry in have:
-            if entry.key in reading.pending:
-                reading.pending[entry.key] = entry.id
-
-    project.in_turn(begin)
+    project.in_turn(partial(_read_anew, project, epoch, have, beginning.trimmed, facts))
     project.keep()
     return True
+
+
+def _lost_charges(project: Project, journal: Journal, lost: Sequence[Entry]) -> list[Entry]:
+    """Warn of entries that came back. Returns the charges that the ledger had lost: none if its url was changed."""
+    charges, label = [entry for entry in lost if entry.kind == "charge"], project.log.label
+    before = journal.noted("ledger") or label
+    say = "the ledger lost charges, and this machine put them back"
+    if before != label:
+        say = f"ledger.url was changed: this machine noted charges in {before}, and they count here, too"
+    units = sum(entry.units for entry in charges)
+    warn("ledger_behind", say, ledger=label, project=project.name, charges=len(charges), units=units)
+    return charges if before == label else []
+
+
+def _read_anew(project: Project, epoch: str, have: Sequence[Entry], trimmed: Id, facts: Facts) -> None:
+    """Let the project begin again at this whole log."""
+    reading, project.stored_ms = project.reading, 0
+    views = [*reading.totals]
+    reading.begin(epoch, have[-1].id if have else START, trimmed, facts)
+    now_ms = project.now_ms()
+    for view in views:
+        reading.totals[view] = total_of(view, have, now_ms, trimmed)
+        reading.totals[view].skip_to(reading.seen)
+    for entry in have:
+        if entry.key in reading.pending:
+            reading.pending[entry.key] = entry.id
 
 
 def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -> None:
@@ -247,10 +248,9 @@ def merged(losses: Sequence[Loss]) -> list[Loss]:
     ]
 
 
-def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int) -> None:
-    """Note a loss whose newest charge is of `newest_ms`; None: this machine has put nothing back. It may fail without
-    harm. If all charges of the loss are older than the last noted loss, they are a part of that one: a second emptying
-    would have removed the note.
+def _tell(project: Project, journal: Journal, charges: Sequence[Entry], at_ms: int) -> None:
+    """Note the loss of the charges that this machine has put back, if any. It may fail without harm. If all of them are
+    older than the last noted loss, they are a part of that one: a second emptying would have removed the note.
 
     The ledger also gets its earlier losses back from the journal, and the journal learns the ledger's. The last of the
     ledger's losses stays the last, because other machines may have parts of it."""
@@ -259,12 +259,12 @@ def _tell(project: Project, journal: Journal, loss: Loss | None, newest_ms: int)
     def rule(_: int, fields: Mapping[str, str]) -> Change[Sequence[Loss]]:
         before = _read_losses(fields.get(LOSSES, ""))
         last_ms = before[-1].since_ms if before else 0
-        if loss is None:
-            noted = _united(before, [earlier for earlier in here if earlier.since_ms < last_ms])
-        elif newest_ms <= last_ms:
-            noted = _united(before, here, [loss._replace(since_ms=last_ms)])
+        if charges:
+            since_ms = last_ms if max(entry.id[0] for entry in charges) <= last_ms else at_ms
+            units, machine = sum(entry.units for entry in charges), one_line(machine_name())[:64]
+            noted = _united(before, here, [Loss(at_ms, machine, len(charges), units, since_ms)])
         else:
-            noted = _united(before, here, [loss])
+            noted = _united(before, [earlier for earlier in here if earlier.since_ms < last_ms])
         return Change(noted, {} if noted == before else {LOSSES: json.dumps(noted)})
 
     with suppress(LedgerError):
