@@ -253,11 +253,8 @@ class Draws:
         is_ahead = any(draw.entry.id[0] > now_ms for draw in draws.values())
         if not is_ahead and lines <= 4 * len(kept) + SPARE_LINES:
             return
-        fd = open_alone(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            _write_all(fd, [line for draw in kept.values() for line in _lines_of(draw)])
-        finally:
-            os.close(fd)
+        with os.fdopen(open_alone(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            _write_all(file.fileno(), [line for draw in kept.values() for line in _lines_of(draw)])
         os.replace(f"{self._path}.new", self._path)
         self._sync_folders()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -339,8 +340,6 @@ def _read(rows: object, make: Callable[..., T], checked: Callable[[T], T]) -> li
     """The values of the rows. Leaves out rows that cannot be read."""
     values = []
     for row in rows if isinstance(rows, list) else ():
-        try:
+        with suppress(TypeError, UsageError):
             values.append(checked(make(*row)))
-        except (TypeError, UsageError):
-            continue
     return values
