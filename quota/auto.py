@@ -28,17 +28,7 @@ if TYPE_CHECKING:
 
 # Every Python under `quota exec --auto` imports this file. It imports the rest with the first HTTP library.
 
-LIBRARIES = (
-    "aiohttp",
-    "grpc",
-    "http.client",
-    "httplib2",
-    "httpx",
-    "httpx2",
-    "requests",
-    "urllib3",
-    "urllib3_future",
-)
+LIBRARIES = ("aiohttp", "grpc", "http.client", "httplib2", "httpx", "httpx2", "requests", "urllib3", "urllib3_future")
 
 TALLY = "QUOTA_AUTO_TALLY"
 """The variable with the folder in which the processes of `quota exec --auto` count what they spend."""

@@ -118,12 +118,7 @@ def _show_steps(source: Log, target: Log, steps: Sequence[Step], *, as_json: boo
     say("nothing was changed")
 
 
-_OUTCOMES = {
-    "nothing": "empty",
-    "move": "moved",
-    "go on": "moved",
-    "moved already": "already-moved",
-}
+_OUTCOMES = {"nothing": "empty", "move": "moved", "go on": "moved", "moved already": "already-moved"}
 
 
 def _line_of(source: Log, target: Log, moved: Moved) -> str:

@@ -80,10 +80,7 @@ def _entry_points() -> Any:
     return entry_points(group="quota.commands")
 
 
-@click.group(
-    cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.option("--config", metavar="FILE", help="Configuration; a --config after the command wins.")
 @click.version_option(package_name="quota-ledger", prog_name="quota")
 def cli(config: str | None) -> None:

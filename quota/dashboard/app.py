@@ -25,16 +25,7 @@ from starlette.routing import Route
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.text import number_in
 from quota.dashboard.pages import Site, State
-from quota.dashboard.reading import (
-    Kept,
-    Reading,
-    forecast_of,
-    key_of,
-    read_curves,
-    read_now,
-    read_samples,
-    read_spent,
-)
+from quota.dashboard.reading import Kept, Reading, forecast_of, key_of, read_curves, read_now, read_samples, read_spent
 from quota.errors import LedgerError
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.reports.refusal import explain_kept

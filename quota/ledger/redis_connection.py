@@ -25,14 +25,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, NodesManager
 from redis.crc import key_slot
-from redis.exceptions import (
-    AskError,
-    InvalidResponse,
-    MovedError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import AskError, InvalidResponse, MovedError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 

@@ -116,8 +116,7 @@ LIMIT = Keys(
         "name": Label("The name that refusals show.", required=True),
         "quota": Whole("What upstream grants."),
         "headroom": Either(
-            'How much of the quota to leave unspent, in units or as "5%".',
-            kinds=(_SHARE, Whole(minimum=0)),
+            'How much of the quota to leave unspent, in units or as "5%".', kinds=(_SHARE, Whole(minimum=0))
         ),
         "units": Whole("The number to enforce, in place of quota and headroom."),
         "window": WindowKind('"24h": any 24 hours; or a calendar period of a time zone.', required=True),
@@ -131,11 +130,7 @@ LIMIT = Keys(
     },
     Apart("units", ("quota", "headroom"), "cannot be combined with {other}; give quota and headroom, or units alone"),
     Some((("units",), ("quota",)), "missing; give quota (granted by upstream) and headroom, or units (enforced)"),
-    Apart(
-        "per",
-        ("jobs",),
-        "gives each job a limit of its own and cannot be combined with jobs; remove one of them",
-    ),
+    Apart("per", ("jobs",), "gives each job a limit of its own and cannot be combined with jobs; remove one of them"),
 )
 
 SCOPE = Text(
@@ -256,10 +251,7 @@ NOTIFY = Keys(
         "stale": Span("A message reports a region whose last complete pass, or else the job's first run, is older."),
         "insecure_endpoint": Flag("The address may be an http:// address on another machine."),
     },
-    Some(
-        (("url",), ("command",)),
-        'nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"',
-    ),
+    Some((("url",), ("command",)), 'nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"'),
 )
 
 _INBOUND_LIMIT = {
@@ -469,11 +461,7 @@ _RESERVE = Keys(
 
 def _part_keys(least: int) -> dict[str, Kind]:
     """The keys of a price in one bucket. A price has at `least` this many units."""
-    return {
-        "units": Whole(minimum=least, required=True),
-        "bucket": Text(),
-        "reserve": Table(keys=_RESERVE),
-    }
+    return {"units": Whole(minimum=least, required=True), "bucket": Text(), "reserve": Table(keys=_RESERVE)}
 
 
 def _cost(least: int) -> Kind:
@@ -499,16 +487,10 @@ _WORD = Text(
 
 QUOTA = {"quota": Whole(required=True), "resets": WindowKind(required=True)}
 _BUCKET = Keys(
-    {
-        **QUOTA,
-        "windows": Rows(keys=Keys(QUOTA), most=MAX_WINDOWS, says=f"a bucket has at most {MAX_WINDOWS} windows"),
-    },
+    {**QUOTA, "windows": Rows(keys=Keys(QUOTA), most=MAX_WINDOWS, says=f"a bucket has at most {MAX_WINDOWS} windows")},
     _inside("windows", tuple(QUOTA)),
 )
-_DATED_PRICE = Keys(
-    {**_part_keys(0), "parts": _cost(0), "since": Day()},
-    _inside("parts", tuple(_part_keys(0))),
-)
+_DATED_PRICE = Keys({**_part_keys(0), "parts": _cost(0), "since": Day()}, _inside("parts", tuple(_part_keys(0))))
 DATED = Keys({**_part_keys(0), "prices": Rows(keys=_DATED_PRICE)}, _inside("prices", tuple(_part_keys(0))))
 _MONITORING = Keys(
     {
