@@ -160,4 +160,5 @@ def behind(error: BaseException) -> Iterator[BaseException]:
             seen[id(cause)] = cause
             yield cause
             left += [cause.__cause__, cause.__context__]
-            left += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+            if isinstance(cause, BaseExceptionGroup):
+                left += cause.exceptions

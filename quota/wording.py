@@ -307,7 +307,8 @@ def _cause(x: RefusalExplained) -> str:
     left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
     pace = "".join(f", {part}" for part in kept.why.split(", ") if " by the end of the " in part)
     if kept.reason == "leave":
-        left += f" left for {f'job {kept.job}' if kept.job else 'this job'}"
+        job = f"job {kept.job}" if kept.job else "this job"
+        left += f" left for {job}"
         if then.leave_units:  # a paced limit has other numbers
             left += f", which must leave {then.leave_units:,} to others"
     else:
@@ -352,12 +353,10 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
 
 def _asker(x: RefusalExplained) -> str:
     kept = x.kept
-    who = [f"job {kept.job}"] if kept.job else []
-    who += [f"region {kept.region}"] if kept.region else []
-    who += [f"run {kept.run}"] if kept.run else []
-    who += [f"on {kept.machine}"] if kept.machine else []
+    asker = {"credential": kept.credential, "job": kept.job, "region": kept.region, "run": kept.run, "on": kept.machine}
+    who = ", ".join([f"{what} {name}" for what, name in asker.items() if name])
     then = "" if kept.retry_at_ms is None else f"; next at {moment(kept.retry_at_ms)}"
-    return f"{stamp(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
+    return f"{stamp(kept.at_ms)}, {who}{then}"
 
 
 def _now(x: RefusalExplained) -> str:
@@ -464,7 +463,7 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
     has_ids = any(expiry.charge for expiry in x.expiries)
     for expiry in x.expiries:
         what = expiry.method or _WHAT[expiry.kind]
-        units, room = f"{expiry.units:,}", fits * expiry.makes_room
+        units, room = f"{expiry.units:,}", fits if expiry.makes_room else ""
         charge = (expiry.charge or "-",) if has_ids else ()
         rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room, *charge))
     headings = ("at", f"{x.noun(x.expiring)}s", "of", "job", "", *(("id",) if has_ids else ()))

@@ -483,7 +483,8 @@ def _admitted() -> Iterator[dict[str, int]]:
         now_ms = MIDNIGHT_MS + offset_ms
         sliding_units = fixed_units = 0
         for _ in range(searches):
-            sliding_units += 100 if budget.charge("search.list").admitted else 0
+            if budget.charge("search.list").admitted:
+                sliding_units += 100
             day = now_ms // DAY_MS
             if fixed_used.get(day, 0) + 100 <= LIMIT_UNITS:
                 fixed_used[day] = fixed_used.get(day, 0) + 100

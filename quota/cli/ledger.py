@@ -112,9 +112,9 @@ def _show_steps(source: Log, target: Log, steps: Sequence[Step], *, as_json: boo
         rows = [{"project": step.project, "outcome": _OUTCOMES[step.kind]} for step in steps]
         print_json({"old": source.label, "new": target.label, "dry_run": True, "projects": rows})
         return
+    says = {"nothing": "holds nothing", "moved already": f"moved already to {target.label}"}
     for step in steps:
-        would = {"nothing": "holds nothing", "moved already": "moved already"}.get(step.kind, "would move")
-        say(f"project {step.project}: {would}{f' to {target.label}' if would != 'holds nothing' else ''}")
+        say(f"project {step.project}: {says.get(step.kind, f'would move to {target.label}')}")
     say("nothing was changed")
 
 

@@ -107,8 +107,9 @@ def reconciled_parts(result: Reconciled, *, dry_run: bool) -> Iterator[Part]:
     for name in result.lifted:
         yield Line(f"{name}: {would_be} lifted: upstream grants more than it did")
     if result.differs or result.lifted or result.log_after_ms:
-        done = ["tightened"] * result.tightened + ["lifted"] * bool(result.lifted)
-        yield Line("a dry run: nothing was changed" if dry_run else " and ".join(done) or "nothing to change")
+        changes = {"tightened": result.tightened, "lifted": bool(result.lifted)}
+        done = " and ".join([change for change, was_made in changes.items() if was_made]) or "nothing to change"
+        yield Line("a dry run: nothing was changed" if dry_run else done)
     else:
         yield Line("both counts agree", "good")
 

@@ -117,7 +117,8 @@ def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
         return f"{name} {TO_NOTHING[0]}", TO_NOTHING[1]
     if not is_file and not os.path.isdir(there):
         return f"{name} is no folder", "correct the path"
-    if not os.access(there, os.W_OK | os.X_OK * (not is_file), effective_ids=_EFFECTIVE):
+    rights = os.W_OK if is_file else os.W_OK | os.X_OK
+    if not os.access(there, rights, effective_ids=_EFFECTIVE):
         return f"this user may not write to {name}", "correct the path, or its owner or mode"
     return None
 

@@ -55,7 +55,8 @@ def url_on(scheme: str, host: str, port: int | None, target: str) -> str:
     if target[:1] != "/" and "//" in target:
         return target
     shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"{scheme}://{shown}{'' if port in (None, default_port(scheme)) else f':{port}'}{target}"
+    named = "" if port in (None, default_port(scheme)) else f":{port}"
+    return f"{scheme}://{shown}{named}{target}"
 
 
 def is_readable_on_the_way(url: str) -> bool:

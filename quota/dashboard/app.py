@@ -92,8 +92,9 @@ class Dashboard:
         now = self.now.get(SCRAPE_PATIENCE_S)
         samples = read_samples(self.session, now.value.status if now.value is not None and now.error is None else None)
         for kept in self.added.values():
-            reading = kept.get(PATIENCE_S)
-            samples += () if reading.value is None else reading.value.samples
+            added = kept.get(PATIENCE_S).value
+            if added is not None:
+                samples += added.samples
         return samples
 
     def checks(self) -> list[Check]:

@@ -211,9 +211,12 @@ def _title(verdicts: Sequence[Verdict]) -> str:
     if worst is None:
         return "No answer"
     end = "" if worst.until is None else f" {worst.until.clock}"
-    alike, all_of_them = sum(verdict.state == worst.state for verdict in verdicts), many(len(verdicts), "credential")
-    count = "" if len(verdicts) == 1 else f" ({all_of_them if alike == len(verdicts) else f'{alike} of {all_of_them}'})"
-    return f"{worst.headline}{end}{count}"
+    if len(verdicts) == 1:
+        return f"{worst.headline}{end}"
+    alike, of_all = sum(verdict.state == worst.state for verdict in verdicts), many(len(verdicts), "credential")
+    if alike < len(verdicts):
+        of_all = f"{alike} of {of_all}"
+    return f"{worst.headline}{end} ({of_all})"
 
 
 def _notices(state: State) -> list[dict[str, Any]]:

@@ -30,7 +30,8 @@ class RunLimit:
             )
         with self._lock:
             fits = self.spent_units + units <= self.max_units
-            self.spent_units += units if fits else 0
+            if fits:
+                self.spent_units += units
         return fits
 
     def give_back(self, units: int) -> None:

@@ -373,7 +373,8 @@ def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) ->
     charges = spent(behind)
     if isinstance(window, Calendar):
         units = sum(units for _, units in counted(view.selector, charges))
-        rows += [Expiry(window.edges(now_ms)[1], units, "reset")] if units else []
+        if units:
+            rows.append(Expiry(window.edges(now_ms)[1], units, "reset"))
     else:
         names = dict(zip([charge.key for charge in charges], ids_of_calls(charges), strict=True))
         for charge, units in counted(view.selector, charges):

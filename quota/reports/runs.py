@@ -94,10 +94,9 @@ def stands_out(bought: Iterable[Bought]) -> Iterator[str]:
             last_new, last_units = sum(row.new for row in last), sum(row.units for row in last)
             if last_new * units * CHEAPER_BY <= last_units * new and last_units * 10 >= units:
                 is_half = abs(last_units * 2 - units) * 50 <= units
-                yield (
-                    f"{_pages([row.page for row in last])} of {job} brought {last_new / new:.0%} of the new entries "
-                    f"for {'half' if is_half else f'{last_units / units:.0%}'} of its units"
-                )
+                share = "half" if is_half else f"{last_units / units:.0%}"
+                pages = _pages([row.page for row in last])
+                yield f"{pages} of {job} brought {last_new / new:.0%} of the new entries for {share} of its units"
                 break
 
 

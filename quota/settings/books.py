@@ -447,8 +447,10 @@ def as_written(window: Window) -> str:
     if not isinstance(window, Calendar):
         return f'"{window.name}"'
     keys = [f'calendar = "{window.period}"', f'zone = "{window.zone}"']
-    keys += [f"day = {window.day}"] if window.day != 1 else []
-    keys += [f'starts = "{window.starts}"'] if window.starts != "monday" else []
+    if window.day != 1:
+        keys.append(f"day = {window.day}")
+    if window.starts != "monday":
+        keys.append(f'starts = "{window.starts}"')
     return f"{{ {', '.join(keys)} }}"
 
 

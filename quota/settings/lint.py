@@ -341,12 +341,15 @@ def _uncounted(bucket: Bucket, quota: Quota, whole: Sequence[Limit], location: s
     window = quota.window
     if any(limit.view.window == window for limit in whole):
         return
-    # One of upstream's periods can overlap this many windows of the limit, and each of them can be full.
-    most = min(
-        limit.limit_units
-        * (-(-window.longest_ms // limit.view.window.longest_ms) + isinstance(limit.view.window, Calendar))
-        for limit in whole
-    )
+
+    def most_units(limit: Limit) -> int:
+        """One of upstream's periods can overlap several windows of the limit, and each of them can be full."""
+        windows = -(-window.longest_ms // limit.view.window.longest_ms)
+        if isinstance(limit.view.window, Calendar):
+            windows += 1
+        return windows * limit.limit_units
+
+    most = min(map(most_units, whole))
     if most > quota.units:
         by, such = f"in any {window.name}", "time"
         if isinstance(window, Calendar):
