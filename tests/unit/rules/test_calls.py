@@ -267,7 +267,8 @@ def test_a_limit_counts_of_a_call_the_buckets_that_it_selects() -> None:
 
 
 def test_a_look_asks_for_the_cheapest_call_and_is_kept_for_its_book_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quota.rules.calls._looks", {})  # else it may be full, and is emptied meanwhile
+    for cache in ("quota.rules.calls._looks", "quota.terms.costs._valid"):  # one may be full, and is emptied meanwhile
+        monkeypatch.setattr(cache, {})
     limits = (limit(),)
     first, same = (Checklists("main", BOOK, limits, {}, lambda: NOON) for _ in range(2))
     other = checklists(limit(2_000))
