@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import OfOneProcess, start_over_in_child
@@ -52,6 +52,8 @@ from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
 from quota.rules.facts import Facts, union
 from quota.terms.limits import SLACK_MS
+
+T = TypeVar("T")
 
 FOLDER = "journals"
 """The folder in the state folder. It has a folder for each project and endpoint, with a folder for each identity."""
@@ -179,26 +181,20 @@ class Journal(OfOneProcess):
 
     def newest(self, epoch: str) -> Id:
         """The newest entry of this epoch that any process of this machine has noted; START if there is none."""
+
+        def look(files: DayFiles) -> None:
+            self._follow(files)
+            if epoch not in self._confirmed:
+                self._search_back(files, epoch)
+
         with self._lock:
-            if self._files is not None:
-                try:
-                    self._follow(self._files)
-                    if epoch not in self._confirmed:
-                        self._search_back(self._files, epoch)
-                except OSError as error:
-                    self._fail(error)
+            self._tried(look)
             return self._newest.get(epoch, START)
 
     def position(self) -> dict[str, int]:
         """The end of the journal. Ask for it before `records`, and pass it to `compared`."""
         with self._lock:
-            ends = {}
-            if self._files is not None:
-                try:
-                    ends = self._files.ends()
-                except OSError as error:
-                    self._fail(error)
-            return {**ends, "": self._remembered}
+            return {**(self._tried(DayFiles.ends) or {}), "": self._remembered}
 
     def records(self, since: Position | None = None) -> Iterator[tuple[str, Entry]]:
         """The entries after a position, with their epochs, in the order in which they were noted. An entry may come
@@ -319,11 +315,9 @@ class Journal(OfOneProcess):
     def noted(self, name: str) -> str:
         """The last text that was noted under this name; "" if there is none."""
         with self._lock:
-            if self._files is not None:
-                try:
-                    self._texts[name] = read_text(self._files.path(name))
-                except OSError as error:
-                    self._fail(error)
+            text = self._tried(lambda files: read_text(files.path(name)))
+            if text is not None:
+                self._texts[name] = text
             return self._texts.get(name, "")
 
     def note(self, name: str, text: str) -> None:
@@ -357,11 +351,7 @@ class Journal(OfOneProcess):
 
     def _replace(self, name: str, text: str) -> None:
         """Replace a file of the journal, if it has files. If that fails, the text stays in memory."""
-        if self._files is not None:
-            try:
-                replace_text(self._files.path(name), text)
-            except OSError as error:
-                self._fail(error)
+        self._tried(lambda files: replace_text(files.path(name), text))
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""
@@ -481,19 +471,16 @@ class Journal(OfOneProcess):
         return list(self._memory)[max(0, passed) :]
 
     def _read_marks(self) -> Marks:
+        def read(files: DayFiles) -> None:
+            files.growing()
+            if files.looks != self._marks_look:
+                marks = read_marks(read_text(files.path("marks")))
+                in_memory = self._marks.compared.get("", 0) if self._marks.epoch == marks.epoch else 0
+                self._marks = marks._replace(compared={**marks.compared, "": in_memory})
+                self._marks_look = files.looks
+
         with self._lock:
-            files = self._files
-            if files is None:
-                return self._marks
-            try:
-                files.growing()
-                if files.looks != self._marks_look:
-                    marks = read_marks(read_text(files.path("marks")))
-                    in_memory = self._marks.compared.get("", 0) if self._marks.epoch == marks.epoch else 0
-                    self._marks = marks._replace(compared={**marks.compared, "": in_memory})
-                    self._marks_look = files.looks
-            except OSError as error:
-                self._fail(error)
+            self._tried(read)
             return self._marks
 
     def _change_marks(self, changed: Callable[[Marks], Marks], wait_s: float = WAIT_S) -> None:
@@ -507,16 +494,22 @@ class Journal(OfOneProcess):
                 self._replace("marks", marks_text(self._marks))
 
     def _read_facts(self) -> NotedFacts:
+        def read(files: DayFiles) -> None:
+            files.growing()
+            if files.looks != self._facts_look:
+                self._facts, self._facts_look = _facts_in(read_text(files.path("facts"))), files.looks
+
         with self._lock:
-            files = self._files
-            if files is not None:
-                try:
-                    files.growing()
-                    if files.looks != self._facts_look:
-                        self._facts, self._facts_look = _facts_in(read_text(files.path("facts"))), files.looks
-                except OSError as error:
-                    self._fail(error)
+            self._tried(read)
             return self._facts
+
+    def _tried(self, work: Callable[[DayFiles], T]) -> T | None:
+        """What `work` returns; None without files, or if they cannot be used."""
+        try:
+            return None if self._files is None else work(self._files)
+        except OSError as error:
+            self._fail(error)
+            return None
 
     def _fail(self, error: OSError) -> None:
         """Log once why the files cannot be used."""
