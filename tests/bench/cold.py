@@ -21,10 +21,7 @@ SCRIPT = "import sys\nfrom quota.cli.entry import main\nsys.exit(main())\n"
 FULL = """
 [credentials.main]
 api = "youtube-v3"
-[[credentials.main.limits]]
-name = "day"
-units = 1
-window = "24h"
+limits = [{ name = "day", units = 1, window = "24h" }]
 [jobs.trending]
 fetch = "trending"
 regions = ["US"]

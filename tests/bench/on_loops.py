@@ -28,10 +28,7 @@ url = "{url}?socket_timeout=20"
 [credentials.main]
 api = "youtube-v3"
 project = "bench-loops"
-[[credentials.main.limits]]
-name = "day"
-units = 1_000_000_000
-window = "24h"
+limits = [{{ name = "day", units = 1_000_000_000, window = "24h" }}]
 """
 """A busy machine is slow, and measured all the same."""
 

@@ -37,10 +37,7 @@ unavailable = {{ max_cost = 1, allowance = 50 }}
 api = "youtube-v3"
 key = "file:key"
 endpoint = "{endpoint}"
-[[credentials.main.limits]]
-name = "day"
-units = 9_500
-window = "24h"
+limits = [{{ name = "day", units = 9_500, window = "24h" }}]
 [store]
 url = "sqlite:///{store}/videos.db"
 [jobs.t]

@@ -53,10 +53,7 @@ shadow = true
 api = "youtube-v3"
 project = "partner-data"
 key = "env:KEY"
-[[credentials.partner.limits]]
-name = "hour"
-units = 300
-window = "1h"
+limits = [{{ name = "hour", units = 300, window = "1h" }}]
 
 [jobs."{SCRIPT}"]
 credential = "main"

@@ -64,11 +64,7 @@ url = "{ledger}"
 api = "things.toml"
 {auth}
 endpoint = "{address}"
-[[credentials.main.limits]]
-name = "hour"
-quota = {limit}
-window = "1h"
-headroom = 0
+limits = [{{ name = "hour", quota = {limit}, window = "1h", headroom = 0 }}]
 """
 
 

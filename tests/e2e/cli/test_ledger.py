@@ -20,11 +20,7 @@ unavailable = {{ max_cost = 1, allowance = 3, machines = 1 }}
 [credentials.main]
 api = "youtube-v3"
 project = "p"
-[[credentials.main.limits]]
-name = "day"
-quota = 10_000
-headroom = 500
-window = "24h"
+limits = [{{ name = "day", quota = 10_000, headroom = 500, window = "24h" }}]
 """
 
 

@@ -17,16 +17,10 @@ MIDNIGHT_MS = 1_795_334_400_000
 CONFIG = """
 [credentials.main]
 api = "youtube-v3"
-[[credentials.main.limits]]
-name = "search"
-methods = ["search.list"]
-count = "calls"
-units = 20
-window = "24h"
-[[credentials.main.limits]]
-name = "berlin"
-units = 90_000
-window = { calendar = "day", zone = "Europe/Berlin" }
+limits = [
+    { name = "search", methods = ["search.list"], count = "calls", units = 20, window = "24h" },
+    { name = "berlin", units = 90_000, window = { calendar = "day", zone = "Europe/Berlin" } },
+]
 [jobs.concerts]
 fetch = "search"
 options = { words = "live concert" }
