@@ -73,13 +73,11 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
 
 def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id | None:
     """Append the entries that `entries_of_now` makes, without comparing limits. If unread entries contradict them, or
-    the log was lost, make them again. Returns the id of the first; None: there were none. Raises LedgerError and
-    StillCountingError."""
+    the log was lost, make them again. Returns the id of the first; None: there were none, and the log is whole. Raises
+    LedgerError and StillCountingError."""
     for _ in range(MAX_TRIES):
         mark = project.mark()
         entries = entries_of_now()
-        if not entries:
-            return None
         first = project.reading.appended(entries)
         if first is None:
             reply, _ = project.ask(project.request(mark, 0, entries, ANY))
@@ -87,6 +85,8 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
         if first is not None:
             project.reading.pending.pop(entries[0].key, None)
             return first
+        if reply.word == "READ":
+            return None
         if reply.word == "BEHIND":
             put_back(project)
         elif reply.word == "CLOCK":

@@ -86,6 +86,17 @@ def test_a_process_compares_an_old_copy_before_it_settles_or_reads_on(site: Site
     assert ours.usage()[0].used_units == 1 + 5 + 2 + settles
 
 
+def test_a_charge_keeps_its_last_units_though_an_old_copy_has_the_same(site: Site) -> None:
+    budget = site.machine().budget(HUNDRED)
+    charged = str(budget.charge("videos.list", units=5).id)
+    copy = site.place.copy()
+    budget.settle(charged, 3)
+    site.place.overwrite(copy)
+    site.now_ms += 1
+    budget.settle(charged, 5)
+    assert budget.usage()[0].used_units == 5
+
+
 @pytest.mark.parametrize("charges", [0, 1])
 def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int) -> None:
     """The ledger loses it as soon as it has it."""
