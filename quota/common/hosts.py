@@ -50,10 +50,16 @@ def default_port(scheme: str) -> int:
     return 443 if scheme in ("https", "wss") else 80
 
 
+def is_url(target: str) -> bool:
+    """Whether the target of a request is its URL, as on a connection to a proxy."""
+    return target[:1] != "/" and "://" in target.partition("?")[0]
+
+
 def url_on(scheme: str, host: str, port: int | None, target: str) -> str:
-    """The URL of a request for `target` on a connection. On a connection to a proxy, `target` is the URL."""
-    if target[:1] != "/" and "//" in target:
+    """The URL of a request for `target` on a connection."""
+    if is_url(target):
         return target
+    target = target if target[:1] in "/?" else f"/{target}"
     shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
     named = "" if port in (None, default_port(scheme)) else f":{port}"
     return f"{scheme}://{shown}{named}{target}"

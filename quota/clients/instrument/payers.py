@@ -13,7 +13,7 @@ from quota.clients.gate import AsyncHostGate, HostGate, take_paid
 from quota.clients.metering import Meter, Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
-from quota.common.hosts import default_port, url_on
+from quota.common.hosts import default_port, is_url, url_on
 from quota.common.redact import redact
 from quota.common.text import listed
 from quota.errors import Refused, SessionClosedError, UsageError
@@ -102,8 +102,8 @@ class Payers:
     def of_connection(
         self, verb: str, scheme: str, host: str, port: int | None, target: str, *, awaited: bool = False
     ) -> tuple[Payer | None, str]:
-        """The payer and the URL of a request, by its connection. On a connection to a proxy, `target` is the URL."""
-        if target[:1] != "/" and "//" in target:
+        """The payer and the URL of a request, by its connection."""
+        if is_url(target):
             parts = urlsplit(target)
             scheme, host, port = parts.scheme, parts.hostname or "", parts.port
         if not self.knows(host, port or default_port(scheme)):

@@ -272,6 +272,18 @@ def test_the_target_of_a_request_names_its_method(library: Any, target: str | by
     assert (charged(), server.arrived[0].target) == ([("search", 10)], "/search/b")
 
 
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [("search/b", "search"), ("search?from=http://a", "search"), ("*", "read"), ("a@b", "read")],
+)
+def test_a_target_without_a_slash_is_a_path(target: str, method: str, server: PlainServer) -> None:
+    instrument(server.address)
+    with closing(http.client.HTTPConnection(server.host)) as conn:
+        conn.request("GET", target)
+        assert conn.getresponse().status == 200
+    assert [name for name, _ in charged()] == [method]
+
+
 def test_a_post_that_may_stand_for_a_get_costs_the_dearer_and_at_google_the_get(
     client: Client, server: PlainServer
 ) -> None:
