@@ -84,7 +84,14 @@ def read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) ->
     empty = Checkpoint(job, region, work=work)
     sql = f"SELECT {', '.join(_PLACE)} FROM checkpoints WHERE {OF_REGION}"  # noqa: S608  # constants
     row = db.execute(sql, key_of(empty)).fetchone()
-    return (row and _checkpoint(job, region, work, *row)) or empty
+    if row is None:
+        return empty
+    pending, written, *rest = row
+    try:
+        cursor = None if written is None else json.loads(written)
+    except (TypeError, ValueError, RecursionError):
+        return empty
+    return _checkpoint(job, region, work, pending, cursor, *rest) or empty
 
 
 def add_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint) -> None:
@@ -111,22 +118,18 @@ def _row_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _checkpoint(
-    job: str, region: str, work: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
+    job: str, region: str, work: str, pending: object, cursor: Any, pages: Any, items: Any, ranks: Any, *times: Any
 ) -> Checkpoint | None:
-    """The checkpoint in a row of `checkpoints`; None if the row has values that no store writes."""
-    try:
-        decoded = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
-    except (TypeError, ValueError, RecursionError):
-        return None
+    """The checkpoint with these fields; None if it has values that no store writes."""
     valid = (
         pending in (0, 1)
-        and (decoded is None or (isinstance(decoded, dict) and not is_deep(decoded)))
+        and (cursor is None or (isinstance(cursor, dict) and not is_deep(cursor)))
         and all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in (pages, items, ranks))
         and all(at_ms is None or is_time(at_ms) for at_ms in times)
     )
     if not valid:
         return None
-    return Checkpoint(job, region, bool(pending), decoded, pages, items, ranks, *times)._replace(work=work)
+    return Checkpoint(job, region, bool(pending), cursor, pages, items, ranks, *times)._replace(work=work)
 
 
 def place_of(checkpoint: Checkpoint, cursors: Sequence[bytes]) -> str:
@@ -140,9 +143,7 @@ def read_place(text: str, job: str, region: str, work: str) -> tuple[Checkpoint,
     try:
         data = json.loads(text)
         cursors = tuple(bytes.fromhex(digest) for digest in data["cursors"])
-        pending, cursor, *rest = (data[name] for name in _PLACE)
-        written = None if cursor is None else json.dumps(cursor)
-        checkpoint = _checkpoint(job, region, work, pending, written, *rest)
+        checkpoint = _checkpoint(job, region, work, *(data[name] for name in _PLACE))
     except (TypeError, ValueError, KeyError, RecursionError):
         return None
     return None if checkpoint is None else (checkpoint, cursors)
