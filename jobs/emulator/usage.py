@@ -216,8 +216,9 @@ def time_series(params: Mapping[str, str], project: str, meter: Meter, lag_ms: i
     if any(name.startswith("aggregation.") for name in params):
         raise Rejected(replies.bad_request("This emulator aggregates nothing."))
     metric = terms.pop("metric.type", "").removeprefix(_PREFIX)
-    wanted = terms.pop("resource.type", "consumer_quota") == "consumer_quota"
-    wanted = wanted and terms.pop("resource.labels.service", _SERVICE) == _SERVICE
+    resource = terms.pop("resource.type", "consumer_quota")
+    service = terms.pop("resource.labels.service", _SERVICE)
+    has_points = (resource, service) == ("consumer_quota", _SERVICE)
     if metric == "rate/net_usage":
         points, kind = _usage(project, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
     elif metric == "limit":
@@ -228,7 +229,7 @@ def time_series(params: Mapping[str, str], project: str, meter: Meter, lag_ms: i
     shown = [
         point
         for point in points
-        if wanted and labels.items() <= dict(point.labels).items() and since_ms < point.end_ms <= until_ms
+        if has_points and labels.items() <= dict(point.labels).items() and since_ms < point.end_ms <= until_ms
     ]
     return _page(params, shown, kind, f"{_PREFIX}{metric}", project)
 
