@@ -147,8 +147,7 @@ class Identify:
         user: Callable[[Any], str | None] | None = None,
     ) -> None:
         self._proxies = proxies
-        self._key_field = key_field.lower() if key_field is not None and knows_key is not None else None
-        self._knows_key = knows_key
+        self._keys = None if key_field is None or knows_key is None else (key_field.lower(), knows_key)
         self._user = user
 
     def asgi(self, scope: Mapping[str, Any]) -> str:
@@ -169,22 +168,24 @@ class Identify:
         user_of: Callable[[Mapping[str, Any]], str | None],
         lines_of: Callable[[Mapping[str, Any], str], list[str]],
     ) -> str:
-        if self._key_field is not None and (key := self._key(lines_of(request, self._key_field))):
-            return key
+        if self._keys is not None:
+            field, knows_key = self._keys
+            if key := _key(lines_of(request, field), knows_key):
+                return key
         name = at_once("user", (user_of if self._user is None else self._user)(request))
         if name:
             return _named("u", name)
         return self._proxies.client(peer, lambda: lines_of(request, self._proxies.field))
 
-    def _key(self, lines: Sequence[str]) -> str | None:
-        """The identity of a valid key. None for several different keys: the application may use any of them."""
-        knows = self._knows_key
-        if knows is None or len(set(lines)) != 1 or not lines[0]:
-            return None
-        key = as_text(lines[0])
-        if not any(at_once("keys", knows(text)) for text in dict.fromkeys((lines[0], key))):
-            return None
-        return f"k:{digest(key)}"
+
+def _key(lines: Sequence[str], knows_key: Callable[[str], bool]) -> str | None:
+    """The identity of a valid key. None for several different keys: the application may use any of them."""
+    if len(set(lines)) != 1 or not lines[0]:
+        return None
+    key = as_text(lines[0])
+    if not any(at_once("keys", knows_key(text)) for text in dict.fromkeys((lines[0], key))):
+        return None
+    return f"k:{digest(key)}"
 
 
 def as_text(characters: str) -> str:
