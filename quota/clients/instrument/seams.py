@@ -439,8 +439,10 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 
         return watching
 
-    # A line of a body in chunks comes through `read`. Read in another way, the body leaves the bound.
-    for name in ("read", "read1", *(() if response.chunked else ("readline",))):
+    ways = ["read", "read1"]  # read in another way, the body leaves the bound
+    if not response.chunked:  # else a line comes through `read`
+        ways.append("readline")
+    for name in ways:
         setattr(response, name, watched(getattr(response, name)))
 
 
