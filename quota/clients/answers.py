@@ -194,9 +194,8 @@ class SessionHttp:
 def check_redirect(uri: str) -> None:
     """Raise BadAnswer for a redirect that is no HTTP address: a file, another protocol, a user's name."""
     if not is_http_address(uri) or not uri.isprintable() or " " in uri:
-        raise BadAnswer(
-            f"upstream redirects to {show(redact(uri))}, which is no http address; check endpoint and proxies"
-        )
+        why = f"upstream redirects to {show(redact(uri))}, which is no http address"
+        raise BadAnswer(f"{why}; check endpoint and proxies")
 
 
 def digestible(response: Any, content: bytes) -> bytes:

@@ -44,10 +44,8 @@ class Caller:
         if not self.signs or not self._hosts.serve(url):
             return url, signed
         if not self.insecure and is_readable_on_the_way(url):
-            raise ConfigError(
-                f"{show(redact(url))} would get the secret in plain text; give an https:// address, or "
-                "insecure_endpoint = true"
-            )
+            why = f"{show(redact(url))} would get the secret in plain text"
+            raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
         if self.credentials is not None:
             fields = signed if self.googles else {}
             with _renewing() as ask:

@@ -100,10 +100,8 @@ def service(
     if endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
         if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
-            raise ConfigError(
-                f"endpoint {redact(endpoint)!r} would get the secret in plain text; give an https:// address, or "
-                "insecure_endpoint = true"
-            )
+            why = f"endpoint {redact(endpoint)!r} would get the secret in plain text"
+            raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
     root: str = document["rootUrl"]
     limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
     gate = GoogleGate(Meter(budget, max_units), document)

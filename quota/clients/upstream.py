@@ -470,9 +470,8 @@ def description(api: str, version: str) -> dict[str, Any]:
     """The discovery document of an API. Raises ConfigError where the client has none."""
     document = discovered(api, version)
     if document is None:
-        raise ConfigError(
-            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
-        )
+        why = f"the installed Google client has no description of {show(api)} {show(version)}"
+        raise ConfigError(f"{why}; check both names")
     return document
 
 

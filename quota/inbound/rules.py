@@ -70,10 +70,9 @@ class Rule:
         """The part that the storage needs."""
         if fail not in get_args(Fail):
             raise ConfigError(f"fail: {show(fail)}: {nearest(fail, get_args(Fail))}")
-        if not isinstance(cost, int) or isinstance(cost, bool) or not 1 <= cost <= self.policy.most:
-            raise ConfigError(
-                f"cost: {show(cost)} is not a whole number from 1 to {self.policy.most}, its smallest limit"
-            )
+        most = self.policy.most
+        if not isinstance(cost, int) or isinstance(cost, bool) or not 1 <= cost <= most:
+            raise ConfigError(f"cost: {show(cost)} is not a whole number from 1 to {most}, its smallest limit")
         self.name, self.cost = name, cost
         self.path = path
         self.pattern = EVERYTHING if path is None else _pattern("path", path)
@@ -140,9 +139,8 @@ class Rules:
         names = [rule.name for rule in self.rules]
         if len(names) > MAX_RULES or len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ConfigError(
-                f"rules: the name {listed(twice)} is used twice" if twice else f"rules: more than {MAX_RULES}"
-            )
+            why = f"the name {listed(twice)} is used twice" if twice else f"more than {MAX_RULES}"
+            raise ConfigError(f"rules: {why}")
         self._methods = frozenset(method for rule in self.rules for method in rule.methods)
         self._remembered = lru_cache(maxsize=MAX_REMEMBERED_PATHS)(self._find)
         if not isinstance(url, str | None):
