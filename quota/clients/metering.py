@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import Headers, Usage
@@ -117,20 +117,19 @@ class Meter:
             raise Refused(decision)
         return Attempt(self, decision, call)
 
-    def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
-        """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
+    def attempts(self, calls: Iterable[tuple[str, str]]) -> list[Attempt]:
+        """Charge several (method, verb) that travel in one request: all of them, or none.
 
         One step makes up to 100 charges; a call makes one for each of its buckets. If a later step is refused, the
         earlier steps are refunded.
         """
-        pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
-        named = [self.call(method, verb) for method, verb in pairs]
+        named = [self.call(method, verb) for method, verb in calls]
         charged: list[Attempt] = []
         at_once = MAX_CHARGES // self.budget.book.most_parts
         try:
             for first in range(0, len(named), at_once):
-                decisions = self._decide(named[first : first + at_once])
-                charged += map(self.attempted, decisions, named[first : first + at_once])
+                part = named[first : first + at_once]
+                charged += map(self.attempted, self._decide(part), part)
         except BaseException:
             for attempt in charged:
                 attempt.never_left()

@@ -11,7 +11,6 @@ import pytest
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.clients.httpx import httpx_async_transport, httpx_transport
-from quota.clients.metering import Meter
 from quota.clients.requests import requests_adapter
 from quota.deciding.project import Project
 from quota.errors import UsageError
@@ -23,7 +22,6 @@ from quota.settings.load import load_settings
 from quota.terms.api import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
-from support.setup import charges_at
 
 CONFIGURATION = """
 [credentials.main]
@@ -65,11 +63,6 @@ def test_a_limit_that_selects_one_name_selects_it_whole(field: str) -> None:
 def test_a_limit_without_a_list_is_enforced(ledger: SqliteLog) -> None:
     budget = make_budget(ledger, Limit("day", 1, View(Selector(), DAY), 1, 0))
     assert [budget.charge("videos.list").admitted for _ in range(2)] == [True, False]
-
-
-def test_a_pair_without_a_list_is_one_call(ledger: SqliteLog) -> None:
-    assert len(Meter(make_budget(ledger)).attempts(("videos.list", "GET"))) == 1
-    assert [entry.method for entry in charges_at(ledger, "p")] == ["videos.list"]
 
 
 def test_read_spending_sums_one_project_by_one_field(ledger: SqliteLog) -> None:
