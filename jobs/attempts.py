@@ -101,7 +101,7 @@ class Attempts:
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
         self._step: list[Decision] = []  # the calls that this step has made, unless their cost was corrected since
         self._refused: Decision | None = None  # the last decision of this step, if it refused the call
-        self._refused_calls = 0  # of this step
+        self._any_refused = False  # whether a call of this step was refused
         self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Attempts:
 
     def _decided(self, decision: Decision) -> None:
         self._refused = None if decision.admitted else decision
-        self._refused_calls += not decision.admitted
+        self._any_refused |= not decision.admitted
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
             self._step.append(decision)
@@ -146,7 +146,7 @@ class Attempts:
 
         def attempt() -> Any:
             self.tries += 1
-            self._step, self._refused, self._refused_calls = [], None, 0
+            self._step, self._refused, self._any_refused = [], None, False
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             try:
@@ -165,7 +165,7 @@ class Attempts:
             return page
 
         page = retrying(attempt)
-        if self._refused_calls:
+        if self._any_refused:
             self.passed_over.append(checkpoint.region)
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")

@@ -30,7 +30,7 @@ def attempts() -> Attempts:
     attempts.job = SimpleNamespace(name="t")
     attempts.watcher = SimpleNamespace(decided=lambda decision: None)
     attempts._budget = SimpleNamespace(limits_of=lambda job: (limit(5, WINDOW_MS),))
-    attempts._admitted, attempts._page, attempts._step, attempts._refused_calls = {}, ("", 1), [], 0
+    attempts._admitted, attempts._page, attempts._step, attempts._any_refused = {}, ("", 1), [], False
     made: Attempts = attempts
     return made
 
