@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from time import perf_counter
 from typing import Literal, NamedTuple
 from weakref import ref
@@ -135,7 +136,7 @@ class Counts:
             rest, self._counts = dict(self._counts), Counter()
         try:
             while rest:
-                part = dict(list(rest.items())[:MAX_TOTALS])
+                part = dict(islice(rest.items(), MAX_TOTALS))
                 storage.add_totals(part)
                 rest = {name: number for name, number in rest.items() if name not in part}
         finally:
