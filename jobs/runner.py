@@ -388,15 +388,10 @@ class _Run:
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
             except Exception as error:
-                ends_all = isinstance(error, (quota.QuotaError, Interrupted, MemoryError))
-                if ends_all and not isinstance(error, quota.BadAnswer):
+                ends_run = isinstance(error, (quota.QuotaError, Interrupted, MemoryError))
+                if ends_run and not isinstance(error, quota.BadAnswer):
                     raise
-                failure = self.attempts.failure_of(error, checkpoint)
-                self.down = failure.kind == "transient"
-                if failure.answered or (failure.kind == "answer" and not failure.silent):
-                    self._note_answer()
-                here = members(checkpoint, "job region")
-                _debug("step_failed", exc_info=True, **here, page=checkpoint.pages + 1, kind=failure.kind)
+                failure = self._noted_failure(error, checkpoint)
                 if failure.kind == "cursor" and inherited:
                     # Upstream no longer knows the cursor of an earlier run, so this pass cannot continue.
                     self.here, inherited = self.store.restart(checkpoint), False
@@ -439,6 +434,16 @@ class _Run:
             self.here = self.store.finish(self.here)
             self.hold.keep(self.here)
         return self._outcome("failed" if self.left_out else "done")
+
+    def _noted_failure(self, error: Exception, checkpoint: Checkpoint) -> Failure:
+        """The failure of the step at this checkpoint. Notes what it says of upstream."""
+        failure = self.attempts.failure_of(error, checkpoint)
+        self.down = failure.kind == "transient"
+        if failure.answered or (failure.kind == "answer" and not failure.silent):
+            self._note_answer()
+        here = members(checkpoint, "job region")
+        _debug("step_failed", exc_info=True, **here, page=checkpoint.pages + 1, kind=failure.kind)
+        return failure
 
     def _note_answer(self) -> None:
         """Upstream has answered."""
