@@ -34,7 +34,7 @@ MAX_FILE_BYTES = 65_536
 @partial(call_options, method="[METHOD | --file CALLS]", required=False)
 @format_option
 @config_option
-def charge(file: str | None, **call: Any) -> int:
+def charge(file: str | None, method: str | None, units: int | None, **call: Any) -> int:
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
     --file charges up to 100 calls in one step, all or none. Each line of the file is METHOD [UNITS]; `#` begins a
@@ -46,13 +46,13 @@ def charge(file: str | None, **call: Any) -> int:
       quota charge videos.list --json
       printf 'search.list\\nvideos.list 3\\n' | quota charge --file -
     """
-    if file is None and call["method"] is None:
+    if file is None and method is None:
         raise click.UsageError("say what to charge: METHOD, or --file CALLS for several calls")
     if file is None:
-        return _decide(commit=True, **call)
-    if call["method"] is not None:
+        return _decide(commit=True, method=method, units=units, **call)
+    if method is not None:
         raise click.UsageError("METHOD and --file cannot be combined: leave METHOD or --file out")
-    if call["units"] is not None:
+    if units is not None:
         raise click.UsageError("with --file, write the units into the file, after the method: METHOD UNITS")
     return _charge_together(file=file, **call)
 
@@ -82,7 +82,7 @@ def _decide(*, commit: bool, credential: str | None, config: str | None, as_json
 
 
 def _charge_together(
-    *, file: str, credential: str | None, job: str, region: str, config: str | None, as_json: bool, **_none: None
+    *, file: str, credential: str | None, job: str, region: str, config: str | None, as_json: bool
 ) -> int:
     lines = read_calls(file)
     with opened(config, err=as_json) as session:
