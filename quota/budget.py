@@ -247,9 +247,18 @@ class Budget(OfOneProcess):
     ) -> None:
         """Count units that only upstream has counted, until its period ends. Of one name the largest counts. See
         `quota.rules.entry.Entry` for the rest."""
-        key, period = self._project.keys.next(), (since_ms, until_ms)
-        window = str(window_ms) if window_ms else ""
-        others = Entry(START, units, bucket, window, "", noun, key, "others", name, period)
+        others = Entry(
+            id=START,
+            units=units,
+            bucket=bucket,
+            method=str(window_ms) if window_ms else "",
+            job="",
+            region=noun,
+            key=self._project.keys.next(),
+            kind="others",
+            of=name,
+            at=(since_ms, until_ms),
+        )
         insist(self._project, lambda: add(self._project, lambda: [others]))
 
     # -- the decision ------------------------------------------------------------------------------------------------

@@ -238,11 +238,11 @@ def merged(losses: Sequence[Loss]) -> list[Loss]:
         parts.setdefault(loss.since_ms, []).append(loss)
     return [
         Loss(
-            since_ms,
-            listed(dict.fromkeys(loss.machine for loss in of_it)),
-            sum(loss.charges for loss in of_it),
-            sum(loss.units for loss in of_it),
-            since_ms,
+            at_ms=since_ms,
+            machine=listed(dict.fromkeys(loss.machine for loss in of_it)),
+            charges=sum(loss.charges for loss in of_it),
+            units=sum(loss.units for loss in of_it),
+            since_ms=since_ms,
         )
         for since_ms, of_it in parts.items()
     ]

@@ -53,12 +53,12 @@ def ahead(log: Log, project: str) -> Ahead:
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
     charges = spent(all_between(log.read, project, (now_ms, END[1])))
     return Ahead(
-        now_ms,
-        beginning.tip[0],
-        len(charges),
-        sum(charge.units for charge in charges),
-        len(facts.exhaustions) - len(facts.happened(now_ms).exhaustions),
-        len(_claims_ahead(log, project, now_ms)),
+        now_ms=now_ms,
+        newest_ms=beginning.tip[0],
+        charges=len(charges),
+        units=sum(charge.units for charge in charges),
+        exhaustions=len(facts.exhaustions) - len(facts.happened(now_ms).exhaustions),
+        claims=len(_claims_ahead(log, project, now_ms)),
     )
 
 

@@ -321,7 +321,14 @@ def _read(
     if jobs:
         jobs_of = _jobs(session, here=here)
         rows = [row._replace(jobs=tuple(jobs_of.get(row.settings.name, ()))) for row in rows]
-    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows), unwritable)
+    return Status(
+        at_ms=at_ms,
+        ledger=ledger.label,
+        shared=ledger.shared,
+        built_in=session.settings.path is None,
+        credentials=tuple(rows),
+        unwritable=unwritable,
+    )
 
 
 def _first_methods(settings: Settings) -> dict[str, list[str]]:
