@@ -302,12 +302,14 @@ def _moved(old: list[str], new: list[str]) -> Iterator[dict[str, Any]]:
         for at, _, size in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
         for what in old[at : at + size]
     }
-    behind = [
-        dict(zip(routes, ("first", *(f"after {what}" for what in routes)), strict=False)) for routes in (old, new)
-    ]
+
+    def place(what: str, routes: list[str]) -> str:
+        at = routes.index(what)
+        return f"after {routes[at - 1]}" if at else "first"
+
     for what in old:
         if what not in stay:
-            yield {"what": f"place of {what}", "old": behind[0][what], "new": behind[1][what]}
+            yield {"what": f"place of {what}", "old": place(what, old), "new": place(what, new)}
 
 
 def _facts(name: str) -> dict[str, str]:
@@ -536,9 +538,8 @@ def draft(name: str, paths: Iterable[str]) -> str:
     answers = [read_answer(path) for path in paths]
     figures = _figures(answers)
     hosts = sorted({_host(answer.request) for answer in answers} - {""})
-    limit = next(
-        (answer.headers[figures["limit"]] for answer in answers if figures.get("limit", "") in answer.headers), ""
-    )
+    limit = _recorded(figures.get("limit", ""), answers)
+    levels = [f"{what} = {_field(what, header, answers)}" for what, header in figures.items()]
     units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
     lines = [
         "# What the API counts, and for whom; the page of each number; what differs by plan; what is missing.",
@@ -565,7 +566,7 @@ def draft(name: str, paths: Iterable[str]) -> str:
         '"**" = "write"',
         "",
         "[answers]",
-        *(f"{what} = {_field(what, header, answers)}" for what, header in figures.items() if "remaining" in figures),
+        *(levels if "remaining" in figures else ()),
         *_closed(answers, timed="reset" in figures),
     ]
     return "\n".join(lines) + "\n"
@@ -594,11 +595,16 @@ def _figures(answers: list[Recorded]) -> dict[str, str]:
     return {what: figures[what] for what in ("remaining", "limit", "reset", "bucket") if what in figures}
 
 
+def _recorded(header: str, answers: list[Recorded]) -> str:
+    """The first value of a header."""
+    return next((answer.headers[header] for answer in answers if header in answer.headers), "")
+
+
 def _field(what: str, header: str, answers: list[Recorded]) -> str:
     if what != "reset":
         return in_toml(header)
-    value = next(answer.headers[header] for answer in answers if header in answer.headers)
-    form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value.strip())), "")
+    value = _recorded(header, answers).strip()
+    form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value)), "")
     return f"{{ header = {in_toml(header)}, as = {in_toml(form)} }}"
 
 
