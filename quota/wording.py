@@ -109,7 +109,9 @@ def _verdict(credential: CredentialRow) -> str:
     left, stopped = credential.remaining_units, credential.stopped
     if stopped is not None:
         other = "" if left is None else f"; other calls have {many(left, 'unit')}"
-        word = "CLOSED" if stopped.is_closed else "STOPPED" if stopped.refusal is None else "FULL"
+        word = "STOPPED" if stopped.refusal is None else "FULL"
+        if stopped.is_closed:
+            word = "CLOSED"
         return f"{word} for its jobs{until(stopped.retry_ms)}: job {stopped.job}: {stopped.why}{other}"
     units = "no limit counts its units" if left is None else many(left, "unit")
     return f"OPEN: {units}{_calls_left(outlook.dearest, left or 0)}"

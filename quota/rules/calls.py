@@ -68,9 +68,8 @@ def believed(facts: Facts, now_ms: int) -> Believed:
     grants = tuple(grant for grant in facts.grants if grant.believed_at(now_ms))
     turns_ms = [0, NEVER, *(ms for grant in facts.grants for ms in grant.believed_ms)]
     units = {grant.bucket: grant.quota_units for grant in grants}
-    return Believed(
-        grants, units, max(ms for ms in turns_ms if ms <= now_ms), min(ms for ms in turns_ms if ms > now_ms)
-    )
+    since_ms, until_ms = max(ms for ms in turns_ms if ms <= now_ms), min(ms for ms in turns_ms if ms > now_ms)
+    return Believed(grants, units, since_ms, until_ms)
 
 
 def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:

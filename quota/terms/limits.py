@@ -374,5 +374,7 @@ def of_jobs(limits: tuple[Limit, ...], jobs: Iterable[str]) -> tuple[Limit, ...]
     """These limits, with a limit for each of `jobs` in place of each limit `per_job`. A call without a job has none."""
     if not any(limit.per_job for limit in limits):
         return limits
-    named = [job for job in jobs if job]
-    return tuple(x for limit in limits for x in (map(limit.of_job, named) if limit.per_job else (limit,)))
+    named, several = [job for job in jobs if job], list[Limit]()
+    for limit in limits:
+        several += map(limit.of_job, named) if limit.per_job else [limit]
+    return tuple(several)
