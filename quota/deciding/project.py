@@ -384,11 +384,11 @@ class Project(OfOneProcess):
         """Name the longest window and the API in the ledger, so that the log keeps enough entries, of one API."""
         stands = self.log.change(self.name, {LONGEST: None, API: None}, {})
         check_api(self.log.label, self.name, self.api, stands.state)
-        api = stands.state.get(API)
         stored_ms = max(longest_of(stands.state), self.longest_ms)
         becomes = {LONGEST: str(stored_ms)} | ({API: self.api} if self.api else {})
         if not becomes.items() <= stands.state.items():
-            stands = self.log.change(self.name, {**longest_stands(stands.state), API: api}, becomes)
+            expected = {**longest_stands(stands.state), API: stands.state.get(API)}
+            stands = self.log.change(self.name, expected, becomes)
             if not stands.done and not is_fence(stands.epoch) and not is_seal(stands.epoch):
                 return  # another process was quicker; read what it named
         self.stored_ms = stored_ms
@@ -471,15 +471,10 @@ class Project(OfOneProcess):
         is_ahead = newest_ms > now_ms + SLACK_MS  # and of the ledger's clock: this machine's may be behind
         is_ahead = is_ahead and newest_ms > self.reading.now_ms(elapsed_ms(), newest_ms) + SLACK_MS
         if is_ahead and not self._is_ahead:
-            warn(
-                "ledger_ahead",
-                "a wrong clock dated charges in the future, where they count longer; once the clocks are right, "
-                f"run `{REPAIR}`",
-                project=self.name,
-                ledger=self.log.label,
-                newest=rfc3339(newest_ms),
-                now=rfc3339(now_ms),
-            )
+            what = "a wrong clock dated charges in the future, where they count longer"
+            times = {"newest": rfc3339(newest_ms), "now": rfc3339(now_ms)}
+            message = f"{what}; once the clocks are right, run `{REPAIR}`"
+            warn("ledger_ahead", message, project=self.name, ledger=self.log.label, **times)
         self._is_ahead = is_ahead
         return newest_ms if is_ahead else 0
 
