@@ -14,7 +14,7 @@ Where each command stands:
     reports.py         status, spend, log, explain, reopen
     reconcile.py       reconcile
     configuration.py   init, check, doctor; `doctor.py` has the findings of the last two
-    book.py            costs; book list, show, check, try, diff, new
+    book.py            costs; book list, show, check, try, diff, new; `drafts.py` has the drafts
     ledger.py          ledger move, repair, scripts
     inbound.py         inbound status, top, rotate
     serving.py         dashboard, proxy

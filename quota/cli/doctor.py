@@ -34,7 +34,8 @@ from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_usable
 from quota.reports.status import allowances, exact_from
 from quota.session import Session, projects_left, projects_of
-from quota.settings.lint import EXAMPLE_PROJECT, ageing, lint
+from quota.settings.lint import EXAMPLE_PROJECT, lint
+from quota.settings.lint_books import ageing
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
 from quota.terms.costs import CostBook

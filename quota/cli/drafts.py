@@ -1,0 +1,148 @@
+"""Recorded answers, and drafts of cost books from them: `quota book try` and `quota book new`.
+
+A draft has no number that no answer has: it has 0 or "" there, and `quota book check` names the line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from quota.common.clock import host_clock, utc
+from quota.common.files import read_named
+from quota.common.text import one_line
+from quota.errors import ConfigError
+from quota.settings.toml import in_toml
+
+
+class Recorded(NamedTuple):
+    """An answer in a file, with its `request` if the file has that."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    request: str
+
+
+def read_answer(path: str) -> Recorded:
+    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`. The body is text or JSON. Raises
+    ConfigError for any other file."""
+    from quota.clients.gate import MAX_PEEK_BYTES
+
+    source = one_line(path)
+    try:
+        answer = json.loads(read_named(path, 1 << 20))
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):  # not JSON
+        answer = None
+    answer = answer if isinstance(answer, dict) else {}
+    status, headers, body = answer.get("status"), answer.get("headers", {}), answer.get("body", "")
+    if type(status) is not int or not 100 <= status <= 599 or not isinstance(headers, dict):
+        raise ConfigError(f'{source}: not an answer; write {{"status": 403, "headers": {{...}}, "body": ...}}')
+    text, request = body if isinstance(body, str) else json.dumps(body), answer.get("request")
+    return Recorded(
+        status,
+        {name: str(value) for name, value in headers.items()},
+        text.encode(errors="replace")[:MAX_PEEK_BYTES],  # as much of it as the transports look at
+        request if isinstance(request, str) else "",
+    )
+
+
+# -- a draft -----------------------------------------------------------------------------------------------------------
+
+_FIGURES = {"remaining": "remaining|left", "reset": "reset", "bucket": "resource|bucket", "limit": "-limit$|max"}
+_FORMS = {
+    "epoch": r"[0-9]{9,12}(\.[0-9]+)?",
+    "seconds": r"[0-9]{1,8}(\.[0-9]+)?",
+    "duration": r"([0-9.]+(ms|[smhd]))+",
+    "rfc3339": r"[0-9]{4}-[0-9]{2}-[0-9]{2}T.*",
+    "http-date": r"[A-Z][a-z]{2}, .*GMT",
+}
+
+
+def draft(name: str, paths: Iterable[str]) -> str:
+    """The text of a cost book. Raises ConfigError for a file that has no answer."""
+    answers = [read_answer(path) for path in paths]
+    figures = _figures(answers)
+    hosts = sorted({_host(answer.request) for answer in answers} - {""})
+    limit = _recorded(figures.get("limit", ""), answers)
+    levels = [f"{what} = {_field(what, header, answers)}" for what, header in figures.items()]
+    units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
+    lines = [
+        "# What the API counts, and for whom; the page of each number; what differs by plan; what is missing.",
+        "",
+        f"api = {in_toml(name)}",
+        f"hosts = [{', '.join(map(in_toml, hosts))}]",
+        'source = ""  # the vendor\'s page',
+        f"read_on = {utc(host_clock()).date()}",
+        "",
+        "[buckets.requests]",
+        f"quota = {units}" + ("  # from an answer; compare it with the vendor's page" if limit else ""),
+        'resets = ""  # "1h", or { calendar = "day", zone = "UTC" }',
+        "",
+        "[default]",
+        "get = 1",
+        "other = 1",
+        "",
+        "[methods]",
+        "read = 1",
+        "write = 1",
+        "",
+        "[routes]",
+        '"GET /**" = "read"',
+        '"**" = "write"',
+        "",
+        "[answers]",
+        *(levels if "remaining" in figures else ()),
+        *_closed(answers, timed="reset" in figures),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _host(request: str) -> str:
+    """The host of a recorded request, without a user and password; empty without a request."""
+    with suppress(ValueError):
+        return urlsplit(request.rpartition(" ")[2]).netloc.rpartition("@")[2]
+    return ""
+
+
+def _figures(answers: list[Recorded]) -> dict[str, str]:
+    """The header of each figure."""
+    figures: dict[str, str] = {}
+    names = dict.fromkeys(
+        header
+        for answer in answers
+        for header in answer.headers
+        if re.search(r"(?i)rate-?limit|quota|-remaining$", header)
+    )
+    for header in names:
+        what = next((what for what, words in _FIGURES.items() if re.search(words, header, re.IGNORECASE)), None)
+        if what is not None:
+            figures.setdefault(what, header)
+    return {what: figures[what] for what in ("remaining", "limit", "reset", "bucket") if what in figures}
+
+
+def _recorded(header: str, answers: list[Recorded]) -> str:
+    """The first value of a header."""
+    return next((answer.headers[header] for answer in answers if header in answer.headers), "")
+
+
+def _field(what: str, header: str, answers: list[Recorded]) -> str:
+    if what != "reset":
+        return in_toml(header)
+    value = _recorded(header, answers).strip()
+    form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value)), "")
+    return f"{{ header = {in_toml(header)}, as = {in_toml(form)} }}"
+
+
+def _closed(answers: list[Recorded], *, timed: bool) -> list[str]:
+    """A rule for each status that refuses. It lasts a minute if no answer has a time."""
+    statuses = dict.fromkeys(answer.status for answer in answers if answer.status in (403, 429))
+    lasts = "" if timed else ', lasts = "60s"'
+    rules = [f"    {{ status = {status}{lasts} }},  # narrow it by `body` or `json`" for status in statuses]
+    return ["closed = [", *rules, "]"] if rules else []

@@ -1,0 +1,69 @@
+"""Findings about a cost book without errors: prices above its quotas, bounds that no answer settles, and its age."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quota.common.clock import utc
+from quota.common.findings import Finding, warning
+from quota.common.text import many
+from quota.terms.costs import CostBook
+from quota.terms.limits import DAY_MS
+
+OLD_DAYS = 180
+SOON_DAYS = 30
+
+
+def lint_book(book: CostBook) -> Iterator[Finding]:
+    """Findings about a cost book that has no errors."""
+    yield from _unsettled(book)
+    for method, prices in book.methods.items():
+        for part in prices[-1].parts:
+            quota = min(book.buckets[part.bucket].quotas, key=lambda quota: quota.units)
+            if part.units > quota.units:
+                yield warning(
+                    f"cost book {book.name}",
+                    f"{method} costs {many(part.units, 'unit')} of bucket {part.bucket!r}, and the quota is "
+                    f"{quota.units:,} per {quota.window.name}: it could never be admitted",
+                    "correct the price or the quota; ignore this if upstream granted you more",
+                )
+
+
+def _unsettled(book: CostBook) -> Iterator[Finding]:
+    """A bound that no answer settles stays: soon the budget is spent, though nobody used it."""
+    bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
+    if bounds and book.answers.units is None:
+        yield warning(
+            f"cost book {book.name}",
+            f"{', '.join(bounds[:3])}: `reserve` is the most that a call may cost, and `answers` has no `units` that "
+            "say what it did cost",
+            'add for example units = { json = "/usage/total" }, or settle each call in your program',
+        )
+
+
+def age_days(book: CostBook, at_ms: int) -> int:
+    """How many days ago a book was read at its source."""
+    return (utc(at_ms).date() - book.read_on).days
+
+
+def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
+    """`book_old` for a book that was read more than 180 days ago, and each price that changes within 30 days."""
+    days = age_days(book, at_ms)
+    if days > OLD_DAYS:
+        yield warning(
+            f"cost book {book.name}",
+            f"book_old: its prices were read {many(days, 'day')} ago, on {book.read_on}",
+            f"compare it with {book.source}, and write today's date into a book of your own",
+        )
+    if days < -1:  # somewhere it may be tomorrow already
+        when = f"{book.read_on} is yet to come"
+        yield warning(f"cost book {book.name}", when, "write into read_on the day when you read its prices")
+    for method in book.methods:
+        price, (_, until_ms) = book.price_at(method, at_ms)
+        if at_ms < until_ms <= at_ms + SOON_DAYS * DAY_MS:
+            coming, _ = book.price_at(method, until_ms)
+            yield warning(
+                f"cost book {book.name}",
+                f"{method} costs {coming} from {coming.since} on, and {price} until then",
+                "see whether its limits still fit",
+            )
