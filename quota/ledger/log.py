@@ -37,9 +37,6 @@ MAX_UNSEEN = 500
 MAX_READ = 5_000
 """The most entries that are read at once."""
 
-MAX_ENTRIES = 1_000
-"""The most entries that are appended at once."""
-
 FENCE = "~"
 SEAL = "!"
 

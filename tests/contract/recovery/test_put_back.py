@@ -10,7 +10,7 @@ import pytest
 from quota.budget import Budget, project_of
 from quota.deciding import corrections, losses, project
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_ENTRIES, MAX_UNSEEN, Append, Log, Reply
+from quota.ledger.log import MAX_UNSEEN, Append, Log, Reply
 from quota.rules.entry import START, Entry, Id
 from quota.terms.limits import DAY_MS
 from support.losses import Fault, FaultyLog, Machine, Site
@@ -257,7 +257,7 @@ def test_a_put_back_names_the_longest_window_before_anybody_trims(site: Site) ->
 def charge_thousands(site: Site, ledger: Log) -> None:
     """Others have charged, and kept what they counted."""
     for n in range(THOUSANDS):
-        made = [Entry(START, 1, "units", "videos.list", "", "", f"{n}-{m}") for m in range(MAX_ENTRIES)]
+        made = [Entry(START, 1, "units", "videos.list", "", "", f"{n}-{m}") for m in range(1_000)]
         beginning = ledger.begin("p")
         ask = Append(beginning.epoch, beginning.tip, made, 2**53, new_epoch="e", clock_ms=site.now_ms, keep_ms=DAY_MS)
         assert ledger.append("p", ask).word == "APPENDED"
