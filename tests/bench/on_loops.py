@@ -65,10 +65,7 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, deci
             return lambda: runner.run(gather())
 
         bare, ours = f"{BARE * decisions:,} bare script calls", f"{decisions:,} decisions"
-        contestants = [
-            Contestant(bare, together(ask, BARE * decisions)),
-            Contestant(ours, together(decide, decisions)),
-        ]
+        contestants = [Contestant(bare, together(ask, BARE * decisions)), Contestant(ours, together(decide, decisions))]
         rows = race(contestants, rounds, 1)
         runner.run(session.aclose())
         runner.run(client.aclose())

@@ -134,14 +134,7 @@ class Step(NamedTuple):
 STEPS = [
     Step("with a new store half made", "return", "quota.common.sqlite_file:statements", 1, 0, 0),
     Step("before the first decision", "call", "quota.budget:Budget._decide", 1, 0, 0),
-    Step(
-        "with the first charge made, and not all of it noted",
-        "call",
-        "quota.journal.journal:Journal.write",
-        1,
-        1,
-        0,
-    ),
+    Step("with the first charge made, and not all of it noted", "call", "quota.journal.journal:Journal.write", 1, 1, 0),
     Step("after the ledger's commit, before the request", "return", "quota.clients.metering:Meter.attempt", 3, 3, 2),
     Step("with the request sent", "return", "urllib3.connection:HTTPConnection.request", 3, 3, 2),
     Step("after the answer, before the store", "call", "quota.jobs.store.store:Store.save_page", 3, 3, 2),

@@ -340,11 +340,7 @@ class RandomOperations:
         """A new process."""
         terms = caller.terms
         caller.project = Project(
-            self.log,
-            self.name,
-            clock=self.clock,
-            wall=lambda: self.clock_ms + terms.skew_ms,
-            jitter_ms=terms.jitter_ms,
+            self.log, self.name, clock=self.clock, wall=lambda: self.clock_ms + terms.skew_ms, jitter_ms=terms.jitter_ms
         )
         self._set_budget(caller)
 

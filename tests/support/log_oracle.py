@@ -129,12 +129,7 @@ class State(NamedTuple):
     def of(cls, state: LimitState) -> State:
         """What a budget says."""
         return cls(
-            state.name,
-            state.cost_units,
-            state.used_units,
-            state.limit_units,
-            state.remaining_units,
-            state.would_refuse,
+            state.name, state.cost_units, state.used_units, state.limit_units, state.remaining_units, state.would_refuse
         )
 
 

@@ -62,13 +62,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def fail(
-        self,
-        kind: Kind,
-        *,
-        times: int = 1,
-        match: bytes = b"EVALSHA",
-        delay_s: float = 0.0,
-        keep_bytes: int = 0,
+        self, kind: Kind, *, times: int = 1, match: bytes = b"EVALSHA", delay_s: float = 0.0, keep_bytes: int = 0
     ) -> None:
         """Let the next `times` requests that hold `match` fail in this way."""
         with self._lock:

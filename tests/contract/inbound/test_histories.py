@@ -45,10 +45,7 @@ class Oracle:
                         2 * limit.window_ms,
                         lambda ms, limit=limit: self.remaining(identity, limit, now_ms + ms) == most(limit),
                     ),
-                    first(
-                        2 * limit.window_ms,
-                        lambda ms, limit=limit: self.fits(identity, limit, now_ms + ms, cost),
-                    )
+                    first(2 * limit.window_ms, lambda ms, limit=limit: self.fits(identity, limit, now_ms + ms, cost))
                     if not admitted
                     else 0,
                 )

@@ -327,10 +327,7 @@ def test_watching_goes_on_while_the_ledger_does_not_answer(quota: Quota, more: t
         assert (watch.communicate(timeout=300)[1].strip(), watch.returncode) == ("", 130)
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["costs --json > /dev/full", "--version > /dev/full", "status --json <&- >&-"],
-)
+@pytest.mark.parametrize("command", ["costs --json > /dev/full", "--version > /dev/full", "status --json <&- >&-"])
 def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str) -> None:
     quota.configure(SMALL)
     assert one_line(quota.shell(f"quota {command}"), 1).startswith("stdout cannot be written: ")

@@ -423,10 +423,7 @@ def test_the_rights_of_the_inbound_storage_are_a_line_of_their_own(
         assert {f"+{each}" for each in INBOUND_COMMANDS} <= set(lines[-1].split())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [("--project", "p"), ("--acl", "--call"), ("--acl", "--project", "*")],
-)
+@pytest.mark.parametrize("options", [("--project", "p"), ("--acl", "--call"), ("--acl", "--project", "*")])
 def test_doctor_rejects_options_that_do_not_go_together(command: Quota, options: tuple[str, ...]) -> None:
     command.configure(MAIN)
     done = command("doctor", *options)
@@ -446,12 +443,7 @@ def test_doctor_warns_of_a_server_key_without_a_lifetime(command: Quota, server:
 
 
 @pytest.mark.parametrize(
-    ("ahead_ms", "level", "way"),
-    [
-        (0, "ok", ""),
-        (-1_500, "warning", "ahead of"),
-        (6_000, "error", "behind"),
-    ],
+    ("ahead_ms", "level", "way"), [(0, "ok", ""), (-1_500, "warning", "ahead of"), (6_000, "error", "behind")]
 )
 def test_doctor_compares_the_clocks(tmp_path: Path, server: RedisServer, ahead_ms: int, level: str, way: str) -> None:
     path = tmp_path / "quota.toml"

@@ -273,8 +273,7 @@ def test_the_target_of_a_request_names_its_method(library: Any, target: str | by
 
 
 @pytest.mark.parametrize(
-    ("target", "method"),
-    [("search/b", "search"), ("search?from=http://a", "search"), ("*", "read"), ("a@b", "read")],
+    ("target", "method"), [("search/b", "search"), ("search?from=http://a", "search"), ("*", "read"), ("a@b", "read")]
 )
 def test_a_target_without_a_slash_is_a_path(target: str, method: str, server: PlainServer) -> None:
     instrument(server.address)

@@ -297,13 +297,7 @@ def test_a_relative_command_is_beside_the_configuration(tmp_path: Path, upstream
     assert [alert["event"] for alert in alerts(command)] == ["run_failed"], "its own folder stays cron's"
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("exit 3", "ended with 3"),
-        (None, "Permission denied"),
-    ],
-)
+@pytest.mark.parametrize(("script", "message"), [("exit 3", "ended with 3"), (None, "Permission denied")])
 def test_a_command_that_fails_is_one_line(tmp_path: Path, upstream: Emulator, script: str | None, message: str) -> None:
     command = machine(tmp_path, upstream, alerts='[notify]\ncommand = ["./tell.sh", "a-secret-argument"]\n')
     tell = tmp_path / "tell.sh"

@@ -388,10 +388,7 @@ def test_a_tick_waits_for_a_run_that_somebody_else_started(machine: Machine, ups
 def test_a_tick_whose_function_ends_the_program_fails_and_the_next_ones_run(
     machine: Machine, upstream: Emulator, start: Any
 ) -> None:
-    machine.configure(
-        upstream.address,
-        '[jobs.t]\nfetch = "exits:fetch"\nschedule = "every 1s"\nping = "env:PING"\n',
-    )
+    machine.configure(upstream.address, '[jobs.t]\nfetch = "exits:fetch"\nschedule = "every 1s"\nping = "env:PING"\n')
     (machine.folder / "exits.py").write_text("import sys\ndef fetch(client, region, cursor): sys.exit('enough')\n")
     with PlainServer(lambda arrived: Answer(200)) as health:
         scheduler = start(machine, PING=health.address)

@@ -61,11 +61,7 @@ SPENT = b'{"message": "API rate limit exceeded."}'
 
 
 def read(
-    book: CostBook,
-    status: int,
-    headers: Mapping[str, str] | None = None,
-    body: bytes = b"",
-    method: str = "repos.get",
+    book: CostBook, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"", method: str = "repos.get"
 ) -> Reading:
     return upstream_of(book).read(status, headers or {}, body, method=method, at_ms=NOW_MS)
 

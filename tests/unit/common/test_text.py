@@ -83,10 +83,7 @@ def test_fields_have_their_names_and_times_are_text() -> None:
 
 
 def test_members_leaves_out_empty_values() -> None:
-    assert members(ROW, "name", if_any="units resets_at since") == {
-        "name": "day",
-        "since": "1970-01-01T00:00:01.000Z",
-    }
+    assert members(ROW, "name", if_any="units resets_at since") == {"name": "day", "since": "1970-01-01T00:00:01.000Z"}
 
 
 def test_csv_at_a_terminal_has_no_control_characters() -> None:

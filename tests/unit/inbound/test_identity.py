@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError
-from quota.inbound.identity import (
-    CF_CONNECTING_IP,
-    FORWARDED,
-    MAX_CHARS,
-    MAX_HOPS,
-    Identify,
-    Proxies,
-    as_text,
-)
+from quota.inbound.identity import CF_CONNECTING_IP, FORWARDED, MAX_CHARS, MAX_HOPS, Identify, Proxies, as_text
 
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
 

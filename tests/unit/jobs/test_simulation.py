@@ -121,13 +121,7 @@ class PlainSimulation:
             for index in range(region.cursor or 0, len(steps)):
                 method, parts, default_units = prices[index]
                 first_units = parts[0].units if parts else 0
-                key = (
-                    method,
-                    parts,
-                    job.credential,
-                    tuple(sorted(job.leave.items())),
-                    job.name if selected else "",
-                )
+                key = (method, parts, job.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
                 until_ms, by = self.refused_until.get(key, (0, None))
                 if tick.at_ms < until_ms:
                     return Refusal(tick.at_ms, job.name, by, len(todo) - done)

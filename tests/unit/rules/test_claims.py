@@ -232,14 +232,7 @@ def test_a_record_begins_with_the_time_until_which_it_counts(jobs: Jobs) -> None
 
 
 @pytest.mark.parametrize(
-    "nonsense",
-    [
-        "",
-        "1 {",
-        '5 {"runs":[{}],"ticks":{}}',
-        '5 {"runs":[],"ticks":{"a":"b"}}',
-        f"5 {'[' * 100_000}",
-    ],
+    "nonsense", ["", "1 {", '5 {"runs":[{}],"ticks":{}}', '5 {"runs":[],"ticks":{"a":"b"}}', f"5 {'[' * 100_000}"]
 )
 def test_an_unreadable_record_is_replaced(jobs: Jobs, nonsense: str) -> None:
     jobs.records["trending|trending"] = nonsense

@@ -41,10 +41,7 @@ ID = (1_795_233_255_077, 4)
             Entry(ID, 40, "search", "search.list", "", "", "KEY", "correction", "OF", (7, 2), 100),
             "c40\tKEY\tsearch\tsearch.list\t\t\tOF\t7-2\t100",
         ),
-        (
-            Entry(ID, 900, "units", "", "", "", "KEY", "others", "NAME", (7, 9)),
-            "o900\tKEY\tunits\t\t\t\tNAME\t7-9\t0",
-        ),
+        (Entry(ID, 900, "units", "", "", "", "KEY", "others", "NAME", (7, 9)), "o900\tKEY\tunits\t\t\t\tNAME\t7-9\t0"),
         (Entry(ID, 0, "", "", "", "", "KEY", "marker"), "m0\tKEY\t\t\t\t"),
     ],
 )

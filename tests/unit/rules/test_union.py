@@ -88,8 +88,4 @@ def test_a_correction_whose_charge_was_trimmed_brings_nothing_back() -> None:
 def test_a_correction_points_at_the_place_where_its_charge_stands_now() -> None:
     of = charge(1, 100, key="lost")
     placed = union([charge(1, key="log")], [of, correction(of, 40, 3)], NOW_MS)
-    assert [(entry.key, entry.at) for entry in placed] == [
-        ("log", START),
-        ("lost", START),
-        ("key3-0", (NOW_MS + 1, 1)),
-    ]
+    assert [(entry.key, entry.at) for entry in placed] == [("log", START), ("lost", START), ("key3-0", (NOW_MS + 1, 1))]

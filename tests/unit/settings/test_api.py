@@ -231,10 +231,7 @@ def test_an_empty_text_in_a_rule_is_the_same_as_none() -> None:
 def test_the_units_of_a_call_may_be_a_sum() -> None:
     rules = read("[answers]\nunits = [{ json = '/in' }, { json = ['/out', '/x/out'], default = 0 }]").answers
     assert rules.units == Used(
-        (
-            Figure((Field(pointer=("in",)),)),
-            Figure((Field(pointer=("out",)), Field(pointer=("x", "out"))), 0),
-        )
+        (Figure((Field(pointer=("in",)),)), Figure((Field(pointer=("out",)), Field(pointer=("x", "out"))), 0))
     )
 
 

@@ -75,7 +75,7 @@ UNCOUNTED = "no limit counts bucket 'tokens' as upstream does, "
             ['{ quota = 40_000, resets = "1h" }'],
             [
                 "limit 'hour' lets 50,000 units through and cost book 'shop' says that upstream grants 40,000 -> "
-                "check the project's quota page; ignore this if upstream granted more",
+                "check the project's quota page; ignore this if upstream granted more"
             ],
         ),
         (

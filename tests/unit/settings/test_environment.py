@@ -172,10 +172,7 @@ def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: 
     [
         *(("LEDGER__URL", f"redis://:{word}@h/0") for word in ("a hunter2", "a@hunter2")),
         ("LEDGER__URL", "redis+sentinel://:a'hunter2@h:26379/mymaster"),
-        (
-            "JOBS__TRENDING_NOW__OPTIONS",
-            '{ a = "Bearer hunter2hunter2", b = [{ c = "Bearer hunter2hunter2" }] }',
-        ),
+        ("JOBS__TRENDING_NOW__OPTIONS", '{ a = "Bearer hunter2hunter2", b = [{ c = "Bearer hunter2hunter2" }] }'),
         ("NOTIFY__COMMAND", '["curl", "-H", "Authorization: Bearer hunter2hunter2"]'),
         ("LEDGER", '{ url = "redis://h/0", password = "hunter2" }'),
         ("LEDGER__PASSWORD", "hunter2"),

@@ -215,10 +215,7 @@ OPTIONS = [
         (f"{url}?sock_timeout=1", "it has no option 'sock_timeout'; did you mean 'socket_timeout'?")
         for url in ("redis://h/0", "unix:///s.sock", "rediss+sentinel://h/main", "redis+cluster://h")
     ),
-    (
-        "redis://h/0?ssl_ca_certs=x",
-        "ssl_ca_certs is an option of TLS, which this url does not speak; write rediss://",
-    ),
+    ("redis://h/0?ssl_ca_certs=x", "ssl_ca_certs is an option of TLS, which this url does not speak; write rediss://"),
     ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
     ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
     ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none cannot be read"),
@@ -272,10 +269,7 @@ def test_a_url_of_which_a_part_would_be_dropped_or_misread_is_refused(
 
 @pytest.mark.parametrize(
     ("url", "node"),
-    [
-        ("redis://:77%2311%2Fs%40x@[::1]:6379/0", ("::1", 6379)),
-        ("redis+sentinel://a:1,[::1]:2/main", ("a", 1)),
-    ],
+    [("redis://:77%2311%2Fs%40x@[::1]:6379/0", ("::1", 6379)), ("redis+sentinel://a:1,[::1]:2/main", ("a", 1))],
 )
 def test_a_url_that_says_each_part_once_is_taken(url: str, node: tuple[str, int]) -> None:
     assert target_of(url, 1.0).nodes[0] == node

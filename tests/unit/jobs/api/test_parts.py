@@ -53,19 +53,7 @@ def test_parameters_are_read(query: bytes, parameters: dict[str, str]) -> None:
     assert read_parameters(query, ("a", "b")) == parameters
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        b"c=1",
-        b"a=1&%61=2",
-        b"a=1&",
-        b"A=1",
-        b"a=%ED%A0%80",
-        b"%ff=1",
-        b"a=\xff",
-        b"a;b",
-    ],
-)
+@pytest.mark.parametrize("query", [b"c=1", b"a=1&%61=2", b"a=1&", b"A=1", b"a=%ED%A0%80", b"%ff=1", b"a=\xff", b"a;b"])
 def test_parameters_that_no_answer_heeds_are_turned_away(query: bytes) -> None:
     with pytest.raises(ParameterError) as caught:
         read_parameters(query, ("a", "b"))
