@@ -222,11 +222,11 @@ def _no_store(settings: Settings) -> str:
     """Why a run could keep nothing in the store, in one line; "" if it could. Does not create the store."""
     path = settings.store.file
     try:
+        check_space(path)
         with Store.if_made(settings.store) as made:
             if made is not None:
                 made.check_writable()
         refuse_others(path, "store")
-        check_space(path)
     except (quota.ConfigError, StoreError) as error:
         return str(error)
     except OSError as error:

@@ -12,6 +12,7 @@ beside the claims in the ledger.
     work_of          names the work that the checkpoints of a job belong to
     checkpoints_of   where a job stands, in the store or in the ledger
     reset_shared     resets regions whose places are in the ledger
+    free_regions     gives up the regions of a store without room
 
 A run locks a file in the state folder, which other users cannot fill or empty, and a file beside the store: users who
 write to the store may have other state folders. The locks end with their process.
@@ -165,12 +166,18 @@ def hashed(text: str, size: int) -> str:
 def store_id_of(store: Store, lock: Lock) -> str:
     """The store's id. The first locked file keeps it too, so a new store in the place of a moved or lost store holds
     the same regions."""
-    kept = os.pread(lock[0], _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
-    store_id = store.id(kept if re.fullmatch(r"[0-9a-f]{32}", kept) else "")
+    kept = _kept_id(lock)
+    store_id = store.id(kept)
     if kept != store_id:
         with suppress(OSError):  # some users may only read the file
             os.pwrite(lock[0], store_id.encode(), 0)
     return store_id
+
+
+def _kept_id(lock: Lock) -> str:
+    """The id of the store that was last in its place; "" if the locked file has none."""
+    kept = os.pread(lock[0], _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
+    return kept if re.fullmatch(r"[0-9a-f]{32}", kept) else ""
 
 
 def lock_file(store_url: str, job: str) -> int:
@@ -494,16 +501,7 @@ class SharedPlaces:
 def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Checkpoint]) -> None:
     """Reset each region to its first page, in the current round or in the next one. Raises QuotaError if a run covers a
     region now."""
-    claim = Claim(
-        name=_claim_name(job),
-        owner=OWNER,
-        run=f"reset {session.run}",
-        machine=f"reset {session.run}",
-        host=machine_name(),
-        regions=tuple(checkpoint.region for checkpoint in checkpoints),
-        hold_ms=MINUTE_MS,
-        lease_ms=MINUTE_MS,
-    )
+    claim = _brief_claim(job, OWNER, f"reset {session.run}", tuple(checkpoint.region for checkpoint in checkpoints))
     state, shared = session.project(job.credential).state, SharedPlaces(session, job)
     afresh = [checkpoint._replace(pending=True, **FIRST_PAGE) for checkpoint in checkpoints]
     try:
@@ -513,6 +511,25 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         list(shared.keep(claim, afresh))  # it writes as its answers are read
     finally:
         state.end_claim(claim._replace(regions=()), "done")
+
+
+def free_regions(session: Session, job: JobSettings, lock: Lock) -> None:
+    """Let other machines have the regions of this machine's store, which has no room. Raises nothing."""
+    settings, state = session.settings.store, session.project(job.credential).state
+    owner = settings.name or _kept_id(lock)
+    if not owner or settings.places_in_ledger or job.on_each_machine or not session.ledger.shared:
+        return
+    claim = _brief_claim(job, owner, session.run, job.regions or ("",))._replace(machine=lock_name(lock))
+    with suppress(quota.LedgerError):  # they are free when this machine has been silent for long enough
+        for part in _parts_of(claim.regions):
+            state.claim(claim._replace(regions=part))
+        state.end_claim(claim._replace(regions=()), "failed")
+
+
+def _brief_claim(job: JobSettings, owner: str, run: str, regions: tuple[str, ...]) -> Claim:
+    """The claim of a step that fetches nothing."""
+    host = machine_name()
+    return Claim(_claim_name(job), owner, run, run, host, regions, hold_ms=MINUTE_MS, lease_ms=MINUTE_MS)
 
 
 def _claim_name(job: JobSettings) -> str:

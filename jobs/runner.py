@@ -46,7 +46,7 @@ from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms
 from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
-from quota.jobs.places import Covers, Hold, checkpoints_of, note_covers, only_one, work_of
+from quota.jobs.places import Covers, Hold, checkpoints_of, free_regions, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError, check_space
@@ -123,7 +123,7 @@ def run_job(
         missed = elapsed_s() >= until_s or stop() != 0
         return not missed
 
-    store_settings = session.settings.store
+    store_settings, hold = session.settings.store, None
     with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
         try:
             if lock is None and not missed:
@@ -164,7 +164,14 @@ def run_job(
                         return report
                     return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
         except StoreError as error:
-            return failed_report(session, name, error)
+            report = failed_report(session, name, error)
+            if lock is not None and hold is None:
+                try:
+                    check_space(store_settings.file)
+                except StoreError as full:
+                    free_regions(session, job, lock)
+                    report = failed_report(session, name, full)
+            return report
 
 
 def _ended(session: Session, job: JobSettings, outcome: RunOutcome, why: str) -> RunReport:

@@ -18,7 +18,9 @@ from quota.reports.status import read_status
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
 from quota.wording import jobs_of
+from support.commands import one_line
 from support.configurations import configuration
+from support.disks import fill, small_disk
 from support.explaining import text_of
 from support.installation import Installation
 from support.servers import RedisServer, until
@@ -186,6 +188,18 @@ def test_a_machine_that_cannot_run_the_job_does_not_keep_it(web: Machine, other:
     assert other.outcome()["outcome"] == "done"
     (web.folder / "key").write_text("a-key")
     assert web.outcome()["outcome"] == "elsewhere"
+
+
+def test_a_machine_without_any_space_does_not_keep_the_job(web: Machine, other: Machine) -> None:
+    with small_disk(web.folder / "disk", 12_000):
+        config = web.folder / "quota.toml"
+        config.write_text(config.read_text().replace("videos.db", "disk/videos.db"))
+        assert web.outcome()["outcome"] == "done"
+        fill(web.folder / "disk")
+        why = one_line(web.quota("run", "t", "--quiet"), 1)
+        assert "no space is left for it" in why
+        assert web.quota.json("status")["credentials"][0]["jobs"][0]["why"] == why.removeprefix("t: ")
+        assert other.outcome()["outcome"] == "done"
 
 
 def test_a_machine_that_stored_a_page_keeps_the_job_however_its_run_ends(
