@@ -7,8 +7,9 @@
 
 A run gets a region if no store holds it, if the hold has lapsed, or if the run's own store holds it and that store's
 last run has ended or is dead. A run is dead if another run holds its lock on the same machine, or if it was silent for
-its lease. A run renews its claim by claiming again, and loses the regions that another run took over. All times are
-times of the ledger's clock; a time ahead of it counts as now.
+its lease. A store whose run had the same lock is the run's own: the configuration has given it another name. A run
+renews its claim by claiming again, and loses the regions that another run took over. All times are times of the
+ledger's clock; a time ahead of it counts as now.
 
 The state may also keep the place of a job in a region, as a text that the ledger does not read. The step that renews
 the claim writes it, unless another run has had the region since this run got it. So a late run does not set the job
@@ -199,7 +200,7 @@ class Record:
                 return Claimed(self.now_ms, {}, "running")
         elsewhere = {}
         for run in self.runs:
-            own = run.owner == claim.owner
+            own = run.owner == claim.owner or run.machine == claim.machine
             if take_over or (own and not run.blocks(claim, self.now_ms)):
                 continue
             holder = run.holder(self.now_ms)

@@ -86,6 +86,11 @@ def test_regions_stay_with_their_store_until_its_hold_lapses(jobs: Jobs) -> None
     assert lost(jobs, claim_of("a", "next run of a")) == ["DE", "US"]
 
 
+def test_a_store_that_gets_a_name_keeps_its_regions(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    assert lost(jobs, claim_of("named", machine=claim_of("a").machine)) == []
+
+
 def test_a_silent_run_counts_as_running_until_its_lease_ends(jobs: Jobs) -> None:
     asked(jobs, claim_of("a"))
     for silent_ms, running in ((LEASE_MS - 1, True), (1, False)):
