@@ -15,13 +15,13 @@ ledger_away    a run spent the machine's allowance                 once a day, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import quota
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import warn
 from quota.common.text import many, members, one_line, spell
-from quota.jobs.job import RunReport
+from quota.jobs.job import Away, RunReport
 from quota.jobs.places import checkpoints_of
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import StoreError
@@ -148,12 +148,8 @@ def _tell(
         return
     project = session.credential(job.credential).project
     notices = [*_notices_of_run(project, report, status)]
-    elsewhere, stale_ms = report.elsewhere, settings.stale_ms or 0
-    # The other machines report these regions.
-    reported = {region for region, away in elsewhere.items() if away.now_ms - away.heard_ms <= stale_ms}
-    if report.outcome != "elsewhere" or elsewhere:  # else the machine that runs the tick reports them
-        mine = [(place, due_ms) for place, due_ms in regions if place.region not in reported]
-        notices += _notices_of_regions(project, job.name, settings.stale_ms, mine)
+    if report.outcome != "elsewhere" or report.elsewhere:  # else the machine that runs the tick reports them
+        notices += _notices_of_regions(project, job.name, settings.stale_ms, regions, report.elsewhere)
     if status is not None:
         notices += _notices_of_budget(project, status)
     elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
@@ -217,14 +213,20 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
             yield Notice(event, project, f"{closed.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": closed.bucket})
 
 
-def _notices_of_regions(project: str, job: str, stale_ms: int | None, regions: Sequence[_Region]) -> Iterator[Notice]:
+def _notices_of_regions(
+    project: str, job: str, stale_ms: int | None, regions: Sequence[_Region], elsewhere: Mapping[str, Away] = {}
+) -> Iterator[Notice]:
+    """The notices of stale regions. A region on another machine is stale if that machine is silent for as long."""
     now_ms = host_clock()
     for checkpoint, due_ms in regions:
         region, completed_ms = checkpoint.region, checkpoint.completed_at_ms
+        did = "was last complete" if completed_ms is not None else "was never complete: its job first ran"
+        if away := elsewhere.get(region):
+            due_ms = now_ms - away.now_ms + away.heard_ms
+            did = f"runs on {away.runs_on}, which was last heard of"
         if due_ms is None or not is_stale(due_ms, now_ms, stale_ms):
             continue
         where = f"region {region} of job {job}" if region else f"job {job}"
-        did = "was last complete" if completed_ms is not None else "was never complete: its job first ran"
         message = f"{where} {did} {spell(now_ms - due_ms)} ago"
         if (ahead_ms := due_ms - now_ms) > 0:
             message = f"{where} {did} while a clock was wrong: it is dated {spell(ahead_ms)} ahead"

@@ -20,7 +20,8 @@ import quota
 from quota.common.clock import host_clock
 from quota.jobs.afterwards import _notices_of_run, follow_up
 from quota.jobs.job import Away, RunReport
-from quota.jobs.places import only_one
+from quota.jobs.places import only_one, work_of
+from quota.jobs.store.store import Store
 from quota.reports.notify import RETRY_MS, Notice, Ping, _send, notify
 from quota.rules.facts import Grant
 from quota.settings.references import read_address
@@ -239,10 +240,12 @@ def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> No
 def test_a_region_on_another_machine_is_stale_only_if_that_is_silent(
     tmp_path: Path, upstream: Emulator, here: None, silent_ms: int, away: str, stale: str
 ) -> None:
+    """Even if the region was never here."""
     command = machine(tmp_path, upstream)
-    command("run", "trending")
+    command("run", "trending", "--region", "DE")
     config = command.configure((tmp_path / "quota.toml").read_text() + 'stale = "1ms"\n')
-    with quota.open(config) as session:
+    with quota.open(config) as session, Store.existing(session.settings.store) as store:
+        store.note_elsewhere("trending", work_of(session, session.settings.jobs["trending"]), "another", 1, 2)
         elsewhere = dict.fromkeys(away.split(), Away("another", DAY_MS - silent_ms, 2 * DAY_MS, DAY_MS))
         outcome = "elsewhere" if away == "US DE" else "done"
         follow_up(session, RunReport(session.run, "trending", outcome, elsewhere=elsewhere), None)
