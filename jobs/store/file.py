@@ -80,7 +80,7 @@ def is_made(path: str) -> bool:
 def check_space(path: str) -> None:
     """Raise StoreError if the disk cannot hold another page: the page would cost units and be lost."""
     if not has_room(os.path.dirname(path) or ".", MIN_FREE_BYTES):
-        raise StoreError(f"store {path}: {NO_SPACE}; nothing was fetched")
+        raise StoreError(f"store {path}: {NO_SPACE}")
 
 
 def is_time(value: object) -> bool:
