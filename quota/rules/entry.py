@@ -198,7 +198,7 @@ def machine_mark(folder: Path | None) -> str:
         except OSError:
             place = str(folder)
     name = f"{os.uname().nodename}\0{boot}\0{place}"
-    return blake2b(name.encode(errors="backslashreplace"), digest_size=2).hexdigest()
+    return blake2b(name.encode(errors="backslashreplace"), digest_size=MACHINE_CHARS // 2).hexdigest()
 
 
 def is_reservation(key: str) -> bool:
