@@ -122,7 +122,7 @@ def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: st
 
     The rules in [inbound.NAME] limit how often a client may ask. If other machines can reach the address, each path
     under /api needs a rule, unless you set --unlimited. On loopback, a request must name localhost or the address as
-    its host. If a proxy passes on another name, set it with --hostname.
+    its host. If a proxy forwards another name, set it with --hostname.
 
     \b
     Example:

@@ -199,8 +199,9 @@ def diff(old: str, new: str, as_json: bool) -> None:
 def new(name: str, answers: tuple[str, ...]) -> None:
     """Print a draft of a cost book for the API NAME, from the headers of recorded answers.
 
-    FILE is one answer, as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body": {}}. Where the
-    answers lack a value, the draft has 0 or "". `quota book check` reports these values until you fill them in.
+    Each FILE of --answer is one answer, as JSON: {"request": "GET https://...", "status": 429, "headers": {}, "body":
+    {}}. Where the answers lack a value, the draft has 0 or "". `quota book check` reports these values until you fill
+    them in.
 
     \b
     Example:

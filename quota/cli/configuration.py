@@ -206,8 +206,7 @@ def doctor(
     Each line is one finding. If something is wrong, the line says what to do. `quota check` examines the configuration.
 
     --acl prints a command for redis-cli: it gives the user in the ledger's url (default: `quota`) the rights that are
-    needed, and no more. Replace PASSWORD in the command. It prints separate lines for Sentinels and the inbound
-    storage.
+    needed, and no more. Replace PASSWORD in the command. Sentinels and the inbound storage get lines of their own.
 
     \b
     Example:

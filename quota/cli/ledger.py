@@ -50,9 +50,9 @@ def ledger() -> None:
 def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Move the ledger at the url OLD to the url NEW, with its history.
 
-    It moves the projects of this configuration. OLD admits nothing from the start; NEW opens when everything
-    is copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD.
-    A program that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
+    It moves the projects of this configuration. OLD closes when the move starts; NEW opens when everything is copied.
+    Nothing is granted twice: NEW keeps what it has and adds OLD's charges, corrections and closed buckets. A program
+    that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
 
     If a move is interrupted, run it again. OLD admits calls again 2 s after the interruption, unless everything was
     copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and

@@ -27,7 +27,7 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
     """Serve a page: whether calls are admitted, what filled each limit, who spent how much, how fresh the store is.
 
     The page is for this machine only, because it names jobs and spending. It charges nothing and changes nothing.
-    `/metrics` is for Prometheus; `/healthz` warns while a part of its data cannot be read. SIGTERM and Ctrl-C end it.
+    `/metrics` is for Prometheus; `/healthz` warns while part of its data cannot be read. SIGTERM and Ctrl-C end it.
 
     \b
     Example:
@@ -67,7 +67,7 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
     """Charge requests from any program, and pass them on to the APIs of the credentials.
 
     http://127.0.0.1:8790/CREDENTIAL/PATH becomes PATH of the credential's API, with the key: callers need no key. A
-    refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region name who spends.
+    refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region say who spends.
 
     Links in an answer go directly to the API. If a Python program follows them, run it with `quota exec --auto`. To let
     other machines in, set --token. Restart the proxy after a change of the configuration. SIGTERM and Ctrl-C end it.
