@@ -95,7 +95,8 @@ def _with_spending(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
     try:
         projects = [session.project(settings.name) for settings in projects_of(session).values()]
         rows = read_spending(projects, ["run"], began_ms - MINUTE_MS).rows
-    except (quota.LedgerError, quota.ConfigError):
+    except (quota.LedgerError, quota.ConfigError) as error:
+        say(f"the units of runs without an end are not known: {error}", err=True)
         return past_runs
     spent: dict[str, Any] = {run: {"attempts": calls, "units": units} for (run,), calls, units in rows}
     return [replace(run, **spent.get(run.run, {})) if run.ended_ms is None else run for run in past_runs]

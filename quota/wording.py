@@ -185,7 +185,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
         if row.grant is not None:
             held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
             grants = f"upstream grants {row.grant.quota_units:,} (said {stamp(row.grant.since_ms)})"
-            yield Line(f"{name}: {held}: {grants}, until it says otherwise", "note")
+            yield Line(f"{name}: {held}: {grants},{until(row.grant.until_ms)} or its next figure", "note")
     for row in credential.limits:
         if row.exact_from_ms is not None:
             since, exact = moment(row.counts_since_ms), moment(row.exact_from_ms)

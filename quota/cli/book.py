@@ -411,7 +411,7 @@ class Tried(NamedTuple):
         if reading.used_units is not None:
             yield f"it cost {many(reading.used_units, 'unit')}"
         for header, value in reading.unread.items():
-            yield f"{header}: {show(value)} is neither a number nor a time, so it changes nothing"
+            yield f"{header}: {show(value)} is neither a possible number nor a time, so it changes nothing"
         if reading.free:
             yield "upstream does not count it: its charge is refunded"
         if reading.error is None and not reading.changes_something and not reading.unread:

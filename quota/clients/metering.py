@@ -229,7 +229,8 @@ class Attempt:
         book = self._budget.book.at(charged_ms(self.decision))
         reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
         for header, value in reading.unread.items():
-            detail, shown = "it holds neither a number nor a time, so it changes nothing", shorten(redact(value), 60)
+            shown = shorten(redact(value), 60)
+            detail = "it holds neither a possible number nor a time, so it changes nothing"
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
         free = reading.free and (whole or book.answers.frees(status))
         reading = reading._replace(free=free, used_units=reading.used_units if whole and read else None)

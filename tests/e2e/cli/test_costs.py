@@ -111,7 +111,7 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert meanings(304) == ["upstream does not count it: its charge is refunded"]
     assert meanings(200) == ["the answer changes nothing"]
     unread = meanings(200, **limited, X_RateLimit_Remaining="1,000")
-    assert unread == ["x-ratelimit-remaining: '1,000' is neither a number nor a time, so it changes nothing"]
+    assert unread == ["x-ratelimit-remaining: '1,000' is neither a possible number nor a time, so it changes nothing"]
     assert meanings(403)[0].startswith("config: HTTP 403; the credential may not do this")
     assert meanings(500, "Oops") == ["transient_server: Oops"]
     whole = quota.json(*command, answer(quota, 429, **limited, X_RateLimit_Remaining=0))

@@ -121,6 +121,7 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
     for url in (f"redis://127.0.0.1:{free_port()}/0", f"sqlite:///{command.folder}/open/ledger.db"):
         table = command("runs", QUOTA__LEDGER__URL=url)
         assert (table.returncode, "it runs, or was killed" in table.stdout) == (0, True), "without a ledger, too"
+        assert table.stderr.startswith("the units of runs without an end are not known: ledger ")
 
 
 def test_only_the_newest_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
