@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 @click.argument("job", required=False)
 @click.option("--all", "all_jobs", is_flag=True, help="Run each job once, in the order of the configuration.")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
-@click.option(
-    "--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} when the budget stopped the run."
-)
+@click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} if the budget stops the run.")
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
 @click.option("--dry-run", is_flag=True, help="Show what it would cost and how much fits now. Sends nothing.")
 @clock_option

@@ -173,7 +173,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
         name = row.limit.name
         if row.reserved_units:
             reserved = many(row.reserved_units, "unit")
-            yield Line(f"{name}: includes {reserved} reserved; the cost of these calls is not known yet", "note")
+            yield Line(f"{name}: includes {reserved} reserved; no answer has shown the cost of these calls", "note")
         if row.limit.shadow:
             now = ", and would refuse calls now" if row.state.would_refuse else ""
             yield Line(f"{name}: a shadow: it counts and refuses no call{now}", "note")

@@ -201,7 +201,7 @@ def call_options(command: Callable[..., Any], method: str = "METHOD", *, require
     """The options of one call: METHOD, --units, --credential, --job, --region."""
     for option in (
         click.option("--region", metavar="R", default="", help="The region of the call."),
-        click.option("--job", metavar="J", default="", help="The job of the call. A job's limits and `leave` apply."),
+        click.option("--job", metavar="J", default="", help="The job of the call. Its limits and `leave` apply."),
         credential_option,
         click.option("--units", type=int, metavar="N", help="Cost in units, instead of the price in the cost book."),
         click.argument("method", metavar=method, required=required),

@@ -259,7 +259,7 @@ def test_the_status_and_the_page_show_reserved_units(world: World) -> None:
     assert exported == {"day": 3_000, "calls": 0}
     shown = io.StringIO()
     Console(file=shown, width=200).print(render_parts(status_parts(status)))
-    assert "day: includes 3,000 units reserved; the cost of these calls is not known yet" in shown.getvalue()
+    assert "day: includes 3,000 units reserved; no answer has shown the cost of these calls" in shown.getvalue()
     reserved, settled = (explain_charge(world.session, f"{entry.id[0]}-{entry.key}") for entry in world.log())
     assert "It is reserved: the cost of the call is not known yet" in [line.text for line in lines(reserved)]
     assert "It was settled: it counts 100 units now, 2,000 before" in [line.text for line in lines(settled)]
