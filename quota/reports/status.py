@@ -482,10 +482,10 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
         ]
         if not whole:
             continue
-        used_units = max(row.state.used_units for row in whole)
-        quota_units = min(_granted(row, bucket) for row in whole)
         dearest = max(price.units_in(x.bucket) for prices in book.methods.values() for price in prices)
-        if used_units + dearest <= quota_units:
+        counts = [(row.limit.view.window.longest_ms, row.state.used_units, _granted(row, bucket)) for row in whole]
+        if all(used_units + dearest <= quota_units for _, used_units, quota_units in counts):
+            _, used_units, quota_units = max(counts)  # in the longest window
             yield EarlyExhaustion(x.bucket, used_units, quota_units)
 
 

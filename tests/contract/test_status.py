@@ -279,6 +279,15 @@ def test_units_of_others_count_and_are_shown(scene: Scene) -> None:
 
 
 @pytest.mark.topology
+def test_an_early_closing_is_told_by_the_longest_window(scene: Scene) -> None:
+    minute = '[[credentials.main.limits]]\nname = "minute"\nquota = 900\nwindow = "1m"\n'
+    scene.configure(DAY.replace("units = 500", "quota = 9_000") + minute)
+    scene.spend(8)
+    scene.now_ms += 2 * MINUTE_MS
+    scene.shut("units", MIDNIGHT_MS)
+    assert any("units: upstream says exhausted with 800 units of 9,000 counted here" in line for line in scene.lines())
+
+
 def test_a_loss_is_shown_for_a_day(scene: Scene, ledger_place: LedgerStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.deciding.losses.machine_name", lambda: "collector")
     scene.configure(DAY)

@@ -126,5 +126,5 @@ def test_all_budgets_of_a_session_grow_with_the_length(load: Callable[[str, int]
 
 def test_messages_name_twenty_of_many(load: Callable[[str, int], Settings]) -> None:
     settings = load("credentials of one project", 500)
-    with pytest.raises(Exception, match=r"c18, c19, \.\.\.; name one"), Session(settings) as session:
+    with pytest.raises(Exception, match=r"c18, c19, \.\.\.; name one \(--credential\)"), Session(settings) as session:
         session.budget()

@@ -607,7 +607,7 @@ def test_two_credentials_and_none_named_is_a_question(write: Any) -> None:
     with quota.open(path) as session:
         with pytest.raises(UsageError) as error:
             session.budget()
-        assert str(error.value) == f"which credential? {path} has a, b; name one"
+        assert str(error.value) == f"which credential? {path} has a, b; name one (--credential)"
         with pytest.raises(UsageError) as error:
             session.budget("c" * 3)
         assert str(error.value) == f"{path} has no credential 'ccc'; known: a, b"
