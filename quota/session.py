@@ -104,7 +104,9 @@ class Session(OfOneProcess):
         credentials = self.settings.credentials
         if name is None:
             if len(credentials) > 1:
-                raise UsageError(f"which credential? {self.settings.source} has {listed(credentials)}; name one (--credential)")
+                raise UsageError(
+                    f"which credential? {self.settings.source} has {listed(credentials)}; name one (--credential)"
+                )
             return next(iter(credentials.values()))
         name = text(name, "credential")
         if name not in credentials:

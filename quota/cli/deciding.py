@@ -391,7 +391,7 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
     elif not methods:
         with quota.open(config) as session:
             line += f"; quota charged no request to {listed(payers_of(session, credential).hosts)}"
-            line += "; name another address as `endpoint` of the credential, or see docs/auto.md for what it cannot see"
+            line += "; see docs/auto.md for what it cannot see, or name another address as `endpoint` of the credential"
     say(line, err=True)
     return status
 
