@@ -33,10 +33,10 @@ PAGE_BYTES = 4096
 MAX_COUNT = 2**53
 """A file with a larger count is damaged."""
 
-NO_SPACE = "no space is left for it: free some, then run again"
-
 MIN_FREE_BYTES = 4_000_000
 """More than a full page needs, in the write-ahead log and in the file."""
+
+NO_SPACE = f"no space is left for it: free {MIN_FREE_BYTES // 1_000_000} MB, then run again"
 
 
 class StoreError(quota.QuotaError):

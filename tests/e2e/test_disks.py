@@ -152,7 +152,7 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         assert (job["could_go_on"], job["why"]) == (False, one_line(machine.quota("run", "t", "--quiet"), 1)[3:])
         for _ in range(2):
             line = one_line(machine.quota("run", "t"), 1)
-            assert line.endswith(": no space is left for it: free some, then run again")
+            assert line.endswith(": no space is left for it: free 4 MB, then run again")
         assert machine.requests == machine.units() == 4
         ballast.unlink()
         assert machine.quota("run", "t").returncode == 0
