@@ -84,6 +84,7 @@ def put_back(project: Project) -> None:
         while not _put_back_here(project, journal, ends_s):
             if elapsed_s() > ends_s + LEASE_MS / 1_000:
                 raise StillCountingError
+            time.sleep(LOOK_AGAIN_S)
 
 
 def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:

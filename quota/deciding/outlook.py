@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import compress
 from typing import NamedTuple
 
-from quota.common.clock import NEVER
+from quota.common.clock import NEVER, elapsed_s
 from quota.deciding.answers import Answers
 from quota.deciding.project import Project
 from quota.deciding.question import Outcome, Question
@@ -22,8 +22,8 @@ from quota.rules.facts import Exhaustion
 from quota.rules.retry import room_at
 from quota.terms.costs import CostBook
 
-MAX_COUNTING = 50
-"""How often `counted` asks while totals have entries to read."""
+COUNT_WITHIN_S = 30.0
+"""How long `counted` asks while totals have entries to read."""
 
 
 class Outlook(NamedTuple):
@@ -66,7 +66,8 @@ def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
 
 def counted(project: Project, question: Question) -> Outcome:
     """The outcome of a look. It waits while a long log is counted, because people ask. Raises LedgerError."""
-    for _ in range(MAX_COUNTING):
+    ends_s = elapsed_s() + COUNT_WITHIN_S
+    while elapsed_s() < ends_s:
         outcome = project.decide(question, commit=False)
         if outcome.reason == "clock":
             clocks = both_clocks(project.wall(), outcome.clock_ms)
