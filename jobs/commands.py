@@ -69,7 +69,7 @@ def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
-    spent, and reads neither ledger nor store; --from DATE does the same at midnight of that day.
+    spent, and reads neither ledger nor store; --from DATE does both at midnight of that day.
 
     If the schedule fits, the exit status is 0. If it does not fit, the status is 1, and the output has the smallest
     changes that make it fit. A refusal caused only by units already spent leaves the status at 0.
