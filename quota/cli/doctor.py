@@ -106,6 +106,7 @@ def _journals(session: Session) -> Iterator[Finding]:
             with journal.locked():
                 journal.newest("")
                 journal.noted("losses")
+                journal.check_writable()
         except LedgerError as error:
             yield finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")
         if journal.trouble:

@@ -234,6 +234,12 @@ class DayFiles:
         self._end = end = os.lseek(file.fd, 0, os.SEEK_CUR)
         return file, end
 
+    def check_writable(self) -> None:
+        """Try to open the file that grows, and write nothing."""
+        self._look()
+        if self.name:
+            os.close(open_alone(self.path(self.name), os.O_WRONLY | os.O_APPEND))
+
     def lines(self, name: str, start: int, end: int) -> Iterator[list[bytes]]:
         """The lines of a file between two bytes, in pieces; none if the file is gone."""
         with suppress(FileNotFoundError), os.fdopen(open_alone(self.path(name), os.O_RDONLY), "rb") as file:

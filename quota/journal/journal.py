@@ -191,6 +191,11 @@ class Journal(OfOneProcess):
             self._tried(look)
             return self._newest.get(epoch, START)
 
+    def check_writable(self) -> None:
+        """Try to open the file for the next entry. `trouble` says why it cannot be written."""
+        with self._lock:
+            self._tried(DayFiles.check_writable)
+
     def position(self) -> dict[str, int]:
         """The end of the journal. Ask for it before `records`, and pass it to `compared`."""
         with self._lock:

@@ -65,6 +65,10 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
         noted = journal(tmp_path)
         assert noted.newest("e") == (NOW_MS, 0)
         assert ids(noted) == [(NOW_MS, 0)]
+        assert noted.trouble == ""
+        noted.check_writable()
+        assert noted.trouble.endswith("Permission denied")
+        noted = journal(tmp_path)
         goes_on_in_memory(noted, range(1, 20), "Permission denied")
         noted.write_facts("e", "facts")
         noted.note_whole("f", START, (NOW_MS, 19))
