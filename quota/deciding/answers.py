@@ -163,9 +163,10 @@ class Answers:
             details.append(f"this job leaves {leave_units:,} to others")
         if checklist.each:
             details.append(f"and these {many(len(checklist.each), 'call')} need {held.cost_units:,} together")
-        without_leave_units = cap(limit, 0, held.cost_units, outcome.now_ms, grants.units)
-        fits_alone = held.used_units + held.cost_units <= without_leave_units
-        reason: Reason = "leave" if leave_units and fits_alone else "limit"
+        reason: Reason = "limit"
+        if leave_units:
+            without_leave_units = cap(limit, 0, held.cost_units, outcome.now_ms, grants.units)
+            reason = "leave" if held.used_units + held.cost_units <= without_leave_units else "limit"
         return Refusal(reason, limit.name, at_ms, ", ".join(details))
 
     def full_limits(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[Full]:
