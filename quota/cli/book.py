@@ -444,7 +444,7 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     Raises UsageError if `request` is not a request or the proxy would not pass it on, and ConfigError if the file has
     no answer.
     """
-    from quota.clients.upstream import Closing, upstream_of
+    from quota.clients.upstream import upstream_of
     from quota.proxy.asked import UnfitError, check_target
 
     verb, _, url = request.strip().rpartition(" ")
@@ -474,8 +474,5 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
         return tried
     status, headers, body, _ = read_answer(answer)
     reading = upstream.read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms)
-    # The gate closes a bucket if nothing remains, and learns nothing from impossible numbers.
-    news = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
-    empty = [Closing(each.level.bucket, each.until_ms, each.why_empty) for each in news if each.why_empty]
-    levels = tuple(each.level for each in news)
-    return tried._replace(reading=reading._replace(levels=levels, closes=(*reading.closes, *empty)))
+    evidence = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
+    return tried._replace(reading=reading.with_evidence(evidence))

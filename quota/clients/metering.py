@@ -236,10 +236,7 @@ class Attempt:
         reading = reading._replace(free=free, used_units=reading.used_units if whole and read else None)
         if not reading.levels:
             return reading
-        worth = news(self._budget, self.decision, reading.levels, at_ms)
-        emptied = [Closing(item.level.bucket, item.until_ms, item.why_empty) for item in worth if item.why_empty]
-        levels = tuple([item.level for item in worth])
-        return reading._replace(levels=levels, closes=(*reading.closes, *emptied))
+        return reading.with_evidence(news(self._budget, self.decision, reading.levels, at_ms))
 
     def follow(self, reading: Reading) -> None:
         """Act on an answer: close buckets, refund or settle the charge, count what others used. Never raises a

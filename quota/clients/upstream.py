@@ -33,7 +33,7 @@ from quota.common.text import show
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import VERBS, ClosedRule, LevelRule, Route
 from quota.terms.costs import CostBook
-from quota.terms.evidence import Level
+from quota.terms.evidence import Heard, Level
 from quota.terms.limits import SECOND_MS, as_long
 
 Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
@@ -67,6 +67,12 @@ class Reading(NamedTuple):
     def changes_something(self) -> bool:
         """Whether the reading changes anything in the ledger."""
         return bool(self.closes or self.levels or self.free or self.used_units is not None)
+
+    def with_evidence(self, heard: Sequence[Heard]) -> Reading:
+        """The reading with what follows from its levels: these alone, and a bucket of which nothing remains is
+        closed."""
+        emptied = [Closing(each.level.bucket, each.until_ms, each.why_empty) for each in heard if each.why_empty]
+        return self._replace(levels=tuple([each.level for each in heard]), closes=(*self.closes, *emptied))
 
 
 NOTHING = Reading()

@@ -22,7 +22,7 @@ from quota.rules.facts import Exhaustion
 from quota.rules.retry import room_at
 from quota.terms.costs import CostBook
 
-COUNT_WITHIN_S = 30.0
+LOOK_WITHIN_S = 30.0
 """How long `counted` asks while totals have entries to read."""
 
 
@@ -66,7 +66,7 @@ def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
 
 def counted(project: Project, question: Question) -> Outcome:
     """The outcome of a look. It waits while a long log is counted, because people ask. Raises LedgerError."""
-    ends_s = elapsed_s() + COUNT_WITHIN_S
+    ends_s = elapsed_s() + LOOK_WITHIN_S
     while elapsed_s() < ends_s:
         outcome = project.decide(question, commit=False)
         if outcome.reason == "clock":
