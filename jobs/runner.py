@@ -144,7 +144,7 @@ def run_job(
                         mine = [region for region in chosen if region not in hold.away]
                         elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
                         if elsewhere is not None:
-                            session.project(job.credential).repay()  # no decision follows that would
+                            session.budget(job.credential).repay()  # no decision follows that would
                             return elsewhere
                         refused = refusal()
                     except quota.QuotaError as error:

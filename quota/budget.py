@@ -3,10 +3,10 @@
     Budget      the limits of one credential over the log of its project; most callers want `charge`
     Decision    the answer (quota.decision): admitted, or refused and by which limit, what remains, when to retry
     Checklist   what a kind of call costs, and which limits count it (quota.rules.calls)
-    Project     reads the log, compares, and has the ledger append (quota.deciding.project)
+    decide      compares, and has the ledger append (quota.deciding.decide)
 
 `charge`, `charge_many` and `peek` take one path, `Budget._decide`: `_price` finds what the calls cost and which limits
-count them, `Project.decide` compares and appends, `Answers.decision` makes the answer. AsyncBudget awaits the same
+count them, `decide` compares and appends, `Answers.decision` makes the answer. AsyncBudget awaits the same
 steps.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any
 from quota.common.fork import OfOneProcess
 from quota.common.log import line
 from quota.common.text import listed, many, show
-from quota.deciding.allowance import Allowance, draw, owed_units, settle_draws, stand
+from quota.deciding.allowance import Allowance, draw, owed_units, settle_draws, stand, try_to_repay
 from quota.deciding.answers import Answers
-from quota.deciding.corrections import add, correct, insist
+from quota.deciding.corrections import add, catch_up, correct, insist
+from quota.deciding.decide import decide
 from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
 from quota.decision import AllowanceState, Decision, LimitState
@@ -206,6 +207,10 @@ class Budget(OfOneProcess):
         """The units that this machine drew on its local allowance and has not handed over to the ledger yet."""
         return owed_units(self._project)
 
+    def repay(self) -> None:
+        """Hand over to the ledger what this machine drew. Never raises: if it fails, the machine still owes it."""
+        try_to_repay(self._project)
+
     def allowance(self, units: int = 0) -> AllowanceState | None:
         """What this machine may spend while the ledger does not answer, and how much of it is drawn; None if nothing is
         configured. From `frees_ms` on the allowance has room for `units`. Raises LedgerError."""
@@ -235,7 +240,7 @@ class Budget(OfOneProcess):
 
     def reopen(self, bucket: str, because: str) -> bool:
         """Lift an exhaustion. False if the bucket was open."""
-        insist(self._project, self._project.read_on)  # the ledger may have just lost the exhaustion
+        catch_up(self._project)  # the ledger may have just lost the exhaustion
         return self._project.state.reopen(bucket, because)
 
     def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
@@ -285,7 +290,7 @@ class Budget(OfOneProcess):
 
     def _ask_ledger(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
         """The ledger's decision about priced calls. Raises LedgerError."""
-        outcome = self._project.decide(self.answers.question(checklist, charges), commit=commit)
+        outcome = decide(self._project, self.answers.question(checklist, charges), commit=commit)
         decision = self.answers.decision(checklist, outcome, commit=commit)
         if decision.admitted and not commit and (why := self._project.log.unwritable(self.project)):
             raise LedgerError(why)  # a charge would fail

@@ -17,7 +17,7 @@ from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import listed, nearest, show
-from quota.deciding.allowance import Allowance
+from quota.deciding.allowance import Allowance, say_used
 from quota.deciding.project import Project
 from quota.deciding.recorder import Recorder, close_all
 from quota.errors import ConfigError, QuotaError, SessionClosedError, UsageError
@@ -311,7 +311,9 @@ class Session(OfOneProcess):
             self._recorders = {}
             self._budgets = {}
             while self._projects:
-                self._projects.popitem()[1].close(ends_s)
+                project = self._projects.popitem()[1]
+                say_used(project)
+                project.close(ends_s)
             ledger, self._ledger = self._ledger, None
             if ledger is not None:
                 ledger.close()

@@ -41,7 +41,7 @@ from quota.common.clock import host_clock, moment, rfc3339, stamp
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import listed, many, members, nearest, one_line, show
-from quota.deciding.corrections import insist
+from quota.deciding.corrections import catch_up
 from quota.deciding.history import whole_since_ms
 from quota.errors import LedgerError, QuotaError
 from quota.reports.charge import explain_charge
@@ -563,7 +563,7 @@ def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, con
         raise click.UsageError("--because needs a reason")
     with opened(config, err=False) as session:
         project = session.project(credential)
-        insist(project, project.read_on)  # the ledger may have just lost the exhaustion
+        catch_up(project)  # the ledger may have just lost the exhaustion
         closed = [x.bucket for x in project.state.facts().exhaustions if not x.reopened_ms]
         lifted = bucket in closed if dry_run else project.state.reopen(bucket, reason)
     if not lifted:

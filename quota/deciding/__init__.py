@@ -1,7 +1,8 @@
 """How a budget decides: it asks the ledger, reads the answer, and corrects charges afterwards.
 
 question      the question of a decision, the numbers that it sees, and its outcome
-project       one project's log, which the threads of a process share. Calls are refused here
+decide        reads, compares, and has the ledger append. Calls are refused here
+project       one project's log, as far as this process has read it. Threads share it
 answers       turns an outcome into the decision for the caller
 losses        puts back charges that a ledger has lost
 corrections   appends entries that no limit refuses

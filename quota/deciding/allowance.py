@@ -3,6 +3,7 @@
     Allowance    the configured numbers: `unavailable = { max_cost, allowance, machines }`
     draw         admits cheap calls, and writes them to the disk (`quota.journal.draws`) before they leave
     hand_over    charges the draws to the ledger, once any process of this machine reaches it
+    repay        the same, now and then
 
 A draw is a charge with its own key, and counts from the time of its hand-over. Its call may have reached the ledger
 before the answer was lost. So `hand_over` first looks for the key in the log: after the entry that the first try had
@@ -16,24 +17,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from quota.common.clock import elapsed_s
 from quota.common.log import warn
 from quota.common.text import listed
 from quota.deciding.corrections import add, correct, find
-from quota.deciding.losses import StillCountingError
+from quota.deciding.losses import StillCountingError, restored
+from quota.deciding.project import Project
 from quota.decision import AllowanceState
 from quota.errors import LedgerError
+from quota.journal.draws import Draw
+from quota.journal.journal import Journal
 from quota.rules.entry import START, Entry, Id
 from quota.rules.reading import Mark
 
-if TYPE_CHECKING:
-    from quota.deciding.project import Project
-    from quota.journal.draws import Draw
-    from quota.journal.journal import Journal
-
 HANDED_AT_ONCE = 500
 """The most draws that are handed over in one step."""
+
+AGAIN_S = 1.0
+"""How often a process checks for draws of other processes of this machine."""
 
 
 class Allowance(NamedTuple):
@@ -84,13 +87,31 @@ def draw(
     return left_units
 
 
+def repay(project: Project, *, must: bool = True) -> None:
+    """Hand over this machine's draws, now and then. Unless it `must`, a file that cannot be written may still be read.
+    Raises LedgerError and StillCountingError."""
+    if project.drawn or elapsed_s() >= project.owes_again_s:
+        project.owes_again_s = elapsed_s() + AGAIN_S
+        try:
+            hand_over(project)
+        except LedgerError:
+            if must or project.log.shared or not project.log.unwritable(project.name):
+                raise
+
+
+def try_to_repay(project: Project) -> None:
+    """The same. Never raises: if it fails, the machine still owes them."""
+    with suppress(LedgerError, StillCountingError):
+        repay(project)
+
+
 def hand_over(project: Project) -> None:
     """Charge this machine's draws, and their corrections, to the ledger, unless another process is doing it. Raises
     LedgerError."""
     journal = project.journal
     if journal is None or not journal.draws.owed():
         return
-    project.read_on()  # before the lock: nobody must wait with it for a ledger that does not answer
+    restored(project, project.read_on)  # before the lock: nobody must wait with it for a ledger that does not answer
     try:
         lock = journal.locked()
     except LedgerError:

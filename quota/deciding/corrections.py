@@ -3,23 +3,23 @@
 correct    sets the units that a charge counts
 add        appends entries
 find       looks for charges by their keys
-insist     does either, and waits while lost charges are put back
+insist     does any of these, and waits while lost charges are put back
+catch_up   reads all new entries, once the log has all that this machine has read
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from quota.common.clock import elapsed_s
-from quota.deciding.losses import StillCountingError, put_back
+from quota.deciding.losses import StillCountingError, put_back, restored
+from quota.deciding.project import Project
 from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
 from quota.ledger.log import ANY, LEASE_MS, in_pieces
 from quota.rules.entry import END, START, Entry, Id, is_reservation, just_before
-
-if TYPE_CHECKING:
-    from quota.deciding.project import Project
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
     Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
-    project.mark()
+    restored(project, project.mark)
     charges: dict[str, Entry] = {}
     for entries in in_pieces(project.log.read, project.name, just_before(ms), (ms, END[1])):
         charges |= _among(keys, entries)
@@ -45,7 +45,8 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
         return None
     if project.journal is not None:  # if the ledger loses a charge now, its correction must not come back alone
         if any(charge.id > project.reading.seen for charge in charges.values()):
-            project.read_on()  # an old copy of the log may have new charges, but lack others that this machine has read
+            # An old copy of the log may have new charges, but lack others that this machine has read.
+            restored(project, project.read_on)
         project.journal.write(project.reading.epoch, [*charges.values()])
     counted = dict[str, int]()
 
@@ -76,7 +77,7 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
     the log was lost, make them again. Returns the id of the first; None: there were none, and the log is whole. Raises
     LedgerError and StillCountingError."""
     for _ in range(MAX_TRIES):
-        mark = project.mark()
+        mark = restored(project, project.mark)
         entries = entries_of_now()
         first = project.reading.appended(entries)
         if first is None:
@@ -106,10 +107,15 @@ def insist(project: Project, work: Callable[[], T]) -> T:
                 raise LedgerError(f"ledger {project.log.label}: {COUNTING}; try again") from None
 
 
+def catch_up(project: Project) -> None:
+    """Read all new entries of the log, once it has all that this machine has read. Raises LedgerError."""
+    insist(project, partial(restored, project, project.read_on))
+
+
 def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str, Entry]:
     """The charges with these keys after an entry. If the log is lost or replaced meanwhile, looks through the new log.
     Raises LedgerError and StillCountingError."""
-    project.read_on()
+    restored(project, project.read_on)
     for _ in range(MAX_TRIES):
         epoch, seen, newest = project.reading.epoch, project.reading.seen, after
         charges: dict[str, Entry] = {}
@@ -119,7 +125,7 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
             if len(charges) == len(keys):
                 return charges
         is_whole = project.reading.is_whole(seen, newest)
-        project.read_on()
+        restored(project, project.read_on)
         if is_whole and project.reading.epoch == epoch:
             return charges
         after = START

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from quota.deciding.losses import StillCountingError
+from quota.deciding.allowance import try_to_repay
+from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import Project
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS
@@ -30,10 +31,10 @@ def charges(project: Project, since_ms: int = 0) -> list[Spent]:
 def _hand_in(project: Project) -> None:
     """Hand over what this machine drew. A new process also puts back what the ledger lost. Never raises: else people
     read the log as it stands."""
-    project.repay()
+    try_to_repay(project)
     if not project.reading.began:
         with suppress(LedgerError, StillCountingError):
-            project.read_on()
+            restored(project, project.read_on)
 
 
 def entries(project: Project, after: Id = START) -> Iterator[Entry]:

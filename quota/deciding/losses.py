@@ -6,6 +6,7 @@ replaces the log under a new epoch. So every other machine notices too, compares
 Meanwhile others wait WAIT_S at most, then they are refused with "counting".
 
     put_back              compares the log with this machine's journal, and puts back what the log lacks
+    restored              the result of a reading, during which lost entries are put back
     StillCountingError    another process is doing that, or a total has many entries to read
     losses                the latest losses, for people: a field of the state
     merged                joins the parts of a loss that several machines put back
@@ -15,28 +16,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from quota.common.clock import LATEST_MS, elapsed_s
 from quota.common.log import warn
 from quota.common.text import listed, one_line
+from quota.deciding.project import BehindError, Project
 from quota.errors import LedgerError, UsageError
+from quota.journal.journal import Journal
 from quota.ledger.log import EPOCH, LEASE_MS, Beginning, all_between, fence_is_over, is_fence
 from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of, longest_stands
-from quota.rules.entry import END, START, Entry, Id
+from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import FACTS, Facts
-from quota.rules.facts import union as union_of_facts
 from quota.rules.total import total_of
 from quota.rules.union import missing, union
 from quota.terms.arguments import MAX_NUMBER, machine_name, text, whole
 from quota.terms.limits import SLACK_MS
 
-if TYPE_CHECKING:
-    from quota.deciding.project import Project
-    from quota.journal.journal import Journal
+T = TypeVar("T")
+
+MAX_LOSSES = 5
+"""How often one decision, or one reading, puts back lost entries."""
 
 WAIT_S = 0.3
 """How long a caller waits while another process rebuilds a log."""
@@ -68,6 +71,17 @@ class StillCountingError(Exception):
     """Another process is rebuilding the log from journals, or a total has many entries to read."""
 
 
+def restored(project: Project, read: Callable[[], T]) -> T:
+    """The result of a reading. Whenever it meets a log that lacks entries of this machine, puts these back, and reads
+    again. Raises LedgerError and StillCountingError."""
+    for _ in range(MAX_LOSSES):
+        try:
+            return read()
+        except BehindError:
+            put_back(project)
+    raise StillCountingError
+
+
 def put_back(project: Project) -> None:
     """Compare the log with this machine's journal, and put back what it lacks. The project then reads the new log.
     Raises StillCountingError while another process does that, and LedgerError."""
@@ -91,7 +105,7 @@ def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
     """One try of `put_back`, under the lock of this machine; False if the log was changed meanwhile."""
     beginning = _unfenced(project, ends_s)
     # If the log may lack entries of this machine's journal:
-    if is_fence(beginning.epoch) or project.reading.pending or is_behind(project, journal, beginning):
+    if is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning):
         return _compare(project, journal, beginning)
     _begin_anew(project)
     return True
@@ -107,31 +121,6 @@ def _unfenced(project: Project, ends_s: float) -> Beginning:
         if elapsed_s() > ends_s:
             raise StillCountingError
         time.sleep(LOOK_AGAIN_S)
-
-
-def is_behind(project: Project, journal: Journal, beginning: Beginning) -> bool:
-    """Whether the journal has records that nobody has compared with this log, or the log lacks the newest entry that
-    this machine has read of it. Others may have appended since."""
-    if journal.uncompared(beginning.epoch):
-        return True
-    newest = journal.newest(beginning.epoch)
-    if newest <= beginning.trimmed or newest == beginning.tip:
-        return False
-    ms, seq = newest
-    before = (ms, seq - 1) if seq else (ms - 1, END[1])
-    return not project.log.read(project.name, before, newest, 1)
-
-
-def whole_facts(project: Project, beginning: Beginning) -> str:
-    """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.
-    Raises LedgerError."""
-    stored = beginning.state.get(FACTS, "")
-    noted = "" if project.journal is None else project.journal.facts()
-    if noted in ("", stored):
-        return stored
-    facts = Facts.read(stored)
-    whole = union_of_facts(facts, Facts.read(noted).happened(max(beginning.clock_ms, project.wall())))
-    return stored if whole == facts else project.state.unite(whole).text()
 
 
 def _begin_anew(project: Project) -> None:
@@ -180,7 +169,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     _tell(project, journal, charges, beginning.clock_ms)
     journal.note("ledger", log.label)
     # Others may have changed the facts before the fence.
-    facts = Facts.read(whole_facts(project, log.begin(name, (), (FACTS,))))
+    facts = Facts.read(project.whole_facts(log.begin(name, (), (FACTS,))))
     _note(journal, epoch, have, {entry.key for entry in seen})
     journal.compared(epoch, position)
     project.in_turn(partial(_read_anew, project, epoch, have, beginning.trimmed, facts))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from quota.common.clock import NEVER, elapsed_s
 from quota.deciding.answers import Answers
+from quota.deciding.decide import decide
 from quota.deciding.project import Project
 from quota.deciding.question import Outcome, Question
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision, LimitState, both_clocks
@@ -68,7 +69,7 @@ def counted(project: Project, question: Question) -> Outcome:
     """The outcome of a look. It waits while a long log is counted, because people ask. Raises LedgerError."""
     ends_s = elapsed_s() + LOOK_WITHIN_S
     while elapsed_s() < ends_s:
-        outcome = project.decide(question, commit=False)
+        outcome = decide(project, question, commit=False)
         if outcome.reason == "clock":
             clocks = both_clocks(project.wall(), outcome.clock_ms)
             raise LedgerError(f"ledger {project.log.label}: {clocks}; {SET_THE_CLOCK}")
@@ -119,5 +120,5 @@ def _dearest(answers: Answers, book: CostBook, methods: Sequence[str]) -> Decisi
     except UsageError:
         return None
     charges = charges_of(checklist.calls, "", "", project.keys.next)
-    outcome = project.decide(answers.question(checklist, charges), commit=False)
+    outcome = decide(project, answers.question(checklist, charges), commit=False)
     return answers.decision(checklist, outcome, commit=False)

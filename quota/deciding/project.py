@@ -1,17 +1,8 @@
-"""One project's log, which the threads of this process share. This module waits and handles failures; the rules are in
+"""One project's log, as far as this process has read it. This module waits and handles failures; the rules are in
 `quota.rules`.
 
-    Project     reads the log, decides, and has the ledger append
-
-A decision takes these steps (`Project.decide`):
-
-1. **Read**: the totals of the limits count all entries that this process has read, and drop those that left the window.
-2. **Compare**: a call fits if every limit has room for it, and no bucket that it needs is closed.
-3. **Append**: the ledger appends the charge, unless an unread entry might change the decision. One round trip.
-4. **Refuse**: only after a reading that left nothing unread. One round trip, too.
-
-If the ledger has lost entries that this machine has read, `quota.deciding.losses` puts them back, and the decision
-begins again.
+    Project        begins to read, reads on, asks the ledger to append, and notes all entries in this machine's journal
+    BehindError    the ledger has lost entries that this machine has read
 """
 
 from __future__ import annotations
@@ -20,32 +11,25 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
-from operator import add
 from threading import RLock
 from typing import Any, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
-from quota.deciding.allowance import hand_over, say_used
-from quota.deciding.losses import StillCountingError, is_behind, put_back, whole_facts
-from quota.deciding.question import Outcome, Question
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of, longest_stands
-from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
-from quota.rules.facts import FACTS, Facts, closing
+from quota.rules.entry import END, START, Entry, Id, Keys, Others, just_before
+from quota.rules.facts import FACTS, Facts, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
 from quota.terms.arguments import whole_clock
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS, View, cutoff
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS, View
 
 T = TypeVar("T")
-
-COUNT_WITHIN_S = 0.7
-"""How long a decision reads for its totals. Then it answers "counting", and the next decision continues."""
 
 LEAVING_WITHIN_S = 1.0
 """How long a refusal asks a slow ledger for the next entries to leave."""
@@ -53,20 +37,11 @@ LEAVING_WITHIN_S = 1.0
 SHORTER = 8
 """By this factor each new piece of them is shorter."""
 
-ROOMS_AFTER = 2
-"""After so many tries that others overtook, a decision names what each of its limits counts."""
-
-MAX_CLOCK_TRIES = 3
-"""How often a decision begins again because the ledger's clock went back."""
-
-MAX_LOSSES = 5
-"""How often one decision puts back lost entries."""
-
 MAX_CLOCK_AHEAD_MS = HOUR_MS
 """How far the ledger's clock may be ahead of this machine's."""
 
-AGAIN_S = 1.0
-"""How often a process checks for draws that this machine owes, and reads entries that it only counted."""
+READ_BACK_S = 1.0
+"""How often a process reads a piece of the entries that it only counted."""
 
 END_WITHIN_S = 0.05
 """How long a process goes on reading, at its end, the entries that it only counted."""
@@ -81,8 +56,8 @@ _MAX_SEQ = 2**40 - 1
 """The sequence in a new millisecond begins at random bits of a key, so entries of two histories seldom get one id."""
 
 
-class OvertakenError(Exception):
-    """Others have overtaken a decision several times, and the log can exclude them for a moment."""
+class BehindError(Exception):
+    """The log lacks entries that this machine has read, or a fence stands: see `quota.deciding.losses`."""
 
 
 class Project(OfOneProcess):
@@ -121,7 +96,7 @@ class Project(OfOneProcess):
         """The draws of this process in an outage: for each its units, and the remaining units of the allowance."""
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
-        self._owes_again_s = self._read_back_s = 0.0
+        self.owes_again_s = self._read_back_s = 0.0
         self.stored_ms = 0
         """The longest window that the ledger has; 0 until it has the API too."""
         self._unread: tuple[Id, Id] | None = None
@@ -141,127 +116,6 @@ class Project(OfOneProcess):
         if self._clock is not None:
             return min(self._clock(), self.wall() + WALL_SLACK_MS)
         return self.reading.now_ms(elapsed_ms(), self.wall())
-
-    # -- the decision ------------------------------------------------------------------------------------------------
-
-    def decide(self, question: Question, *, commit: bool) -> Outcome:
-        """Decide about calls that leave together. With `commit`, admitted calls are charged when this returns.
-
-        Raises LedgerError if the ledger does not answer. It may have charged the calls even then.
-        """
-        try:
-            self._repay(must=commit)
-            try:
-                outcome = self._decide(question, question.charges if commit else ())
-            except OvertakenError:
-                with self.log.exclusive(self.name):
-                    outcome = self._decide(question, question.charges, is_alone=True)
-        except StillCountingError:
-            self.keep()
-            return Outcome("counting", self.now_ms())
-        finally:
-            if commit and question.charges:
-                self.reading.pending.pop(question.charges[0].key, None)
-        if self.reading.unkept >= KEEP_AFTER:
-            self.keep()
-            self._trim()
-        if self._unread is not None and elapsed_s() >= self._read_back_s:
-            self._read_back_s = elapsed_s() + AGAIN_S
-            self._read_back()
-        return outcome
-
-    def repay(self) -> None:
-        """Hand over this machine's draws. Never raises: if it fails, the machine still owes them."""
-        with suppress(LedgerError, StillCountingError):
-            self._repay()
-
-    def _repay(self, *, must: bool = True) -> None:
-        """Hand over the draws, if any. Unless it `must`, a file that cannot be written may still be read."""
-        if self.drawn or elapsed_s() >= self._owes_again_s:
-            self._owes_again_s = elapsed_s() + AGAIN_S
-            try:
-                hand_over(self)
-            except LedgerError:
-                if must or self.log.shared or not self.log.unwritable(self.name):
-                    raise
-
-    def _decide(self, question: Question, charges: Sequence[Entry], *, is_alone: bool = False) -> Outcome:
-        ends_s = elapsed_s() + COUNT_WITHIN_S
-        fresh, losses, clock_tries, overtaken = False, 0, 0, 0
-        while True:
-            outcome = self._compared(question, ends_s)
-            first = self.reading.appended(charges)
-            if first is not None:
-                return outcome._replace(reason="ok", first=first)
-            fits = outcome.reason == "ok"
-            if fresh and not (fits and charges):
-                return outcome
-            request = self.request(outcome.mark, outcome.now_ms, charges if fits else (), outcome.room)
-            if overtaken >= ROOMS_AFTER and request.entries:
-                if not (self.log.shared or is_alone):
-                    raise OvertakenError
-                request = request._replace(rooms=question.rooms(outcome.caps, outcome.used_units))
-            if self.journal is not None and self.journal.is_late(request.epoch):
-                reply, used_units = Reply("BEHIND", request.now_ms, request.epoch), None
-            else:
-                reply, used_units = self.ask(request, question.views)
-            if reply.word == "BEHIND":
-                losses += 1
-                if losses > MAX_LOSSES:
-                    raise StillCountingError
-                put_back(self)
-                fresh = False
-                continue
-            first = reply.id or self.reading.appended(charges)
-            if first is not None:
-                if used_units is None:  # another thread noticed a loss meanwhile
-                    used_units = tuple(map(add, outcome.used_units, question.costs))
-                return Outcome("ok", outcome.now_ms, used_units, outcome.caps, facts=outcome.facts, first=first)
-            clock_tries += reply.word == "CLOCK"
-            if clock_tries > MAX_CLOCK_TRIES or reply.clock_ms > self.wall() + MAX_CLOCK_AHEAD_MS:
-                return Outcome("clock", outcome.now_ms, clock_ms=reply.clock_ms)
-            overtaken += reply.word == "AGAIN" and reply.whole
-            fresh = reply.whole and reply.word != "CLOCK"
-
-    def _compared(self, question: Question, ends_s: float) -> Outcome:
-        """The outcome by the entries read so far. Reads what is missing; raises StillCountingError after `ends_s`."""
-        while True:
-            outcome = self.in_turn(partial(self._compare, question))
-            if isinstance(outcome, Outcome):
-                return outcome
-            outcome()
-            if elapsed_s() > ends_s:
-                raise StillCountingError
-
-    def _compare(self, question: Question) -> Outcome | Callable[[], None]:
-        """The outcome by the entries read so far, or the function that reads what is missing."""
-        reading, views = self.reading, question.views
-        if not reading.began:
-            return partial(self.begin, views)
-        if reading.facts_markers != reading.markers:  # they have changed
-            return self._read_facts
-        if self.stored_ms < self.longest_ms:
-            return self._store_longest_window
-        totals = [reading.totals[view] for view in views if view in reading.totals]
-        if len(totals) < len(views):
-            return partial(self._open, [view for view in views if view not in reading.totals])
-        now_ms, behind = self.now_ms(), []
-        for total in totals:
-            if total.head < reading.seen:
-                total.skip_left(cutoff(total.view.window, now_ms))
-            if total.head >= reading.seen and (wanted := total.drop(now_ms)) is not None:
-                return partial(self.in_turn, partial(self._read_leaving, total, wanted))
-            if total.head < reading.seen:
-                behind.append(total.head)
-        if behind:
-            return partial(self._read_behind, min(behind))
-        used_units = tuple([total.used_units for total in totals])
-        caps = question.caps(reading.facts, now_ms)
-        closed = closing(reading.facts, question.closed_by, now_ms, self.jitter_ms) if question.closed_by else None
-        # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
-        room = question.room(caps, used_units)
-        reason = "exhausted" if closed is not None else "limit" if room < 0 else "ok"
-        return Outcome(reason, now_ms, used_units, caps, closed, reading.facts, mark=reading.mark, room=room)
 
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         """A request after this mark, decided at `now_ms`. Without charges it only reads."""
@@ -329,23 +183,19 @@ class Project(OfOneProcess):
                 self.journal.write(epoch, seen)
 
     def read_on(self) -> None:
-        """Read all new entries of the log. Raises LedgerError, and StillCountingError while the log is rebuilt."""
-        losses = 0
+        """Read all new entries of the log. Raises LedgerError and BehindError."""
         while True:
             reply, _ = self.ask(self.request(self.mark()))
             if reply.word == "BEHIND":
-                losses += 1
-                if losses > MAX_LOSSES:
-                    raise StillCountingError
-                put_back(self)
-            elif reply.whole:
+                raise BehindError
+            if reply.whole:
                 return
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
         """How far this process has read the log, which it begins to read if necessary: an interruption may have thrown
-        its reading away. Raises LedgerError and StillCountingError."""
+        its reading away. Raises LedgerError and BehindError."""
         while True:
             began, mark = self.in_turn(lambda: (self.reading.began, self.reading.mark))
             if began:
@@ -353,17 +203,15 @@ class Project(OfOneProcess):
             self.begin(())
 
     def begin(self, views: Sequence[View]) -> None:
-        """Begin to read the log, with the kept totals of these views. If the log lacks entries of this machine's
-        journal, put them back first."""
+        """Begin to read the log, with the kept totals of these views. Raises LedgerError and BehindError."""
         names = [view.name for view in views]
         beginning = self.log.begin(self.name, names, (FACTS, LONGEST, API))
         epoch, journal = beginning.epoch, self.journal
         check_usable(self.log.label, self.name, self.api, beginning)
-        if is_fence(epoch) or (journal is not None and is_behind(self, journal, beginning)):
+        if is_fence(epoch) or self.is_behind(beginning):
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
-            put_back(self)
-            return
-        facts = whole_facts(self, beginning)
+            raise BehindError
+        facts = self.whole_facts(beginning)
 
         def take() -> None:
             self.reading.hear_clock(beginning.clock_ms, elapsed_ms())
@@ -380,7 +228,33 @@ class Project(OfOneProcess):
             self._unread = (through, beginning.tip) if through < beginning.tip else None
         self.stored_ms = longest_of(beginning.state) if not self.api or API in beginning.state else 0
 
-    def _store_longest_window(self) -> None:
+    def is_behind(self, beginning: Beginning) -> bool:
+        """Whether this machine's journal has records that nobody has compared with this log, or the log lacks the
+        newest entry that this machine has read of it. Others may have appended since."""
+        journal = self.journal
+        if journal is None:
+            return False
+        if journal.uncompared(beginning.epoch):
+            return True
+        newest = journal.newest(beginning.epoch)
+        if newest <= beginning.trimmed or newest == beginning.tip:
+            return False
+        ms, seq = newest
+        before = (ms, seq - 1) if seq else (ms - 1, END[1])
+        return not self.log.read(self.name, before, newest, 1)
+
+    def whole_facts(self, beginning: Beginning) -> str:
+        """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.
+        Raises LedgerError."""
+        stored = beginning.state.get(FACTS, "")
+        noted = "" if self.journal is None else self.journal.facts()
+        if noted in ("", stored):
+            return stored
+        facts = Facts.read(stored)
+        whole = union(facts, Facts.read(noted).happened(max(beginning.clock_ms, self.wall())))
+        return stored if whole == facts else self.state.unite(whole).text()
+
+    def store_longest_window(self) -> None:
         """Name the longest window and the API in the ledger, so that the log keeps enough entries, of one API."""
         stands = self.log.change(self.name, {LONGEST: None, API: None}, {})
         check_api(self.log.label, self.name, self.api, stands.state)
@@ -393,12 +267,11 @@ class Project(OfOneProcess):
                 return  # another process was quicker; read what it named
         self.stored_ms = stored_ms
 
-    def _open(self, views: Sequence[View]) -> None:
-        """Begin the totals of more views."""
+    def open(self, views: Sequence[View]) -> None:
+        """Begin the totals of more views. Raises LedgerError and BehindError."""
         beginning = self.log.begin(self.name, [view.name for view in views], ())
         if beginning.epoch != self.reading.epoch:
-            put_back(self)
-            return
+            raise BehindError
         if beginning.tip > self.reading.seen:
             self.read_on()
         self.in_turn(partial(self._take_views, views, beginning))
@@ -411,17 +284,18 @@ class Project(OfOneProcess):
             kept = beginning.state.get(VIEW + view.name) if beginning.epoch == self.reading.epoch else None
             self.reading.open(view, kept, self.now_ms(), beginning.tip, entries)
 
-    def _read_behind(self, head: Id) -> None:
-        """Read a piece of the entries after `head`, which some totals have not counted yet."""
+    def read_behind(self, head: Id) -> None:
+        """Read a piece of the entries after `head`, which some totals have not counted yet. Raises LedgerError and
+        BehindError."""
         reading, epoch = self.reading, self.reading.epoch
         wanted = Wanted(head, reading.seen, MAX_READ)
         entries = self.log.read(self.name, *wanted)
         if self.in_turn(partial(reading.take_behind, epoch, wanted, entries)):
             self._note(epoch, entries)
         else:
-            put_back(self)
+            raise BehindError
 
-    def _read_leaving(self, total: RunningTotal, wanted: Wanted) -> None:
+    def read_leaving(self, total: RunningTotal, wanted: Wanted) -> None:
         """Read the next entries to leave, with all their corrections up to the total's head. In turn, because nothing
         may be corrected meanwhile."""
         entries = self.log.read(self.name, *wanted)
@@ -438,7 +312,7 @@ class Project(OfOneProcess):
             # Otherwise the correction has no entry, or a fence prevents reading on: another try would change nothing.
         total.take_leaving(wanted, entries, {key: correction.units for key, correction in corrections.items()})
 
-    def _read_facts(self) -> None:
+    def read_facts(self) -> None:
         """Read the facts after a marker: they have changed."""
         markers, seen = self.reading.markers, self.reading.seen
         changed = self.log.change(self.name, {FACTS: None}, {})
@@ -505,7 +379,7 @@ class Project(OfOneProcess):
                 return False, None
             answer, leaving = number(total), total.wants_leaving()
             if answer is None and leaving is not None:
-                self._read_leaving(total, leaving._replace(most=min(leaving.most, most)))
+                self.read_leaving(total, leaving._replace(most=min(leaving.most, most)))
                 return False, None
             return True, answer
 
@@ -529,6 +403,16 @@ class Project(OfOneProcess):
         return self.in_turn(lambda: self.reading.others(view))
 
     # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def maintain(self) -> None:
+        """Keep the totals, trim the log, and read a piece of the entries that were only counted: each now and then.
+        Failing does no harm."""
+        if self.reading.unkept >= KEEP_AFTER:
+            self.keep()
+            self._trim()
+        if self._unread is not None and elapsed_s() >= self._read_back_s:
+            self._read_back_s = elapsed_s() + READ_BACK_S
+            self._read_back()
 
     def keep(self) -> bool:
         """Keep the totals for new processes. Failing does no harm: returns False."""
@@ -558,7 +442,6 @@ class Project(OfOneProcess):
 
     def close(self, ends_s: float = inf) -> None:
         """Keep the totals, if there is time until `ends_s`. Every later decision raises SessionClosedError."""
-        say_used(self)
         if self.reading.unkept and elapsed_s() < ends_s and self.keep():
             self._trim()
         ends_s = min(elapsed_s() + END_WITHIN_S, ends_s)

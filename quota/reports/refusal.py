@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import members, one_line
+from quota.deciding.decide import decide
 from quota.deciding.history import whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
@@ -292,7 +293,7 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
     """The decision about a call now, and each limit that it was compared with: none if the clocks disagree, or the
     ledger still counts."""
     answers = budget.answers
-    outcome = project_of(budget).decide(answers.question(checklist), commit=False)
+    outcome = decide(project_of(budget), answers.question(checklist), commit=False)
     decision = answers.decision(checklist, outcome, commit=False)
     if outcome.reason in ("clock", "counting"):
         return decision, {}

@@ -8,14 +8,16 @@ and none of its buckets is closed.
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 
 from quota.budget import Budget
 from quota.common.clock import NEVER
+from quota.deciding import decide
+from quota.deciding import project as project_module
 from quota.deciding.project import Project
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge
 from quota.ledger.log import Append, Reply
@@ -123,14 +125,9 @@ class DelayedDecisions:
     @contextmanager
     def _passing_time(self) -> Iterator[None]:
         """A process measures by simulated time how long ago it heard the ledger's clock, and counts without haste."""
-        module: Any = sys.modules[Project.__module__]
-        before = module.elapsed_s, module.COUNT_WITHIN_S
-        module.elapsed_s = lambda: self.passed_ms / 1_000
-        module.COUNT_WITHIN_S = 10**9
-        try:
+        passing = patch.object(project_module, "elapsed_s", lambda: self.passed_ms / 1_000)
+        with passing, patch.object(decide, "COUNT_WITHIN_S", 10**9):
             yield
-        finally:
-            module.elapsed_s, module.COUNT_WITHIN_S = before
 
     # -- who asks ----------------------------------------------------------------------------------------------------
 

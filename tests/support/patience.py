@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quota import async_budget
-from quota.deciding import losses, project, recorder
+from quota.deciding import decide, losses, recorder
 from quota.inbound import deciding, redis_storage, sqlite_storage
 from quota.journal import draws, journal
 from quota.ledger import redis_connection, state
@@ -29,7 +29,7 @@ WALLS: list[tuple[Any, str]] = [
     (redis_connection, "DISCOVERY_S"),
     (state, "CHANGE_WITHIN_S"),
     (state, "FENCED_WITHIN_S"),
-    (project, "COUNT_WITHIN_S"),
+    (decide, "COUNT_WITHIN_S"),
     (losses, "WAIT_S"),
     (journal, "WAIT_S"),
     (draws, "WAIT_S"),

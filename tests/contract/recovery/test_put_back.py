@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quota.budget import Budget, project_of
-from quota.deciding import corrections, losses, project
+from quota.deciding import corrections, decide, losses, project
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_UNSEEN, Append, Log, Reply
 from quota.rules.entry import START, Entry, Id
@@ -82,7 +82,7 @@ def test_a_process_compares_an_old_copy_before_it_settles_or_reads_on(site: Site
     else:
         with pytest.raises(ZeroDivisionError):
             project_of(ours).in_turn(lambda: 1 // 0)
-        project_of(ours).read_on()
+        corrections.catch_up(project_of(ours))
     assert ours.usage()[0].used_units == 1 + 5 + 2 + settles
 
 
@@ -268,7 +268,7 @@ def test_a_machine_without_a_journal_reads_entries_that_it_only_counted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A piece after each decision. What of it was read, a loss takes no more."""
-    monkeypatch.setattr(project, "AGAIN_S", 0.0)
+    monkeypatch.setattr(project, "READ_BACK_S", 0.0)
     others = site.machine("others")
     charge_thousands(site, others.ledger)
     assert others.budget(DAY).usage()[0].used_units == 1_000 * THOUSANDS
@@ -323,8 +323,9 @@ def test_a_longer_limit_is_refused_until_it_has_read_the_log_and_goes_on_where_i
     charge_thousands(site, machine.ledger)
     machine.budget(DAY).charge("videos.list")
     slow = Slow(machine.ledger)
-    monkeypatch.setattr(project, "elapsed_s", lambda: slow.now_s)
-    monkeypatch.setattr(project, "COUNT_WITHIN_S", 0.7)
+    for module in (decide, project):
+        monkeypatch.setattr(module, "elapsed_s", lambda: slow.now_s)
+    monkeypatch.setattr(decide, "COUNT_WITHIN_S", 0.7)
     monkeypatch.setattr(project, "MAX_READ", 1_000)
     machine.ledger = slow
     budget, refused = machine.budget(DAYS), 0

@@ -1,0 +1,148 @@
+"""Decides about calls that leave together. Here a call is refused.
+
+A decision takes these steps (`decide`):
+
+1. **Read**: the totals of the limits count all entries that this process has read, and drop those that left the window.
+2. **Compare**: a call fits if every limit has room for it, and no bucket that it needs is closed.
+3. **Append**: the ledger appends the charge, unless an unread entry might change the decision. One round trip.
+4. **Refuse**: only after a reading that left nothing unread. One round trip, too.
+
+If the ledger has lost entries that this machine has read, `quota.deciding.losses` puts them back, and the decision
+begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import add
+
+from quota.common.clock import elapsed_s
+from quota.deciding.allowance import repay
+from quota.deciding.losses import MAX_LOSSES, StillCountingError, put_back
+from quota.deciding.project import MAX_CLOCK_AHEAD_MS, BehindError, Project
+from quota.deciding.question import Outcome, Question
+from quota.ledger.log import Reply
+from quota.rules.entry import Entry
+from quota.rules.facts import closing
+from quota.terms.limits import cutoff
+
+COUNT_WITHIN_S = 0.7
+"""How long a decision reads for its totals. Then it answers "counting", and the next decision continues."""
+
+ROOMS_AFTER = 2
+"""After so many tries that others overtook, a decision names what each of its limits counts."""
+
+MAX_CLOCK_TRIES = 3
+"""How often a decision begins again because the ledger's clock went back."""
+
+
+class OvertakenError(Exception):
+    """Others have overtaken a decision several times, and the log can exclude them for a moment."""
+
+
+def decide(project: Project, question: Question, *, commit: bool) -> Outcome:
+    """Decide about calls that leave together. With `commit`, admitted calls are charged when this returns.
+
+    Raises LedgerError if the ledger does not answer. It may have charged the calls even then.
+    """
+    try:
+        repay(project, must=commit)
+        try:
+            outcome = _decide(project, question, question.charges if commit else ())
+        except OvertakenError:
+            with project.log.exclusive(project.name):
+                outcome = _decide(project, question, question.charges, is_alone=True)
+    except StillCountingError:
+        project.keep()
+        return Outcome("counting", project.now_ms())
+    finally:
+        if commit and question.charges:
+            project.reading.pending.pop(question.charges[0].key, None)
+    project.maintain()
+    return outcome
+
+
+def _decide(project: Project, question: Question, charges: Sequence[Entry], *, is_alone: bool = False) -> Outcome:
+    ends_s = elapsed_s() + COUNT_WITHIN_S
+    fresh, losses, clock_tries, overtaken = False, 0, 0, 0
+    while True:
+        outcome = _compared(project, question, ends_s)
+        first = project.reading.appended(charges)
+        if first is not None:
+            return outcome._replace(reason="ok", first=first)
+        fits = outcome.reason == "ok"
+        if fresh and not (fits and charges):
+            return outcome
+        request = project.request(outcome.mark, outcome.now_ms, charges if fits else (), outcome.room)
+        if overtaken >= ROOMS_AFTER and request.entries:
+            if not (project.log.shared or is_alone):
+                raise OvertakenError
+            request = request._replace(rooms=question.rooms(outcome.caps, outcome.used_units))
+        if project.journal is not None and project.journal.is_late(request.epoch):
+            reply, used_units = Reply("BEHIND", request.now_ms, request.epoch), None
+        else:
+            reply, used_units = project.ask(request, question.views)
+        if reply.word == "BEHIND":
+            losses += 1
+            if losses > MAX_LOSSES:
+                raise StillCountingError
+            put_back(project)
+            fresh = False
+            continue
+        first = reply.id or project.reading.appended(charges)
+        if first is not None:
+            if used_units is None:  # another thread noticed a loss meanwhile
+                used_units = tuple(map(add, outcome.used_units, question.costs))
+            return Outcome("ok", outcome.now_ms, used_units, outcome.caps, facts=outcome.facts, first=first)
+        clock_tries += reply.word == "CLOCK"
+        if clock_tries > MAX_CLOCK_TRIES or reply.clock_ms > project.wall() + MAX_CLOCK_AHEAD_MS:
+            return Outcome("clock", outcome.now_ms, clock_ms=reply.clock_ms)
+        overtaken += reply.word == "AGAIN" and reply.whole
+        fresh = reply.whole and reply.word != "CLOCK"
+
+
+def _compared(project: Project, question: Question, ends_s: float) -> Outcome:
+    """The outcome by the entries read so far. Reads what is missing; raises StillCountingError after `ends_s`."""
+    compare = partial(_compare, project, question)
+    while True:
+        outcome = project.in_turn(compare)
+        if isinstance(outcome, Outcome):
+            return outcome
+        try:
+            outcome()
+        except BehindError:
+            put_back(project)
+        if elapsed_s() > ends_s:
+            raise StillCountingError
+
+
+def _compare(project: Project, question: Question) -> Outcome | Callable[[], None]:
+    """The outcome by the entries read so far, or the function that reads what is missing."""
+    reading, views = project.reading, question.views
+    if not reading.began:
+        return partial(project.begin, views)
+    if reading.facts_markers != reading.markers:  # they have changed
+        return project.read_facts
+    if project.stored_ms < project.longest_ms:
+        return project.store_longest_window
+    totals = [reading.totals[view] for view in views if view in reading.totals]
+    if len(totals) < len(views):
+        return partial(project.open, [view for view in views if view not in reading.totals])
+    now_ms, behind = project.now_ms(), []
+    for total in totals:
+        if total.head < reading.seen:
+            total.skip_left(cutoff(total.view.window, now_ms))
+        if total.head >= reading.seen and (wanted := total.drop(now_ms)) is not None:
+            return partial(project.in_turn, partial(project.read_leaving, total, wanted))
+        if total.head < reading.seen:
+            behind.append(total.head)
+    if behind:
+        return partial(project.read_behind, min(behind))
+    used_units = tuple([total.used_units for total in totals])
+    caps = question.caps(reading.facts, now_ms)
+    closed = closing(reading.facts, question.closed_by, now_ms, project.jitter_ms) if question.closed_by else None
+    # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
+    room = question.room(caps, used_units)
+    reason = "exhausted" if closed is not None else "limit" if room < 0 else "ok"
+    return Outcome(reason, now_ms, used_units, caps, closed, reading.facts, mark=reading.mark, room=room)
