@@ -35,8 +35,8 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
     For each tick that starts, ends or is skipped, it prints a line on stderr with the reason. SIGTERM (exit status 0)
-    and Ctrl-C end it after the pages in flight are stored. If several schedulers share a Redis ledger, each job runs on
-    one of them.
+    and Ctrl-C end it after the pages in flight are stored. If several schedulers share a Redis ledger, one of them
+    fetches each region.
 
     \b
     Example:
@@ -62,14 +62,14 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
 @click.command("plan", short_help="Simulate the schedule: does it fit?")
 @click.option("--days", type=int, metavar="N", help="Whole days to look ahead.  [default: 7, or the longest window]")
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
-@click.option("--may-be-refused", multiple=True, metavar="JOB", help="JOB may be refused. Repeatable.")
+@click.option("--may-be-refused", multiple=True, metavar="JOB", help="Accept refusals of JOB. Repeatable.")
 @format_option
 @config_option
 def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> int:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
-    It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
-    spent, and reads neither ledger nor store; --from DATE does both at midnight of that day.
+    It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight, with
+    nothing spent, and without the ledger and the store; --from DATE does the same, from that day's midnight.
 
     If the schedule fits, the exit status is 0. If it does not fit, the status is 1, and the output has the smallest
     changes that make it fit. A refusal caused only by units already spent leaves the status at 0.

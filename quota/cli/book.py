@@ -115,7 +115,7 @@ def show_(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
 @book.command("check")
 @click.argument("file", metavar="FILE", type=click.Path())
 def check(file: str) -> int:
-    """Check a cost book of your own for errors, and list them all. Exit with 78 on an error.
+    """Check a cost book of your own, and list all its errors. Exit with 78 on an error.
 
     \b
     Example:

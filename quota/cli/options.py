@@ -70,9 +70,7 @@ config_option = click.option(
 )
 """Without it, a command takes the --config before its name."""
 
-credential_option = click.option(
-    "--credential", metavar="C", help="The credential to use; needed if there are several."
-)
+credential_option = click.option("--credential", metavar="C", help="The credential to use, if there are several.")
 book_credential_option = click.option("--credential", metavar="C", help="The cost book of this credential.")
 only_credential_option = click.option("--credential", metavar="C", help="Only this credential's project.")
 only_job_option = click.option("--job", metavar="J", help="Only this job.")
