@@ -35,8 +35,8 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
     For each tick that starts, ends or is skipped, it prints a line on stderr with the reason. SIGTERM (exit status 0)
-    and Ctrl-C end it after the pages in flight are stored. If several schedulers share a Redis ledger, one of them
-    fetches each region.
+    and Ctrl-C end it after the pages in flight are stored. If several schedulers share a Redis ledger, each region
+    is fetched by one of them.
 
     \b
     Example:
