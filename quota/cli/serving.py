@@ -69,7 +69,7 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
     http://127.0.0.1:8790/CREDENTIAL/PATH becomes PATH of the credential's API, with the key: callers need no key. A
     refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region say who spends.
 
-    Links in an answer go past the proxy. If a Python program follows them, run it with `quota exec --auto`. To let
+    Links in an answer bypass the proxy. If a Python program follows them, run it with `quota exec --auto`. To let
     other machines in, set --token. Restart the proxy after a change of the configuration. SIGTERM and Ctrl-C end it.
 
     \b
