@@ -4,7 +4,7 @@
     examine     the findings of `quota doctor`. Only with `call` does it spend anything
     acl_lines   the commands of `quota doctor --acl`, which give Redis users the rights that they need
 
-None of them changes anything.
+None of them changes anything, but for charges that the ledger has lost: whoever looks first puts them back.
 """
 
 from __future__ import annotations
@@ -316,6 +316,7 @@ def _ahead(session: Session, project: str) -> Iterator[Finding]:
 
 def _lost(session: Session, name: str) -> Iterator[Finding]:
     """The charges that the ledger lost in the last week. They are back, but it may happen again."""
+    session.budget(name).usage()  # the first to look puts back what the ledger has lost
     project, cause = session.project(name), "the file was deleted or replaced by an old copy"
     if session.ledger.shared:
         cause = "the server was emptied (FLUSHALL), restarted without its data or given an old copy"

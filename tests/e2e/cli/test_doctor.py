@@ -255,11 +255,16 @@ def test_doctor_reports_a_silent_server(command: Quota, server: RedisServer) -> 
 
 
 def test_doctor_names_charges_that_were_lost_and_put_back(command: Quota, server: RedisServer) -> None:
-    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
-    assert command("charge", "videos.list").returncode == 0
+    other = MAIN.replace("main", "other").replace("research", "second")
+    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN + other)
+    for name in ("main", "other"):
+        assert command("charge", "videos.list", "--credential", name).returncode == 0
     with redis.Redis(port=server.port) as client:
         client.flushall()
-    expect(command, "project research", "warning", "the ledger had lost 1 charge of 1 unit, put back at 20", "FLUSHALL")
+    found, says = findings(command), "the ledger had lost 1 charge of 1 unit, put back at 20"
+    for project in ("research", "second"):
+        assert says in found[f"project {project}"]["message"]
+    assert "FLUSHALL" in found["project research"]["remedy"]
     expect(command, "server emptied", "ok", "1 time since 20")
 
 
