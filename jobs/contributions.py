@@ -1,7 +1,8 @@
 """What jobs add to other commands: the functions that the entry points in `pyproject.toml` name.
 
 fetches, store    findings for `quota check`: fetch functions, regions, first calls, the store
-store_health      findings on the store for `quota doctor`
+store_health,     findings on the store and on the jobs for `quota doctor`
+job_health
 jobs              where each job stands in each region, the last runs, and pages that bring few items for their
                   units: for `quota dashboard`
 forecast          the charges of the schedule, from the simulation of `quota plan`: for `quota dashboard`
@@ -20,7 +21,7 @@ from operator import itemgetter
 
 import quota
 from quota import Decision, Session
-from quota.common.clock import host_clock
+from quota.common.clock import host_clock, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, warning
 from quota.common.text import many, one_line, spell
 from quota.deciding.run_limit import RunLimit
@@ -37,7 +38,7 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import check_lock, checkpoints_of, runs_on
+from quota.jobs.places import check_lock, checkpoints_of, is_running, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, check_space, is_made
 from quota.jobs.store.store import Store
@@ -155,15 +156,25 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
 
 
 def store_health(settings: Settings) -> Iterator[Finding]:
-    """Findings for the local store: its place, whether it opens, and the free space; and for the locks of the jobs.
-    Does not create the store."""
+    """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
     yield from examine_folder("store", os.path.dirname(settings.store.file), "what was fetched")
     yield from store(settings, "store", remedy="")
+
+
+def job_health(settings: Settings) -> Iterator[Finding]:
+    """Findings for the locks of the jobs, and for last runs that were killed. Does not create the store."""
     for job in settings.jobs.values():
         try:
             check_lock(settings.store.url, job.name)
         except quota.ConfigError as error:
             yield finding_of("error", f"job {job.name}", error)
+    with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(settings.store) as store:  # see `store_health`
+        for job in settings.jobs.values() if store is not None else ():
+            last = next(iter(store.runs.read(job.name, count=1)), None)
+            if last is not None and last.ended_ms is None and not is_running(settings.store.url, job.name):
+                killed = f"its last run began at {stamp(last.began_ms)} and noted no end"
+                remedy = "find out what killed it; the next run goes on where it stopped"
+                yield warning(f"job {job.name}", killed, remedy)
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

@@ -112,10 +112,12 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
     until(lambda: upstream.usage()["requests"] > 0)
     (row,) = runs(command)
     assert (row["outcome"], row["ended_at"], row["exit_status"]) == ("unfinished", None, None)
+    assert "its last run began at 20" not in command("doctor").stdout
     run.send_signal(signal.SIGKILL)
     run.wait()
     (row,) = runs(command)
     assert (row["outcome"], row["attempts"], row["units"]) == ("unfinished", 1, 1), "as the ledger's log tells"
+    assert "its last run began at 20" in command("doctor").stdout
     (command.folder / "open").mkdir()
     (command.folder / "open").chmod(0o777)
     for url in (f"redis://127.0.0.1:{free_port()}/0", f"sqlite:///{command.folder}/open/ledger.db"):
