@@ -194,7 +194,7 @@ def _missed(session: Session, job: JobSettings, store: Store, regions: Sequence[
         grace, status = format_duration(job.misfire_grace_ms), 0
         why += f" within misfire_grace ({grace}); if it hangs, end it"
     report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=why, exit_status=status)
-    if regions:
+    if regions and not number:
         warn("run_skipped", why, job=job.name)
     _keep(store, _row_of(session, job, store), report)
     return report

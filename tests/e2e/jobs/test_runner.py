@@ -757,11 +757,13 @@ def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest
     child = bench.start("run", "t", "--region", "US")
     bench.await_requests(1)
     report, of_tick = bench.run(regions="GB"), bench.run(tick=Tick(host_clock(), "t", ("GB",)))
+    interrupted = bench.run(regions="GB", stop=lambda: signal.SIGTERM)
     child.kill()
     child.communicate()
     assert of_tick.why.startswith("nothing fetched: another run of the job has not ended within misfire_grace (1ms)")
     assert (report.outcome, report.exit_status, outcomes(report)) == ("overlap", 0, {"GB": "skipped"})
-    assert caplog.messages == [f"run_skipped job=t: {report.why}"]
+    assert caplog.messages == [f"run_skipped job=t: {report.why}"], "and none of the interrupted run"
+    assert interrupted.exit_status == 128 + signal.SIGTERM
     assert report.why.startswith("GB not fetched: another run of the job has not ended within misfire_grace (1ms)")
     assert [*bench.rows("SELECT outcome, why FROM past_runs")][1] == ("overlap", report.why)
 
