@@ -83,7 +83,7 @@ def draw(
     if not project.drawn:
         methods = listed(dict.fromkeys(charge.method for charge in charges))
         warn("allowance_drawn", because, project=project.name, method=methods, units=units, left=left_units)
-    project.drawn.append((units, left_units))
+    project.drawn.update((charge.key, charge.units) for charge in charges)
     return left_units
 
 
@@ -127,7 +127,8 @@ def hand_over(project: Project) -> None:
 
 
 def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list[int]:
-    """Hand over some draws; returns their units, or nothing if the journal could not note it."""
+    """Hand over some draws; returns the units of those that were not refunded, or nothing if the journal could not note
+    it."""
     new = [draw for draw in owed if draw.handed_id is None]
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
     missing: list[Entry] = []
@@ -146,16 +147,15 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
             correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
     handed = [(draw, places[draw.entry.key]) for draw in owed]
     is_noted = journal.draws.handed_over(project.reading.epoch, handed)
-    return [draw.entry.units for draw in new] if is_noted else []
+    return [draw.entry.units for draw in new if draw.entry.units] if is_noted else []
 
 
 def say_used(project: Project) -> None:
-    """At the end of a process, log its draws that it did not hand over. A single draw needs no second line after
-    `allowance_drawn`."""
-    if len(project.drawn) > 1:
-        _, left_units = project.drawn[-1]
-        units = sum(units for units, _ in project.drawn)
-        warn("allowance_used", project=project.name, charges=len(project.drawn), units=units, left=left_units)
+    """At the end of a process, log its draws that it neither handed over nor refunded. A single draw needs no second
+    line after `allowance_drawn`."""
+    units = [*filter(None, project.drawn.values())]
+    if len(units) > 1:
+        warn("allowance_used", project=project.name, charges=len(units), units=sum(units))
 
 
 def owed_units(project: Project) -> int:
@@ -174,6 +174,7 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
     before = project.journal.draws.settle(units)
     if before is None:
         return None
+    project.drawn.update((key, units[key]) for key in units.keys() & project.drawn.keys())
     if before.handed_id is not None:  # another machine may settle it next
         with suppress(LedgerError, StillCountingError):
             hand_over(project)

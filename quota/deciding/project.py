@@ -92,8 +92,8 @@ class Project(OfOneProcess):
             log, name, self.keys.next, clock, lambda text: self._note_facts(*self.reading.mark, text, unite=True)
         )
         self.reading = Reading()
-        self.drawn: list[tuple[int, int]] = []
-        """The draws of this process in an outage: for each its units, and the remaining units of the allowance."""
+        self.drawn: dict[str, int] = {}
+        """The draws of this process in an outage: the units of each, by its key."""
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
         self.owes_again_s = self._read_back_s = 0.0
