@@ -140,6 +140,11 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
     """The error of a run if it cannot read or write the store. Does not create the store."""
     path = settings.store.file
     try:
+        check_space(path)
+    except StoreError as error:  # the configuration is right
+        yield finding_of("warning", location, error)
+        return
+    try:
         if is_made(path):
             Store.existing(settings.store).close()
         else:

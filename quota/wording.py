@@ -234,7 +234,7 @@ def _runs_on(job: JobRow, at_ms: int) -> str:
 
 def _a_run_now(job: JobRow) -> str:
     if job.why:
-        return "never" if job.retry_ms is None else f"from {moment(job.retry_ms)}"
+        return "no" if job.retry_ms is None else f"from {moment(job.retry_ms)}"
     return "goes on there" if job.is_elsewhere else "goes on"
 
 

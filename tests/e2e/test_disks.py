@@ -147,12 +147,15 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
     with small_disk(machine.folder / "store", 12_000):
         assert machine.quota("run", "t", "--region", "US").returncode == 0
         ballast = fill(machine.folder / "store")
+        check, says = machine.quota("check"), ": no space is left for it; free 4 MB, then run again\n"
+        assert (check.returncode, "warning: store.url: store " in check.stdout, says in check.stdout) == (0, True, True)
         ballast.write_bytes(ballast.read_bytes()[: -2 * 1024 * 1024])  # room for the side files, not for pages
         (job,) = machine.quota.json("status")["credentials"][0]["jobs"]
+        assert machine.quota("status").stdout.count(" no\n") == 1, "but not never"
         assert (job["could_go_on"], job["why"]) == (False, one_line(machine.quota("run", "t", "--quiet"), 1)[3:])
         for _ in range(2):
             line = one_line(machine.quota("run", "t"), 1)
-            assert line.endswith(": no space is left for it: free 4 MB, then run again")
+            assert line.endswith(": no space is left for it; free 4 MB, then run again")
         assert machine.requests == machine.units() == 4
         ballast.unlink()
         assert machine.quota("run", "t").returncode == 0
