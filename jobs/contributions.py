@@ -174,8 +174,8 @@ def job_health(settings: Settings) -> Iterator[Finding]:
         except quota.ConfigError as error:
             yield finding_of("error", f"job {job.name}", error)
     with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(settings.store) as store:  # see `store_health`
-        for job in settings.jobs.values() if store is not None else ():
-            last = next(iter(store.runs.read(job.name, count=1)), None)
+        for job in settings.jobs.values():
+            last = None if store is None else next(iter(store.runs.read(job.name, count=1)), None)
             if last is not None and last.ended_ms is None and not is_running(settings.store.url, job.name):
                 killed = f"its last run began at {stamp(last.began_ms)} and noted no end"
                 remedy = "find out what killed it; the next run goes on where it stopped"
@@ -224,13 +224,17 @@ def bought(session: Session, since_ms: int) -> Sequence[Bought]:
 
 def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     """The machine of each job, its next tick, and whether a run could go on now; `here`: whether this process could
-    run it. Raises LedgerError."""
-    now_ms = session.ledger.now_ms()
+    run it. If the ledger does not answer, the machine is known only of runs here."""
+    try:
+        now_ms, answers = session.ledger.now_ms(), True
+    except quota.LedgerError:
+        now_ms, answers = host_clock(), False
     no_store = _no_store(session.settings) if here else ""
+    without: dict[tuple[str, str], Decision] = {}
     for job in session.settings.jobs.values():
-        hosts, seen_ms, is_elsewhere = runs_on(session, job)
+        hosts, seen_ms, is_elsewhere = runs_on(session, job, answers=answers)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
-        why, refusal = _refusal(session, job, no_store, here=here)
+        why, refusal = _refusal(session, job, no_store, None if answers else without, here=here)
         yield JobRow(job.name, job.credential, hosts, seen_ms, next_ms, why, refusal, is_elsewhere)
 
 
@@ -255,13 +259,21 @@ def _no_store(settings: Settings) -> str:
     return ""
 
 
-def _refusal(session: Session, job: JobSettings, no_store: str, *, here: bool) -> tuple[str, Decision | None]:
+def _refusal(
+    session: Session,
+    job: JobSettings,
+    no_store: str,
+    without: dict[tuple[str, str], Decision] | None,
+    *,
+    here: bool,
+) -> tuple[str, Decision | None]:
     """Why a run could not go on now, in the order in which a run would notice, and the decision if the budget refuses
     its first call; ("", None) if it could. If the fetch function names no call or is not imported here, the cheapest
-    call stands for it."""
+    call stands for it. `without` has the decisions without a ledger, which are the same for all jobs: each waits for
+    it. None: the ledger answers."""
     budget = session.budget(job.credential)
     checkpoint = Checkpoint(job.name, (job.regions or ("",))[0])
-    with suppress(StoreError, quota.ConfigError), Store.if_made(session.settings.store) as store:
+    with suppress(StoreError, quota.ConfigError, quota.LedgerError), Store.if_made(session.settings.store) as store:
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
     method = None
     try:
@@ -279,12 +291,15 @@ def _refusal(session: Session, job: JobSettings, no_store: str, *, here: bool) -
     method = method or min(methods, key=lambda name: budget.book.price(name).units, default=None)
     try:
         if method is not None:
-            decision = budget.peek(method, job=job.name, region=checkpoint.region)
+            decided = {} if without is None else without
+            if (call := (job.credential, method)) not in decided:
+                decided[call] = budget.peek(method, job=job.name, region=checkpoint.region)
+            decision = decided[call]
             if job.max_units is not None:
                 RunLimit(job.max_units).take(decision.cost_units)
             if not decision.admitted:
                 return decision.why(), decision
-    except quota.UsageError as error:
+    except (quota.UsageError, quota.LedgerError) as error:
         return str(error), None
     return "", None
 

@@ -418,15 +418,16 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     return min(MAX_HOLD_MS, max(HOUR_MS, 2 * (gap_ms or DAY_MS)))
 
 
-def runs_on(session: Session, job: JobSettings) -> tuple[str, int | None, bool]:
+def runs_on(session: Session, job: JobSettings, *, answers: bool = True) -> tuple[str, int | None, bool]:
     """The machines that hold the job's regions, empty if there are none; the last sign of a run under way there, in ms,
-    or None; and whether other machines hold all regions, so that a run here would fetch nothing. Raises LedgerError."""
+    or None; and whether other machines hold all regions, so that a run here would fetch nothing. Raises LedgerError,
+    unless the ledger does not answer anyway: then only a run here is known."""
     if job.on_each_machine:
         return "each machine", None, False
     here = machine_name()
-    if not session.ledger.shared:
+    if not (session.ledger.shared and answers):
         seen_ms = host_clock() if is_running(session.settings.store.url, job.name) else None
-        return here, seen_ms, False
+        return here if seen_ms or not session.ledger.shared else "", seen_ms, False
     holders = session.project(job.credential).state.holders(_claim_name(job))
     away = {region for holder in holders if holder.host != here for region in holder.regions}
     store = session.settings.store  # with a name, or with the places in the ledger, any machine may go on

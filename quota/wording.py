@@ -211,18 +211,24 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
 def jobs_of(credential: CredentialRow) -> Iterator[Part]:
     """The jobs of a credential: who runs each job, its next tick, and whether a run could go on now."""
     if credential.jobs:
-        rows = [
-            (
-                job.job,
-                _runs_on(job, credential.outlook.at_ms),
-                "-" if job.next_ms is None else moment(job.next_ms),
-                _a_run_now(job),
-            )
-            for job in credential.jobs
-        ]
-        tones: list[Tone] = ["bad" if job.why else "" for job in credential.jobs]
-        yield Table(("job", "runs on", "next tick", "a run now"), rows, tones=tones, without=(2,))
+        yield _jobs(credential.jobs, credential.outlook.at_ms)
     yield from stopped_jobs_of(credential)
+
+
+def jobs_alone(jobs: Sequence[JobRow], at_ms: int) -> Iterator[Part]:
+    """The same of jobs whose credentials are not known, because the ledger does not answer."""
+    if jobs:
+        yield _jobs(jobs, at_ms)
+    yield from _stopped(jobs)
+
+
+def _jobs(jobs: Sequence[JobRow], at_ms: int) -> Table:
+    rows = [
+        (job.job, _runs_on(job, at_ms), "-" if job.next_ms is None else moment(job.next_ms), _a_run_now(job))
+        for job in jobs
+    ]
+    tones: list[Tone] = ["bad" if job.why else "" for job in jobs]
+    return Table(("job", "runs on", "next tick", "a run now"), rows, tones=tones, without=(2,))
 
 
 def _runs_on(job: JobRow, at_ms: int) -> str:
@@ -240,13 +246,17 @@ def _a_run_now(job: JobRow) -> str:
 
 def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
     """The jobs that could not go on now, by their reasons, without the reason that the verdict has."""
+    yield from _stopped([job for job in credential.jobs if not _is_in_verdict(job, credential)])
+
+
+def _stopped(jobs: Sequence[JobRow]) -> Iterator[Line]:
     names_of: dict[str, list[str]] = {}
-    for job in credential.jobs:
-        if job.why and not _is_in_verdict(job, credential):
+    for job in jobs:
+        if job.why:
             names_of.setdefault(job.why, []).append(job.job)
     for why, names in names_of.items():
-        jobs = "job" if len(names) == 1 else "jobs"
-        yield Line(f"{jobs} {listed(names)} could not go on now: {why}", "note")
+        noun = "job" if len(names) == 1 else "jobs"
+        yield Line(f"{noun} {listed(names)} could not go on now: {why}", "note")
 
 
 def _is_in_verdict(job: JobRow, credential: CredentialRow) -> bool:

@@ -56,11 +56,11 @@ from quota.reports.spending import (
     read_spending,
     refused_by,
 )
-from quota.reports.status import Status, read_status, unread_json
+from quota.reports.status import Status, all_jobs, read_status, unread_json
 from quota.rules.entry import others_units
 from quota.rules.spent import Spent
 from quota.session import Session, projects_of
-from quota.wording import Table, charge_parts, refusal_parts, status_parts
+from quota.wording import Line, Part, Table, charge_parts, jobs_alone, refusal_parts, status_parts
 
 WATCH_S = 2
 
@@ -84,7 +84,7 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
     OPEN: the cheapest call would be admitted now and, if you have jobs, a job could go on. FULL: a limit is used up
     until the time shown. CLOSED: upstream reported that its quota is used up. STOPPED: no job could run here, or the
     ledger accepts no charges. For each job it shows the machine, the next tick, and whether a run could go on now. If
-    the ledger does not answer, the exit status is 69.
+    the ledger does not answer, it shows only the jobs and exits with 69.
 
     \b
     Example:
@@ -121,6 +121,8 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
         except LedgerError as error:
             if as_json:
                 print_json(unread_json(session, error))
+            else:
+                print_rich(render_parts(_jobs_alone(session)))
             raise
     return _print_status(current, checks, as_json)
 
@@ -138,9 +140,12 @@ def _table_now(session: Session) -> Any:
     try:
         return render_parts(status_parts(read_status(session, next_capacity=False, jobs=True, here=True)))
     except LedgerError as error:
-        from rich.text import Text
+        return render_parts([Line(f"{stamp(host_clock())}: {error}"), *_jobs_alone(session)])
 
-        return Text(f"{stamp(host_clock())}: {error}")
+
+def _jobs_alone(session: Session) -> Iterator[Part]:
+    """The jobs for people, while the ledger does not answer."""
+    return jobs_alone(list(all_jobs(session, here=True)), host_clock())
 
 
 def _print_status(current: Status, checks: bool, as_json: bool, **more: bool) -> int:

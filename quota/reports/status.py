@@ -257,10 +257,12 @@ def allowances(session: Session, credential: str | None = None) -> dict[str, All
 
 
 def unread_json(session: Session, error: LedgerError) -> dict[str, object]:
-    """The status while the ledger does not answer: what this machine may spend meanwhile, and nothing of the budget."""
+    """The status while the ledger does not answer: what this machine may spend meanwhile, what is known of the jobs
+    here, and nothing of the budget."""
     stands = {project: allowance.as_json() for project, allowance in allowances(session).items()}
     at = rfc3339(host_clock())
-    return {"at": at, "ledger": session.ledger.label, "error": str(error), "credentials": [], "allowances": stands}
+    unread = {"at": at, "ledger": session.ledger.label, "error": str(error), "credentials": [], "allowances": stands}
+    return {**unread, "jobs": [_job_json(job) for job in all_jobs(session, here=True)]}
 
 
 def _read(
@@ -319,8 +321,8 @@ def _read(
         shared_with = tuple(other for other in sharing[settings.project] if other != name)
         rows.append(read[session.project(name)]._replace(settings=settings, shared_with=shared_with))
     if jobs:
-        jobs_of = _jobs(session, here=here)
-        rows = [row._replace(jobs=tuple(jobs_of.get(row.settings.name, ()))) for row in rows]
+        known = list(all_jobs(session, here=here))
+        rows = [row._replace(jobs=tuple(job for job in known if job.credential == row.settings.name)) for row in rows]
     return Status(
         at_ms=at_ms,
         ledger=ledger.label,
@@ -341,16 +343,12 @@ def _first_methods(settings: Settings) -> dict[str, list[str]]:
     return methods
 
 
-def _jobs(session: Session, *, here: bool) -> dict[str, list[JobRow]]:
-    """The jobs of each credential. Other packages know them: an entry point is a function
-    `(session, *, here) -> iterable of JobRow`."""
+def all_jobs(session: Session, *, here: bool) -> Iterator[JobRow]:
+    """The jobs. Other packages know them: an entry point is a function `(session, *, here) -> iterable of JobRow`."""
     from importlib.metadata import entry_points
 
-    jobs: dict[str, list[JobRow]] = {}
     for point in entry_points(group="quota.status"):
-        for job in point.load()(session, here=here):
-            jobs.setdefault(job.credential, []).append(job)
-    return jobs
+        yield from point.load()(session, here=here)
 
 
 AT_ONCE = 4

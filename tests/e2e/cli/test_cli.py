@@ -477,12 +477,17 @@ def test_charge_exits_69_for_a_silent_and_an_absent_redis(quota: Quota) -> None:
 
 def test_a_status_without_the_ledger_has_the_drawn_units(quota: Quota) -> None:
     away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 5 }\n'
-    quota.configure(away + SMALL)
+    jobs = "".join(f'[jobs.{name}]\nfetch = "{name}"\n' for name in ("trending", "search"))
+    quota.configure(away + SMALL + jobs + 'options = { words = ["tea"] }\n')
     assert quota("charge", "videos.list").returncode == 0
+    shown = quota("status")
+    assert (shown.returncode, " goes on\n" in shown.stdout) == (69, True)
+    assert "job search could not go on now: ledger redis://127.0.0.1:1/0 cannot be" in shown.stdout
     done = quota("status", "--json")
     assert "1 of 5 units drawn, 4 left, more from 20" in done.stderr
     status = json.loads(done.stdout)
     assert (status["credentials"], [x["drawn_units"] for x in status["allowances"].values()]) == ([], [1])
+    assert [job["could_go_on"] for job in status["jobs"]] == [True, False]
     assert quota("spend").stderr.count("1 of 5 units drawn, 4 left, more from 20") == 1
 
 
