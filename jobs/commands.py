@@ -60,7 +60,12 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
 
 
 @click.command("plan", short_help="Simulate the schedule: does it fit?")
-@click.option("--days", type=int, metavar="N", help="Whole days to look ahead.  [default: 7, or the longest window]")
+@click.option(
+    "--days",
+    type=int,
+    metavar="N",
+    help="Whole days of upstream to look ahead, after the rest of today.  [default: 7, or the longest window]",
+)
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
 @click.option("--may-be-refused", multiple=True, metavar="JOB", help="Accept refusals of JOB. Repeatable.")
 @format_option
