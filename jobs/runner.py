@@ -360,16 +360,17 @@ class _Run:
 
     def _give_back(self, regions: Sequence[str]) -> None:
         """Give the regions that failed before their first page their turn back, behind the others of the round: the
-        error that ended the run is hardly about them alone. If all others have failed too, the round ends instead."""
+        error that ended the run is hardly about them alone. If all others have failed too, the round ends instead, and
+        they come last in the next one."""
         units, _, _ = self.attempts.spent()
         early = {place.region for place in self.failed if not (units.get(place.region) and place.begun)}
         with suppress(quota.QuotaError):  # the run ends with an error already
             places = self.store.checkpoints(self.job.name, regions, work_of(self.session, self.job))
             waiting = any(p.pending and (p.failed_at_ms or 0) <= (p.completed_at_ms or 0) for p in places)
-            for place in places:
+            for place in sorted(places, key=lambda place: (place.region in early, ended_at(place))):
                 if waiting and place.region in early:
                     self.hold.keep(self.store.turn_back(place))
-                elif not waiting and place.pending:
+                elif not waiting and (place.pending or place.region in early):
                     self.hold.keep(self.store.fail(place, keep_cursor=True))
 
     def _fail(self, *, keep_cursor: bool) -> None:

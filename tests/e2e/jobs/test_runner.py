@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -417,15 +418,22 @@ def test_no_attempt_begins_long_after_the_first(bench: Bench, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("wrong", "status"),
-    [({"endpoint": "http://127.0.0.1:9"}, 1), ({"key": None}, 78), ({"key": "invalid"}, 78)],
+    ("wrong", "status", "firsts"),
+    [
+        ({"endpoint": "http://127.0.0.1:9"}, 1, ["US", "DE", "GB", "US"]),  # each run tries two
+        ({"key": None}, 78, ["US", "GB", "DE", "US"]),
+        ({"key": "invalid"}, 78, ["US", "GB", "DE", "US"]),
+    ],
     ids=["no network", "no key", "a wrong key"],
 )
-def test_runs_that_cannot_begin_cost_no_region_its_turn(bench: Bench, wrong: dict[str, Any], status: int) -> None:
-    regions = ["US", "GB", "DE"]
+def test_runs_that_cannot_begin_cost_no_region_its_turn(
+    bench: Bench, wrong: dict[str, Any], status: int, firsts: list[str]
+) -> None:
+    regions, ticks = ["US", "GB", "DE"], itertools.count(NOON_MS)
+    bench.clock = lambda: next(ticks)
     bench.configure(pages=1, regions=regions, **wrong)
-    for _ in range(4):
-        assert bench.run().exit_status == status
+    failed = [bench.run() for _ in firsts]
+    assert [(report.exit_status, report.regions[0].region) for report in failed] == [(status, name) for name in firsts]
     bench.configure(pages=1, regions=regions)
     assert outcomes(bench.run()) == dict.fromkeys(regions, "done")
 
