@@ -46,7 +46,7 @@ from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms
 from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
-from quota.jobs.places import Covers, Hold, checkpoints_of, free_regions, note_covers, only_one, work_of
+from quota.jobs.places import Covers, Hold, Lock, checkpoints_of, free_regions, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError, check_space
@@ -123,6 +123,33 @@ def run_job(
         missed = elapsed_s() >= until_s or stop() != 0
         return not missed
 
+    def held(store: Store, lock: Lock, hold: Hold) -> RunReport:
+        """Claim the regions, and cover those that the run gets."""
+        try:
+            hold.begin(chosen, here=here)
+            mine = [region for region in chosen if region not in hold.away]
+            elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
+            if elsewhere is not None:
+                session.budget(job.credential).repay()  # no decision follows that would
+                return elsewhere
+            refused = refusal()
+        except quota.QuotaError as error:
+            _keep(store, _row_of(session, job, store), failed_report(session, name, error))
+            raise
+        row = _row_of(session, job, store)
+        if refused is not None:
+            report = _refused(session, job, refused)
+            _keep(store, row, report)
+            return report
+        attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
+        run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
+        if silent:
+            run.silent.append(silent)
+        report = run.cover(row, mine, max_regions, lambda names: note_covers(lock, Covers(whole, names)))
+        if max_regions < len(chosen):
+            return report
+        return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
+
     store_settings, hold = session.settings.store, None
     with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
         try:
@@ -132,37 +159,14 @@ def run_job(
                 if lock is None:
                     return _missed(session, job, store, chosen if tick is None else (), stop())
                 if waited and tick is None:
-                    with suppress(quota.LedgerError):  # the claim below fails with it
+                    with suppress(quota.LedgerError):  # the claim fails with it
                         places, now_ms = checkpoints_of(session, job, store), clock()
                         covered = {place.region for place in places if asked_ms <= ended_at(place) <= now_ms}
                         chosen = tuple(region for region in chosen if region not in covered)
                     if not chosen:
                         return _ended(session, job, "overlap", "another run has covered it meanwhile")
                 with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
-                    try:
-                        hold.begin(chosen, here=here)
-                        mine = [region for region in chosen if region not in hold.away]
-                        elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
-                        if elsewhere is not None:
-                            session.budget(job.credential).repay()  # no decision follows that would
-                            return elsewhere
-                        refused = refusal()
-                    except quota.QuotaError as error:
-                        _keep(store, _row_of(session, job, store), failed_report(session, name, error))
-                        raise
-                    row = _row_of(session, job, store)
-                    if refused is not None:
-                        report = _refused(session, job, refused)
-                        _keep(store, row, report)
-                        return report
-                    attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
-                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
-                    if silent:
-                        run.silent.append(silent)
-                    report = run.cover(row, mine, max_regions, lambda names: note_covers(lock, Covers(whole, names)))
-                    if max_regions < len(chosen):
-                        return report
-                    return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
+                    return held(store, lock, hold)
         except StoreError as error:
             report = failed_report(session, name, error)
             if lock is not None and hold is None:
