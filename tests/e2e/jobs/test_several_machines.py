@@ -196,9 +196,7 @@ def test_a_machine_without_any_space_does_not_keep_the_job(web: Machine, other: 
         config.write_text(config.read_text().replace("videos.db", "disk/videos.db"))
         assert web.outcome()["outcome"] == "done"
         fill(web.folder / "disk")
-        why = one_line(web.quota("run", "t", "--quiet"), 1)
-        assert "no space is left for it" in why
-        assert web.quota.json("status")["credentials"][0]["jobs"][0]["why"] == why.removeprefix("t: ")
+        assert "no space is left for it" in one_line(web.quota("run", "t", "--quiet"), 1)
         assert other.outcome()["outcome"] == "done"
 
 
