@@ -96,7 +96,7 @@ class SqliteStorage:
             remedy="move it away, or name another file",
             waited_s=WALL_S,
         )
-        self._wording = wording._replace(disk_full=f"inbound storage {self.label}: the disk is full")
+        self._wording = wording._replace(disk_full=f"inbound storage {self.label}: the disk is full; free space there")
         self._file = SqliteFile(
             path,
             schema=("quota.inbound", "schema.sql"),

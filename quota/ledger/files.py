@@ -82,7 +82,7 @@ def file_wording(path: str, what: str, *, version: int, lost_then: str, waited_s
         read_only=f"{file} is read-only; give this user write access to the file, its -wal and -shm, and their folder",
         cannot_open=f"{file} cannot be opened; check that its folder exists and this user may write there",
         no_file=f"{file}: {{reason}}; check its folder",
-        disk_full=f"{file}: the disk is full; nothing was charged",
+        disk_full=f"{file}: the disk is full, and nothing was charged; free space there",
         damaged=f"{file} is damaged; move it away ({lost_then})",
         disk_fails=f"{file}: reading or writing it failed; check the disk and its space, or, if its -wal was "
         f"deleted, restart what has it open: fuser {path}",

@@ -112,7 +112,7 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
         assert machine.charge()["source"] == "ledger"
         ballast = fill(machine.folder / "ledger")
         status = machine.quota.json("status")
-        assert status["unwritable"].endswith("ledger.db: the disk is full; nothing was charged")
+        assert status["unwritable"].endswith("ledger.db: the disk is full, and nothing was charged; free space there")
         assert status["credentials"][0]["limits"][0]["used_units"] == 1
         assert machine.charge()["source"] == "allowance"
         assert machine.quota.json("peek", "search.list", status=69)["reason"] == "ledger-unavailable"
