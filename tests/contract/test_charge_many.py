@@ -12,7 +12,7 @@ import pytest
 
 import quota
 from quota.budget import Budget, project_of
-from quota.deciding.allowance import Allowance
+from quota.deciding.allowance import Allowance, say_used
 from quota.errors import CostExceedsLimit, UnknownMethod, UsageError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_log import RedisLog
@@ -176,7 +176,7 @@ def test_without_a_ledger_all_are_drawn_or_none(setup: Setup, tmp_path: Path, ca
     back = budget_of(setup.ledger, limit(500), project=setup.project, clock=lambda: setup.now_ms, folder=tmp_path)
     assert back.charge_many(["videos.list"] * 2)[0].limits[0].used_units == 13
     assert [charge.units for charge in charges_at(setup.ledger, setup.project)] == [5, 0, 2, 2, 2, 1, 1]
-    project_of(cut_off).close()
+    say_used(project_of(cut_off))
     said = [f"{event} project={setup.project} charges=4 units=11" for event in ("debt_repaid", "allowance_used")]
     assert caplog.messages[1:] == said, "without the draw that was refunded"
 
