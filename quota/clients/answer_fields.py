@@ -5,7 +5,8 @@
     Answer         an answer; each method answers one question of the book
     Usage          finds the figures of a call's usage in a body while the caller reads it
 
-A missing or absurd header counts as absent, and so does a header that was sent with several values.
+A missing or absurd header counts as absent, and so does a header that was sent with several values, but for what
+remains: its smallest value counts.
 `Answer.unread` has the headers that could not be read.
 """
 
@@ -41,6 +42,9 @@ MAX_POLICIES = 10
 
 
 RETRY_AFTER = Field(header="retry-after", form="seconds")
+
+OLDER_REMAINING = LevelRule(Field(header="ratelimit-remaining"))
+"""What remains, in the drafts of the RateLimit fields before the seventh."""
 
 FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
 """A bare number of this size or more is a time since 1970, in seconds or in ms: no wait lasts 31 years."""
@@ -148,7 +152,10 @@ class Answer:
             limit = self._number(rule.limit, text)
             if limit is None and text is not None:  # as `-1` or `unlimited`: what remains of it says nothing
                 return None, None
-        remaining = self._number(field, self._once(field, "remaining"))
+        value = self._once(field, "remaining")
+        parts = value.split(", ") if isinstance(value, str) else []  # `1,000` is no list
+        numbers = [number for part in parts if (number := _whole(part)) is not None]
+        remaining = min(numbers) if len(numbers) == len(parts) > 1 else self._number(field, value)
         if remaining is None and field.pattern is not None and limit is not None:
             used = self._number(field, self._value(field, "used"), math.ceil)
             remaining = None if used is None else max(0, limit - used)
@@ -185,8 +192,12 @@ class Answer:
 
     def policies(self) -> list[Policy]:
         """Each policy in `RateLimit`, with what `RateLimit-Policy` says of it (draft-ietf-httpapi-ratelimit-headers).
-        In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about."""
-        text, more_text = self._headers.get("ratelimit", ""), self._headers.get("ratelimit-policy", "")
+        In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about. Older drafts have a
+        header for each of its figures."""
+        older, reset = self._headers.get("ratelimit-limit", ""), self._headers.get("ratelimit-reset", "")
+        remaining, _ = self.remaining(OLDER_REMAINING)
+        text = self._headers.get("ratelimit") or f"limit={older}, remaining={remaining}, reset={reset}"
+        more_text = self._headers.get("ratelimit-policy") or older
         items = _items(text) or _item_of_draft_7(text)
         described = _items(more_text) or _policies_of_draft_7(more_text)
         has_several = len({name for name, _ in (*items, *described)}) > 1
@@ -203,7 +214,7 @@ class Answer:
                 counts_calls = figures.get("qu", "requests") == "requests"
                 policies.append(Policy(name, remaining, limit, reset_ms, window_ms, counts_calls, is_only))
         if not policies:
-            self._note_unread("ratelimit", text)
+            self._note_unread("ratelimit", self._headers.get("ratelimit"))
         return policies
 
     # -- values ------------------------------------------------------------------------------------------------------

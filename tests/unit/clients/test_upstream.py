@@ -275,7 +275,7 @@ def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
         *(({"X_RateLimit_Remaining": "0", "X_RateLimit_Limit": text}, None) for text in ("-1", "unlimited")),
         ({"X_RateLimit_Remaining": "12.9"}, Level("core", 12, 5_000, NOW_MS + 1_800_000)),
         ({"X_RateLimit_Remaining": "98,98 , 98"}, Level("core", 98, 5_000, NOW_MS + 1_800_000)),
-        ({"X_RateLimit_Remaining": "98, 97"}, None),
+        ({"X_RateLimit_Remaining": "98, 97", "X_RateLimit_Limit": "5000, 100"}, None),
         ({"X_RateLimit_Resource": "other"}, None),
         ({"Age": "0"}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
         ({"Age": "7"}, None),
@@ -287,8 +287,8 @@ def test_a_good_answer_shows_what_remains(headers: dict[str, str], level: Level 
     assert (reading.error, reading.closes) == (None, ())
 
 
-@pytest.mark.parametrize(("second", "remaining"), [("0", [0]), ("1", [])])
-def test_a_header_that_was_sent_twice_is_read_if_its_values_are_equal(second: str, remaining: list[int]) -> None:
+@pytest.mark.parametrize(("second", "remaining"), [("0", [0]), ("1", [0]), ("few", [])])
+def test_the_smallest_counts_of_several_numbers_that_remain(second: str, remaining: list[int]) -> None:
     headers = [("X-RateLimit-Remaining", "0"), ("x-ratelimit-remaining", second)]
     reading = upstream_of(GITHUB).read(200, headers, b"", method="repos.get", at_ms=NOW_MS)
     assert [level.remaining_units for level in reading.levels] == remaining
@@ -334,7 +334,10 @@ def test_several_policies_speak_of_several_buckets() -> None:
     book = a_book(buckets='[buckets.day]\nquota = 9\nresets = "24h"')
     level = Level("day", 3, None, NOW_MS + 9_000)
     assert read(book, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (level,)
-    assert read(book, 200, {"RateLimit": "limit=9, remaining=3, reset=9"}).levels == (level._replace(limit_units=9),)
+    older = {"RateLimit-Limit": "9, 9;w=86400", "RateLimit-Remaining": "5, 3", "RateLimit-Reset": "9"}
+    for headers in ({"RateLimit": "limit=9, remaining=3, reset=9"}, older, older | {"RateLimit-Limit": "9"}):
+        assert read(book, 200, headers).levels == (level._replace(limit_units=9),)
+    assert read(book, 200, older | {"RateLimit-Limit": "9;w=60"}).levels == (), "of another window"
 
 
 ONE_BUCKET = a_book(
