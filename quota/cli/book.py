@@ -403,7 +403,7 @@ class Tried(NamedTuple):
             yield f"closes {closing.bucket} until {until}: {closing.why}"
         if reading.error is not None and not reading.closes:
             remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
-            yield f"{reading.error.kind}: {reading.error.message}{remedy}"
+            yield f"{_MEANINGS.get(reading.error.kind, 'closed')}: {reading.error.message}{remedy}"
         for level in filter(attrgetter("remaining_units"), reading.levels):
             limit = "" if level.limit_units is None else f" of {level.limit_units:,}"
             until = "" if level.reset_ms is None else f" until {_opens(level.reset_ms)}"
@@ -416,6 +416,17 @@ class Tried(NamedTuple):
             yield "upstream does not count it: its charge is refunded"
         if reading.error is None and not reading.changes_something and not reading.unread:
             yield "the answer changes nothing"
+
+
+_MEANINGS = {
+    "project_blocked": "upstream grants this project nothing",
+    "transient_rate": "too many calls in a short time",
+    "transient_server": "upstream is in trouble",
+    "config": "upstream does not accept the credential",
+    "channel_limit": "a limit on the channel or user, not on the project",
+    "request": "upstream does not accept this call",
+}
+"""The kinds of errors that may close nothing, in words."""
 
 
 def _reading_json(reading: Reading) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert meanings(200) == ["the answer changes nothing"]
     unread = meanings(200, **limited, X_RateLimit_Remaining="1,000")
     assert unread == ["x-ratelimit-remaining: '1,000' is neither a possible number nor a time, so it changes nothing"]
-    assert meanings(403)[0].startswith("config: HTTP 403; the credential may not do this")
-    assert meanings(500, "Oops") == ["transient_server: Oops"]
+    assert meanings(403)[0].startswith("upstream does not accept the credential: HTTP 403")
+    assert meanings(500, "Oops") == ["upstream is in trouble: Oops"]
     whole = quota.json(*command, answer(quota, 429, **limited, X_RateLimit_Remaining=0))
     assert (whole["method"], whole["units"], whole["answer"]["kind"]) == ("read", 2, "closed")
     assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
