@@ -97,13 +97,13 @@ def book_names() -> list[str]:
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 MAX_MISTAKES = 20
-"""A message lists at most this many mistakes of a book."""
+"""A message lists at most this many mistakes of a file."""
 
 T = TypeVar("T")
 
 
-class _Mistakes(list[str]):
-    """The mistakes of a book, which are listed together."""
+class Mistakes(list[str]):
+    """The mistakes of a file, which are listed together."""
 
     def tried(self, read: Callable[..., T], *given: Any) -> T | None:
         """What `read` returns; None after a mistake."""
@@ -160,14 +160,14 @@ def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
     try:
         return _book_of(root, name)
     except ConfigError:  # only now, because each command reads a book at its start
-        wrong = _Mistakes()
+        wrong = Mistakes()
         wrong.look_for(root)
         wrong.raise_any(source)
         raise
 
 
 def _book_of(root: TomlTable, name: str) -> CostBook:
-    wrong = _Mistakes()
+    wrong = Mistakes()
     buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").items()}
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
@@ -304,7 +304,7 @@ def _key(row: TomlTable) -> KeyPlace:
     return KeyPlace(header or "", scheme or "", query or "")
 
 
-def _routes(table: TomlTable, methods: Collection[str], wrong: _Mistakes) -> tuple[Route, ...]:
+def _routes(table: TomlTable, methods: Collection[str], wrong: Mistakes) -> tuple[Route, ...]:
     """The routes, in the file's order. A route that no request reaches, or whose method has no price, is a mistake."""
     routes: list[Route] = []
     for key, method in table.data.items():
@@ -344,7 +344,7 @@ def _route(table: TomlTable, key: str, method: object, methods: Collection[str],
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _answers(table: TomlTable, buckets: Collection[str], pools: Iterable[Pool], wrong: _Mistakes) -> AnswerRules:
+def _answers(table: TomlTable, buckets: Collection[str], pools: Iterable[Pool], wrong: Mistakes) -> AnswerRules:
     levels = [_level(table, table.read("bucket"))] if "remaining" in table else []
     for key in (*LEVEL, "bucket"):
         if key in table and not levels:

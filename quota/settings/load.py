@@ -27,7 +27,7 @@ from quota.common.hosts import is_http_address, is_readable_on_the_way
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
-from quota.settings.books import default_limits, load_book, parse_limits
+from quota.settings.books import Mistakes, default_limits, load_book, parse_limits
 from quota.settings.environment import PREFIX, overlaid
 from quota.settings.model import (
     BUILT_IN,
@@ -157,9 +157,29 @@ def _check_found(path: Path) -> None:
 
 
 def settings_of(config: Config) -> Settings:
-    """The checked values. Raises ConfigError."""
-    path, source, variables = config.path, config.source, config.variables
-    root = TomlTable(config.data, source, keys=ROOT, places=PLACES, variables=variables, folder=config.folder)
+    """The checked values. Raises ConfigError: it lists misspelt keys; if there are none, the first mistake that the
+    reader meets, and each value that is wrong by itself."""
+    root = TomlTable(
+        config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables, folder=config.folder
+    )
+    try:
+        return _settings_of(root, config)
+    except ConfigError as error:
+        first, others = error.mistakes or (str(error),), Mistakes()
+        others.look_for(root)
+        places = {_place(mistake, config.source) for mistake in first}
+        wrong = Mistakes([*first, *(text for text in others if _place(text, config.source) not in places)])
+        wrong.raise_any(config.source)
+        raise
+
+
+def _place(mistake: str, source: str) -> str:
+    """The key that a message names."""
+    return mistake.removeprefix(f"{source}: ").partition(": ")[0]
+
+
+def _settings_of(root: TomlTable, config: Config) -> Settings:
+    path, source = config.path, config.source
     credentials = _credentials(root) if "credentials" in root else {}
     identity = "" if source == GIVEN else _identity(path)
     ledger = _ledger(root.read("ledger"), identity, credentials)
@@ -173,7 +193,7 @@ def settings_of(config: Config) -> Settings:
         textfile=root.read("textfile"),
         notify=_notify(root.read("notify")) if "notify" in root else None,
         inbound=_inbound(root) if "inbound" in root else None,
-        variables=variables,
+        variables=config.variables,
         called=source,
     )
 
