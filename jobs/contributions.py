@@ -254,7 +254,7 @@ def _no_store(settings: Settings) -> str:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder) and folder != str(state_folder()):  # a run makes the state folder
         return f"store {one_line(path)}: {one_line(folder)} is no folder; make it, or correct the path"
-    if prevented := obstacle(path) or obstacle(f"{path}-wal"):
+    if prevented := obstacle(path):
         return f"store {one_line(path)} cannot be written: {'; '.join(prevented)}"
     return ""
 

@@ -109,8 +109,13 @@ def examine_folder(
     yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
 
 
-def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """Why this user could not write the file at `path`, or make it with its parent folders; and the remedy."""
+def obstacle(path: str) -> tuple[str, str] | None:
+    """Why this user could not write the SQLite file at `path` and the files that SQLite keeps beside it, or make them
+    with their parent folders; and the remedy."""
+    return next(filter(None, map(_obstacle, (path, f"{path}-wal", f"{path}-shm"))), None)
+
+
+def _obstacle(path: str) -> tuple[str, str] | None:
     there = _existing(os.path.abspath(path))
     is_file, name = there == os.path.abspath(path), one_line(there)
     if not os.path.exists(there):  # as where what it names is not mounted

@@ -406,7 +406,8 @@ class SqliteLog(OfOneProcess):
             return ""
         folder = os.path.dirname(path) or "."
         effective = os.access in os.supports_effective_ids
-        needs = {path: os.W_OK, folder: os.W_OK | os.X_OK}
+        files = [file for file in (path, f"{path}-wal", f"{path}-shm") if os.path.exists(file)]
+        needs = {folder: os.W_OK | os.X_OK, **dict.fromkeys(files, os.W_OK)}
         if not all(os.access(place, right, effective_ids=effective) for place, right in needs.items()):
             return wording.read_only
         return "" if has_room(folder, MIN_FREE_BYTES) else wording.disk_full

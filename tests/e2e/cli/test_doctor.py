@@ -227,6 +227,9 @@ def test_doctor_rejects_a_read_only_ledger(command: Quota, monkeypatch: pytest.M
     with not_root(), quota.open(path) as session:  # SQLite gave the files beside it the same mode, and they stay
         why = "is read-only; give this user write access to the file, its -wal and -shm"
         assert why in session.budget().charge("search.list").detail
+        (finding,) = (each for each in examine(session) if each.level == "error" and "ledger" in each.location)
+        assert finding.message.endswith(f"takes no charge: this user may not write to {path.parent}/ledger.db-shm")
+        assert why in session.budget().peek("search.list").detail
     for beside in command.folder.glob("ledger.db-*"):
         beside.chmod(0o600)
     with not_root(), quota.open(path) as session:
