@@ -207,7 +207,11 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Sparing(H11Protocol):
+    class Plain(H11Protocol):
+        def _should_upgrade(self) -> bool:
+            return False  # uvicorn would log the advice to install a library for websockets
+
+    class Sparing(Plain):
         def connection_made(self, transport: Any) -> None:
             hold_little(transport)
             super().connection_made(transport)
@@ -234,7 +238,7 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
         app,
         loop="asyncio" if passes_on else "auto",  # uvloop always reads 256 kB at once
         # httptools, if installed, bounds neither the head of a request nor the number of pipelined requests.
-        http=Sparing if passes_on else H11Protocol,
+        http=Sparing if passes_on else Plain,
         ws="none",
         log_config=None,
         access_log=False,

@@ -86,7 +86,7 @@ def test_an_upload_is_charged_when_it_is_opened_and_its_parts_are_free(house: Ho
 
 
 @pytest.mark.parametrize(("protocol", "status"), [("websocket", 501), ("foo/2, h2c", 501), ("h2c", 200)])
-def test_data_after_an_upgrade_does_not_leave(house: House, protocol: str, status: int) -> None:
+def test_an_upgrade_does_not_leave(house: House, protocol: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
     """curl and Java offer h2c with plain requests, and are content with HTTP/1.1."""
     with house.open():
         got = house.ask("/things", headers={"Connection": "Upgrade", "Upgrade": protocol})
@@ -94,6 +94,7 @@ def test_data_after_an_upgrade_does_not_leave(house: House, protocol: str, statu
         assert (got.status, len(house.upstream.reached), house.units) == (status, left, left)
     if not left:
         assert "ask without Upgrade" in got.problem["detail"]
+    assert "pgrade" not in caplog.text, "uvicorn's advice would not help"
 
 
 def test_an_answer_comes_back_as_it_was(house: House) -> None:
