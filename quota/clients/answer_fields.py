@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import LATEST_MS
@@ -368,23 +369,30 @@ class Usage:
     """Finds a call's usage in the body of its answer while the caller reads the body.
 
         usage = attempt.usage(headers)       # None where nothing in the body settles the call
-        attempt.settle(usage.feed(piece))    # each piece of the unpacked body, before the caller has it
+        attempt.settle(usage.feed(piece))    # each piece of the body, before the caller has it
         attempt.settle(usage.end())          # the caller has read all
 
     Both return the usage once, as soon as it is complete; else None.
 
     `used` are the book's figures; the headers may have some of them. In a stream of documents (text/event-stream) the
     last value of each figure counts. Nothing is held back. At most MAX_EVENT_BYTES of one event are kept, or
-    MAX_BODY_BYTES of an answer that is one JSON document.
+    MAX_BODY_BYTES of an answer that is one JSON document. Pieces may still be packed with gzip or zlib.
 
     A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
     a body that is shorter than its Content-Length, for a stream that ends with the connection and without DONE, and for
     a stream that ends within an event or has an event `error`. `framed`: the protocol itself marks the end, as HTTP/2
-    does.
+    does. `missing` is called for a whole answer without its usage.
     """
 
-    def __init__(self, used: Used, headers: Mapping[str, str], *, framed: bool = False) -> None:
-        self._used = used
+    def __init__(
+        self,
+        used: Used,
+        headers: Mapping[str, str],
+        *,
+        framed: bool = False,
+        missing: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._used, self._missing = used, missing
         self._figures = Answer(200, headers, b"", 0).units(used)
         kind = headers.get("content-type", "").lower()
         self._events = kind.startswith("text/event-stream")
@@ -394,6 +402,9 @@ class Usage:
         framed = framed or bool(headers.get("content-length") or headers.get("transfer-encoding"))
         self._end_is_clear = framed or re.match(r"(application/([^;]*\+)?json\s*(;|$)|$)", kind) is not None
         """A JSON document shows its own end. Lines of JSON and events do not."""
+        self._may_be_packed = headers.get("content-encoding", "").strip().lower() in ("gzip", "x-gzip", "deflate")
+        self._unpacking: Any = None
+        """Unpacks the pieces, if the client does not."""
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
@@ -403,11 +414,12 @@ class Usage:
         if self._over:
             return None
         self._to_come -= len(piece)
-        if self._events:
-            self._feed_lines(piece)
-        elif len(self._kept) <= MAX_BODY_BYTES:
-            self._kept += piece
-        return self._used.total(self._figures) if self._over else None
+        for part in self._unpacked(piece):
+            if self._events:
+                self._feed_lines(part)
+            elif len(self._kept) <= MAX_BODY_BYTES:
+                self._kept += part
+        return self._total() if self._over else None
 
     def end(self) -> int | None:
         if self._over:
@@ -421,8 +433,32 @@ class Usage:
             self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
-        usable = self._to_come <= 0 and self._end_is_clear and not self._failed
-        return self._used.total(self._figures) if usable else None
+        is_whole = self._to_come <= 0 and (self._unpacking is None or self._unpacking.eof)
+        return self._total() if is_whole and self._end_is_clear and not self._failed else None
+
+    def _total(self) -> int | None:
+        units = self._used.total(self._figures)
+        if units is None:
+            self._missing()
+        return units
+
+    def _unpacked(self, piece: bytes) -> Iterator[bytes]:
+        """A piece in unpacked parts of at most MAX_EVENT_BYTES, until no more is needed."""
+        if self._may_be_packed and piece:
+            self._may_be_packed = False
+            if piece[:1] in (b"\x1f", b"x"):  # as gzip and zlib begin, but no JSON and no event
+                self._unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        if self._unpacking is None:
+            yield piece
+            return
+        while piece and not (self._over or self._failed or len(self._kept) > MAX_BODY_BYTES):
+            if self._unpacking.eof:  # gzip may come in several members
+                self._unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            try:
+                yield self._unpacking.decompress(piece, MAX_EVENT_BYTES)
+            except zlib.error:
+                self._failed = True
+            piece = self._unpacking.unconsumed_tail or self._unpacking.unused_data
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ class Attempt:
             self._tally.counts(decision.method, 1, decision.cost_units + self._further_units)
         self._settlement = Settlement(budget.settle, decision) if is_reserved(call) else None
         self._job, region = current_attribution(budget.of_run)
-        self._closed = False
+        self._closed = self._succeeded = self.refunded = False
         self._clock = project_of(budget).wall
         self._ahead_ms = decision.decided_at_ms - self._clock()
         if _log.isEnabledFor(logging.DEBUG):
@@ -221,7 +221,7 @@ class Attempt:
         """What the answer means. It does not ask the ledger; `follow` acts on the reading."""
         if self._closed:
             return NOTHING
-        self._closed = True
+        self._closed, self._succeeded = True, 200 <= status < 300
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", line("attempt_answered", charge=self.decision.id, status=status, bytes=len(body)))
         # The ledger's clock: its time of the decision, plus the time since then on this machine.
@@ -272,10 +272,19 @@ class Attempt:
         """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
         protocol itself marks the end of the body."""
         used = self._budget.book.answers.units
-        return None if self._settlement is None or used is None else Usage(used, headers, framed=framed)
+        if self._settlement is None or used is None:
+            return None
+        return Usage(used, headers, framed=framed, missing=self._note_missing)
+
+    def _note_missing(self) -> None:
+        """Note that a whole answer lacks the call's usage. An error needs none."""
+        if self._succeeded:
+            detail = "the answer has no usage where the cost book expects it, so the reservation stands"
+            method = self.decision.method
+            _warn_once("usage_unread", detail, self._budget.book.name, method, method=method)
 
     def settle_by(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Settle the charge by the whole unpacked body of the answer, if the body has the usage."""
+        """Settle the charge by the whole body of the answer, if the body has the usage."""
         if (usage := self.usage(headers)) is not None:
             self.settle(usage.feed(body))
             self.settle(usage.end())

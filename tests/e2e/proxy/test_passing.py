@@ -216,9 +216,11 @@ def test_an_answer_that_closes_a_bucket_holds_for_everybody(house: House) -> Non
 def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) -> None:
     body = b'{"usage": 7}'
     house.upstream.answer = lambda _: [answer(body)]
-    with house.open(book=BOOK.replace("default = 100 }", "default = 100, bytes_per_unit = 2_000 }")):
+    text = BOOK.replace("default = 100 }", "default = 100, bytes_per_unit = 2_000 }")
+    with house.open(book=text.replace("closed = [", "free = [{ status = 304 }]\nclosed = [")):
         got = house.ask("/chat", "POST", b'{"max_tokens": 300}')
         assert (got.body, got.field("quota-charge"), house.units) == (body, f"{ids_of(house.spent())[0]}; units=301", 7)
+        house.upstream.answer = lambda _: [answer(gzip.compress(body), "Content-Encoding: gzip")]
         got = house.ask("/chat", "POST", b'{"max_tokens": 300, "rest": "' + b"x" * 200_000 + b'"}')
         assert ((got.field("quota-charge") or "").partition("; ")[2], house.units) == ("units=201", 14)
         house.upstream.answer = lambda _: [answer(b"{}")]
