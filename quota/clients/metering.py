@@ -194,6 +194,7 @@ class Attempt:
     def _refund(self, charge_id: str) -> None:
         try:
             self._budget.refund(charge_id)
+            self.refunded = True
             self._give_back(self.decision.cost_units, calls=1)
         except QuotaError as error:
             warn("refund_failed", error, charge=charge_id, method=self.decision.method)

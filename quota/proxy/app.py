@@ -336,9 +336,10 @@ class Passage:
         await self._send({"type": "http.response.body", "body": body})
 
     def _spent(self, attempt: Attempt) -> tuple[tuple[str, str], ...]:
-        """The header field with the charge; nothing without a charge."""
+        """The header field with the charge; nothing without a charge, or for a charge that was refunded."""
         decision = attempt.decision
-        return (("quota-charge", f"{decision.id}; units={decision.cost_units}"),) if decision.id and self._left else ()
+        stands = decision.id and not attempt.refunded
+        return (("quota-charge", f"{decision.id}; units={decision.cost_units}"),) if stands else ()
 
     # -- the request -------------------------------------------------------------------------------------------------
 

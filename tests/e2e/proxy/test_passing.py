@@ -226,6 +226,8 @@ def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) ->
         house.upstream.answer = lambda _: [answer(b"{}")]
         house.ask("/chat", "POST", b'{"max_tokens": 300}')
         assert house.units == 315
+        house.upstream.answer = lambda _: [answer(b"", status="304 Not Modified")]
+        assert (house.ask("/chat", "POST", b"{}").field("quota-charge"), house.units) == (None, 315)
 
 
 def test_events_come_one_by_one_and_the_last_one_settles(house: House) -> None:
