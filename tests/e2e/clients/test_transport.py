@@ -357,12 +357,9 @@ def of_pook() -> urllib3.HTTPResponse:
     return urllib3.HTTPResponse(io.BytesIO(SPENT), status=403, preload_content=False)
 
 
-def test_an_adapter_that_was_to_retry_by_itself_is_refused(ledger: Log) -> None:
+def test_an_adapter_that_retries_or_is_too_old_is_refused(ledger: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="max_retries"):
         requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com", max_retries=3)
-
-
-def test_urllib3_before_its_version_2_is_refused(ledger: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(urllib3, "BaseHTTPResponse")
     with pytest.raises(UsageError, match="is too old to be metered; install 2 or newer"):
         requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com")
