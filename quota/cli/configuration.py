@@ -206,7 +206,8 @@ def doctor(
     Each line is one finding. If something is wrong, the line says what to do. `quota check` examines the configuration.
 
     --acl prints a command for redis-cli: it gives the user in the ledger's url (default: `quota`) the rights that are
-    needed, and no more. Replace PASSWORD in the command. Sentinels and the inbound storage get lines of their own.
+    needed, and no more. Replace PASSWORD in the command. For sentinels and the storage of `[inbound]` it prints more
+    commands.
 
     \b
     Example:

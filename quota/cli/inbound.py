@@ -45,8 +45,8 @@ def inbound() -> None:
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     """Show each rule, how its requests ended, and how many identities it counts.
 
-    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and the metrics
-    file has only quota_inbound_storage_up 0.
+    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and --textfile
+    writes only quota_inbound_storage_up 0.
 
     \b
     Example:
@@ -108,7 +108,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
 @format_option
 @config_option
 def rotate(as_json: bool, config: str | None) -> None:
-    """Give the algorithms `gcra` and `log` a new salt for identities, effective in one minute.
+    """Give the algorithms `gcra` and `log` a new salt for the hashes of identities, effective in one minute.
 
     The salt of `counter` changes every day by itself. A new salt resets no limit: a refused visitor stays refused.
 
