@@ -5,9 +5,9 @@
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
 -- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
 --       2 the number of views, then fields of the state, the views first
--- Reply {clock_ms, epoch, tip, trimmed, whole, TEXT of each field, ID, LINE, ID, LINE, ...}. `tip` is the newest entry. If all
---       views are of this epoch, the entries after the earliest of their heads follow, at most 500; `whole` is 1 if these are
---       all.
+-- Reply {clock_ms, epoch, tip, trimmed, whole, TEXT of each field, ID, LINE, ID, LINE, ...}. `tip` is the newest entry. A view
+--       whose head the log lacks is left out. If all views are of this epoch, the entries after the earliest of their heads
+--       follow, at most 500; `whole` is 1 if these are all.
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local views, FIRST_NAME, MAX_UNSEEN = tonumber(ARGV[2]), 3, 500
@@ -29,6 +29,8 @@ for at = 4, #fields do
     local of_epoch, head = string.match(fields[at] or '', '^(%S+) %S+ %S+ (%d+%-%d+) ')
     if of_epoch ~= epoch then
       earliest = false
+    elseif before(reply[4], head) and #redis.call('XRANGE', log, head, head) == 0 then -- a trimmed entry is not lacking
+      reply[#reply], earliest = false, false
     elseif earliest == nil or (earliest and before(head, earliest)) then
       earliest = head
     end

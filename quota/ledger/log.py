@@ -21,8 +21,8 @@ are safe to use from several threads, from a signal handler that interrupts a th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from quota.rules.entry import END, START, Entry, Id, read_id
@@ -137,8 +137,8 @@ class Beginning(NamedTuple):
     """What a process reads first: one moment of a log.
 
     `tip` is the newest entry's id. Entries at or before `trimmed` have left the log. `state` has the named fields that
-    exist. If this epoch keeps all named views, `entries` are the entries after their earliest `head`, at most
-    MAX_UNSEEN; `whole`: these are all up to the tip.
+    exist, without views whose `head` the log lacks: their process had read another copy. If this epoch keeps all named
+    views, `entries` are the entries after the earliest head, at most MAX_UNSEEN; `whole`: these are all up to the tip.
     """
 
     clock_ms: int
@@ -362,19 +362,18 @@ def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
     return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1 + seq % MAX_SKIP)
 
 
-def earliest_head(views: Iterable[str | None], epoch: str) -> Id | None:
-    """The last entry that all of these kept views have counted; None if any is of another epoch, or there is none. See
-    `quota.rules.total.RunningTotal.kept`."""
+def earliest_head(state: dict[str, str], views: Sequence[str], epoch: str, has: Callable[[Id], bool]) -> Id | None:
+    """The last entry that all of these kept views have counted; None if one is of another epoch, or there is none.
+    Drops the views whose last entry this log lacks. See `quota.rules.total.RunningTotal.kept`."""
     heads = []
-    try:
-        for kept in views:
-            of_epoch, _, _, head, _ = (kept or "").split(" ", 4)
-            if of_epoch != epoch:
-                return None
-            heads.append(read_id(head))
-    except ValueError:
-        return None
-    return min(heads, default=None)
+    for view in views:
+        with suppress(ValueError):
+            of_epoch, _, _, text, _ = state.get(view, "").split(" ", 4)
+            if of_epoch == epoch and has(head := read_id(text)):
+                heads.append(head)
+            elif of_epoch == epoch:
+                del state[view]
+    return min(heads) if heads and len(heads) == len(views) else None
 
 
 def weight(entry: Entry, selector: Selector | None = None) -> int:

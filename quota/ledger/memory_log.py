@@ -152,8 +152,8 @@ class MemoryLog(OfOneProcess):
         moment, clock_ms = self._now(project), self._clock()
         view_fields = [VIEW + name for name in views]
         state = moment.named([*fields, *view_fields])
+        head = earliest_head(state, view_fields, moment.epoch, moment.has)
         beginning = Beginning(clock_ms, moment.epoch, moment.tip, moment.trimmed, state)
-        head = earliest_head([state.get(name) for name in view_fields], moment.epoch)
         if head is None:
             return beginning
         entries = moment.behind(head, MAX_UNSEEN + 1)

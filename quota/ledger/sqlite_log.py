@@ -215,8 +215,8 @@ class SqliteLog(OfOneProcess):
         def work(db: sqlite3.Connection) -> Beginning:
             epoch, trimmed = _standing(db, project)
             state = _fields(db, project, [*fields, *view_fields])
+            head = earliest_head(state, view_fields, epoch, lambda head: _has(db, project, head, ()))
             beginning = Beginning(self._clock(), epoch, _tip(db, project), trimmed, state)
-            head = earliest_head([state.get(name) for name in view_fields], epoch)
             if head is None:
                 return beginning
             entries = _entries(db.execute(_READ_LOG, (project, *head, *beginning.tip, MAX_UNSEEN + 1)))

@@ -21,7 +21,7 @@ from contract.log.logs import (
 )
 from quota.budget import Budget
 from quota.deciding.project import Project
-from quota.ledger.log import ANY, LEASE_MS, MAX_UNSEEN, Log, fence_is_over, is_fence
+from quota.ledger.log import ANY, LEASE_MS, MAX_UNSEEN, VIEW, Log, fence_is_over, is_fence
 from quota.rules.entry import END, START, Id, id_text
 from quota.rules.total import RunningTotal
 from quota.terms.limits import DAY_MS, Selector, Sliding, View
@@ -44,7 +44,7 @@ def test_a_beginning_has_the_epoch_the_time_and_the_state(log: Log, clock: Clock
     assert (list(beginning.entries), beginning.whole) == ([], False)
 
 
-def test_a_kept_view_has_the_format_of_a_running_total(log: Log) -> None:
+def test_a_kept_view_is_a_running_total_of_entries_that_the_log_has(log: Log) -> None:
     entries = added(log, charge(3), charge(4))
     view = View(Selector(), Sliding(DAY_MS))
     total = RunningTotal(view)
@@ -52,6 +52,8 @@ def test_a_kept_view_has_the_format_of_a_running_total(log: Log) -> None:
     total.take(entries[0])
     log.keep_views(P, "first", {view.name: total.kept("first")})
     assert list(log.begin(P, (view.name,), ()).entries) == entries[1:]
+    log.keep_views(P, "first", {"v": kept("first", (NOW_MS - 1, 7))})
+    assert [*log.begin(P, ("v", view.name)).state] == [VIEW + view.name], "a process keeps what only a lost copy had"
 
 
 @pytest.mark.parametrize("text", ["", "?", "other 5 0-0 0-0 -", "first 5 0-0 x -", "first 5 0-0", "first 5 0-0 0-0"])
