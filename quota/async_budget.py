@@ -262,9 +262,12 @@ class Awaiter:
         all the same, and its result goes to `undo`."""
         loop = running_loop()
         working = self._submit(self._others, work)
+        waiting = wrap_future(working, loop=loop)
         try:
-            return await shield(wrap_future(working, loop=loop))
+            return await shield(waiting)
         except CancelledError:
+            # Nobody reads its exception now, and asyncio would log that.
+            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._take_back(working, undo)
             raise
 

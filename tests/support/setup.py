@@ -17,7 +17,7 @@ from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.ledger.state import State
 from quota.rules.claims import Claim
-from quota.rules.entry import Keys
+from quota.rules.entry import Entry, Keys
 from quota.rules.spent import Spent
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
@@ -90,7 +90,7 @@ def charges_at(ledger: Log, project: str = "p") -> list[Spent]:
     return charges(Project(ledger, project))
 
 
-def ids_of(entries: Iterable[Spent]) -> list[str]:
+def ids_of(entries: Iterable[Spent | Entry]) -> list[str]:
     """The ids of calls with one charge each."""
     return [charge_id(charge.id[0], charge.key, 0) for charge in entries]
 
