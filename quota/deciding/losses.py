@@ -170,7 +170,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     journal.note("ledger", log.label)
     # Others may have changed the facts before the fence.
     facts = Facts.read(project.whole_facts(log.begin(name, (), (FACTS,))))
-    _note(journal, epoch, have, {entry.key for entry in seen})
+    _note(journal, epoch, have, {(entry.key, entry.id) for entry in seen})
     journal.compared(epoch, position)
     project.in_turn(partial(_read_anew, project, epoch, have, beginning.trimmed, facts))
     project.keep()
@@ -203,9 +203,9 @@ def _read_anew(project: Project, epoch: str, have: Sequence[Entry], trimmed: Id,
             reading.pending[entry.key] = entry.id
 
 
-def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -> None:
-    """Note in the journal the entries of others, and the newest entry of this log."""
-    news = [entry for entry in have if entry.key not in seen]
+def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[tuple[str, Id]]) -> None:
+    """Note in the journal the entries of others, entries that have another time, and the newest entry of this log."""
+    news = [entry for entry in have if (entry.key, entry.id) not in seen]
     for at in range(0, len(news), WRITE_AT_ONCE):
         journal.write(epoch, news[at : at + WRITE_AT_ONCE])
     if have and not news:

@@ -17,14 +17,14 @@ MAX_AHEAD_MS = HOUR_MS
 
 
 def missing(log: Iterable[Entry], journal: Iterable[Entry], trimmed: Id, oldest_ms: int) -> list[Entry]:
-    """The entries that a journal has and a log should still have but lacks, each once."""
+    """The entries that a journal has and a log should still have but lacks, each once. A repair dates entries earlier, so
+    the earliest time holds."""
     keys = {entry.key for entry in log}
-    lost: list[Entry] = []
+    lost: dict[str, Entry] = {}
     for entry in journal:
-        if entry.key not in keys and entry.id > trimmed and entry.id[0] >= oldest_ms:
-            keys.add(entry.key)
-            lost.append(entry)
-    return lost
+        if entry.key not in keys:
+            lost[entry.key] = min(entry, lost.get(entry.key, entry))
+    return [entry for entry in lost.values() if entry.id > trimmed and entry.id[0] >= oldest_ms]
 
 
 def union(
@@ -33,17 +33,17 @@ def union(
     """The entries of a log and its lost entries, in order. A correction without its charge brings the charge back,
     unless the log has `trimmed` it. An entry further ahead of the clock than `ahead_ms` is dated by the clock."""
     together = [entry for entry in (*log, *lost) if entry.kind != "unreadable"]
-    charges = {entry.key for entry in together if entry.kind == "charge"}
+    places = {entry.key: entry.id for entry in together if entry.kind == "charge"}
     corrections = sorted([entry for entry in together if entry.kind == "correction"], key=lambda entry: entry.id)
     for entry in corrections:  # the first correction has the units of the charge
-        if entry.of not in charges and entry.at > trimmed:
-            charges.add(entry.of)
+        if entry.of not in places and entry.at > trimmed:
+            places[entry.of] = entry.at
             charge = Entry(entry.at, entry.before_units, entry.bucket, entry.method, entry.job, entry.region, entry.of)
             together.append(charge)
-    together.sort(key=lambda entry: (entry.id, entry.kind != "charge"))
+    # A wrong clock may have dated a charge after its corrections.
+    together.sort(key=lambda entry: (max(entry.id, places.get(entry.of, START)), entry.kind != "charge", entry.id))
     placed: list[Entry] = []
     last: Id = START
-    places: dict[str, Id] = {}
     units: dict[str, int] = {}
     for entry in together:
         ms, seq = entry.id

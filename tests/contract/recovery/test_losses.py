@@ -10,6 +10,7 @@ import quota
 from quota.budget import Budget
 from quota.deciding.losses import losses
 from quota.deciding.project import Project
+from quota.deciding.repairs import repair
 from quota.ledger.memory_log import MemoryLog
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import BOOK
@@ -21,11 +22,15 @@ from support.torture import Torture
 SIXTY = limit(60)
 
 
-def test_a_charge_that_is_put_back_keeps_its_time_and_what_it_counts(site: Site) -> None:
+@pytest.mark.parametrize("ahead_ms", [0, HOUR_MS // 2, 3 * HOUR_MS], ids=["", "after a repair", "of a clock far ahead"])
+def test_a_charge_that_is_put_back_keeps_its_time_and_what_it_counts(site: Site, ahead_ms: int) -> None:
     machine = site.machine()
+    site.now_ms += ahead_ms
     first = machine.budget(SIXTY).charge("videos.list", units=30)
-    site.now_ms += 5_000
-    machine.budget(SIXTY).settle(str(first.id), 20)
+    site.now_ms += 5_000 - ahead_ms
+    repair(machine.ledger, "p", site.now_ms)
+    site.machine("theirs").budget(SIXTY).settle(str(first.id), 20)
+    assert machine.budget(SIXTY).usage()[0].used_units == 20
     before = charges_at(machine.ledger)
     site.empty()
     again = machine.budget(SIXTY)

@@ -53,11 +53,11 @@ def test_an_entry_more_than_an_hour_ahead_is_dated_by_the_clock(ahead_ms: int, d
     assert placed.id == (NOW_MS + dated_ms, 3)
 
 
-def test_an_entry_that_is_dated_anew_keeps_its_order_and_its_correction() -> None:
+def test_an_entry_that_is_dated_anew_keeps_its_order_and_its_corrections() -> None:
     ahead = charge(DAY_MS, 100)
-    placed = union([charge(5), ahead, correction(ahead, 40, DAY_MS + 1)], [], NOW_MS)
-    assert [entry.id for entry in placed] == [(NOW_MS + 5, n) for n in (0, 1, 2)]
-    assert placed[2].at == placed[1].id
+    placed = union([charge(5), ahead, correction(ahead, 40, DAY_MS + 1)], [correction(ahead, 30, 6)], NOW_MS)
+    assert [entry.id for entry in placed] == [(NOW_MS + ms, n) for ms in (5, 6) for n in (0, 1)]
+    assert [(entry.at, entry.units) for entry in placed[2:]] == [(placed[1].id, 30), (placed[1].id, 40)]
 
 
 def test_unreadable_entries_are_left_out() -> None:
