@@ -14,7 +14,8 @@ A file is named after the day (in UTC, by the ledger's clock) of the newest entr
 day is old. A process appends lines with one `write` that begins with a newline, so a torn line of a killed process
 spoils no later line. It holds no lock, and does not wait for the disk.
 
-If a file's day is more than a day ahead, a wrong clock began it: it is read, but grows no more.
+If a file's day is more than a day ahead, a wrong clock began it: it is read, but grows no more. It is as
+old as its last line.
 """
 
 from __future__ import annotations
@@ -268,11 +269,13 @@ class DayFiles:
         return ends
 
     def delete_before(self, ms: int) -> None:
-        """Delete the files whose days had ended by this time."""
+        """Delete the files whose days had ended by this time, and those of days ahead that have not grown since."""
         for name in self.names:
-            if name != self.name and _end_ms(name) <= ms:
-                with suppress(FileNotFoundError):  # another process was quicker
-                    os.unlink(self.path(name))
+            with suppress(FileNotFoundError):  # another process was quicker
+                path = self.path(name)
+                ends_ms = _end_ms(name) if name < self.name else os.stat(path).st_mtime_ns // 1_000_000
+                if name != self.name and ends_ms <= ms:
+                    os.unlink(path)
 
     def path(self, name: str) -> str:
         return f"{self.folder}{os.sep}{name}"

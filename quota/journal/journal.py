@@ -202,21 +202,18 @@ class Journal(OfOneProcess):
             return {**(self._tried(DayFiles.ends) or {}), "": self._remembered}
 
     def records(self, since: Position | None = None) -> Iterator[tuple[str, Entry]]:
-        """The entries after a position, with their epochs, in the order in which they were noted. An entry may come
-        several times. Damaged lines, and entries older than the journal keeps, are left out.
+        """The entries after a position, with their epochs, file by file. An entry may come several times, also with
+        other ids: a repair dates it anew. Damaged lines are left out.
 
         Draws that are not handed over are not among them.
         """
         since = since or {}
-        self.newest("")  # for the age
-        newest_ms = max((entry_id[0] for entry_id in self._newest.values()), default=0)
-        before_ms = min(newest_ms, self._clock()) - self._keep_ms - SLACK_MS
         for name, end in self.position().items():
             if name and self._files is not None:
                 try:
                     for lines in self._files.lines(name, _start(since, name, end), end):
                         for record in map(read_record, lines):
-                            if record is not None and record.text and record.id[0] > before_ms:
+                            if record is not None and record.text:
                                 yield record.epoch, unpacked(record.id, record.text)
                 except OSError as error:
                     self._fail(error)

@@ -17,8 +17,8 @@ MAX_AHEAD_MS = HOUR_MS
 
 
 def missing(log: Iterable[Entry], journal: Iterable[Entry], trimmed: Id, oldest_ms: int) -> list[Entry]:
-    """The entries that a journal has and a log should still have but lacks, each once. A repair dates entries earlier, so
-    the earliest time holds."""
+    """The entries that a journal has and a log should still have but lacks, each once. A repair dates entries earlier,
+    so the earliest time holds."""
     keys = {entry.key for entry in log}
     lost: dict[str, Entry] = {}
     for entry in journal:

@@ -82,7 +82,10 @@ def test_a_file_has_a_day_and_all_go_over_to_the_next_one(tmp_path: Path) -> Non
 
 
 def test_old_files_are_deleted_whole(tmp_path: Path) -> None:
+    """Also one that a wrong clock began a year ahead: it is as old as its last line."""
     end_ms = NOW_MS + 12 * HOUR_MS
+    journal(tmp_path, now_ms=NOW_MS + 365 * DAY_MS).write("e", [entry(NOW_MS + 365 * DAY_MS)])
+    os.utime(day_files(tmp_path)[0], ns=(0, NOW_MS * 1_000_000))
     noted = journal(tmp_path, now_ms=NOW_MS + 30 * DAY_MS)
     noted.write("e", [entry()])
     last_ms = end_ms + DAY_MS + SLACK_MS - 1

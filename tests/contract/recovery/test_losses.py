@@ -12,14 +12,14 @@ from quota.deciding.losses import losses
 from quota.deciding.project import Project
 from quota.deciding.repairs import repair
 from quota.ledger.memory_log import MemoryLog
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS
 from support.books import BOOK
 from support.inbound import Clock
 from support.losses import LedgerStorage, Site
 from support.setup import NOW_MS, charges_at, limit
 from support.torture import Torture
 
-SIXTY = limit(60)
+SIXTY, TEN = limit(60), limit(10)
 
 
 @pytest.mark.parametrize("ahead_ms", [0, HOUR_MS // 2, 3 * HOUR_MS], ids=["", "after a repair", "of a clock far ahead"])
@@ -37,6 +37,11 @@ def test_a_charge_that_is_put_back_keeps_its_time_and_what_it_counts(site: Site,
     assert again.usage()[0].used_units == 20
     assert charges_at(machine.ledger) == before
     assert again.settle(str(first.id), 10).units == 20
+    site.now_ms += DAY_MS + SLACK_MS + 1
+    again.charge("videos.list")
+    site.empty()
+    machine.budget(SIXTY).usage()
+    assert [charge.units for charge in charges_at(machine.ledger)] == [1], "it does not come back once it has left"
 
 
 @pytest.mark.usefixtures("state_dir")
@@ -70,9 +75,6 @@ def test_charges_of_another_url_count_and_are_no_loss(tmp_path: Path, caplog: py
                 assert [loss.units for loss in losses(session.project())] == [2]
     assert used_units == 2
     assert f"this machine noted charges in sqlite:///{tmp_path}/one.db, and they count here, too" in caplog.text
-
-
-TEN = limit(10)
 
 
 @pytest.mark.parametrize("ahead_ms", [3 * HOUR_MS, 2 * DAY_MS])

@@ -25,7 +25,6 @@ def used_units(machine: Machine) -> int:
 
 
 def test_two_machines_that_put_back_one_loss_report_one_loss(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-
     def lost() -> list[tuple[str, int]]:
         return [(loss.machine, loss.units) for loss in losses.merged(losses.losses(project_of(ours)))]
 

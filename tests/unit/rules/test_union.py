@@ -28,14 +28,11 @@ def correction(of: Entry, units: int, ms: int, *, before_units: int | None = Non
     )
 
 
-def test_missing_entries_are_known_by_key_and_named_once() -> None:
+def test_missing_entries_are_known_by_key_and_named_once_and_are_neither_trimmed_nor_old() -> None:
     elsewhere = charge(5, key="moved")
     log = [charge(1), elsewhere]
     journal = [charge(1), charge(2), charge(9, key="moved"), charge(2), charge(3, key="key2-0")]
     assert missing(log, journal, START, 0) == [charge(2)]
-
-
-def test_trimmed_and_old_entries_are_not_missing() -> None:
     journal = [charge(1, seq=4), charge(1, seq=5), charge(1, seq=6), charge(2)]
     assert missing([], journal, (NOW_MS + 1, 5), 0) == journal[2:]
     assert missing([], journal, START, NOW_MS + 2) == journal[3:]
