@@ -264,13 +264,8 @@ def test_a_limit_with_a_room_counts_only_what_it_selects(log: Log) -> None:
 def test_only_the_bucket_decides_whether_units_of_others_count(log: Log) -> None:
     added(log, others(7))
     takes(log, 7, Selector(("units",), ("videos.list",), ("job",)))
+    takes(log, 7 + 1, Selector(count="calls"))  # nobody says how many calls others made
     assert fits(log, 0, rooms=[Room(Selector(("searches",)), 1)])
-
-
-def test_a_limit_of_calls_counts_what_others_used_in_full(log: Log) -> None:
-    """Nobody says how many calls these were."""
-    added(log, others(7))
-    takes(log, 7, Selector(count="calls"))
 
 
 def test_a_limit_of_calls_counts_one_call_per_charge(log: Log) -> None:

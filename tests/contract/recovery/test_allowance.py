@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from quota.common.clock import moment, rfc3339
+from quota.deciding import outlook
 from quota.deciding.allowance import Allowance
+from quota.errors import LedgerError
 from quota.terms.limits import DAY_MS
 from support.losses import Machine, Site
 from support.proxy import Proxy
@@ -30,7 +32,8 @@ def units_of(machine: Machine) -> list[int]:
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_the_allowance_admits_nothing_while_a_log_is_rebuilt(site: Site) -> None:
+def test_the_allowance_admits_nothing_while_a_log_is_rebuilt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a look ends, though the rebuilding does not."""
     machine = site.machine()
     budget = machine.budget(limit(100), allowance=ALLOWANCE)
     budget.charge("videos.list")
@@ -38,6 +41,9 @@ def test_the_allowance_admits_nothing_while_a_log_is_rebuilt(site: Site) -> None
     decision = budget.charge("videos.list")
     assert (decision.admitted, decision.reason, decision.source) == (False, "counting", None)
     assert budget.owed_units() == 0
+    monkeypatch.setattr(outlook, "LOOK_WITHIN_S", 0.05)
+    with pytest.raises(LedgerError, match="run again to continue"):
+        budget.usage()
 
 
 def test_any_process_of_the_machine_hands_over_the_draws(far: Site, line: Proxy) -> None:
