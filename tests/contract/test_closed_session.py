@@ -31,9 +31,9 @@ api = "youtube-v3"
 """
 PLAIN = {
     *("settings", "keys", "run", "credential", "book", "limits", "limits_of", "project"),
-    *("note_refusal", "hand_over_refusals"),
+    *("note_refusal", "hand_over_refusals", "repay"),
 }
-"""What opens nothing: the configuration, and what is kept of refusals."""
+"""What opens nothing: the configuration, and what hands over what is kept, if there is anything."""
 
 OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
     "ledger": lambda session: session.ledger,
