@@ -21,12 +21,17 @@ They keep every message short and on one line, and no value in it can move the c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import SimpleNamespace
 from typing import IO, Any
 
 from quota.common.clock import NEVER, rfc3339
+
+_OF_TITLES = "[\u00a0\u2000-\u200a\u202f\u3000\u200c\u200d\U0001f900-\U0001faff\U000e0061-\U000e007f]"
+"""Matches what titles have and Python does not call printable: wide and narrow spaces, the joiners of Persian words and
+of emoji, emoji newer than Python, and the letters in the flags of England, Scotland and Wales."""
 
 
 def show(value: object) -> str:
@@ -81,7 +86,9 @@ def printable(text: str) -> str:
 
     Use it for text from outside: a ledger's log, upstream, a file.
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or re.match(_OF_TITLES, c) else repr(c)[1:-1] for c in text)
 
 
 def spaced(text: str, instead: str = " ") -> str:

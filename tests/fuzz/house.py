@@ -23,6 +23,7 @@ from fuzz.generate import damaged, mutated, text
 from fuzz.inputs import Input, check_line
 from quota.cli.program import run
 from quota.common.clock import host_clock
+from quota.common.text import printable
 from quota.dashboard.app import make_app as make_page
 from quota.errors import LedgerError, UnknownCharge
 from quota.inbound.configured import load_rules
@@ -434,7 +435,7 @@ def check_command(args: list[str], status: int, out: str, err: str) -> None:
 
 def check_text(text_: str) -> None:
     for line in text_.split("\n"):
-        assert line.isprintable(), f"control characters: {line!r:.500}"
+        assert line == printable(line), f"control characters: {line!r:.500}"
         assert "Traceback" not in line
 
 

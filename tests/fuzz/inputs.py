@@ -13,6 +13,8 @@ import random
 import time
 from collections.abc import Callable
 
+from quota.common.text import printable
+
 SEED = os.environ.get("QUOTA_TEST_SEED", "1")
 INPUTS = int(os.environ.get("QUOTA_TEST_INPUTS", "800"))
 ONLY = os.environ.get("QUOTA_TEST_INPUT")
@@ -77,7 +79,7 @@ def every(target: str, part: int, attempt: Callable[[Input], None]) -> None:
 def check_line(line: str, longest: int = 1_500) -> None:
     """What is said about an error is one line, for a terminal and a log: bounded, without control characters."""
     assert line, "nothing is said"
-    assert line.isprintable(), f"control characters: {line!r}"
+    assert line == printable(line), f"control characters: {line!r}"
     assert len(line) <= longest, f"{len(line)} characters: {line[:300]!r}"
     assert "Traceback" not in line
     assert "please report it" not in line, line

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from quota.common.clock import NEVER
-from quota.common.text import csv_writer, describe, many, members, one_line, quoted, shorten, show, spaced
+from quota.common.text import csv_writer, describe, many, members, one_line, printable, quoted, shorten, show, spaced
 
 
 class Rude:
@@ -49,6 +49,8 @@ def test_text_is_cut_only_where_it_is_too_long() -> None:
 
 
 def test_control_characters_become_the_callers_replacement() -> None:
+    title = "👨\u200d👩 می\u200cبینم Quoi\u202f? 日本\u3000語 \U0001fae9 🏴\U000e0067\U000e007f"
+    assert (printable("a\u200b\u202e\x9b"), printable(title)) == (r"a\u200b\u202e\x9b", title)
     assert (spaced("a\r\n\x1b[0mb"), spaced("a\tb", "?")) == ("a   [0mb", "a?b")
 
 
@@ -74,15 +76,12 @@ class Row(NamedTuple):
 ROW = Row("day", 0, 1_000, None)
 
 
-def test_fields_have_their_names_and_times_are_text() -> None:
+def test_fields_have_their_names_times_are_text_and_empty_values_may_be_left_out() -> None:
     assert list(members(ROW, "units name").items()) == [("units", 0), ("name", "day")]
     assert members(ROW, "since since_at") == dict.fromkeys(("since", "since_at"), "1970-01-01T00:00:01.000Z")
     assert members(ROW._replace(since_ms=0), "since") == {"since": "1970-01-01T00:00:00.000Z"}
     for never in (None, NEVER):
         assert members(ROW._replace(resets_ms=never), "resets_at") == {"resets_at": None}
-
-
-def test_members_leaves_out_empty_values() -> None:
     assert members(ROW, "name", if_any="units resets_at since") == {"name": "day", "since": "1970-01-01T00:00:01.000Z"}
 
 
