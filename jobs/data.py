@@ -318,7 +318,8 @@ def _written(output: str | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
         return
-    if os.path.exists(output) and not os.path.isfile(output):  # a device or a pipe would be gone
+    is_there = os.path.exists(output)
+    if output == "-" or (is_there and not os.path.isfile(output)):  # a device or a pipe would be gone
         raise quota.UsageError(f"--output {show(output)} is not a file; leave it out to write to stdout")
     path = os.path.realpath(output)  # a link stays
     unfinished = os.path.join(os.path.dirname(path), f".quota-export-{secrets.token_hex(8)}")
@@ -328,6 +329,8 @@ def _written(output: str | None) -> Iterator[IO[str]]:
         raise quota.UsageError(f"--output {show(output)}: {error.strerror or error}") from None
     try:
         with file:
+            if is_there:
+                os.fchmod(file.fileno(), os.stat(path).st_mode & 0o777)
             yield file
         os.replace(unfinished, path)
     except BaseException as error:
