@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_reply(self, reply: Reply) -> None:
         head, content = self.head_and_content(reply)
-        self.wfile.write(head + content)  # in one packet, if it is short
+        self.wfile.write(head if self.command == "HEAD" else head + content)  # in one packet, if it is short
 
     def head_and_content(self, reply: Reply) -> tuple[bytes, bytes]:
         headers = list(reply.headers)

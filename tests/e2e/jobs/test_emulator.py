@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -54,6 +55,9 @@ def test_the_emulator_prices_the_other_methods_and_answers_them_emptily(upstream
     _, made = ask(upstream, "/youtube/v3/playlists?part=snippet", None, "POST", headers=token, json=body)
     assert (made["kind"], made["snippet"], "status" in made) == ("youtube#playlist", body["snippet"], False)
     assert ask(upstream, f"/youtube/v3/playlists?id={made['id']}", None, "DELETE", headers=token) == (204, None)
+    with socket.create_connection(("127.0.0.1", httpx.URL(upstream.address).port)) as line:
+        line.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
+        assert line.makefile("rb").read().endswith(b"\r\n\r\n"), "an answer to HEAD has no body"
     assert upstream.usage()["units"] == {"units": 50 + 50 + 50 + 50}
 
 
