@@ -8,7 +8,7 @@ The index splits text into words at spaces and punctuation, but several scripts 
 This module makes each of their characters a word, and searches for several as a phrase: a search for 東京 finds
 東京タワー. Forms that Unicode calls compatible are equal: full width and half width, ligatures, a letter with its
 accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
-елка and ёлка.
+елка and ёлка, 12 and १२.
 
 The index knows letters and digits only. So this module repeats each symbol, and each word that ends in + or #, after
 the text, in private letters: 🔥 and C++ are words, and `win🔥goal` still has the words win and goal in a row.
@@ -64,6 +64,9 @@ _NOT_LATIN = "[\u0370-\u1dff\u1f00-\u1fff]+"
 
 _NEW_CASES = "[\u13f8-\u13fd\u1c80-\u1cbf\uab70-\uabbf\U000104b0-\U0001e943]+"
 """Matches letters whose capitals the index does not know."""
+
+_DIGIT = r"[^\D\x00-\x7f]"
+"""Matches a digit of another script: Arabic and Persian ones look alike, and many people type 0 to 9."""
 
 _TYPED = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "ǽ": "ae", "Ǽ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH"}
@@ -177,6 +180,7 @@ def _typed(text: str) -> str:
     if text.isascii():
         return text
     text = re.sub(_NOT_LATIN, lambda run: _without_accents(run[0]), _compatible(text).translate(_TYPED))
+    text = re.sub(_DIGIT, lambda digit: str(unicodedata.decimal(digit[0])), text)
     return re.sub(_NEW_CASES, lambda run: run[0].casefold(), re.sub(_ACCENTS, "", text))
 
 
