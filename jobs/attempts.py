@@ -25,7 +25,7 @@ from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transien
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line
 from quota.common.redact import redact
-from quota.common.text import describe, many, one_line, spell
+from quota.common.text import describe, first_of, many, one_line, spell
 from quota.errors import SlowAnswer, behind
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of
@@ -156,9 +156,11 @@ class Attempts:
             except Exception as error:  # a function may hide a refusal behind its own error
                 hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
                 refused = next(hidden, self._refused)
-                if refused is None:
-                    raise
-                raise quota.Refused(refused) from error
+                if refused is not None:
+                    raise quota.Refused(refused) from error
+                if isinstance(error, ExceptionGroup):
+                    raise first_of(error) from error
+                raise
             # A function that hides a refusal must not complete its region. One that returns a cursor goes on there.
             if self._refused is not None and isinstance(page, Page) and (page.cursor is None or not page.items):
                 raise quota.Refused(self._refused)

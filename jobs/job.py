@@ -39,6 +39,7 @@ from quota.common.clock import moment, stamp
 from quota.common.files import doubt_of_path
 from quota.common.log import warn
 from quota.common.text import describe, many, members, nearest, one_line, show, spell
+from quota.errors import behind
 from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, check_table
 from quota.terms.arguments import made_by, texts
@@ -371,11 +372,12 @@ def _folder_to_look_at(settings: Settings, key: str, name: str) -> Path | None:
 
 def line_of(error: BaseException, name: str) -> str:
     """The file and line in which the user's code raised this error, after a space: the last frame below the folder of
-    the module of the function `name`. Empty for a built-in function, and if no frame is there."""
+    the module of the function `name`, or else of an error behind it. Empty for a built-in function, and if no frame is
+    there."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     if not file or name in BUILT_IN_FETCHES:
         return ""
-    return _line_below(Path(file).parent, error)
+    return next(filter(None, (_line_below(Path(file).parent, cause) for cause in behind(error))), "")
 
 
 def _line_below(folder: Path, error: BaseException) -> str:

@@ -6,6 +6,7 @@
     shorten         text cut at its end
     one_line        any value as text: escaped, and cut in the middle
     describe        an error: its type and its message
+    first_of        the first error of a group
     quoted          a value for a line of the log
     listed          names, the first dozen of them
     nearest         the hint after an unknown name
@@ -103,9 +104,18 @@ def one_line(value: object) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error for people: its type and its message, on one line of at most 300 characters."""
+    """An error for people: its type and its message, on one line of at most 300 characters. A group of errors is the
+    first of them."""
+    error = first_of(error)
     text, kind = " ".join(str(error).split()), type(error).__name__
     return shorten(f"{kind}: {text}" if text else kind, 300)
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first error of a group, which `asyncio.TaskGroup` makes of those of its tasks; any other error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def spell(duration_ms: int) -> str:

@@ -202,7 +202,7 @@ def test_a_sink_gets_each_page_that_has_items_before_it_is_stored(site: Site) ->
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("raise ValueError('no\\nspace')", "ValueError: no space"),
+        ("raise ExceptionGroup('tasks', [ValueError('no\\nspace')])", "ValueError: no space"),
         ("import quota; raise quota.QuotaError('the other ledger is away')", "QuotaError: the other ledger is away"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
     ],

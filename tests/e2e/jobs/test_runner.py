@@ -363,7 +363,7 @@ def test_a_long_wait_that_upstream_asks_for_costs_no_further_attempts(
 @pytest.mark.parametrize(
     "error",
     [
-        "OSError(errno.EHOSTUNREACH, 'No route to host')",
+        "ExceptionGroup('tasks', [OSError(errno.EHOSTUNREACH, 'No route to host')])",
         "requests.exceptions.ChunkedEncodingError('Response ended prematurely')",
         "aiohttp.ServerDisconnectedError()",
         "httpx.ConnectError('no route')",
