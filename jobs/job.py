@@ -425,9 +425,7 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
         where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
         if not missing and lacking in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-        line = ""
-        if folder is not None and not missing and isinstance(error, Exception):
-            line = _line_below(folder, error)
+        line = "" if folder is None or missing else _line_below(folder, error)
         raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{line}{where}") from error
 
 
