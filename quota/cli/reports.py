@@ -252,10 +252,14 @@ def spend(
         say(f"not listed: {units} used by others, as upstream said{see}")
 
 
-def _hint(session: Session, job: str | None) -> str:
-    """What a job that nobody configured may mean. Scripts may charge for such a job."""
-    jobs = session.settings.jobs
-    return f"; {nearest(job, jobs)}" if job is not None and jobs and job not in jobs else ""
+def _hint(session: Session, job: str | None, method: str | None = None) -> str:
+    """What a job or method that nobody configured may mean. Scripts may charge for such a job or method."""
+    jobs, books = session.settings.jobs, [c.book for c in session.settings.credentials.values()]
+    if job is not None and jobs and job not in jobs:
+        return f"; {nearest(job, jobs)}"
+    if method and not any(book.canonical(method) in book.methods for book in books):
+        return f"; {nearest(method, [name for book in books for name in book.methods])}"
+    return ""
 
 
 def _spending_table(spending: Spending) -> Table:
@@ -395,7 +399,7 @@ def log(
         return
     if not printed:
         like = "" if job is None is method else "like that "
-        say(f"nothing {like}was {'refused' if refused else 'charged'} in the last {since}{_hint(session, job)}")
+        say(f"nothing {like}was {'refused' if refused else 'charged'} in the last {since}{_hint(session, job, method)}")
     if whole_ms > start_ms:
         say(_only_since(whole_ms, since))
 

@@ -38,6 +38,7 @@ def test_single_charges_are_listed_with_ids_for_a_correction_newest_last(quota: 
     assert [json.loads(line)["id"] for line in by_method] == [listed]
     for words in (["log", "--job", "nobody"], ["log", "--method", ""], ["spend", "--job", "nobody"]):
         assert quota(*words).stdout == "nothing like that was charged in the last 24h\n"
+    assert "24h; did you mean 'search.list'?" in quota("log", "--method", "Search.lists").stdout
 
 
 @pytest.mark.parametrize("command", ["spend", "log --refused", "explain"])
