@@ -53,6 +53,8 @@ def init(path: str, force: bool, api: str | None, full: bool) -> None:
     """
     from shlex import quote
 
+    if path in ("", "-"):
+        raise click.UsageError(f"{path!r} is not the path of a file")
     if full and api is not None:
         raise click.UsageError("--full writes the file for youtube-v3; leave --api out")
     if full:

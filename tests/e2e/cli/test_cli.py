@@ -391,6 +391,7 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
     checked = quota("check", YOUTUBE_API_KEY="not-a-real-key")
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
     assert "exists already" in one_line(quota("init"), 1)
+    assert "'-' is not the path of a file" in one_line(quota("init", "-"), 2)
     assert quota("init", "my own.toml").stdout.endswith("then run: quota check --config 'my own.toml'\n")
 
 
