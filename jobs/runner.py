@@ -18,7 +18,7 @@ How a step may end, and what follows:
     an error of this region alone    the region fails and begins its next pass with the first page
     configuration, a call that       the run fails at once; the region keeps its cursor, behind the others
     can never fit
-    ledger, store                    the run fails at once, and the next one begins with the same region
+    ledger, store, a missing key     the run fails at once, and the next one begins with the same region
     SIGINT, SIGTERM, SIGHUP          the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
     another machine took over        the run stores the page in hand, and goes on with its remaining regions
 
@@ -347,7 +347,8 @@ class _Run:
             if self.end.exit_status:
                 return self._unfinished(self.end.why)
         except quota.QuotaError as error:
-            if not isinstance(error, (quota.LedgerError, StoreError)):
+            keyless = isinstance(error, quota.ConfigError) and self.attempts.client is None
+            if not keyless and not isinstance(error, (quota.LedgerError, StoreError)):
                 self._others_first()
                 if self.attempts.client is None:
                     self.failed.append(self.here)
