@@ -87,7 +87,7 @@ def test_fields_have_their_names_times_are_text_and_empty_values_may_be_left_out
 
 def test_csv_at_a_terminal_has_no_control_characters() -> None:
     ours, theirs = os.openpty()
-    with open(ours, "rb", buffering=0) as screen, open(theirs, "w") as terminal:
+    with open(ours, "rb") as screen, open(theirs, "w") as terminal:
         csv_writer(terminal, ["title\x1b"])({"title\x1b": "red\x1b[31m"})
         terminal.flush()
-        assert screen.read(100) == b"title\\x1b\r\nred\\x1b[31m\r\n"
+        assert screen.readline() + screen.readline() == b"title\\x1b\r\nred\\x1b[31m\r\n"
