@@ -177,7 +177,7 @@ class Answer:
     def retry_at_ms(self) -> int | None:
         """The time in Retry-After. If its number would be a time of more than a year ago, it is a long wait."""
         at_ms = self.moment_ms(RETRY_AFTER, "")
-        is_number = str(self._once(RETRY_AFTER, "")).strip().lstrip("+").isdecimal()
+        is_number = _whole(self._once(RETRY_AFTER, "")) is not None
         is_wait = is_number and at_ms is not None and at_ms < self.at_ms - YEAR_MS
         return self.at_ms + YEAR_MS if is_wait else at_ms
 
@@ -272,7 +272,7 @@ class Answer:
         """A time in ms by this machine's clock, from any notation. A calendar time is read relative to the answer's
         Date, so that a wrong clock here does not matter."""
         text = str(value).strip(' \t"') if isinstance(value, str | int | float) else ""
-        if re.fullmatch(r"[+-]?(?:[0-9]{1,13}|[0-9]{16}|[0-9]{19})(?:\.[0-9]{0,9})?", text, re.ASCII):
+        if re.fullmatch(rf"[+-]?(?:[0-9]{{16}}|[0-9]{{19}}|(?![0-9]{{14}}){_DECIMAL})", text, re.ASCII):
             number = float(text)
             while number >= FIRST_EPOCH_MS * 1_000:  # microseconds, or nanoseconds
                 number /= 1_000
@@ -299,14 +299,16 @@ def _figure(value: object) -> float | None:
 def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
     """A number from 0 to the largest that a ledger stores, given as a number or as digits, and `rounded`."""
     if isinstance(value, str):
-        digits = re.fullmatch(rf"\s*\+?([0-9]{{1,16}})(\.[0-9]{{0,16}})?\s*(?:{_POLICIES})?", value, re.ASCII)
+        digits = re.fullmatch(rf'\s*("?)\+?({_DECIMAL})\1\s*(?:{_POLICIES})?', value, re.ASCII)
         if digits is None:
             return None
-        fraction = digits[2] or ""
-        value = float(digits[1] + fraction) if fraction.strip(".0") else int(digits[1])
+        value = int(digits[2]) if digits[2].isdecimal() else float(digits[2])
     figure = _figure(value)
     return None if figure is None else rounded(figure)
 
+
+_DECIMAL = r"(?:[0-9]{1,16}(?:\.[0-9]{0,16})?|\.[0-9]{1,16})(?:[eE]\+?[0-9]{1,2})?"
+"""Go, Lua and PHP write large numbers as `1.8e+09`."""
 
 _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
 """What `RateLimit-Limit: 100, 100;w=60` or `100;w=60` has behind its number in older drafts."""
