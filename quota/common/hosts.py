@@ -78,30 +78,31 @@ def plain_path(path: str) -> str:
 
 def readings_of(path: str) -> tuple[str, ...]:
     """All paths that a server may read in `path`, as `plain_path` writes them, the plain path first. The others have
-    slashes decoded (once or twice), full-width characters in ASCII, backslashes as slashes, no text after a semicolon
-    or an encoded end of the path, no dots or spaces at its end, and `..` resolved."""
+    slashes decoded (once or twice), full-width characters in ASCII, no invisible ones, backslashes as slashes, no text
+    after a semicolon or an encoded end of the path, no dots or spaces at the end of a name, and `..` resolved."""
     plain = plain_path(path)
-    if path.isascii() and not re.search(r"[%;\\]|/\.|[.\s]/*$", path):
+    if path.isascii() and not re.search(r"[%;\\]|/\.|[.\s](/|$)", path):
         return (plain,)
     once = unquote(path)
     readings = dict.fromkeys([plain])
     decoded = dict.fromkeys((plain, once, unquote(once), unquote(unquote(once))))
-    for text in (*decoded, *[_narrow(text) for text in decoded if not text.isascii()]):
+    for text in (*decoded, *[_plain_letters(text) for text in decoded if not (text.isascii() and text.isprintable())]):
         for slashed in (text, text.replace("\\", "/")):
-            unended = re.sub(r"(?<![/.\s])[.\s]+(?=/*$)", "", slashed)
-            unmarked = re.sub(";[^/]*", "", slashed)
-            for shorter in (slashed, unended, unmarked, re.split("[?#\0]", slashed, maxsplit=1)[0]):
-                parts = [part for part in shorter.split("/") if part]
-                readings[f"/{'/'.join(parts)}"] = None
-                readings[f"/{'/'.join(without_dots(parts))}"] = None
+            for unmarked in (slashed, re.sub(";[^/]*", "", slashed)):
+                unended = re.sub(r"(?<![/.\s])[.\s]+(?=/|$)", "", unmarked)
+                for shorter in (unmarked, unended, re.split("[?#\0]", unmarked, maxsplit=1)[0]):
+                    parts = [part for part in shorter.split("/") if part]
+                    readings[f"/{'/'.join(parts)}"] = None
+                    readings[f"/{'/'.join(without_dots(parts))}"] = None
     return tuple(readings)
 
 
-def _narrow(text: str) -> str:
-    """The text with each character in normal form NFKC. The whole text at once would take the square of its marks."""
+def _plain_letters(text: str) -> str:
+    """The text without what no screen shows, and with each character in normal form NFKC. The whole text at once would
+    take the square of its marks."""
     from unicodedata import normalize  # late: few paths have other than ASCII
 
-    return "".join([normalize("NFKC", char) for char in text])
+    return "".join([normalize("NFKC", char) for char in text if char.isprintable() and char != "\ufffd"])
 
 
 def without_dots(parts: Iterable[str]) -> list[str]:

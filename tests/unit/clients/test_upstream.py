@@ -482,7 +482,8 @@ TWO_WAYS = a_book(
         *("/users/1%255Cexport", "/users/export;x", "/users/export;a=b/", "/users;x/1/export", "/users/1;/export%3Bx"),
         *("/users/export%00.json", "/users/export%3Fx", "/users/export%23x", "/users/x/../export", "/users/%2e%2e%2f"),
         *("/users/x%2F..%2Fexport", "/users/..;/users/export", "/%75sers/1%2F%65xport", "/projects/..%2Fusers/export"),
-        *("/users/export%0A", "/users/export.", "/users/1/export%20", "/users/export%2E/"),
+        *("/users/export%0A", "/users/export.", "/users/1/export%20", "/users/export%2E/", "/users/export.;x"),
+        *("/users./export", "/users/ex%00port", "/users/ex%C2%ADport", "/users/ex%FFport"),
         *("/users/1\uff0fexport", "/users/1%EF%BC%8Fexport", "/users/1/%EF%BD%85xport"),
     ],
 )
