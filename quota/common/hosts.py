@@ -29,10 +29,11 @@ def is_loopback(host: str) -> bool:
 
 def is_ambiguous(url: str) -> bool:
     """Whether a parser could drop a part of a url, or take it for another part: a fragment, text beside the brackets of
-    a host, a control character, or a password with unescaped separators."""
+    a host, a control character, a password with unescaped separators, or a user for each of several hosts."""
     userinfo, _, place = url.partition("://")[2].partition("?")[0].rpartition("@")
     beside_brackets = re.search(r"[^,]\[|\][^:,]", place.partition("/")[0]) is not None
-    return beside_brackets or "/" in userinfo or "#" in url or not url.isprintable()
+    unclear_user = re.search("/|@.*,", userinfo) is not None
+    return beside_brackets or unclear_user or "#" in url or not url.isprintable()
 
 
 def is_http_address(url: str) -> bool:
