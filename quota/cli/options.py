@@ -3,6 +3,7 @@ grammar, and `tests/unit/cli/test_grammar.py` checks each command against it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from types import TracebackType
@@ -158,7 +159,7 @@ def listen_option(default: Listen, *, required: bool = True) -> Callable[[F], F]
             return default if required else None
         host, _, digits = value.rpartition(":")
         port = number_in(digits, 0, 65_535)
-        if not host or port is None:
+        if port is None or not re.fullmatch(r"\[[^][]+\]|[^][:/@]+", host):
             raise click.UsageError(f"{param.opts[0]} {show(value)}: write HOST:PORT, for example {default}", ctx)
         return Listen(host.strip("[]"), port)
 

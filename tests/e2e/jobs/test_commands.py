@@ -167,7 +167,7 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
         (["run"], 2, "name a job"),
         (["run", "broken"], 78, "cannot be imported: ModuleNotFoundError"),
         (["emulate", "--port", "99999"], 2, "not in the range 0<=x<=65535"),
-        (["emulate", "--listen", "9000"], 2, "--listen '9000': write HOST:PORT, for example 127.0.0.1:8765"),
+        *((["emulate", "--listen", at], 2, f"'{at}': write HOST:PORT") for at in ("9000", "::1", "[h:9", "http://h:1")),
         (["emulate", "--listen", "0.0.0.0:9000"], 2, "the emulator listens on 127.0.0.1 only"),
         (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
         (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
