@@ -245,14 +245,14 @@ class Session(OfOneProcess):
         `quota.BadAnswer`. Requests without a timeout get `timeout_s`. The client works while this session is open.
         """
         requests = _library("requests")
-        from quota.clients.requests import requests_adapter
+        from quota.clients.requests import SignedSession, requests_adapter
 
         chosen = self.credential(credential)
         budget, caller = self.budget(chosen.name), self._caller(chosen, chosen.hosts)
         adapter = requests_adapter(
             budget, max_units=max_units, timeout_s=timeout_s, max_body_mb=max_body_mb, caller=caller
         )
-        made = requests.Session()
+        made = SignedSession() if caller.signs else requests.Session()
         for scheme in ("https://", "http://"):
             made.mount(scheme, adapter)
         return self._kept(made)

@@ -119,6 +119,18 @@ class MeteredAdapter(HTTPAdapter):
         return pool
 
 
+class SignedSession(requests.Session):
+    """A session that reads no login of ~/.netrc: it would leave beside the one that the adapter signs with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = lambda request: request  # else requests reads it
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        if self.should_strip_auth(response.request.url or "", prepared_request.url or ""):
+            prepared_request.headers.pop("authorization", None)
+
+
 def _connect_by_proxy(prepare: Callable[[Any], None], pool_of: Callable[[], Any], conn: Any) -> None:
     prepare(conn)  # it reads the proxy's answer, too
     pool = pool_of()

@@ -79,8 +79,10 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made = Site(tmp_path)
+    (tmp_path / "netrc").write_text("default login a password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with made.api, made.other, made.tokens:
         yield made
 
@@ -142,7 +144,8 @@ def test_a_key_stands_where_the_book_says(site: Site, kind: str, key: str, place
         assert client.get(f"{site.api.address}/things/1").status_code == 200
         assert client.post(f"{site.api.address}/things", json={"a": 1}).status_code == 200
         assert spent(session) == [("read", 1), ("write", 5)]
-    assert [request.headers.get(place) for request in site.api.arrived] == [value, value]
+    for request in site.api.arrived:
+        assert (request.headers.get(place), request.headers.get("authorization", value)) == (value, value)
     assert site.api.arrived[1].body.replace(b" ", b"") == b'{"a":1}'
 
 
@@ -167,6 +170,7 @@ def test_a_redirect_to_another_host_takes_no_key_along_and_costs_nothing_there(s
         assert spent(session) == [("read", 1)]
     [arrived] = site.other.arrived
     assert SECRET not in f"{arrived.target} {arrived.headers}"
+    assert "authorization" not in arrived.headers
 
 
 def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kind: str) -> None:
