@@ -150,10 +150,10 @@ def _text(part: str | bytes) -> str:
 
 
 @cache
-def _routes_of(api: str, version: str) -> Routes | None:
+def _routes_of(api: str, version: str, above: str) -> Routes | None:
     """The methods of an API in the installed client; None for an API that the client does not describe."""
     document = discovered(api, version)
-    return None if document is None else Routes(document)
+    return None if document is None else Routes({**document, "rootUrl": f"{above}/"})
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Google:
 
     @property
     def _routes(self) -> Routes | None:
-        return _routes_of(self.book.api, self.book.version)
+        return _routes_of(self.book.api, self.book.version, self.book.above)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `read` needs the body of this answer."""
@@ -265,11 +265,18 @@ class Described(Google):
         """The route of a path. If the path has several readings, the dearest method counts: the server may serve that
         one."""
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
-        routes = _matching(self.book.routes, verb, readings_of(path))
+        ways = [_matching(self.book.routes, verb, self._ways(reading)) for reading in readings_of(path)]
+        routes = [max(matching, key=attrgetter("named_chars")) for matching in ways if matching]
         if len(routes) < 2:
             return next(iter(routes), None)
         method = _dearest(self.book, verb, [route.method for route in routes])
         return next(route for route in routes if route.method == method)
+
+    def _ways(self, path: str) -> tuple[str, ...]:
+        """A path without that of the endpoint, and with it: some books name it in their routes."""
+        above = self.book.above
+        is_below = bool(above) and f"{path}/".lower().startswith(f"{above}/".lower())
+        return (path[len(above) :] or "/", path) if is_below else (path,)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:

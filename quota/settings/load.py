@@ -20,10 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from quota.common.clock import host_clock
 from quota.common.files import doubt_of_path, read_text
-from quota.common.hosts import is_http_address, is_readable_on_the_way
+from quota.common.hosts import is_http_address, is_readable_on_the_way, readings_of
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
@@ -306,7 +307,7 @@ def _credentials(root: TomlTable) -> dict[str, CredentialSettings]:
     for name, row in rows.items():
         credential = _credential(name, row, books)
         other = first_of.setdefault(credential.project, credential)
-        if other.book is not credential.book and other.book != credential.book:
+        if other.book._replace(above="") != credential.book._replace(above=""):
             raise row.error(
                 f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}: "
                 "one project has one cost book; give them the same api, or different projects",
@@ -346,10 +347,11 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
             "the secret would go there in plain text; give an https:// address, or set insecure_endpoint = true",
             "endpoint",
         )
+    above = "" if endpoint is None else readings_of(urlsplit(endpoint).path)[-1].rstrip("/")
     return CredentialSettings(
         name=name,
         api=api,
-        book=book,
+        book=book._replace(above=above) if above else book,
         project=project,
         key_ref=row.read("key"),
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
