@@ -96,6 +96,7 @@ def _instrument_what_is_started() -> None:
 
     def by_shell(command: "Any") -> int:
         name_program(["sh", "-c", command])
+        _keep_our_environment()
         return system(command)
 
     os.system = by_shell

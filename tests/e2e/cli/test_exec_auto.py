@@ -134,10 +134,12 @@ def test_a_sitecustomize_that_goes_on_with_no_other_hides_nothing(quota: Quota, 
 
 
 MAKES_ENVIRONMENTS = f"""\
-import os, subprocess, sys
+import os, shlex, subprocess, sys
 subprocess.run({ASKING}, env={{**os.environ, "PYTHONPATH": "src"}})
 subprocess.run({ASKING}, env={ADDRESS}, cwd="/")
 os.waitpid(os.posix_spawn(sys.executable, {ASKING}, {ADDRESS}), 0)
+os.environ["PYTHONPATH"] = "src"
+os.system(shlex.join({ASKING}))
 os.execve(sys.executable, {ASKING}, {ADDRESS})
 """
 
@@ -145,7 +147,7 @@ os.execve(sys.executable, {ASKING}, {ADDRESS})
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (MAKES_ENVIRONMENTS, "4 calls, 4 units, 0 refused"),
+        (MAKES_ENVIRONMENTS, "5 calls, 5 units, 0 refused"),
         (f"import os, sys; os.environ['PYTHONPATH'] = 'src'; os.execv(sys.executable, {ASKING})", ONE_CALL),
         (f"import os, sys; a = {ADDRESS}; os.environ.clear(); os.environ.update(a); os.chdir('/'); {ASKS}", ONE_CALL),
         (f"import atexit; atexit.register(lambda: exec({ASKS!r}))", ONE_CALL),
