@@ -191,9 +191,14 @@ class Google:
         """The method of a request by these routes; the dearest, if several fit."""
         return _dearest(self.book, verb, routes.methods(verb, path))
 
-    def fit(self, verb: str, url: str) -> int:
-        """How many characters of the path name that method; -1 if it is unknown."""
-        return -1 if self.method(verb, url) is None else 0
+    def fit(self, verb: str, url: str) -> tuple[int, int]:
+        """How many characters of the path name the endpoint, and how many the method; -1 if the method is unknown."""
+        return self._ahead(url), -1 if self.method(verb, url) is None else 0
+
+    def _ahead(self, url: str) -> int:
+        above = f"{self.book.above}/".lower()
+        is_below = any(f"{path}/".lower().startswith(above) for path in readings_of(urlsplit(url).path))
+        return len(above) if is_below else 0
 
     @property
     def _routes(self) -> Routes | None:
@@ -257,9 +262,9 @@ class Described(Google):
         route = self._route(verb, url)
         return None if route is None else route.method
 
-    def fit(self, verb: str, url: str) -> int:
+    def fit(self, verb: str, url: str) -> tuple[int, int]:
         route = self._route(verb, url)
-        return -1 if route is None else route.named_chars
+        return self._ahead(url), -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
         """The route of a path. If the path has several readings, the dearest method counts: the server may serve that

@@ -783,16 +783,18 @@ def test_the_named_or_most_specific_credential_pays(server: PlainServer) -> None
     configure(server.address)
     Path("chat.toml").write_text(BOOK.replace('"POST /chat"', '"GET /graph/{x}"'), encoding="utf-8")
     others = credential("other", server.address, "things.toml") + credential("graph", server.address, "chat.toml")
+    others += credential("tube", f"{server.address}/gate", "youtube-v3")
     with Path("quota.toml").open("a", encoding="utf-8") as file:
         file.write(others)
     assert pays(f"{server.address}/graph/1") == "graph"
     assert pays(f"{server.address}/graph/1", "other") == "other"
+    assert pays(f"{server.address}/Gate/youtube/v3/search") == "tube"
     with pytest.raises(
         quota.UsageError, match=r"main, other, graph could all pay for GET .*/a; name one of these credentials"
     ) as error:
         pays(f"{server.address.replace('//', '//me:secret@')}/a?key=secret")
     assert "secret" not in str(error.value)
-    assert len(server.arrived) == 2
+    assert len(server.arrived) == 3
     quota.uninstrument()
     with pytest.raises(quota.UsageError, match="no credential 'nobody'"):
         pays(f"{server.address}/a", "nobody")
