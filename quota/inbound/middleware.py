@@ -27,13 +27,16 @@ from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.contract import Decision, Limit, LimitState
 from quota.inbound.deciding import Decider, Verdict
-from quota.inbound.rules import Rule, Rules, opened
+from quota.inbound.rules import OVERRIDES, Rule, Rules, opened
 from quota.web.documents import App, Message, Problem, Receive, Send, seconds, send_problem
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 Fields = list[tuple[str, str]]
+
+_OVERRIDES = frozenset(name.encode() for name in OVERRIDES)
+_OVERRIDES_OF_WSGI = [f"HTTP_{name.upper().replace('-', '_')}" for name in OVERRIDES]
 
 _DENIAL = "websocket.http.response"
 _HEADS = frozenset(("http.response.start", "websocket.accept", f"{_DENIAL}.start"))
@@ -78,7 +81,8 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
         method = scope["method"] if kind == "http" else "GET"
         preflight = method == "OPTIONS" and any(key == b"access-control-request-method" for key, _ in scope["headers"])
         mount = self._mount or scope.get("root_path", "")
-        rules = self._rules.find(method, scope["path"], mount, preflight=preflight)
+        overrides = [value.decode("latin-1") for key, value in scope["headers"] if key in _OVERRIDES]
+        rules = self._rules.find(method, scope["path"], mount, preflight=preflight, overrides=overrides)
         if not rules:
             await self._app(scope, receive, send)
             return
@@ -170,7 +174,8 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
         mount = _decoded(environ.get("SCRIPT_NAME", ""))
         inside = _decoded(environ.get("PATH_INFO", ""))
         path = mount + (inside if inside.startswith("/") or not inside else f"/{inside}")
-        rules = self._rules.find(method, path, mount, preflight=preflight)
+        overrides = [environ[key] for key in _OVERRIDES_OF_WSGI if key in environ]
+        rules = self._rules.find(method, path, mount, preflight=preflight, overrides=overrides)
         if not rules:
             return self._app(environ, start_response)
         identity = self._rules.identify.wsgi(environ)

@@ -169,12 +169,19 @@ class Rules:
             user=user,
         )
 
-    def find(self, method: str, path: str, mount: str = "", *, preflight: bool = False) -> tuple[Rule, ...]:
+    def find(
+        self, method: str, path: str, mount: str = "", *, preflight: bool = False, overrides: Sequence[str] = ()
+    ) -> tuple[Rule, ...]:
         """The rules that count a request: for each reading of its path, the first rule that matches. () if none.
 
         `path` is decoded. A rule may name it with or without `mount`, the path under which the application is mounted.
         A browser sends a preflight for another request, so only a rule that names OPTIONS counts the preflight.
+        `overrides` are the values of the header fields in OVERRIDES: the application may read the method there.
         """
+        if overrides:  # no browser's preflight has them
+            named = {name.strip() for name in ",".join(overrides).upper().split(",")}
+            found = [self.find(each, path, mount) for each in (method, *sorted(named & self._methods))]
+            return tuple({rule.name: rule for rules in found for rule in rules}.values())
         method = method.upper()
         if method not in self._methods:  # a client may send 60 KB of method, which would stay in the cache
             method = ""
@@ -243,6 +250,9 @@ _ORIGIN = re.compile(r"^[^/?#]*:(//[^/?#]*)?")
 """The beginning of a URL, as in `GET http://HOST/login`: some servers pass the whole URL on as the path."""
 
 _NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
+
+OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
+"""The header fields by which some applications replace the method of a request."""
 
 Segments = tuple[str, ...]
 

@@ -166,7 +166,8 @@ def test_a_preflight_is_answered_by_the_application_and_not_counted(ask: Client)
     asked = {"Origin": "https://a.example", "Access_Control_Request_Method": "POST"}
     got = [ask(method="OPTIONS", **asked) for _ in range(5)]
     assert {each.status for each in got} == {200}
-    assert [ask().status for _ in range(4)] == [200, 200, 200, 429]
+    got = [ask(method="OPTIONS", **asked, X_Method_Override="GET") for _ in range(4)]
+    assert [each.status for each in got] == [200, 200, 200, 429], "the application may read a GET in it"
 
 
 def test_behind_a_proxy_the_address_that_the_proxy_wrote_counts(url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -79,6 +79,8 @@ def test_a_refusal_reads_no_body_and_never_reaches_the_application(rules: Rules)
     assert (headers["cache-control"], headers["content-type"]) == ("no-store", "application/problem+json")
     status, _, body = ask(app, REQUEST_METHOD="HEAD")
     assert (status[:3], list(body), application.called) == ("429", [], 2)
+    preflight = {"REQUEST_METHOD": "OPTIONS", "HTTP_ACCESS_CONTROL_REQUEST_METHOD": "GET"}
+    assert ask(app, **preflight, HTTP_X_HTTP_METHOD_OVERRIDE="GET")[0] == status
 
 
 def test_fail_decides_while_the_storage_is_away() -> None:

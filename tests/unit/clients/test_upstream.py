@@ -187,7 +187,6 @@ def test_a_closed_bucket_has_upstreams_own_words(body: object, why: str) -> None
 
 
 def test_a_list_of_one_error_and_an_error_in_another_encoding_are_that_error() -> None:
-    """Google streams lists."""
     book = a_book('closed = [{ status = 429, json = "/error/why" }]')
     assert read(book, 429, {}, b'[{"error": {"why": "full"}}]').closes
     assert not read(book, 429, {}, b'[{"error": {"why": "full"}}, {}]').closes
@@ -209,8 +208,8 @@ def test_an_answer_of_a_window_that_is_over_closes_nothing_by_itself() -> None:
         ({"X-RateLimit-Reset": at(-60), "X-RateLimit-Remaining": "0"}, 1_000),
         ({"X-RateLimit-Reset": at(-60), "Retry-After": "90"}, 90_000),
         ({"Retry-After": "999999999"}, HOUR_MS),
-        ({"Retry-After": "1000000000"}, HOUR_MS),  # no time: it would be 25 years ago
-        *(({"Retry-After": text}, HOUR_MS) for text in ("1e+09", "+1000000000, +1000000000")),
+        # A wait, no time: it would be 25 years ago.
+        *(({"Retry-After": text}, HOUR_MS) for text in ("1000000000", "1e+09", "+1000000000, +1000000000")),
         ({"X-RateLimit-Reset": "1000000000", "X-RateLimit-Remaining": "0"}, 1_000),
         ({"Retry-After": "inf"}, None),
     ],

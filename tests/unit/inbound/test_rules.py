@@ -18,7 +18,7 @@ MINUTE_MS = 60_000
 MINUTE = Limit(100, MINUTE_MS)
 
 
-def names(rules: Rules, method: str, path: str, **options: bool) -> list[str]:
+def names(rules: Rules, method: str, path: str, **options: Any) -> list[str]:
     return [rule.name for rule in rules.find(method, path, **options)]
 
 
@@ -79,6 +79,7 @@ def test_a_preflight_is_counted_only_by_a_rule_that_names_it() -> None:
     assert names(RULES, "OPTIONS", "/api/a", preflight=True) == []
     assert names(RULES, "OPTIONS", "/api/a") == ["api"]
     assert names(RULES, "OPTIONS", "/open/a", preflight=True) == ["cors"]
+    assert names(RULES, "OPTIONS", "/api/a", preflight=True, overrides=["put, get"]) == ["api", "reads"]
 
 
 def test_a_flood_of_methods_and_paths_is_not_remembered() -> None:
