@@ -150,10 +150,10 @@ def _text(part: str | bytes) -> str:
 
 
 @cache
-def _routes_of(api: str, version: str, above: str) -> Routes | None:
+def _routes_of(api: str, version: str, base_path: str) -> Routes | None:
     """The methods of an API in the installed client; None for an API that the client does not describe."""
     document = discovered(api, version)
-    return None if document is None else Routes({**document, "rootUrl": f"{above}/"})
+    return None if document is None else Routes({**document, "rootUrl": f"{base_path}/"})
 
 
 @dataclass(frozen=True)
@@ -193,16 +193,16 @@ class Google:
 
     def fit(self, verb: str, url: str) -> tuple[int, int]:
         """How many characters of the path name the endpoint, and how many the method; -1 if the method is unknown."""
-        return self._ahead(url), -1 if self.method(verb, url) is None else 0
+        return self._chars_of_base(url), -1 if self.method(verb, url) is None else 0
 
-    def _ahead(self, url: str) -> int:
-        above = f"{self.book.above}/".lower()
-        is_below = any(f"{path}/".lower().startswith(above) for path in readings_of(urlsplit(url).path))
-        return len(above) if is_below else 0
+    def _chars_of_base(self, url: str) -> int:
+        base = f"{self.book.base_path}/".lower()
+        is_below = any(f"{path}/".lower().startswith(base) for path in readings_of(urlsplit(url).path))
+        return len(base) if is_below else 0
 
     @property
     def _routes(self) -> Routes | None:
-        return _routes_of(self.book.api, self.book.version, self.book.above)
+        return _routes_of(self.book.api, self.book.version, self.book.base_path)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `read` needs the body of this answer."""
@@ -264,7 +264,7 @@ class Described(Google):
 
     def fit(self, verb: str, url: str) -> tuple[int, int]:
         route = self._route(verb, url)
-        return self._ahead(url), -1 if route is None else route.named_chars
+        return self._chars_of_base(url), -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
         """The route of a path. If the path has several readings, the dearest method counts: the server may serve that
@@ -279,9 +279,9 @@ class Described(Google):
 
     def _ways(self, path: str) -> tuple[str, ...]:
         """A path without that of the endpoint, and with it: some books name it in their routes."""
-        above = self.book.above
-        is_below = bool(above) and f"{path}/".lower().startswith(f"{above}/".lower())
-        return (path[len(above) :] or "/", path) if is_below else (path,)
+        base = self.book.base_path
+        is_below = bool(base) and f"{path}/".lower().startswith(f"{base}/".lower())
+        return (path[len(base) :] or "/", path) if is_below else (path,)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:

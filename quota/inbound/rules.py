@@ -180,8 +180,8 @@ class Rules:
         """
         if overrides:  # no browser's preflight has them
             named = {name.strip() for name in ",".join(overrides).upper().split(",")}
-            found = [self.find(each, path, mount) for each in (method, *sorted(named & self._methods))]
-            return tuple({rule.name: rule for rules in found for rule in rules}.values())
+            counting = [self.find(each, path, mount) for each in (method, *sorted(named & self._methods))]
+            return tuple({rule.name: rule for rules in counting for rule in rules}.values())
         method = method.upper()
         if method not in self._methods:  # a client may send 60 KB of method, which would stay in the cache
             method = ""

@@ -307,7 +307,7 @@ def _credentials(root: TomlTable) -> dict[str, CredentialSettings]:
     for name, row in rows.items():
         credential = _credential(name, row, books)
         other = first_of.setdefault(credential.project, credential)
-        if other.book._replace(above="") != credential.book._replace(above=""):
+        if other.book._replace(base_path="") != credential.book._replace(base_path=""):
             raise row.error(
                 f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}: "
                 "one project has one cost book; give them the same api, or different projects",
@@ -347,11 +347,11 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
             "the secret would go there in plain text; give an https:// address, or set insecure_endpoint = true",
             "endpoint",
         )
-    above = "" if endpoint is None else readings_of(urlsplit(endpoint).path)[-1].rstrip("/")
+    base_path = "" if endpoint is None else readings_of(urlsplit(endpoint).path)[-1].rstrip("/")
     return CredentialSettings(
         name=name,
         api=api,
-        book=book._replace(above=above) if above else book,
+        book=book._replace(base_path=base_path) if base_path else book,
         project=project,
         key_ref=row.read("key"),
         endpoint=None if endpoint is None else endpoint.rstrip("/"),

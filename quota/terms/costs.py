@@ -159,7 +159,7 @@ class CostBook(NamedTuple):
     The API's terms allow users to keep data for `retention_ms`; None if they say nothing. `quota doctor --call` makes
     the call `probe`, if there is one. `monitoring` is None if upstream's own figures cannot be read. `hosts`, `routes`
     and `answers` describe an API that is not Google's: see `quota.terms.api`. Clients put a key at `key`. An account
-    that logs in asks for `scopes`. `above` is the path of the endpoint: the API's own paths begin below it.
+    that logs in asks for `scopes`. `base_path` is the path of the endpoint: the API's own paths begin below it.
     """
 
     name: str
@@ -179,7 +179,7 @@ class CostBook(NamedTuple):
     routes: tuple[Route, ...] = ()
     answers: AnswerRules = AnswerRules()
     scopes: tuple[str, ...] = ()
-    above: str = ""
+    base_path: str = ""
 
     @property
     def main_bucket(self) -> Bucket:

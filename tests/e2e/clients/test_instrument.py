@@ -271,9 +271,9 @@ def test_each_attempt_is_named_by_its_route_and_charged_once(client: Client, ser
     assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
 
 
-@pytest.mark.parametrize("above", ["/gate", "/x/../Gate", "/ga%74e/"])
-def test_the_routes_begin_below_the_path_of_the_endpoint(client: Client, above: str, server: PlainServer) -> None:
-    instrument(f"{server.address}{above}")
+@pytest.mark.parametrize("base", ["/gate", "/x/../Gate", "/ga%74e/"])
+def test_the_routes_begin_below_the_path_of_the_endpoint(client: Client, base: str, server: PlainServer) -> None:
+    instrument(f"{server.address}{base}")
     for path in ("/status", "/search/x", "//search", "/a"):
         assert client(f"{server.address}/gate{path}")[0] == 200
     assert charged() == [("search", 10), ("search", 10), ("read", 1)]
