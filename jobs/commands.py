@@ -64,7 +64,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     "--days",
     type=int,
     metavar="N",
-    help="Whole days in upstream's zone to look ahead, after the rest of today.  [default: 7, or the longest window]",
+    help="Whole days in upstream's zone to look ahead, after the rest of today.  [default: 7, more for longer windows]",
 )
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
 @click.option("--may-be-refused", multiple=True, metavar="JOB", help="Accept refusals of JOB. Repeatable.")

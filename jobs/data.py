@@ -169,8 +169,8 @@ def search(
 ) -> None:
     """Search the local store for videos that have all WORDS in title, description, channel or tags.
 
-    A search spends no quota. The best match comes first, and each video has its newest rank in every region. If more
-    than 50,000 videos match, it ranks the newest 50,000.
+    A search spends no quota. The best match comes first, and each video shows its newest chart position in every
+    region. If more than 50,000 videos match, it ranks the newest 50,000.
 
     Accents and case do not matter. WORD* matches every word that begins with WORD. Emoji, C++ and C# are words.
     Punctuation only separates words: rock-n-roll matches rock, n and roll in a row. Chinese, Japanese, Korean and Thai
