@@ -200,8 +200,8 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Redate charges that a wrong clock dated in the future.
 
-    First set the clock right. A future-dated charge counts too long, and every charge made since gets a still later
-    date. A repair gives these charges the present time, so they count for one window from now.
+    First set the clock right. A future-dated charge counts too long, and the ledger dates every charge after it even
+    later. A repair gives these charges the present time, so they count for one window from now.
 
     It shows the charges and asks first; other programs wait while it works. If a repair is interrupted, run it again.
     Exit status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.

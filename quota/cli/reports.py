@@ -558,8 +558,8 @@ def explain(
 def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, config: str | None) -> None:
     """Open a bucket that upstream reported as used up.
 
-    `quota status` shows your reason until upstream closes the bucket again. If the bucket is not closed, the exit
-    status is 1.
+    `quota status` shows the text of --because until upstream closes the bucket again. If the bucket is not closed, the
+    exit status is 1.
 
     \b
     Example:
