@@ -84,7 +84,7 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
     OPEN: the cheapest call would be admitted now and, if you have jobs, a job could go on. FULL: a limit is used up
     until the time shown. CLOSED: upstream reported that its quota is used up. STOPPED: no job could run here, or the
     ledger accepts no charges. For each job it shows the machine, the next tick, and whether a run could go on now. If
-    the ledger does not answer, it shows only the jobs and exits with 69.
+    the ledger does not answer, it shows the jobs and the allowances, and exits with 69.
 
     \b
     Example:

@@ -26,7 +26,7 @@ DASHBOARD_LISTENS = Listen("127.0.0.1", 8770)
 def dashboard(listen_at: Listen, config: str | None) -> None:
     """Serve a page: whether calls are admitted, what filled each limit, who spent how much, how fresh the store is.
 
-    The page is for this machine only, because it names jobs and spending. It charges nothing and changes nothing.
+    Only this machine can open the page, because it names jobs and spending. It charges nothing and changes nothing.
     `/metrics` is for Prometheus; `/healthz` warns while part of its data cannot be read. SIGTERM and Ctrl-C end it.
 
     \b
