@@ -352,9 +352,9 @@ def records_of(
         raise UsageError(f"no table {show(table)} can be exported; there are {listed([*BUILT_IN, *of_jobs])}")
     columns, where = BUILT_IN.get(table, _OF_ROWS)
     if region is not None and ":region" not in where:
-        raise UsageError(f"{table} belong to no region; leave out --region")
+        raise UsageError(f"table {table} has no regions; leave out --region")
     if job is not None and ":job" not in where:
-        raise UsageError(f"{table} belong to no job; leave out --job")
+        raise UsageError(f"table {table} has no jobs; leave out --job")
     names = columns.replace(" ", "").split(",")
     called = columns_of(db, table, -1) if own else {}
     sql = f"SELECT {columns} FROM {'rows' if own else table} WHERE {where} LIMIT :most"  # noqa: S608 - ours

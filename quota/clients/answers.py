@@ -122,7 +122,7 @@ class SessionHttp:
 
     def _prepare(self, conn: Any) -> None:
         self.watch.over(conn)
-        conn.set_debuglevel(0)  # http.client would print whole requests, including the key
+        conn.debuglevel = 0  # http.client would print whole requests, including the key
 
     def keeps_key(self, uri: str) -> bool:
         """Whether `uri` may receive the API key."""

@@ -159,8 +159,10 @@ def test_ddtrace_patches_before_or_after_us(taken: Taken, ours: str) -> None:
 
 
 def test_niquests_is_charged_awaited_or_not(taken: Taken) -> None:
+    """It brings a urllib3 of its own, which Google's client gets too."""
     run(taken, "niquests", "quota", "exec", "--auto", "--", "python", "-c", UNDER_NIQUESTS)
     assert charged(taken) == taken.sent() == 10
+    run(taken, "niquests", "quota", "demo")
 
 
 def test_grpc_is_charged_settled_and_refused_once(taken: Taken) -> None:

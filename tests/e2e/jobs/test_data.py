@@ -393,7 +393,7 @@ def test_an_export_without_records_says_so_beside_the_data(site: Site, arguments
     ("arguments", "message"),
     [
         (["video"], "no table 'video' can be exported; there are videos, rankings, channels, history"),
-        (["channels", "--region", "DE"], "channels belong to no region; leave out --region"),
+        (["channels", "--region", "DE"], "table channels has no regions; leave out --region"),
         (["videos", "--output", "none/x"], "--output 'none/x': No such file or directory"),
     ],
 )
