@@ -120,7 +120,10 @@ class Project(OfOneProcess):
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         """A request after this mark, decided at `now_ms`. Without charges it only reads."""
         epoch, seen = mark
-        newest = START if self.journal is None else self.journal.newest(epoch)  # of all processes of this machine
+        must = START
+        if self.journal is not None:  # of all processes of this machine
+            newest = self.journal.newest(epoch)
+            must = newest if newest > seen else self.journal.late(epoch)
         return Append(
             epoch=epoch,
             seen=seen,
@@ -128,7 +131,7 @@ class Project(OfOneProcess):
             room=room,
             now_ms=now_ms,
             latest_ms=self.wall() + MAX_CLOCK_AHEAD_MS,
-            must=newest if newest > seen else START,
+            must=must,
             seq=hash(charges[0].key) & _MAX_SEQ if charges else 0,
             new_epoch=self.keys.next() if not epoch else "",
             clock_ms=None if self._clock is None else self._clock(),
@@ -150,6 +153,8 @@ class Project(OfOneProcess):
                 raise
             self.reading.pending[request.entries[0].key] = None
             reply = self.log.append(self.name, request)
+        if self.journal is not None and request.must != START and reply.word != "BEHIND":
+            self.journal.proved(request.epoch, request.must)
         return reply, self.in_turn(partial(self._hear, request, reply, views))
 
     def _hear(self, request: Append, reply: Reply, views: Sequence[View]) -> tuple[int, ...] | None:
@@ -230,18 +235,19 @@ class Project(OfOneProcess):
 
     def is_behind(self, beginning: Beginning) -> bool:
         """Whether this machine's journal has records that nobody has compared with this log, or the log lacks the
-        newest entry that this machine has read of it. Others may have appended since."""
+        newest entry that this machine has read of it, or a late one. Others may have appended since."""
         journal = self.journal
         if journal is None:
             return False
         if journal.uncompared(beginning.epoch):
             return True
-        newest = journal.newest(beginning.epoch)
-        if newest <= beginning.trimmed or newest == beginning.tip:
-            return False
-        ms, seq = newest
-        before = (ms, seq - 1) if seq else (ms - 1, END[1])
-        return not self.log.read(self.name, before, newest, 1)
+        for entry_id in (journal.newest(beginning.epoch), journal.late(beginning.epoch)):
+            if entry_id > beginning.trimmed and entry_id != beginning.tip:
+                ms, seq = entry_id
+                before = (ms, seq - 1) if seq else (ms - 1, END[1])
+                if not self.log.read(self.name, before, entry_id, 1):
+                    return True
+        return False
 
     def whole_facts(self, beginning: Beginning) -> str:
         """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.

@@ -1,6 +1,6 @@
 """A journal: the entries that the processes of one machine have made and read in one ledger's log.
 
-    write, newest         notes each entry before `charge` returns; and the newest entry, which the log must have
+    write, newest, late   notes each entry before `charge` returns; and entries that the log must have
     records, uncompared,  the entries for a union, and whether they must be compared with the log
     compared
     whole, note_whole     the range of the log that is complete here
@@ -118,6 +118,7 @@ class Journal(OfOneProcess):
         self._recent: dict[str, None] = {}
         self._recent_epoch = ""
         self._newest: dict[str, Id] = {}
+        self._late = ("", START)
         self._confirmed: set[str] = set()
         self._noted: set[str] = set()
         """The epochs of the entries noted since the last full comparison; "" stands for any epoch."""
@@ -190,6 +191,17 @@ class Journal(OfOneProcess):
         with self._lock:
             self._tried(look)
             return self._newest.get(epoch, START)
+
+    def late(self, epoch: str) -> Id:
+        """The last entry of this epoch that was noted after a newer one, until it is `proved`; START if there is none.
+        An old copy of the log may have come back between the two, and then the newest entry does not show the loss."""
+        of_epoch, entry_id = self._late
+        return entry_id if of_epoch == epoch else START
+
+    def proved(self, epoch: str, entry_id: Id) -> None:
+        """Note that the log has this entry."""
+        if self._late == (epoch, entry_id):
+            self._late = ("", START)
 
     def check_writable(self) -> None:
         """Try to open the file for the next entry. `trouble` says why it cannot be written."""
@@ -409,7 +421,10 @@ class Journal(OfOneProcess):
                 raise
 
     def _note_newest(self, epoch: str, entry_id: Id) -> None:
-        if entry_id > self._newest.get(epoch, START):
+        newest = self._newest.get(epoch, START)
+        if entry_id < newest:
+            self._late = (epoch, entry_id)
+        elif entry_id > newest:
             self._newest[epoch] = entry_id
             if len(self._newest) > _MAX_EPOCHS:
                 del self._newest[next(iter(self._newest))]

@@ -185,7 +185,7 @@ class Late:
         return getattr(self._log, name)
 
 
-@pytest.mark.parametrize("who", ["another process", "another thread"])
+@pytest.mark.parametrize("who", ["another process", "another thread", "another process, on an old copy"])
 def test_a_charge_whose_answer_came_after_the_loss_is_put_back_before_the_next_call(site: Site, who: str) -> None:
     """Whoever made it may never ask again. The others of its machine go on with the new log, and look for it there."""
     machine = site.machine()
@@ -194,10 +194,15 @@ def test_a_charge_whose_answer_came_after_the_loss_is_put_back_before_the_next_c
         quick = slow
     quick.charge("videos.list")
     slow.peek("videos.list")
+    copy = site.place.copy()
 
     def lose() -> None:
         slow._project.log = machine.ledger
-        site.clear()
+        if who == "another process, on an old copy":
+            site.place.overwrite(copy)
+            site.now_ms += 1
+        else:
+            site.clear()
         in_threads(charge, (quick, 3))
 
     slow._project.log = Late(machine.ledger, lose)
