@@ -123,15 +123,24 @@ def dearness(book: CostBook, verb: str, method: str) -> tuple[float, int]:
     return max(shares, default=0), sum(part.units for part in price.parts)
 
 
-def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
-    """The dearest method, the first of equals; None without methods."""
-    return max(methods, key=partial(dearness, book, verb), default=None)
+def _dearest(book: CostBook, verb: str, path: str, first: Callable[[str], Route | None]) -> Route | None:
+    """The route of a path, by the `first` route of a reading; None if the path costs the default. If the path has
+    several readings, the dearest counts: the server may serve that one.
+
+    A reading without a route costs the default. It counts if the plain path has no route either, or if `..` leads
+    elsewhere. Otherwise what is encoded in a segment, as the slash in GitLab's `group%2Fproject`, is data.
+    """
+    routes = {reading: first(reading) for reading in readings_of(path)}
+    plain, *others = routes.values()
+    if not others:
+        return plain
+    leads_elsewhere = any("/../" in f"{reading}/" for reading in routes)
+    counted = [route for route in routes.values() if route is not None or plain is None or leads_elsewhere]
+    return max(counted, key=lambda route: dearness(book, verb, "" if route is None else route.method))
 
 
-def _matching(routes: Sequence[Route], verb: str, readings: Iterable[str]) -> list[Route]:
-    """The first route for each reading of a path that a route matches."""
-    firsts = (next((route for route in routes if route.matches(verb, reading)), None) for reading in readings)
-    return [route for route in firsts if route is not None]
+def _first(routes: Sequence[Route], verb: str, reading: str) -> Route | None:
+    return next((route for route in routes if route.matches(verb, reading)), None)
 
 
 _OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
@@ -188,8 +197,9 @@ class Google:
         return None if routes is None else self.named(routes, verb.upper(), urlsplit(url).path)
 
     def named(self, routes: Routes, verb: str, path: str) -> str | None:
-        """The method of a request by these routes; the dearest, if several fit."""
-        return _dearest(self.book, verb, routes.methods(verb, path))
+        """The method of a request by these routes; None if it is unknown."""
+        route = _dearest(self.book, verb, path, partial(routes.first, verb))
+        return None if route is None else route.method
 
     def fit(self, verb: str, url: str) -> tuple[int, int]:
         """How many characters of the path name the endpoint, and how many the method; -1 if the method is unknown."""
@@ -267,15 +277,12 @@ class Described(Google):
         return self._chars_of_base(url), -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
-        """The route of a path. If the path has several readings, the dearest method counts: the server may serve that
-        one."""
+        def first(reading: str) -> Route | None:
+            routes = [_first(self.book.routes, verb, way) for way in self._ways(reading)]
+            return max(filter(None, routes), key=attrgetter("named_chars"), default=None)
+
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
-        ways = [_matching(self.book.routes, verb, self._ways(reading)) for reading in readings_of(path)]
-        routes = [max(matching, key=attrgetter("named_chars")) for matching in ways if matching]
-        if len(routes) < 2:
-            return next(iter(routes), None)
-        method = _dearest(self.book, verb, [route.method for route in routes])
-        return next(route for route in routes if route.method == method)
+        return _dearest(self.book, verb, path, first)
 
     def _ways(self, path: str) -> tuple[str, ...]:
         """A path without that of the endpoint, and with it: some books name it in their routes."""
@@ -514,14 +521,10 @@ class Routes:
         # `/things/x:cancel` also fits `/things/{id}`, so the method with the longest fixed path comes first.
         self._all = sorted([*calls, *self._uploads], key=attrgetter("named_chars"), reverse=True)
 
-    def methods(self, verb: str, path: str) -> list[str]:
-        """For example ["youtube.videos.list"] for ("GET", "/youtube/v3/videos"). A path with several readings has
-        several methods; an unknown method has none.
-
-        `/youtube/v3//Search/` counts as a search, and HEAD as GET: upstream may read them so, and the book's default
-        price is far below a search.
-        """
-        return [route.method for route in _matching(self._all, verb, (path, *readings_of(path)))]
+    def first(self, verb: str, reading: str) -> Route | None:
+        """For example the route of "youtube.videos.list" for ("GET", "/youtube/v3/videos"). HEAD counts as GET, and
+        case does not matter: upstream may read them so, and the book's default price is far below a search."""
+        return _first(self._all, verb, reading)
 
     def is_batch(self, verb: str, url: str) -> bool:
         begins = f"{self._batch}/".lower()
@@ -540,7 +543,7 @@ class Routes:
 def _route(method: Mapping[str, Any], path: str) -> Route:
     """`{+name}` may contain slashes, `{name}` may not."""
     pattern = re.sub(r"\\{(\\\+)?[^}]*\}", lambda named: ".+" if named[1] else "[^/]+", re.escape(path))
-    return Route(method["httpMethod"], path, method["id"], re.compile(pattern, re.IGNORECASE), ())
+    return Route(method["httpMethod"], path, method["id"], re.compile(pattern, re.IGNORECASE | re.ASCII | re.DOTALL), ())
 
 
 def methods_of(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -163,6 +163,7 @@ class Route(NamedTuple):
         pattern, rests = re.sub(r"\\\{[^{}]*\\\}", "[^/]+", re.escape(start)), [""]
         if path.endswith("**"):
             pattern, rests = f"{pattern.removesuffix('/')}(/.*)?", ["", "/\0", "/\0/\0"]
+        pattern = re.sub("[\0-\x7f]+", r"(?a:\g<0>)", pattern)  # else the long s of Unicode would be an s
         # No route has this character, so only `{x}` and `**` match it.
         start = re.sub(r"\{[^{}]*\}", "\0", start).removesuffix("/")
         examples = tuple([f"{start}{rest}" or "/" for rest in rests])

@@ -470,7 +470,8 @@ def test_hostile_answers_raise_nothing_and_free_nothing() -> None:
 TWO_WAYS = a_book(
     methods='user = { units = 0 }\nexport = 300\n"read" = 2',
     routes='[routes]\n"GET /users/export" = "export"\n"GET /users/{id}" = "user"\n'
-    '"GET /users/{id}/export" = "export"\n"GET /projects/{id}" = "read"\n"GET /**" = "repos.get"\n',
+    '"GET /users/{id}/export" = "export"\n"GET /projects/{id}" = "read"\n"GET /**" = "repos.get"\n'
+    '"PUT /users/me" = "user"\n"PUT /files/{id}" = "user"\n',
 )
 
 
@@ -500,6 +501,18 @@ def test_a_path_that_can_be_read_in_two_ways_costs_the_dearer(path: str) -> None
 )
 def test_a_path_costs_what_it_says_where_no_reading_is_dearer(path: str, method: str) -> None:
     assert upstream_of(TWO_WAYS).method("GET", f"https://api.vendor.example{path}") == method
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/users/me%3Fx/y", "/users/me%23x", "/users/me;x", "/users;x/me", "/users/me%2F", "/users/me%5Cx"),
+        *("/u\u017fers/me", "/u%C5%BFers/me", "/files/..%2Fexport"),
+    ],
+)
+def test_a_reading_without_a_route_costs_the_default(path: str) -> None:
+    assert upstream_of(TWO_WAYS).method("PUT", f"https://api.vendor.example{path}") is None
+    assert upstream_of(TWO_WAYS).method("PUT", "https://api.vendor.example/files/a%2Fb") == "user"
 
 
 @pytest.mark.parametrize(
