@@ -138,30 +138,39 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
     usage = attempt.usage(raw.headers)
     if usage is None:
         return raw
-    read_on, chunks_of, stream_of = raw.read, raw.read_chunked, raw.stream
+    is_inner = False
 
-    def feed(piece: bytes) -> bytes:
-        attempt.settle(usage.feed(piece))
-        return piece
+    def watched(read_on: Callable[..., bytes], *, reads_all: bool = False) -> Callable[..., bytes]:
+        """One way to read uses another, in urllib3-future not the same as in urllib3: the outer one has the piece."""
 
-    def end() -> None:
-        if not raw.length_remaining:
-            attempt.settle(usage.end())
+        def reading(amt: int | None = None, *args: Any, **options: Any) -> bytes:
+            nonlocal is_inner
+            if is_inner:
+                return read_on(amt, *args, **options)
+            is_inner = True
+            try:
+                piece = read_on(amt, *args, **options)
+            finally:
+                is_inner = False
+            attempt.settle(usage.feed(piece))
+            is_all = amt is None and reads_all
+            if (is_all or (amt != 0 and not piece)) and not raw.length_remaining:
+                attempt.settle(usage.end())
+            return piece
 
-    def read(amt: int | None = None, *args: Any, **options: Any) -> bytes:
-        piece = feed(read_on(amt, *args, **options))
-        if amt is None or (amt and not piece):
-            end()
-        return piece
+        return reading
 
-    def read_chunked(*args: Any, **options: Any) -> Iterator[bytes]:
-        yield from map(feed, chunks_of(*args, **options))
+    def streamed(stream_of: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
+        def stream(*args: Any, **options: Any) -> Iterator[bytes]:
+            pieces = stream_of(*args, **options)
+            yield from iter(watched(lambda _: next(pieces, b"")), b"")
 
-    def stream(*args: Any, **options: Any) -> Iterator[bytes]:
-        yield from stream_of(*args, **options)  # it reads in one of these two ways
-        end()
+        return stream
 
-    raw.read, raw.read_chunked, raw.stream = read, read_chunked, stream
+    raw.read, raw.stream = watched(raw.read, reads_all=True), streamed(raw.stream)
+    raw.read_chunked = streamed(raw.read_chunked)
+    if hasattr(raw, "read1"):  # since urllib3 2.1
+        raw.read1 = watched(raw.read1)
     return raw
 
 

@@ -55,6 +55,9 @@ def until(stop: Stop, pieces: Iterable[bytes]) -> bytes:
 
 
 class Requests:
+    WAYS = ("content", "read1")
+    way = "content"
+
     def __init__(self, budget: Budget | None = None, *given: Any, **options: Any) -> None:
         self.session = requests.Session()
         self.session.trust_env = False
@@ -68,7 +71,8 @@ class Requests:
 
     def stream(self, url: str, stop: Stop = never, json: Any = None, wait_s: float = WAIT_S) -> bytes:
         with self.session.request(verb_for(json), url, json=json, timeout=wait_s, stream=True) as response:
-            return b"" if stop(b"") else until(stop, response.iter_content(None))
+            pieces = iter(response.raw.read1, b"") if self.way == "read1" else response.iter_content(None)
+            return b"" if stop(b"") else until(stop, pieces)
 
     def raw(self, url: str) -> bytes:
         """The body of an answer as it travels."""
