@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import LATEST_MS
 from quota.errors import BadAnswer
-from quota.terms.api import Field, LevelRule, Match, Pointer, Refill, Used, document_in, value_at
+from quota.terms.api import UNREADABLE, Field, LevelRule, Match, Pointer, Refill, Used, document_in, value_at
 from quota.terms.arguments import seconds, whole
 from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, UNITS_MS
 
@@ -135,14 +135,14 @@ class Answer:
         return type(value) is type(match.value) and value == match.value
 
     def units(self, used: Used) -> list[int | None]:
-        """The figures of the call's usage, in the order of `used.figures`."""
-        return [
-            next((units for place in figure.places if (units := self._units(place)) is not None), None)
-            for figure in used.figures
-        ]
+        """The figures of the call's usage, in the order of `used.figures`: UNREADABLE where the answer has one, but
+        no number."""
+        return [self._units(figure.places) for figure in used.figures]
 
-    def _units(self, field: Field) -> int | None:
-        return self._number(field, self._value(field, "units"), math.ceil)
+    def _units(self, places: Iterable[Field]) -> int | None:
+        given = [(place, value) for place in places if (value := self._value(place, "units")) is not None]
+        numbers = (self._number(place, value, math.ceil) for place, value in given)
+        return next((units for units in numbers if units is not None), UNREADABLE if given else None)
 
     def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
         """The units that remain, and the limit. Fractions are rounded so that less remains."""

@@ -261,9 +261,13 @@ class Field(NamedTuple):
     form: Form | None = None
 
 
+UNREADABLE = -1
+"""A figure that the answer has, but not as a possible number."""
+
+
 class Figure(NamedTuple):
-    """A part of what a call used: the number in the first of `places` that has one, else `default`. If `default` is
-    None, the answer must have the number."""
+    """A part of what a call used: the number in the first of `places` that has one; `default` if no place has anything.
+    If `default` is None, the answer must have the number."""
 
     places: tuple[Field, ...]
     default: int | None = None
@@ -275,8 +279,9 @@ class Used(NamedTuple):
     figures: tuple[Figure, ...]
 
     def total(self, read: Sequence[int | None]) -> int | None:
-        """The sum of the numbers that were read, one for each figure; None if none was read, or if one is missing."""
-        if not any(units is not None for units in read):
+        """The sum of the numbers that were read, one for each figure; None if none was read, or if one is missing or
+        UNREADABLE."""
+        if UNREADABLE in read or not any(units is not None for units in read):
             return None
         counted = [figure.default if units is None else units for figure, units in zip(self.figures, read, strict=True)]
         numbers = [units for units in counted if units is not None]

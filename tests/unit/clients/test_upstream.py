@@ -289,8 +289,8 @@ def test_the_smallest_counts_of_several_numbers_that_remain(second: str, remaini
 
 def test_a_cost_that_was_sent_twice_settles_nothing() -> None:
     """Nobody knows whether the call cost that once or twice."""
-    answer = Answer(200, {"x-cost": "5, 5"}, b"", NOW_MS)
-    assert answer.units(Used((Figure((Field(header="x-cost"),)),))) == [None]
+    answer, cost = Answer(200, {"x-cost": "5, 5"}, b"", NOW_MS), Used((Figure((Field(header="x-cost"),), 0),))
+    assert cost.total(answer.units(cost)) is None
 
 
 X_LEFT = "remaining = 'x-left'\nreset = { header = 'x-reset', as = 'duration' }"
