@@ -165,11 +165,11 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        from quota.errors import Refused, behind, decision_status
+        from quota.errors import QuotaError, Refused, behind, decision_status
 
         for cause in behind(error) if isinstance(error, Exception) else ():  # Ctrl-C is no refusal
-            if isinstance(cause, Refused):
-                raise SystemExit(decision_status(cause.decision))
+            if isinstance(cause, QuotaError):
+                raise SystemExit(decision_status(cause.decision) if isinstance(cause, Refused) else cause.exit_status)
 
     sys.excepthook = excepthook
 

@@ -274,9 +274,9 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
     `--`, and the command after it.
 
     With --auto, COMMAND is a Python program, or starts Python programs. Each request to the API of a credential is
-    charged before it leaves. If a refusal ends the program, the exit status is 75, or 69 if the ledger did not answer.
-    If several credentials could pay, --credential names the payer; without it, the most specific route of their cost
-    books decides.
+    charged before it leaves. If a refusal ends the program, the exit status is 75, or 69 if the ledger did not answer,
+    or 2 if the call can never fit. If several credentials could pay, --credential names the payer; without it, the most
+    specific route of their cost books decides.
 
     \b
     Example:

@@ -163,12 +163,16 @@ class HostGate:
         if not self.is_metered(verb, url):
             return None
         verb = self.verb(verb, url, headers)
+        method = self.name(verb, url)
         try:
-            return self.meter.attempt(self.name(verb, url), verb, body)
+            return self.meter.attempt(method, verb, body)
         except SessionClosedError:
             if not self.ended():
                 raise
             return None
+        except UsageError:
+            self.meter.counts_refused(method)
+            raise
 
     @contextmanager
     def leaving(
@@ -229,13 +233,17 @@ class AsyncHostGate:
         """The attempt, charged unless it is `free`; None for a host that is not metered. Raises Refused."""
         if not self._gate.is_metered(verb, url):
             return None
-        call = self._call(self.verb(verb, url, headers), url, body, free=free)
+        verb = self.verb(verb, url, headers)
         try:
+            call = self._call(verb, url, body, free=free)
             decisions = await self._budget._decide([call], commit=True)
         except SessionClosedError:
             if not self._gate.ended():
                 raise
             return None
+        except UsageError:
+            self._gate.meter.counts_refused(self._gate.name(verb, url))
+            raise
         return self._gate.meter.attempted(decisions[0], call)
 
     async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY, *, free: bool = False) -> Decision:

@@ -112,10 +112,13 @@ class Meter:
     def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt behind an admitted decision. Raises Refused for another."""
         if not decision.admitted:
-            if self.tally is not None:
-                self.tally.counts(decision.method, 0, 0, refused=1)
+            self.counts_refused(decision.method)
             raise Refused(decision)
         return Attempt(self, decision, call)
+
+    def counts_refused(self, method: str) -> None:
+        if self.tally is not None:
+            self.tally.counts(self.budget.book.canonical(method), 0, 0, refused=1)
 
     def attempts(self, calls: Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request: all of them, or none.

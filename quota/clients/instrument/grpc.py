@@ -18,7 +18,7 @@ from typing import Any
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Payer, Payers
 from quota.clients.metering import Attempt
-from quota.errors import Refused
+from quota.errors import QuotaError
 from quota.terms.api import RequestBody
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -126,10 +126,10 @@ def _fields(*metadata: Any) -> dict[str, str]:
     return {**fields, "content-type": "application/json"}
 
 
-def _code(payer: Payer) -> Any:
+def _code(payer: Payer, refusal: QuotaError) -> Any:
     """The code of a refusal: one that no client retries, or the code of a 429."""
     codes = sys.modules["grpc"].StatusCode
-    return codes.RESOURCE_EXHAUSTED if payer.answers_429 else codes.FAILED_PRECONDITION
+    return codes.RESOURCE_EXHAUSTED if payer.answers(refusal) else codes.FAILED_PRECONDITION
 
 
 # -- blocking ----------------------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def _interceptor(payers: Payers, place: tuple[str, int]) -> Any:
             return below(details, request)
         try:
             attempt = payer.gate.charge("POST", url, _body(request))
-        except Refused as refusal:
+        except QuotaError as refusal:
             channel = sys.modules["grpc._channel"]
-            state = channel._RPCState((), (), (), _code(payer), str(refusal))
+            state = channel._RPCState((), (), (), _code(payer, refusal), str(refusal))
             raise channel._InactiveRpcError(state) from refusal
         call = below(details, request)
         if attempt is not None:
@@ -187,9 +187,9 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
             return await below(details, request)
         try:
             attempt = await payer.async_gate.charge("POST", url, _body(request))
-        except Refused as refusal:
+        except QuotaError as refusal:
             aio = sys.modules["grpc.aio"]
-            raise aio.AioRpcError(_code(payer), aio.Metadata(), aio.Metadata(), str(refusal)) from refusal
+            raise aio.AioRpcError(_code(payer, refusal), aio.Metadata(), aio.Metadata(), str(refusal)) from refusal
         call = await below(details, request)
         if attempt is None:
             return call

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from threading import RLock
+from typing import TypeGuard
 from urllib.parse import urlsplit
 
 from quota.budget import Budget
@@ -16,7 +17,7 @@ from quota.common.fork import start_over_in_child
 from quota.common.hosts import default_port, is_url, url_on
 from quota.common.redact import redact
 from quota.common.text import listed
-from quota.errors import Refused, SessionClosedError, UsageError
+from quota.errors import QuotaError, Refused, SessionClosedError, UsageError
 from quota.terms.api import Hosts
 from quota.terms.costs import CostBook
 from quota.web.documents import NO_RETRY, Problem, seconds
@@ -52,10 +53,14 @@ class Payer:
     def start_over_in_child(self) -> None:
         self._lock = RLock()
 
-    def answer_to(self, refusal: Refused, error: Exception) -> Problem:
+    def answers(self, refusal: QuotaError) -> TypeGuard[Refused]:
+        """Whether the program gets an answer. A call that can never fit is an error: another try does not help."""
+        return self.answers_429 and isinstance(refusal, Refused)
+
+    def answer_to(self, refusal: QuotaError, error: Exception) -> Problem:
         """The answer to a refused request. Raises the `error` of the program's library if that is what the program
         gets."""
-        if not self.answers_429:
+        if not self.answers(refusal):
             raise error from refusal
         return answer_to(refusal)
 

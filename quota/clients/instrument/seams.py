@@ -35,7 +35,7 @@ from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Payer, Payers
 from quota.clients.metering import Attempt
 from quota.common.hosts import default_port, has_hung_up
-from quota.errors import Refused
+from quota.errors import QuotaError
 from quota.terms.api import RequestBody
 from quota.web.documents import Problem
 
@@ -68,8 +68,8 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             make = partial(make_request, pool, conn, method, url, **options)
             try:
                 return send(payer.gate, conn, method, address, options, make)
-            except Refused as refusal:
-                if payer.answers_429 and options.get("response_conn") is not None:
+            except QuotaError as refusal:
+                if payer.answers(refusal) and options.get("response_conn") is not None:
                     pool._put_conn(conn)  # else urllib3 itself takes the unused connection back
                 return _refused_by_urllib3(refusal, payer, pool, method, url, options)
 
@@ -86,8 +86,8 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             body, headers = sent_with(options)
             try:
                 attempt = await payer.async_gate.charge(method, address, body, headers)
-            except Refused as refusal:
-                if payer.answers_429 and options.get("response_conn") is not None:
+            except QuotaError as refusal:
+                if payer.answers(refusal) and options.get("response_conn") is not None:
                     await pool._put_conn(conn)
                 return _refused_by_urllib3(refusal, payer, pool, method, url, options)
             if attempt is None:
@@ -119,7 +119,7 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
 
 
 def _refused_by_urllib3(
-    refusal: Refused, payer: Payer, pool: Any, method: str, url: str, options: dict[str, Any]
+    refusal: QuotaError, payer: Payer, pool: Any, method: str, url: str, options: dict[str, Any]
 ) -> Any:
     """An answer of 429, or an error that urllib3 does not retry."""
     modules = (cls.__module__ for cls in type(pool).__mro__)  # botocore, for one, has a pool of its own
@@ -149,14 +149,14 @@ _REFUSAL = "_quota_refusal"
 """The attribute in which a 429 keeps its refusal. Without it, a `Retry` would sleep for Retry-After and try again."""
 
 
-def _no_retry(library: Any, pool: Any, url: str, refusal: Refused) -> Exception:
+def _no_retry(library: Any, pool: Any, url: str, refusal: QuotaError) -> Exception:
     error: Exception = library.exceptions.MaxRetryError(pool, url.partition("?")[0], refusal)
     error.args = (str(refusal),)
     vars(error)["__reduce__"] = lambda: (_no_retry_of, (library.__name__, url, refusal))  # theirs makes other `args`
     return error
 
 
-def _no_retry_of(library: str, url: str, refusal: Refused) -> Exception:
+def _no_retry_of(library: str, url: str, refusal: QuotaError) -> Exception:
     """The error in another process, or as a copy."""
     return _no_retry(importlib.import_module(library), None, url, refusal)
 
@@ -169,7 +169,7 @@ def _requests(library: str) -> Iterator[Seam]:
             yield
         except OSError as error:
             refusal = getattr(error.args[0] if error.args else None, "reason", None)
-            if not isinstance(refusal, Refused):
+            if not isinstance(refusal, QuotaError):
                 raise
             kind = sys.modules[f"{library}.exceptions"].RequestException
             raise kind(str(refusal), request=getattr(error, "request", None)) from refusal
@@ -207,7 +207,7 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
 
             try:
                 return send(payer.gate, partial(handle_request, transport), request, plain=True)
-            except Refused as refusal:
+            except QuotaError as refusal:
                 return _refused_by_httpx(sys.modules[library], refusal, payer, request)
 
         return charged
@@ -221,7 +221,7 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
 
             try:
                 return await async_send(payer.async_gate, partial(handle_request, transport), request, plain=True)
-            except Refused as refusal:
+            except QuotaError as refusal:
                 return _refused_by_httpx(sys.modules[library], refusal, payer, request)
 
         return charged
@@ -231,7 +231,7 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
     yield Seam(module, "AsyncHTTPTransport", "handle_async_request", ("request",), charging_awaited)
 
 
-def _refused_by_httpx(httpx: Any, refusal: Refused, payer: Payer, request: Any) -> Any:
+def _refused_by_httpx(httpx: Any, refusal: QuotaError, payer: Payer, request: Any) -> Any:
     answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
     stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body())
     return httpx.Response(answer.status, headers=answer.fields(), stream=stream, request=request)
@@ -253,7 +253,7 @@ def _aiohttp(payers: Payers) -> Seam:
 
         try:
             return await send(payer.async_gate, request, handler)
-        except Refused as refusal:
+        except QuotaError as refusal:
             return _refused_by_aiohttp(refusal, payer, request)
 
     def charging(request: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +266,7 @@ def _aiohttp(payers: Payers) -> Seam:
     return Seam("aiohttp.client", "ClientSession", "_request", ("middlewares",), charging)
 
 
-def _refused_by_aiohttp(refusal: Refused, payer: Payer, request: Any) -> Any:
+def _refused_by_aiohttp(refusal: QuotaError, payer: Payer, request: Any) -> Any:
     """Raise the error, or return an answer of aiohttp's class without a connection."""
     import aiohttp
     from multidict import CIMultiDict, CIMultiDictProxy
@@ -308,7 +308,7 @@ def _httplib2() -> Seam:
             try:
                 response, content = conn_request(http, conn, *args, **options)
             except OSError as error:
-                if isinstance(error.__cause__, Refused):
+                if isinstance(error.__cause__, QuotaError):
                     raise sys.modules["httplib2"].HttpLib2Error(str(error)) from error.__cause__
                 raise
             attempt = _noted(sender)
@@ -349,7 +349,7 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
             body, fields = _sent_with(conn, message_body)
             try:
                 attempt = payer.gate.charge(verb, address, body, fields)
-            except Refused as refusal:
+            except QuotaError as refusal:
                 del conn._buffer[:]
                 conn.close()
                 setattr(conn, _ATTEMPT, payer.answer_to(refusal, OSError(str(refusal))))

@@ -216,6 +216,8 @@ def test_a_refusal_that_ends_the_program_ends_it_with_75(quota: Quota, server: P
     done = quota("exec", "--auto", "--", sys.executable, "until_refused.py")
     assert (done.returncode, len(server.arrived)) == (75, 5)
     assert "refused read (1 unit) on main: limit 'hour' has 5 of 5 units used; next at" in done.stderr.splitlines()[-1]
+    (quota.folder / "things.toml").write_text(BOOK.replace("read = 1", "read = 9"))
+    assert summed_up(quota, sys.executable, "-c", ASKS) == (2, "0 calls, 0 units, 1 refused"), "it can never fit"
 
 
 def test_a_program_that_meets_a_refusal_ends_as_it_likes(quota: Quota) -> None:

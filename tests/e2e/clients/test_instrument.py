@@ -321,7 +321,7 @@ def test_a_request_that_names_two_methods_to_read_it_by_does_not_leave(server: P
         conn.putrequest("POST", "/youtube/v3/search")
         for verb in ("GET", "POST"):
             conn.putheader("X-HTTP-Method-Override", verb)
-        with pytest.raises(quota.UsageError, match="does not name one method"):
+        with pytest.raises(OSError, match="does not name one method"):
             conn.endheaders()
     assert charged() == server.arrived == []
 
@@ -348,12 +348,17 @@ def test_other_hosts_are_untouched(client: Client, server: PlainServer) -> None:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(name: str, server: PlainServer) -> None:
+@pytest.mark.parametrize(("units", "why"), [(10, "refused search"), (5, "search costs 10 units and limit")])
+def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(
+    name: str, units: int, why: str, server: PlainServer
+) -> None:
+    """Also, whatever `on_refusal` says, for a call that no limit can ever hold."""
     client, error = CLIENTS[name]
-    instrument(server.address, units=10)
-    with pytest.raises(error, match=r"^(<urlopen error )?refused search") as refused:
+    instrument(server.address, units=units, more="" if units == 10 else AS_429)
+    with pytest.raises(error, match=f"^(<urlopen error )?{why}") as refused:
         client(f"{server.address}/moved?key=a-secret")
-    assert isinstance(getattr(refused.value, "reason", refused.value).__cause__ or refused.value.__cause__, Refused)
+    cause = getattr(refused.value, "reason", refused.value).__cause__ or refused.value.__cause__
+    assert isinstance(cause, Refused if units == 10 else quota.CostExceedsLimit)
     assert "a-secret" not in repr(refused.value)
     assert [request.target for request in server.arrived] == ["/moved?key=a-secret"]
 
