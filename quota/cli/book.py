@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -361,7 +362,7 @@ def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 class Tried(NamedTuple):
     """A request as the gate sees it. `method` is None if no route takes the request. `by_default`: the book does not
     have the method, and the price is its default. `goes_on`: it continues a call, which was charged when it began.
-    `reading` is what the answer means. `hosts` are metered."""
+    `reading` is what the answer means; `is_missing`: it lacks the usage. `hosts` are metered."""
 
     request: str
     metered: bool
@@ -371,6 +372,7 @@ class Tried(NamedTuple):
     goes_on: bool = False
     reading: Reading | None = None
     hosts: tuple[str, ...] = ()
+    is_missing: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -410,11 +412,15 @@ class Tried(NamedTuple):
             yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
         if reading.used_units is not None:
             yield f"it cost {many(reading.used_units, 'unit')}"
+        if self.is_missing:
+            from quota.clients.answer_fields import NO_USAGE
+
+            yield NO_USAGE
         for header, value in reading.unread.items():
             yield f"{header}: {show(value)} is neither a possible number nor a time, so it changes nothing"
         if reading.free:
             yield "upstream does not count it: its charge is refunded"
-        if reading.error is None and not reading.changes_something and not reading.unread:
+        if not (reading.error or reading.changes_something or reading.unread or self.is_missing):
             yield "the answer changes nothing"
 
 
@@ -455,6 +461,8 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     Raises UsageError if `request` is not a request or the proxy would not pass it on, and ConfigError if the file has
     no answer.
     """
+    from quota.clients.answer_fields import Usage
+    from quota.clients.gate import MAX_PEEK_BYTES
     from quota.clients.upstream import upstream_of
     from quota.proxy.asked import UnfitError, check_target
 
@@ -467,7 +475,7 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
         sound = False
     if not sound or not url.isprintable():
         raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
-    if verb not in VERBS:
+    if re.fullmatch(r"[A-Z0-9!#$%&'*+.^_`|~-]+", verb) is None:
         raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
     request, at_ms = f"{verb} {url}", host_clock()
     metered = not hosts or Hosts(hosts).serve(url)
@@ -484,6 +492,15 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     if answer is None:
         return tried
     status, headers, body, _ = read_answer(answer)
-    reading = upstream.read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms)
+    head = body[:MAX_PEEK_BYTES]  # as much of it as the transports look at
+    reading = upstream.read(status, headers, head, method=method or f"{verb} **", at_ms=at_ms)
+    if (used := book.answers.units) is not None:
+        fields = {name.lower(): value for name, value in headers.items()}
+        for of_the_wire in ("content-length", "content-encoding"):
+            fields.pop(of_the_wire, None)
+        usage = Usage(used, fields, framed=True)
+        pieces = (usage.feed(body), usage.end())
+        reading = reading._replace(used_units=next((units for units in pieces if units is not None), None))
     evidence = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
-    return tried._replace(reading=reading.with_evidence(evidence))
+    is_missing = 200 <= status < 300 and reading.used_units is None and any(part.reserve for part in price.parts)
+    return tried._replace(reading=reading.with_evidence(evidence), is_missing=is_missing and not reading.free)

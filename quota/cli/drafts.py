@@ -31,8 +31,6 @@ class Recorded(NamedTuple):
 def read_answer(path: str) -> Recorded:
     """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`. The body is text or JSON. Raises
     ConfigError for any other file."""
-    from quota.clients.gate import MAX_PEEK_BYTES
-
     source = one_line(path)
     try:
         answer = json.loads(read_named(path, 1 << 20))
@@ -48,7 +46,7 @@ def read_answer(path: str) -> Recorded:
     return Recorded(
         status,
         {name: str(value) for name, value in headers.items()},
-        text.encode(errors="replace")[:MAX_PEEK_BYTES],  # as much of it as the transports look at
+        text.encode(errors="replace"),
         request if isinstance(request, str) else "",
     )
 

@@ -58,6 +58,8 @@ MAX_EVENT_BYTES = 64 * 1024
 DONE = b"[DONE]"
 """Many upstreams end a stream with an event that has this data. Readers often stop there."""
 
+NO_USAGE = "the answer has no readable usage where the cost book expects it, so the reservation stands"
+
 
 class AnswerLimits(NamedTuple):
     """The largest body (also when unpacked), the longest time for an answer, and the longest list in it."""

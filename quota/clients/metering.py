@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
-from quota.clients.answer_fields import Headers, Usage
+from quota.clients.answer_fields import NO_USAGE, Headers, Usage
 from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
 from quota.clients.upstream_errors import UpstreamError
 from quota.common.clock import NEVER, rfc3339
@@ -283,9 +283,8 @@ class Attempt:
     def _note_missing(self) -> None:
         """Note that a whole answer lacks the call's usage. An error needs none."""
         if self._succeeded:
-            detail = "the answer has no usage where the cost book expects it, so the reservation stands"
             method = self.decision.method
-            _warn_once("usage_unread", detail, self._budget.book.name, method, method=method)
+            _warn_once("usage_unread", NO_USAGE, self._budget.book.name, method, method=method)
 
     def settle_by(self, headers: Mapping[str, str], body: bytes) -> None:
         """Settle the charge by the whole body of the answer, if the body has the usage."""

@@ -12,6 +12,7 @@ from quota.clients.gate import HostGate
 from quota.clients.metering import Meter
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
+from quota.clients.answer_fields import NO_USAGE
 from support.commands import Quota, one_line
 from support.setup import budget_of, limit
 
@@ -32,10 +33,12 @@ other = 5
 [methods]
 read = 2
 ping = 0
+ask = { bucket = "core", reserve = { default = 500 } }
 write = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
 [routes]
 "GET /repos/**" = "read"
 "/ping" = "ping"
+"POST /ask" = "ask"
 "PUT /**" = "write"
 [answers]
 remaining = "X-RateLimit-Remaining"
@@ -62,7 +65,7 @@ def answer(quota: Quota, status: int, body: object = "", **headers: object) -> s
 
 def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
     done = quota("book", "check", "github.toml")
-    assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 3 methods, 2 buckets, 3 routes\n")
+    assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 4 methods, 2 buckets, 4 routes\n")
     (quota.folder / "dear.toml").write_text(BOOK.replace("quota = 900", "quota = 4"))
     dear, _ = quota("book", "check", "dear.toml").stdout.splitlines()
     assert dear == (
@@ -81,6 +84,7 @@ def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
         ("PUT https://api.github.com/x", "write, 1 unit of core and 5 units of points"),
         ("https://api.github.com/ping", "ping, free"),
         ("https://api.github.com/users", "no route takes it; it costs the default, 1 unit of core"),
+        ("FOO https://api.github.com/x", "no route takes it; it costs the default, 5 units of core"),
     ],
 )
 def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, output: str) -> None:
@@ -109,7 +113,6 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
         "the answer changes nothing"
     ]
     assert meanings(304) == ["upstream does not count it: its charge is refunded"]
-    assert meanings(200) == ["the answer changes nothing"]
     unread = meanings(200, **limited, X_RateLimit_Remaining="1,000")
     assert unread == ["x-ratelimit-remaining: '1,000' is neither a possible number nor a time, so it changes nothing"]
     assert meanings(403)[0].startswith("upstream does not accept the credential: HTTP 403")
@@ -117,12 +120,16 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     whole = quota.json(*command, answer(quota, 429, **limited, X_RateLimit_Remaining=0))
     assert (whole["method"], whole["units"], whole["answer"]["kind"]) == ("read", 2, "closed")
     assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
+    command = (*TRY, "POST https://api.github.com/ask", "--answer")
+    stream = 'data: {"cost": 3}\n\ndata: {"cost": %s}\n\n'
+    assert meanings(200, stream % 9, Content_Type="text/event-stream") == ["it cost 9 units"]
+    assert meanings(200, stream % '"nine"', Content_Type="text/event-stream") == [NO_USAGE]
 
 
 @pytest.mark.parametrize(
     ("args", "status", "message"),
     [
-        (["GETT https://a.b/c"], 2, "'GETT' is not an HTTP verb; did you mean 'GET'?"),
+        (["GE/T https://a.b/c"], 2, "'GE/T' is not an HTTP verb; did you mean 'GET'?"),
         (["GET /repos/a"], 2, "'GET /repos/a' is not a request; write for example \"GET https://api"),
         (["GET https://a:99999/b"], 2, "'GET https://a:99999/b' is not a request; write"),
         (["GET https://api.github.com/a/../b"], 2, "'GET https://api.github.com/a/../b' does not pass `quota proxy`: "),

@@ -16,6 +16,7 @@ from github.Requester import HTTPRequestsConnectionClass, HTTPSRequestsConnectio
 
 from quota.budget import Budget
 from quota.clients import metering
+from quota.clients.answer_fields import NO_USAGE
 from quota.clients.httpx import httpx_transport
 from quota.clients.requests import requests_adapter
 from quota.errors import Refused, UsageError
@@ -270,8 +271,7 @@ def test_an_answer_without_a_figure_keeps_the_reservation(
         client.ask(world.model.url, "POST", json=asking(how, 70))
     (entry,) = world.tokens()
     assert BOUND < entry.units == entry.charged_units == entry.reserved_units
-    missing = "the answer has no usage where the cost book expects it, so the reservation stands"
-    assert caplog.messages == ([] if breaks_off else [f"usage_unread book=model method=chat: {missing}"])
+    assert caplog.messages == ([] if breaks_off else [f"usage_unread book=model method=chat: {NO_USAGE}"])
 
 
 def test_a_header_may_have_the_units_of_a_call(world: World) -> None:
