@@ -16,6 +16,7 @@ import json
 import math
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -229,7 +230,7 @@ class Answer:
         return number
 
     def _note_unread(self, header: str, value: object) -> None:
-        if header and isinstance(value, str) and value.strip():
+        if header and isinstance(value, str):
             self.unread[header] = value
 
     def _value(self, field: Field, group: str) -> object:
@@ -479,7 +480,7 @@ class Usage:
                 self._end_line()
 
     def _end_line(self) -> None:
-        line = bytes(self._kept).rstrip(b"\r\n")
+        line = bytes(self._kept).removeprefix(BOM_UTF8).rstrip(b"\r\n")  # a stream may begin with it
         self._kept.clear()
         if line:
             self._size += len(line)

@@ -543,7 +543,8 @@ class Routes:
 def _route(method: Mapping[str, Any], path: str) -> Route:
     """`{+name}` may contain slashes, `{name}` may not."""
     pattern = re.sub(r"\\{(\\\+)?[^}]*\}", lambda named: ".+" if named[1] else "[^/]+", re.escape(path))
-    return Route(method["httpMethod"], path, method["id"], re.compile(pattern, re.IGNORECASE | re.ASCII | re.DOTALL), ())
+    flags = re.IGNORECASE | re.ASCII | re.DOTALL
+    return Route(method["httpMethod"], path, method["id"], re.compile(pattern, flags), ())
 
 
 def methods_of(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

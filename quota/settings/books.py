@@ -337,7 +337,8 @@ def _route(table: TomlTable, key: str, method: object, methods: Collection[str],
     first = next((other for other in earlier if other.covers(route)), None)
     if first is not None:
         above = show(f"{first.verb} {first.path}".strip())
-        raise table.error(f"never reached: {above} above it matches the same requests; put this route first", key)
+        remedy = "delete this route" if first.method == method else "put this route first"
+        raise table.error(f"never reached: {above} above it matches the same requests; {remedy}", key)
     return route
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from quota.clients.answer_fields import NO_USAGE
 from quota.clients.gate import HostGate
 from quota.clients.metering import Meter
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
-from quota.clients.answer_fields import NO_USAGE
 from support.commands import Quota, one_line
 from support.setup import budget_of, limit
 
@@ -121,9 +121,9 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert (whole["method"], whole["units"], whole["answer"]["kind"]) == ("read", 2, "closed")
     assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
     command = (*TRY, "POST https://api.github.com/ask", "--answer")
-    stream = 'data: {"cost": 3}\n\ndata: {"cost": %s}\n\n'
-    assert meanings(200, stream % 9, Content_Type="text/event-stream") == ["it cost 9 units"]
-    assert meanings(200, stream % '"nine"', Content_Type="text/event-stream") == [NO_USAGE]
+    for cost, meaning in (("9", "it cost 9 units"), ('"nine"', NO_USAGE)):
+        stream = f'data: {{"cost": 3}}\n\ndata: {{"cost": {cost}}}\n\n'
+        assert meanings(200, stream, Content_Type="text/event-stream") == [meaning]
 
 
 @pytest.mark.parametrize(

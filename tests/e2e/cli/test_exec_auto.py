@@ -216,13 +216,10 @@ def test_a_refusal_that_ends_the_program_ends_it_with_75(quota: Quota, server: P
     done = quota("exec", "--auto", "--", sys.executable, "until_refused.py")
     assert (done.returncode, len(server.arrived)) == (75, 5)
     assert "refused read (1 unit) on main: limit 'hour' has 5 of 5 units used; next at" in done.stderr.splitlines()[-1]
+    caught = f"{sys.executable} until_refused.py caught"
+    assert summed_up(quota, "sh", "-c", caught) == (3, "0 calls, 0 units, 1 refused"), "it ends as it likes"
     (quota.folder / "things.toml").write_text(BOOK.replace("read = 1", "read = 9"))
     assert summed_up(quota, sys.executable, "-c", ASKS) == (2, "0 calls, 0 units, 1 refused"), "it can never fit"
-
-
-def test_a_program_that_meets_a_refusal_ends_as_it_likes(quota: Quota) -> None:
-    caught = f"{sys.executable} until_refused.py caught"
-    assert summed_up(quota, "sh", "-c", caught) == (3, "5 calls, 5 units, 1 refused")
 
 
 def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None:

@@ -322,9 +322,7 @@ def test_the_path_identifies_each_method(api: str) -> None:
     assert described
     for method in described:
         path = re.sub(r"\{.*?\}", "x", f"/{document['servicePath']}{method.get('flatPath', method['path'])}")
-        route = routes.first(method["httpMethod"], path)
-        assert route is not None
-        assert route.method == method["id"]
+        assert getattr(routes.first(method["httpMethod"], path), "method", None) == method["id"]
 
 
 def test_a_method_that_nobody_described_costs_the_books_default(

@@ -102,10 +102,9 @@ def test_the_first_route_that_a_request_takes_names_its_method(verb: str, path: 
 def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, covered: bool) -> None:
     both = f'[routes]\n"{first}" = "read"\n"{then}" = "write"\n'
     if covered:
-        assert (
-            message(both)
-            == f"routes.{then!r}: never reached: {first!r} above it matches the same requests; put this route first"
-        )
+        why = f"routes.{then!r}: never reached: {first!r} above it matches the same requests; "
+        assert message(both) == f"{why}put this route first"
+        assert message(both.replace("write", "read")) == f"{why}delete this route"
     else:
         assert [route.method for route in read(both).routes] == ["read", "write"]
 
