@@ -45,6 +45,7 @@ from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.rules.reading import Mark
 from quota.terms.arguments import attribution, check_name, instance, text, texts
 from quota.terms.costs import CostBook
+from quota.terms.evidence import Heard
 from quota.terms.limits import Limit, named_twice
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class Budget(OfOneProcess):
         self.heard_ms: dict[tuple[str, bool, tuple[str, ...]], int] = {}
         """When the ledger was last asked about an answer's figure for a bucket: by bucket, whether the answer says
         that nothing remains, and the names of the limits."""
+        self.heard: dict[tuple[str, tuple[str, ...]], tuple[Heard, int]] = {}
+        """What the newest answers said of a bucket's window, and when: by bucket and the names of the limits."""
         self.on_decision: Callable[[Decision], None] | None = None
         """Called with each decision that is not a peek: a run counts them, and shows its progress."""
         self.on_correction: Callable[[str, int | None], None] | None = None

@@ -39,7 +39,7 @@ from quota.rules.facts import Exhaustion
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
 from quota.terms.evidence import Heard, Level, heard
-from quota.terms.limits import DAY_MS, SECOND_MS, leaves_at, no_longer
+from quota.terms.limits import DAY_MS, SECOND_MS, Limit, leaves_at, no_longer
 
 _log = logging.getLogger("quota")
 
@@ -201,6 +201,8 @@ class Attempt:
             self._give_back(self.decision.cost_units, calls=1)
         except QuotaError as error:
             warn("refund_failed", error, charge=charge_id, method=self.decision.method)
+        else:
+            self._observe_again(self.decision.cost_units)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `answered` needs the body of this answer; else b"" will do."""
@@ -255,11 +257,7 @@ class Attempt:
             self._refund(self.decision.id)
         else:
             self.settle(reading.used_units)
-        if reading.levels:  # after the correction of this call, or its units would count as others'
-            try:
-                observe(self._budget, project_of(self._budget), self.decision, reading.levels)
-            except QuotaError as trouble:
-                warn("level_not_counted", trouble, bucket=reading.levels[0].bucket)
+        self._observe(reading.heard)  # after the correction of this call, or its units would count as others'
         error = reading.error
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
@@ -305,6 +303,25 @@ class Attempt:
             self._give_back(self.decision.cost_units - used_units)
         except QuotaError as error:
             warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
+        else:
+            self._observe_again(self.decision.cost_units - used_units)
+
+    def _observe(self, heard: Sequence[Heard]) -> None:
+        try:
+            if heard:
+                observe(self._budget, project_of(self._budget), heard)
+        except QuotaError as trouble:
+            warn("level_not_counted", trouble, bucket=heard[0].level.bucket)
+
+    def _observe_again(self, returned_units: int) -> None:
+        """Compare once more what was heard since this charge: the units that it returned hid as many of others."""
+        budget, decided_ms, now_ms = self._budget, self.decision.decided_at_ms, self._clock() + self._ahead_ms
+        all_heard = tuple(budget.heard.values())
+        heard = [each for each, at_ms in all_heard if at_ms >= decided_ms and each.stands(at_ms, now_ms)]
+        if returned_units > 0 and heard:
+            read = project_of(budget).used_units()
+            used = {limit.name: read[limit.view] for limit in budget.limits if limit.view in read}
+            self._observe([each for each in heard if _changes(budget, each, used)])
 
     def _give_back(self, units: int, *, calls: int = 0) -> None:
         if self._run_limit is not None:
@@ -343,9 +360,9 @@ class Attempt:
 
 # A level is compared with the charges at the time of the question, not at the time of the call: upstream may have
 # counted every call that left by then, and our own charges must not look like others'. So calls under way hide as many
-# units of others until the next answer. One entry of the kind `others` holds what others used in one period of
-# upstream. It has one name per period, and the largest entry counts: two processes that read the same answer count it
-# once.
+# units of others until the next answer; a call that returns units compares again what was heard meanwhile. One entry of
+# the kind `others` holds what others used in one period of upstream. It has one name per period, and the largest entry
+# counts: two processes that read the same answer count it once.
 
 WORTH_PERCENT = 1
 """A level goes to the ledger only if it changes a limit by more than this share."""
@@ -369,10 +386,11 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
         evidence = heard(level, budget.book, budget.limits, charged_ms(decision), now_ms)
         if evidence is None:
             continue
-        is_empty = level.remaining_units == 0
-        if not (is_empty or _changes(evidence, used) or _granted_anew(budget, (level,))):
+        is_empty, names = level.remaining_units == 0, tuple([limit.name for limit in evidence.limits])
+        budget.heard[level.bucket, names] = evidence, now_ms
+        if not (is_empty or _changes(budget, evidence, used) or _granted_anew(budget, (level,))):
             continue
-        topic = level.bucket, is_empty, tuple([limit.name for limit in evidence.limits])
+        topic = level.bucket, is_empty, names
         if topic in of_now or not 0 <= now_ms - budget.heard_ms.get(topic, 0) < AGAIN_MS:
             budget.heard_ms[topic] = now_ms
             of_now.add(topic)
@@ -380,23 +398,22 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
     return tuple(worth)
 
 
-def observe(budget: Budget, project: Project, decision: Decision, levels: Sequence[Level]) -> None:
-    """Count what others used, by these levels. Raises LedgerError."""
+def observe(budget: Budget, project: Project, heard: Sequence[Heard]) -> None:
+    """Count what others used, by what was heard. Raises LedgerError."""
     limits = tuple([limit for limit in budget.limits if not limit.narrow])
     outcome = counted(project, budget.answers.question(budget.checklists.of("", (), limits, (0,) * len(limits), "")))
     now_ms = outcome.now_ms
     used = dict(zip([limit.name for limit in limits], outcome.used_units, strict=True))
-    for level in levels:
-        evidence = heard(level, budget.book, limits, charged_ms(decision), now_ms)
-        if evidence is None or not _changes(evidence, used):
+    for evidence in heard:
+        if evidence.until_ms <= now_ms or not _changes(budget, evidence, used):
             continue
-        name = others_name(level.bucket, evidence.since_ms)
+        name = others_name(evidence.level.bucket, evidence.since_ms)
         counts = {limit.name: others_units(project.others(limit.view), name) for limit in evidence.alone}
-        units = max(evidence.used_units(limit) - used[limit.name] + counts[limit.name] for limit in evidence.alone)
+        units = max(_used(budget, evidence, limit) - used[limit.name] + counts[limit.name] for limit in evidence.alone)
         if units > max(counts.values()):
             _count(budget, evidence, name, units)
             used |= {limit: used[limit] + units - before for limit, before in counts.items()}
-    if granted := _granted_anew(budget, levels):
+    if granted := _granted_anew(budget, [evidence.level for evidence in heard]):
         standing = project.state.facts().grants
         project.state.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
 
@@ -443,9 +460,21 @@ def charged_ms(decision: Decision) -> int:
     return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
 
 
-def _changes(evidence: Heard, used: Mapping[str, int]) -> bool:
+def _used(budget: Budget, evidence: Heard, limit: Limit) -> int:
+    """The least that upstream has counted against a limit's quota, so that no more than the answer's figure remains;
+    below 0 if more than the quota remains. A smaller limit in the answer is the quota if it lowers ours, or if it is no
+    more than our headroom: then the answer is about something else."""
+    level, quota_units = evidence.level, limit.quota_units
+    if level.limit_units is not None:
+        most = granted_units(limit, {level.bucket: level.limit_units})
+        if most == 0 or (most is not None and _granted(budget, level) is not None):
+            quota_units = min(level.limit_units, quota_units)
+    return quota_units - level.remaining_units
+
+
+def _changes(budget: Budget, evidence: Heard, used: Mapping[str, int]) -> bool:
     """Whether upstream has counted enough more than the ledger to report it."""
     return any(
-        100 * (evidence.used_units(limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
+        100 * (_used(budget, evidence, limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
         for limit in evidence.alone
     )

@@ -62,6 +62,7 @@ class Reading(NamedTuple):
     free: bool = False
     unread: Mapping[str, str] = MappingProxyType({})
     is_pause: bool = False
+    heard: tuple[Heard, ...] = ()
 
     @property
     def changes_something(self) -> bool:
@@ -72,7 +73,8 @@ class Reading(NamedTuple):
         """The reading with what follows from its levels: these alone, and a bucket of which nothing remains is
         closed."""
         emptied = [Closing(each.level.bucket, each.until_ms, each.why_empty) for each in heard if each.why_empty]
-        return self._replace(levels=tuple([each.level for each in heard]), closes=(*self.closes, *emptied))
+        levels = tuple([each.level for each in heard])
+        return self._replace(levels=levels, heard=tuple(heard), closes=(*self.closes, *emptied))
 
 
 NOTHING = Reading()

@@ -408,6 +408,10 @@ class Project(OfOneProcess):
         """The units in a view that only upstream has counted."""
         return self.in_turn(lambda: self.reading.others(view))
 
+    def used_units(self) -> dict[View, int]:
+        """The units in each view, as far as this process has read."""
+        return self.in_turn(lambda: {view: total.used_units for view, total in self.reading.totals.items()})
+
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def maintain(self) -> None:

@@ -62,9 +62,9 @@ class Heard(NamedTuple):
             return ""
         return "nothing remains" if self.level.limit_units is None else f"0 of {self.level.limit_units:,} remain"
 
-    def used_units(self, limit: Limit) -> int:
-        """The least that upstream has counted against a limit's quota; below 0 if more than the quota remains."""
-        return min(self.level.limit_units or limit.quota_units, limit.quota_units) - self.level.remaining_units
+    def stands(self, at_ms: int, now_ms: int) -> bool:
+        """Whether what was heard at a time holds now. If upstream's window slides, its count falls as charges leave."""
+        return bool(self.since_ms or self.level.reset_ms) or 100 * (now_ms - at_ms) <= self.until_ms - at_ms
 
 
 def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int, now_ms: int) -> Heard | None:

@@ -45,7 +45,7 @@ def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
     project = project_of(budget)
     worth = news(budget, decision, levels, project.now_ms())
     if worth:
-        observe(budget, project, decision, [heard.level for heard in worth])
+        observe(budget, project, worth)
     return len(worth)
 
 
@@ -152,6 +152,7 @@ def test_a_smaller_limit_of_an_answer_lowers_ours_until_another_answer(setup: Se
     setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
     assert held(1_000) == 950
     assert held(400) == 350
+    assert {*others_in(other).values()} == {0}, "upstream grants less: what it has counted is no more for that"
     assert held(None) == 350, "it stands"
     assert held(700) == 650
     assert held(5_000) == 950, "none is raised"
@@ -164,7 +165,8 @@ def test_a_smaller_limit_of_an_answer_lowers_ours_until_another_answer(setup: Se
 
 def test_a_grant_per_hour_changes_no_limit_of_a_day(setup: Setup) -> None:
     day = Limit("long", 9_000, View(Selector(buckets=("core",)), Sliding(24 * HOUR_MS)), 9_000, 0)
-    for budget in (made(setup, SLIDING, day), made(setup, TWO_WINDOWS)):
+    for left, budget in ((399, made(setup, SLIDING, day)), (299, made(setup, TWO_WINDOWS))):
         before = {state.limit_units for state in budget.usage()}
-        hear(budget, budget.charge("read"), Level("core", 399, 400, None))
+        hear(budget, budget.charge("read"), Level("core", left, 400, None))
         assert {state.limit_units for state in budget.usage()} == before
+        assert budget.usage()[0].used_units == 1_000 - left, "upstream says what remains"

@@ -95,20 +95,6 @@ def test_yesterdays_level_says_nothing_of_today() -> None:
     assert follows(10, 1_000, took_ms=HOUR_MS) is None, "charged a window ago"
 
 
-def test_units_of_others_are_bounded_by_upstreams_count_and_the_limit() -> None:
-    hour = next(limit for limit in LIMITS if limit.view.window == Sliding(HOUR_MS))
-
-    def used(remaining: int, limit: int | None) -> int:
-        evidence = heard(Level("core", remaining, limit, NOW + MINUTE_MS), BOOK, LIMITS, NOW, NOW)
-        assert evidence is not None
-        return evidence.used_units(hour)
-
-    assert used(400, 1_000) == 600
-    assert used(400, None) == 600
-    assert used(400, 500) == 100, "upstream grants this token less: what it has counted is no more for that"
-    assert used(14_000, 15_000) < 0, "more remains than the limit could hold"
-
-
 def test_whole_limits_finds_limits_that_count_a_whole_bucket() -> None:
     def limit(**selector: object) -> Limit:
         return Limit("one", 10, View(Selector(**selector), Sliding(HOUR_MS)), 10, 0)  # type: ignore[arg-type]
@@ -120,3 +106,5 @@ def test_whole_limits_finds_limits_that_count_a_whole_bucket() -> None:
     assert evidence is not None
     assert evidence.limits == (every, both)
     assert evidence.alone == (), "each of them counts another bucket, too"
+    assert [evidence.stands(NOW, NOW + ms) for ms in (36_000, 36_001)] == [True, False], "in an hour that slides"
+    assert evidence._replace(since_ms=MIDNIGHT).stands(NOW, NOW + HOUR_MS)

@@ -323,6 +323,23 @@ def test_a_run_may_spend_the_unused_part_of_a_reservation(world: World) -> None:
     assert [entry.units for entry in world.tokens()] == [70, 80, 600, 1_500]
 
 
+def test_no_more_remains_than_upstream_says_once_a_call_has_settled(kind: Any, ledger: Log) -> None:
+    """Others spend the same quota, and each call uses less than it reserves; the last is free."""
+    answers = iter(((200, 300), (200, 240), (304, 180)))
+
+    def upstream(_: Arrived) -> Answer:
+        status, left = next(answers)
+        return Answer(status, b'{"usage": {"total_tokens": 40}}' if status == 200 else b"", {"X-Left": str(left)})
+
+    with PlainServer(upstream) as server:
+        more = '\nlevels = [{ bucket = "tokens", remaining = "X-Left" }]\nfree = [{ status = 304 }]'
+        book = parse_book(BOOK.format(host=server.host, units=BODY_JSON + more), "model")
+        budget = budget_of(ledger, limit(1_000, name="tokens", buckets=("tokens",)), book=book)
+        for used_units in (700, 760, 820):
+            asked_once(kind, f"{server.address}/v1/chat", budget, verb="POST", json={"max_tokens": 100})
+            assert used(budget) == used_units
+
+
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
