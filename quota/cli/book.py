@@ -126,9 +126,9 @@ def check(file: str) -> int:
         checked = load_book(file if "/" in file or file.endswith(".toml") else f"./{file}")
     except ConfigError as error:
         return fail_each(error)
-    from quota.settings.lint_books import lint_book  # late, like the other use
+    from quota.settings.lint_books import ageing, lint_book  # late, like the other use
 
-    for finding in lint_book(checked):
+    for finding in (*lint_book(checked), *ageing(checked, host_clock())):
         say(str(finding))
     counted = ((checked.methods, "method"), (checked.buckets, "bucket"), (checked.routes, "route"))
     say(f"{one_line(file)}: no errors; {', '.join(many(len(names), noun) for names, noun in counted)}")

@@ -17,6 +17,7 @@ from quota.common.files import read_named
 from quota.common.text import one_line
 from quota.errors import ConfigError
 from quota.settings.toml import in_toml
+from quota.terms.arguments import check_name
 
 
 class Recorded(NamedTuple):
@@ -64,8 +65,17 @@ _FORMS = {
 
 
 def draft(name: str, paths: Iterable[str]) -> str:
-    """The text of a cost book. Raises ConfigError for a file that has no answer."""
-    answers = [read_answer(path) for path in paths]
+    """The text of a cost book. Raises UsageError for a name that no API has, and ConfigError for a file that has no
+    answer, or a request without a host."""
+    check_name("api", name, least=1)
+    answers = {path: read_answer(path) for path in paths}
+    for path, answer in answers.items():
+        if answer.request and not _host(answer.request):
+            raise ConfigError(f'{one_line(path)}: its request names no host; write "request": "GET https://HOST/PATH"')
+    return _draft(name, [*answers.values()])
+
+
+def _draft(name: str, answers: list[Recorded]) -> str:
     figures = _figures(answers)
     hosts = sorted({_host(answer.request) for answer in answers} - {""})
     limit = _recorded(figures.get("limit", ""), answers)

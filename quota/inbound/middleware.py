@@ -9,8 +9,8 @@ yet. Both are lists of structured fields (RFC 9651), with one item per limit:
     RateLimit: "api-60s";r=42;t=18, "api-1d";r=4100;t=75600              the rest: at most r within t seconds
 
 The draft calls `t` the "effective window": a client can use at most `r` within these seconds. It says nothing about the
-time after them. If nothing is left, `t` lasts until the whole limit is free: with `counter`, maybe beyond the window. The
-draft wants `Retry-After` not to be earlier than `t`, so a refusal shortens `t` to the wait.
+time after them. If nothing is left, `t` lasts until the whole limit is free: with `counter`, maybe beyond the window.
+The draft wants `Retry-After` not to be earlier than `t`, so a refusal shortens `t` to the wait.
 
 The `X-RateLimit-*` fields have no specification. Here they describe the limit with the fewest requests left, and
 `X-RateLimit-Reset` has seconds from now, as `Retry-After` has.

@@ -298,6 +298,15 @@ def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
                 "never be admitted",
                 f"raise the limit to {units:_} or more",
             )
+    each = {method: book.least_units(replace(selector, methods=(method,))) for method in book.methods}
+    dear = [method for method, units in each.items() if limit.limit_units < units <= limit.quota_units]
+    if dear and not selector.methods:  # upstream would admit them
+        yield warning(
+            location,
+            f"limit {limit.name!r} holds {many(limit.limit_units, 'unit')} and {dear[0]} costs {each[dear[0]]:,}: it "
+            "could never be admitted",
+            "lower the headroom, or ignore this if nobody makes this call",
+        )
 
 
 def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:

@@ -1,4 +1,5 @@
-"""Findings about a cost book without errors: prices above its quotas, bounds that no answer settles, and its age."""
+"""Findings about a cost book without errors: prices above its quotas, bounds that no answer settles, keys and answers
+that cannot be meant, and its age."""
 
 from __future__ import annotations
 
@@ -13,10 +14,26 @@ from quota.terms.limits import DAY_MS
 OLD_DAYS = 180
 SOON_DAYS = 30
 
+CLIENTS_OWN = frozenset(("host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"))
+"""Headers of a request that say something else than its key."""
+
 
 def lint_book(book: CostBook) -> Iterator[Finding]:
     """Findings about a cost book that has no errors."""
     yield from _unsettled(book)
+    if book.key.header.lower() in CLIENTS_OWN:
+        yield warning(
+            f"cost book {book.name}",
+            f"key: clients set the header {book.key.header} themselves, so it can hold no key",
+            "name the header in which the API takes its key",
+        )
+    for number, match in enumerate(book.answers.free):
+        if match.status == 200 and not match.reads_body:
+            yield warning(
+                f"cost book {book.name}",
+                f"answers.free[{number}]: every good answer has status 200, so no call would count",
+                "add `body` or `json` to match only those that upstream does not count",
+            )
     for method, prices in book.methods.items():
         for part in prices[-1].parts:
             quota = min(book.buckets[part.bucket].quotas, key=lambda quota: quota.units)

@@ -12,7 +12,7 @@ import pytest
 
 from quota.common.files import read_text
 from quota.settings.books import book_names
-from support.commands import Quota
+from support.commands import Quota, one_line
 
 TODAY = datetime.now(UTC).date()
 
@@ -135,7 +135,8 @@ def test_an_old_book_is_named_once_with_its_page(quota: Quota, days: int, old: b
 
 def test_a_book_that_was_read_in_the_future_is_named(quota: Quota) -> None:
     aged(quota, -2)
-    assert "is yet to come; write into read_on the day when" in " ".join(quota("check").stdout.split())
+    for command in (("check",), ("book", "check", "own.toml")):
+        assert "is yet to come; write into read_on the day when" in " ".join(quota(*command).stdout.split())
 
 
 @pytest.mark.parametrize(("days", "is_announced"), [(29, True), (32, False), (-1, False)])
@@ -227,10 +228,11 @@ def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
     assert book["answers"] == {"closed": [{"status": 429, "lasts": "60s"}]}
     (quota.folder / "one.json").write_text("[]")
     assert quota("book", "new", "own", "--answer", "one.json").returncode == 78
+    for address in ("/v1", "https://[x/"):
+        (quota.folder / "one.json").write_text(json.dumps({"status": 200, "request": f"GET {address}"}))
+        assert "its request names no host" in one_line(quota("book", "new", "own", "--answer", "one.json"), 78)
+    assert quota("book", "new", "").returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("address", "hosts"), [("https://[x/", []), ("https://me:hush@a.example:8443/v1", ["a.example:8443"])]
-)
-def test_a_draft_has_the_host_of_an_address_and_no_password(quota: Quota, address: str, hosts: list[str]) -> None:
-    assert drafted(quota, request=f"GET {address}")["hosts"] == hosts
+def test_a_draft_has_the_host_of_an_address_and_no_password(quota: Quota) -> None:
+    assert drafted(quota, request="GET https://me:hush@a.example:8443/v1")["hosts"] == ["a.example:8443"]

@@ -526,18 +526,31 @@ resets = "1h"
 """
 
 
-def test_check_names_a_reservation_that_no_answer_settles_once(tmp_path: Path) -> None:
+def test_check_names_what_is_unwise_in_a_book_once(tmp_path: Path) -> None:
     def message(price: str, answers: str = "") -> list[str]:
         (tmp_path / "chat.toml").write_text(BOUND.format(price=price, answers=answers))
         text = "".join(f'[credentials.{name}]\napi = "chat.toml"\nkey = "env:LINT_KEY"\n' for name in ("a", "b"))
-        return [str(finding) for finding in findings(tmp_path, text) if "reserve" in finding.message]
+        return [str(finding) for finding in findings(tmp_path, text) if finding.level == "warning"]
 
     assert message("{ reserve = { default = 9 } }") == [
         "warning: cost book chat: chat: `reserve` is the most that a call may cost, and `answers` has no `units` that "
         'say what it did cost; add for example units = { json = "/usage/total" }, or settle each call in your program'
     ]
     assert message("{ reserve = { default = 9 } }", 'answers = { units = "X-Cost" }') == []
-    assert message("9") == []
+    assert message("9") == message("950") == []
+    assert message("951") == [
+        f"warning: credentials.{name}.limits[0]: limit 'hour' holds 950 units and chat costs 951: it could never be "
+        "admitted; lower the headroom, or ignore this if nobody makes this call"
+        for name in ("a", "b")
+    ]
+    assert message("9", 'key = { header = "host" }') == [
+        "warning: cost book chat: key: clients set the header host themselves, so it can hold no key; name the header "
+        "in which the API takes its key"
+    ]
+    assert message("9", "answers = { free = [{ status = 200 }] }") == [
+        "warning: cost book chat: answers.free[0]: every good answer has status 200, so no call would count; "
+        "add `body` or `json` to match only those that upstream does not count"
+    ]
 
 
 def test_check_warns_of_a_key_file_that_everybody_can_read(tmp_path: Path) -> None:
