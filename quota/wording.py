@@ -430,7 +430,7 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
         else f"What counts in limit {fill.name!r}"
     )
     if not fill.rows:
-        yield Line(f"{what}: the log has none of it any more")
+        yield Line(f"{what}: {'no charge now' if fill.is_whole else 'the log has none of it any more'}")
     else:
         yield Line(f"{what}, in {x.noun(fill.name)}s:")
         rows = [(row.job or "-", row.method, row.region or "-", *_numbers(fill, (row,))) for row in fill.rows[:ROWS]]

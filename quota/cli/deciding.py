@@ -128,7 +128,7 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
     _correct(charge_id, None, credential, config)
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})  # -3 is a number, and is refused as one
 @click.argument("charge_id", metavar="ID")
 @click.argument("units", type=int)
 @credential_option

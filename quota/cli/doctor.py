@@ -379,7 +379,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     if book.probe is None:
         return warning(location, f"not tried: cost book {book.name} has no [probe]", "add [probe] to it")
     method, parameters = book.probe
-    charged = [f"{part.units} of bucket {part.bucket}" for part in book.price(method).parts]
+    charged = [f"{part.units:,} of bucket {part.bucket}" for part in book.price(method).parts]
     cost = f"{method}, {' and '.join(charged) or 'free'}"
     resource = session.google(credential.name, book.api, book.version, max_body_mb=1, max_answer_s=CALL_WITHIN_S)
     *path, verb = method.split(".")

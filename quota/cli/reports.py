@@ -266,7 +266,7 @@ def _spending_table(spending: Spending) -> Table:
     """The most expensive row first. In a narrow terminal the fields of `by` share a column."""
     shown = spending.rows[: spending.most]
     rows = [(*[value or "-" for value in values], f"{charges:,}", f"{units:,}") for values, charges, units in shown]
-    sums = (f"{sum(charges for _, charges, _ in spending.rows):,}", f"{spending.total_units:,}")
+    sums = (f"{spending.total_charges:,}", f"{spending.total_units:,}")
     fields = len(spending.by)
     return Table(
         (*spending.by, "charges", "units"),

@@ -146,7 +146,7 @@ class Answers:
         for state in full:
             if state.refuses and state.cost_units > state.cap_units and state.lapses_ms == NEVER:
                 granted, unspent = grants.units[state.limit.view.selector.buckets[0]], state.limit.headroom_units
-                too_little = f"{granted}, of which {unspent} stay unspent" if unspent else f"{granted}"
+                too_little = f"{granted:,}, of which {unspent:,} stay unspent" if unspent else f"{granted:,}"
                 return Refusal("closed", state.limit.name, detail=too_little)
         at_ms: int | None
         try:

@@ -33,9 +33,9 @@ class Spending(NamedTuple):
 
     It covers all charges since `since_ms`, which is later than requested if the ledger does not reach back so far. The
     rows lack the units that only upstream counted: `upstream_units`, as the limits count them now. A call to several
-    buckets is one charge in a row that has all of them. `refused`, most calls first, covers whole hours; `would_refuse`
-    has the admitted calls that a shadow limit would have refused. `adds_buckets_up`: some row sums several buckets.
-    `most` rows are shown; the total covers all.
+    buckets is one charge in `total_charges`, and in a row that has all of them. `refused`, most calls first, covers
+    whole hours; `would_refuse` has the admitted calls that a shadow limit would have refused. `adds_buckets_up`: some
+    row sums several buckets. `most` rows are shown; the total covers all.
     """
 
     since_ms: int
@@ -47,6 +47,7 @@ class Spending(NamedTuple):
     adds_buckets_up: bool = False
     would_refuse: tuple[RefusedSum, ...] = ()
     most: int | None = None
+    total_charges: int = 0
 
     @property
     def total_units(self) -> int:
@@ -83,7 +84,7 @@ def read_spending(
     LedgerError."""
     projects, by = list(projects), texts(by, "field")
     since_ms = max([since_ms, *map(whole_since_ms, projects)])
-    units, calls = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    units, calls, total_charges = Counter[tuple[str, ...]](), Counter[tuple[str, ...]](), 0
     buckets: dict[tuple[str, ...], set[str]] = {}
     for project in projects:
         for charge in charges(project, since_ms):
@@ -93,6 +94,7 @@ def read_spending(
             units[row] += charge.units
             # A call of several buckets is a charge in each of them, and counts once.
             calls[row] += charge.is_first or "bucket" in by
+            total_charges += charge.is_first
             buckets.setdefault(row, set()).add(charge.bucket)
     ranked = sorted(((row, calls[row], n) for row, n in units.items()), key=lambda row: (-row[2], row[0]))
     refused = [count for count in _refused(projects, since_ms) if job in (None, count.job)]
@@ -104,6 +106,7 @@ def read_spending(
         refused=tuple([count for count in refused if count.reason != SHADOW]),
         adds_buckets_up=any(len(names) > 1 for names in buckets.values()),
         would_refuse=tuple([count for count in refused if count.reason == SHADOW]),
+        total_charges=total_charges,
     )
 
 

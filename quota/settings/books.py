@@ -497,7 +497,7 @@ def _numbers(table: TomlTable) -> tuple[int, int]:
     headroom: int | str = table.read("headroom") if "headroom" in table else 0
     headroom_units = headroom if isinstance(headroom, int) else share_of(quota_units, int(headroom[:-1]))
     if headroom_units >= quota_units:
-        raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
+        raise table.error(f"{headroom_units:,} of a quota of {quota_units:,} leaves nothing to spend", "headroom")
     return quota_units, headroom_units
 
 

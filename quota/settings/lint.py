@@ -339,7 +339,7 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
             location,
             f"no limit counts {'all calls' if some else 'any call'} of bucket {bucket.name!r}: "
             f"{'some' if some else 'they'} would never be refused",
-            f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units}',
+            f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units:_}',
         )
         return
     for quota in bucket.quotas:
@@ -532,9 +532,9 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
         if not limit.shadow and limit.limit_units - left < least <= limit.limit_units:
             yield problem(
                 f"{location}.leave",
-                f"leaves {left} of the {limit.limit_units} that limit {name!r} holds: no call of this job that it "
+                f"leaves {left:,} of the {limit.limit_units:,} that limit {name!r} holds: no call of this job that it "
                 "counts could ever be admitted",
-                f"leave {limit.limit_units - least} or less",
+                f"leave {limit.limit_units - least:_} or less",
             )
     method = BUILT_IN_FETCHES.get(job.fetch)
     # Another check names an unknown method.

@@ -217,7 +217,7 @@ def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, Credentia
         if unavailable.max_cost_units > unavailable.allowance_units:
             raise row.error(
                 f"a call of {many(unavailable.max_cost_units, 'unit')} never fits in an allowance of "
-                f"{unavailable.allowance_units}; lower max_cost or raise allowance",
+                f"{unavailable.allowance_units:,}; lower max_cost or raise allowance",
                 "max_cost",
             )
     name = table.read("name")

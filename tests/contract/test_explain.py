@@ -441,6 +441,9 @@ def test_a_limit_that_counts_calls_is_explained_in_calls(world: World) -> None:
     assert "at calls of job id" in answer
     assert all(name in answer for name in ids), "`quota log` has the charges with these ids"
     assert "Now the same call would be refused until" in answer, "not 0 s later"
+    for each in ids:
+        world.budget.refund(each)
+    assert "What counts in limit 'searches': no charge now" in world.shown()
 
 
 def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum(world: World) -> None:

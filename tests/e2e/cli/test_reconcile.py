@@ -102,17 +102,17 @@ def test_a_difference_sends_one_alert_and_stays_in_the_status(quota: Quota, upst
 
 
 def test_reconcile_and_status_show_a_smaller_quota(quota: Quota) -> None:
-    with Emulator(quota=800) as upstream:
+    with Emulator(quota=1_800) as upstream:
         configure(quota, upstream)
         output = " ".join(quota("reconcile").stdout.split())
-    assert "day: is held to 300 instead of 9,500: upstream grants 800." in output
+    assert "day: is held to 1,300 instead of 9,500: upstream grants 1,800." in output
     status = " ".join(quota("status").stdout.split())
-    assert "day 24h 0 300 300" in status
-    assert "day: held to 300 instead of 9,500: upstream grants 800 (said" in status
+    assert "day 24h 0 1,300 1,300" in status
+    assert "day: held to 1,300 instead of 9,500: upstream grants 1,800 (said" in status
     (row,) = quota.json("status")["credentials"]
-    assert [(limit["enforced_units"], limit["granted_units"]) for limit in row["limits"]] == [(300, 800)] * 2
-    never = "limit 'day' never has room for it: upstream grants 800, of which 500 stay unspent"
-    assert f"refused captions.insert (400 units) on main: {never}" in one_line(quota("charge", "captions.insert"), 75)
+    assert [(limit["enforced_units"], limit["granted_units"]) for limit in row["limits"]] == [(1_300, 1_800)] * 2
+    never = "limit 'day' never has room for it: upstream grants 1,800, of which 500 stay unspent"
+    assert never in one_line(quota("charge", "captions.insert", "--units", "1400"), 75)
 
 
 def test_without_monitoring_no_command_names_reconcile(quota: Quota) -> None:

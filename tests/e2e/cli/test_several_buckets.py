@@ -68,6 +68,7 @@ def test_one_id_explains_settles_and_refunds_a_call_of_two_buckets(quota: Quota)
     assert used(quota) == {"hour": 3, **limits}
     assert quota("refund", charge_id).stdout == f"write {charge_id}: now 0 units, before 3\n"
     assert set(used(quota).values()) == {0}
+    assert one_line(quota("settle", charge_id, "-3"), 2).startswith("-3 units: what a charge counts")
     first = charge_id.partition("+")[0]
     assert one_line(quota("refund", f"{first}+"), 1).startswith(f"project 'main' has no charge '{first}+'")
 
@@ -79,7 +80,8 @@ def test_spend_counts_a_call_once(quota: Quota) -> None:
     assert [line.split() for line in shown.splitlines() if "write" in line] == [["write", "1", "6"]]
     assert "units of several buckets are added up; `quota spend --by method,bucket` shows them apart" in shown
     by_bucket = quota("spend", "--by", "bucket").stdout
-    assert [line.split() for line in by_bucket.splitlines()[2:4]] == [["points", "2", "6"], ["core", "2", "2"]]
+    rows = [["points", "2", "6"], ["core", "2", "2"], ["total", "2", "8"]]
+    assert [row for line in by_bucket.splitlines() if len(row := line.split()) == 3 and row[1] != "charges"] == rows
     assert "added up" not in by_bucket
 
 

@@ -188,8 +188,8 @@ FINDINGS = [
     (
         "leave = 500",
         "leave = 9_500",
-        "error: jobs.trending.leave: leaves 9500 of the 9500 that limit 'day' holds: no call of this job that it "
-        "counts could ever be admitted; leave 9499 or less",
+        "error: jobs.trending.leave: leaves 9,500 of the 9,500 that limit 'day' holds: no call of this job that it "
+        "counts could ever be admitted; leave 9_499 or less",
     ),
     (
         '["US", "GB"]',
