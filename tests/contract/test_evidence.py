@@ -88,37 +88,6 @@ def test_a_process_asks_once_a_second_and_only_for_more_than_one_percent(setup: 
     assert {*others_in(budget).values()} == {995}, "what nothing remains of counts as used up, and is not freed"
 
 
-def test_a_call_of_two_buckets_gets_evidence_for_each(setup: Setup) -> None:
-    book = parse_book(
-        """
-        api = "example"
-        source = "the tests"
-        read_on = 2026-11-01
-        [buckets.core]
-        quota = 1_000
-        resets = "1h"
-        [buckets.points]
-        windows = [{ quota = 900, resets = "1m" }, { quota = 9_000, resets = "1h" }]
-        [default]
-        get = 1
-        other = 1
-        [methods]
-        read = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
-        """,
-        "two",
-    )
-    budget = made(setup, book)
-    decision = budget.charge("read")
-    levels = Level("core", 899, 1_000, setup.now_ms + HOUR_MS), Level("points", 795, 900, setup.now_ms + SECOND_MS)
-    assert hear(budget, decision, *levels) == 2
-    others = others_in(budget)
-    assert sorted((state.used_units, others[state.name]) for state in budget.usage()) == [
-        (5, 0),
-        (101, 100),
-        (105, 100),
-    ]
-
-
 def test_each_window_of_a_bucket_is_heard_while_the_other_changes(setup: Setup) -> None:
     budget = made(setup, TWO_WINDOWS)
     for hour, day in ((900, 8_000), (800, 7_000), (700, 5_000)):
@@ -129,13 +98,13 @@ def test_each_window_of_a_bucket_is_heard_while_the_other_changes(setup: Setup) 
         assert (hours, days) == (1_000 - hour, 9_000 - day)
 
 
-def test_a_level_of_a_bucket_that_the_call_does_not_spend_is_heard(setup: Setup) -> None:
+def test_a_level_is_heard_of_each_bucket_also_of_one_that_the_call_does_not_spend(setup: Setup) -> None:
     book = parse_book(
         CORE.format(resets='"1h"').replace("[default]", '[buckets.search]\nquota = 30\nresets = "1m"\n[default]'), "x"
     )
     budget = made(setup, book)
-    assert hear(budget, budget.charge("read"), Level("search", 12, 30, None)) == 1
-    assert {state.name: state.used_units for state in budget.usage()} == {"hour": 1, "search-minute": 18}
+    assert hear(budget, budget.charge("read"), Level("search", 12, 30, None), Level("core", 899, 1_000, None)) == 2
+    assert {state.name: state.used_units for state in budget.usage()} == {"hour": 101, "search-minute": 18}
     assert hear(budget, budget.charge("read"), Level("search", 11, 30, None)) == 0, "told within this second"
 
 
