@@ -79,10 +79,7 @@ def test_evidence_is_about_the_window_of_the_answers_limit_or_reset() -> None:
 )
 def test_impossible_or_past_figures_are_ignored(remaining: int, limit: int | None, reset_ms: int | None) -> None:
     assert follows(remaining, limit, reset_ms) is None
-
-
-def test_figures_of_an_unknown_bucket_are_ignored() -> None:
-    assert heard(Level("search", 0, 30), BOOK, LIMITS, NOW, NOW) is None
+    assert heard(Level("search", 0, 30), BOOK, LIMITS, NOW, NOW) is None, "an unknown bucket"
 
 
 def test_yesterdays_level_says_nothing_of_today() -> None:
