@@ -149,8 +149,7 @@ class Budget(OfOneProcess):
     def settle(self, charge_id: str, units: int) -> Entry:
         """Set the true cost of a charge, in absolute units: idempotent, never refused, its time and id unchanged.
 
-        For a call of several buckets, `units` is the cost in the first bucket; the others count what was charged, also
-        after a refund. Returns the charge as it was before.
+        For a call of several buckets, `units` is the cost in the first bucket. Returns the charge as it was before.
         Raises UnknownCharge for an id that is unknown or has left the log.
         """
         return self._correct(charge_id, settled_units(units), of_all=False)
@@ -161,10 +160,9 @@ class Budget(OfOneProcess):
 
     def _correct(self, charge_id: str, units: int, *, of_all: bool) -> Entry:
         ms, key, further = parts_of_id(charge_id)
-        keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1))]
-        corrected, further_units = (keys, 0) if of_all else ([key], None)
-        drawn = settle_draws(self._project, {name: units if name == key else 0 for name in corrected})
-        before = drawn or insist(self._project, lambda: correct(self._project, ms, keys, units, further_units))
+        keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1) if of_all)]
+        drawn = settle_draws(self._project, {name: units if name == key else 0 for name in keys})
+        before = drawn or insist(self._project, lambda: correct(self._project, ms, keys, units))
         if before is None:
             raise UnknownCharge(
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "

@@ -30,12 +30,10 @@ MAX_TRIES = 100
 """How often an append is tried while others correct the same charge, and a charge is sought in logs that get lost."""
 
 
-def correct(
-    project: Project, ms: int, keys: Sequence[str], units: int, further_units: int | None = None
-) -> Entry | None:
-    """Set the first of these charges of `ms` to so many units, and the others to `further_units`; None: to what was
-    charged. Never refused, and idempotent. Returns the first charge with its units before. Returns None, and does
-    nothing, if the log lacks any of them. Raises LedgerError."""
+def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry | None:
+    """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
+    Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
+    LedgerError."""
     restored(project, project.mark)
     charges: dict[str, Entry] = {}
     for entries in in_pieces(project.log.read, project.name, just_before(ms), (ms, END[1])):
@@ -56,7 +54,7 @@ def correct(
         standing = project.log.corrections(project.name, keys)
         entries = []
         for key in keys:
-            wanted = units if key == keys[0] else charges[key].units if further_units is None else further_units
+            wanted = units if key == keys[0] else 0
             counted[key] = standing[key].units if key in standing else charges[key].units
             if wanted != counted[key] or (key not in standing and is_reservation(key)):
                 correction = charges[key]._replace(
