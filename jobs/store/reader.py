@@ -334,13 +334,27 @@ def to_export(path: str) -> Iterator[sqlite3.Connection]:
     """A read-only connection to one snapshot, which lasts for a large table. An error while it is read becomes a
     StoreError. `SqliteFile` does not fit: it would start again, and write the first records twice."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as db:
-            db.execute("BEGIN")
+        with closing(_snapshot(path, "?mode=ro")) as db:
             yield db
     except sqlite3.OperationalError as error:
         raise StoreError(wording(path).other.replace("{reason}", str(error))) from error
     except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError) as error:  # or a value that no store writes
         raise StoreError(wording(path).damaged) from error
+
+
+def _snapshot(path: str, mode: str) -> sqlite3.Connection:
+    """A connection whose snapshot has begun. On a full disk it keeps all others out: see `SqliteFile`."""
+    db = sqlite3.connect(f"file:{quote(os.path.abspath(path))}{mode}", uri=True)
+    try:
+        db.execute("PRAGMA locking_mode = NORMAL" if mode else "PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("BEGIN")
+        db.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.Error as error:
+        db.close()
+        if mode and error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE:
+            return _snapshot(path, "")
+        raise
+    return db
 
 
 def records_of(

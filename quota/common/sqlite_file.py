@@ -176,6 +176,8 @@ class SqliteFile:
                         continue
                     if self.path and _code(error) in _OUT_OF_STEP:
                         self._let_go()  # the next transaction begins with the files that are there then
+                    if not write and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
+                        return self._read_alone(work, error)
                     raise self._explained(error) from error
                 except DAMAGE as error:
                     raise self._useless(self.wording.damaged) from error
@@ -183,6 +185,25 @@ class SqliteFile:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError
                         raise
                     raise self.error(self.wording.no_file.replace("{reason}", str(error.strerror))) from error
+
+    def _read_alone(self, work: Callable[[sqlite3.Connection], T], trouble: sqlite3.Error) -> T:
+        """Read on a full disk, where SQLite cannot make its -shm. A connection that keeps all others out needs none.
+        Raises the trouble if that fails, too."""
+        ends_s, is_busy = elapsed_s() + self.deadline_s, True
+        while is_busy and elapsed_s() < ends_s:
+            db = self._connect(read_only=False)  # which could not keep others out
+            try:
+                db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                db.execute("BEGIN")
+                if self._format(db) == self.version:
+                    return work(db)
+                is_busy = False
+            except (sqlite3.Error, *DAMAGE) as error:
+                is_busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY  # another process reads
+            finally:
+                self._end(db)
+            pause()
+        raise self._explained(trouble) from trouble
 
     def close(self) -> None:
         """Close the file. A second call does nothing. A later transaction opens the file again."""
@@ -231,7 +252,7 @@ class SqliteFile:
                 self._check()
         of_file = [_inode(path) for path in self._paths[:1]]
         self._inodes = None
-        self._db = db = self._connect()
+        self._db = db = self._connect(read_only=self.read_only)
         try:
             self._prepare(db)
         except BaseException:
@@ -247,9 +268,9 @@ class SqliteFile:
         if why:
             raise self._useless(self.wording.other.replace("{reason}", why))
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, read_only: bool) -> sqlite3.Connection:
         target = self.path or ":memory:"
-        if self.read_only:
+        if read_only:
             target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
         db = sqlite3.connect(
             target,
@@ -257,7 +278,7 @@ class SqliteFile:
             isolation_level=None,
             check_same_thread=False,
             factory=_Connection,
-            uri=self.read_only,
+            uri=read_only,
         )
         if self.lenient:
             db.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -267,7 +288,7 @@ class SqliteFile:
         """`_let_go` for a database in memory. It would end with its connection, so copy it to a new connection."""
         self._turn += 1
         db.rollback()
-        moved = self._connect()
+        moved = self._connect(read_only=False)
         db.backup(moved)
         self._db = moved
         self._end(db)

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from quota.common.clock import elapsed_s, host_clock
+from quota.common.clock import host_clock
 from quota.common.files import has_room
 from quota.common.fork import OfOneProcess
-from quota.common.sqlite_file import DAMAGE, DEADLINE_S, DamagedError, SqliteFile, checked_row, pause
+from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.files import file_wording, label_of, path_of, refuse_others
 from quota.ledger.log import (
@@ -141,32 +141,7 @@ class LogFile(SqliteFile):
                     raise
                 finally:
                     self._is_working = False
-            try:
-                return super().transact(work, write=write, within_s=within_s)
-            except LedgerError as error:
-                code = getattr(error.__cause__, "sqlite_errorcode", 0)
-                if write or code != sqlite3.SQLITE_IOERR_SHMSIZE:
-                    raise
-                return self._read_alone(work, error)
-
-    def _read_alone(self, work: Callable[[sqlite3.Connection], T], trouble: LedgerError) -> T:
-        """Read on a full disk, where SQLite cannot make its -shm. A connection that keeps all others out needs none.
-        Raises the trouble if that fails, too."""
-        ends_s, is_busy = elapsed_s() + self.deadline_s, True
-        while is_busy and elapsed_s() < ends_s:
-            db = self._connect()
-            try:
-                db.execute("PRAGMA locking_mode = EXCLUSIVE")
-                db.execute("BEGIN")
-                if self._format(db) == self.version:
-                    return work(db)
-                is_busy = False
-            except (sqlite3.Error, *DAMAGE) as error:
-                is_busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY  # another process reads
-            finally:
-                self._end(db)
-            pause()
-        raise trouble
+            return super().transact(work, write=write, within_s=within_s)
 
     def _release(self) -> None:
         """Roll back the held transaction."""
