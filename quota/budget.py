@@ -214,10 +214,10 @@ class Budget(OfOneProcess):
         """Hand over to the ledger what this machine drew. Never raises: if it fails, the machine still owes it."""
         try_to_repay(self._project)
 
-    def allowance(self, units: int = 0) -> AllowanceState | None:
+    def allowance(self) -> AllowanceState | None:
         """What this machine may spend while the ledger does not answer, and how much of it is drawn; None if nothing is
-        configured. From `frees_ms` on the allowance has room for `units`. Raises LedgerError."""
-        return None if self._allowance is None else stand(self._project, self._allowance, units)
+        configured."""
+        return None if self._allowance is None else stand(self._project, self._allowance)
 
     def spend(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
@@ -412,7 +412,7 @@ class Budget(OfOneProcess):
         if self._allowance is not None and not misconfigured:
             try:
                 left_units = draw(self._project, self._allowance, charges, detail, read=read, commit=commit)
-                allowance = self.allowance(sum(charge.units for charge in charges))
+                allowance = stand(self._project, self._allowance, [charge.units for charge in charges])
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = left_units is not None

@@ -65,22 +65,26 @@ class LimitState(NamedTuple):
 class AllowanceState(NamedTuple):
     """What this machine may spend while the ledger does not answer: calls of at most `max_cost_units`, and how much is
     drawn in the longest window. From `frees_ms` on the allowance has room for the call, or more room than now; None:
-    it has that room already, or no draw frees it."""
+    it has that room already, or never has it. `trouble` is why nothing can be drawn now; "" if nothing is known."""
 
     max_cost_units: int
     allowance_units: int
     drawn_units: int
     frees_ms: int | None
+    trouble: str = ""
 
     @property
     def remaining_units(self) -> int:
-        return max(0, self.allowance_units - self.drawn_units)
+        return 0 if self.trouble else max(0, self.allowance_units - self.drawn_units)
 
     def as_json(self) -> dict[str, object]:
-        return members(self, "max_cost_units allowance_units drawn_units remaining_units frees_at")
+        fields = "max_cost_units allowance_units drawn_units remaining_units frees_at"
+        return members(self, fields, if_any="trouble")
 
     def __str__(self) -> str:
-        """How much is drawn and left, and when that changes."""
+        """How much is drawn and left, and when that changes; or why nothing can be drawn."""
+        if self.trouble:
+            return self.trouble
         drawn = f"{self.drawn_units:,} of {many(self.allowance_units, 'unit')} drawn"
         dearest = f"calls of at most {many(self.max_cost_units, 'unit')}"
         more = "" if self.frees_ms is None else f", more from {moment(self.frees_ms)}"

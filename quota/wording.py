@@ -195,8 +195,9 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
     if credential.owed_units:
         owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
         yield Line(owed, "note")
-    if credential.allowance is not None and credential.allowance.drawn_units:
-        yield Line(str(credential.allowance), "note")
+    allowance = credential.allowance
+    if allowance is not None and (allowance.drawn_units or allowance.trouble):
+        yield Line(str(allowance), "note")
     for loss in credential.losses:
         yield Line(lost(loss), "note")
     for exhaustion in credential.exhausted:

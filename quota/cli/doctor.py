@@ -55,6 +55,9 @@ CALL_WITHIN_S = 20
 USER, INBOUND_USER, SENTINEL_USER = "quota", "inbound", "quota"
 """The users for a url without a user."""
 
+UNAVAILABLE = "ledger.unavailable"
+"""The place of findings on an allowance that cannot be drawn."""
+
 _LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 
@@ -68,6 +71,7 @@ def check(session: Session) -> list[Finding]:
             *lint(session.settings),
             *ask_ledger(session.settings),
             *_journals(session),
+            *(finding for finding in _allowances(session) if finding.location == UNAVAILABLE),
             *_renamed(session),
             *_after_runs(session.settings),
             *(finding for book in _books(session) for finding in ageing(book, host_clock())),
@@ -101,14 +105,12 @@ def _journals(session: Session) -> Iterator[Finding]:
         if journal is None or not journal.exists:
             continue
         try:
-            if session.settings.ledger.unavailable is not None:
-                journal.draws.drawn(host_clock(), project.longest_ms)
             with journal.locked():
                 journal.newest("")
                 journal.noted("losses")
                 journal.check_writable()
         except LedgerError as error:
-            yield finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")
+            yield finding_of("warning", f"journal of {project.name}", error, "let the process that holds it end")
         if journal.trouble:
             why = f"{journal.trouble}; entries are kept in memory, so a loss of the ledger may stay unnoticed"
             yield warning(f"journal of {project.name}", why, "mend that folder or disk")
@@ -120,9 +122,11 @@ def _journals(session: Session) -> Iterator[Finding]:
 
 
 def _allowances(session: Session) -> Iterator[Finding]:
-    """The allowance of this machine. Nobody would notice before an outage that it is used up."""
+    """The allowance of this machine. Nobody would notice before an outage that it is used up or cannot be drawn."""
     for project, allowance in allowances(session).items():
-        if allowance.remaining_units:
+        if allowance.trouble:
+            yield finding_of("warning", UNAVAILABLE, allowance.trouble)
+        elif allowance.remaining_units:
             yield Finding("ok", f"allowance of {project}", str(allowance))
         else:
             yield warning(f"allowance of {project}", str(allowance), "until then no call leaves without the ledger")

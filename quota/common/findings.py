@@ -94,11 +94,11 @@ def examine_folder(
 
     `alone`: other users must not be able to write there.
     """
-    on_the_way = _existing(os.path.abspath(folder))
+    on_the_way = existing(os.path.abspath(folder))
     if not os.path.exists(on_the_way):  # as where what it names is not mounted
         yield problem(location, f"{one_line(on_the_way)} {TO_NOTHING[0]}", TO_NOTHING[1])
         return
-    there = _existing(os.path.realpath(folder))
+    there = existing(os.path.realpath(folder))
     name = one_line(folder)
     findings = [*_owner(location, there, name, alone=alone), *_file_system(location, there, name, holds, mounts)]
     free_bytes = shutil.disk_usage(there).free
@@ -109,30 +109,38 @@ def examine_folder(
     yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
 
 
-def obstacle(path: str) -> tuple[str, str] | None:
-    """Why this user could not write the SQLite file at `path` and the files that SQLite keeps beside it, or make them
-    with their parent folders; and the remedy."""
-    return next(filter(None, map(_obstacle, (path, f"{path}-wal", f"{path}-shm"))), None)
+def obstacle(path: str, *beside: str) -> tuple[str, str] | None:
+    """Why this user could not write the file at `path` and the files whose names add `beside`, or make them with their
+    parent folders; and the remedy. By default the path is of an SQLite file, and the others are those that SQLite
+    keeps."""
+    names = [path + ending for ending in ("", *(beside or ("-wal", "-shm")))]
+    return next(filter(None, map(_obstacle, names)), None)
 
 
 def _obstacle(path: str) -> tuple[str, str] | None:
-    there = _existing(os.path.abspath(path))
+    there = existing(os.path.abspath(path))
     is_file, name = there == os.path.abspath(path), one_line(there)
     if not os.path.exists(there):  # as where what it names is not mounted
         return f"{name} {TO_NOTHING[0]}", TO_NOTHING[1]
     if not is_file and not os.path.isdir(there):
         return f"{name} is no folder", "correct the path"
-    rights = os.W_OK if is_file else os.W_OK | os.X_OK
-    if not os.access(there, rights, effective_ids=_EFFECTIVE):
-        return f"this user may not write to {name}", "correct the path, or its owner or mode"
-    return None
+    return _no_right(there, "correct the path, or its owner or mode", os.W_OK if is_file else os.W_OK | os.X_OK)
+
+
+def _no_right(there: str, remedy: str, rights: int = os.W_OK | os.X_OK) -> tuple[str, str] | None:
+    """Why this user may not write here, and the remedy: the one given, unless nobody may."""
+    if os.access(there, rights, effective_ids=_EFFECTIVE):
+        return None
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{one_line(there)} is on a read-only file system", "remount it so that it can be written"
+    return f"this user may not write to {one_line(there)}", remedy
 
 
 def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Finding]:
     if not os.path.isdir(there):
         yield problem(location, f"{one_line(there)} is no folder", "correct the path")
-    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
-        yield problem(location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
+    elif prevented := _no_right(there, f"chown or chmod {name}"):
+        yield problem(location, *prevented)
     elif alone and there == os.path.realpath(name) and (why := doubt_at(there)):
         remedy = "make it this user's alone (chown, chmod), or name another folder"
         yield problem(location, f"{name} {why}: nothing in it is used", remedy)
@@ -167,7 +175,7 @@ def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
     return kind
 
 
-def _existing(path: str) -> str:
+def existing(path: str) -> str:
     """The path, or the nearest folder above it that exists."""
     while not os.path.lexists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)

@@ -46,21 +46,27 @@ class Allowance(NamedTuple):
     allowance_units: int
 
 
-def stand(project: Project, allowance: Allowance, units: int = 0) -> AllowanceState | None:
-    """How much of the allowance is drawn, and when it has room for `units` (0: for more than now). None if nothing can
-    be drawn. Raises LedgerError."""
+def stand(project: Project, allowance: Allowance, costs: Sequence[int] = ()) -> AllowanceState | None:
+    """How much of the allowance is drawn, and when it has room for calls of these `costs` together (none: for more than
+    now). None if this project has no allowance."""
     if project.journal is None:
         return None
-    now_ms, window_ms = project.wall(), project.longest_ms
-    drawn = [draw.entry for draw in project.journal.draws.drawn(now_ms, window_ms) if draw.entry.units]
+    draws, now_ms, window_ms = project.journal.draws, project.wall(), project.longest_ms
+    state, drawn = AllowanceState(*allowance, 0, None), []
+    try:
+        drawn = [draw.entry for draw in draws.drawn(now_ms, window_ms) if draw.entry.units]
+        draws.check_writable()
+    except LedgerError as error:
+        state = state._replace(trouble=str(error))
     drawn_units = sum(entry.units for entry in drawn)
     left_units, frees_ms = allowance.allowance_units - drawn_units, None
-    wanted_units = units if 0 < units <= allowance.allowance_units else left_units + 1
-    for entry in sorted(drawn, key=lambda entry: entry.id):
+    wanted_units = sum(costs) or left_units + 1
+    never = wanted_units > allowance.allowance_units or max(costs, default=0) > allowance.max_cost_units
+    for entry in () if never else sorted(drawn, key=lambda entry: entry.id):
         if left_units >= wanted_units:
             break
         left_units, frees_ms = left_units + entry.units, entry.id[0] + window_ms
-    return AllowanceState(allowance.max_cost_units, allowance.allowance_units, drawn_units, frees_ms)
+    return state._replace(drawn_units=drawn_units, frees_ms=frees_ms)
 
 
 def draw(
@@ -75,6 +81,7 @@ def draw(
     units = sum(charge.units for charge in charges)
     left_units = allowance.allowance_units - draws.drawn_units(now_ms, window_ms) - units
     if not commit:
+        draws.check_writable()
         return left_units if left_units >= 0 else None
     limits = {"now_ms": now_ms, "window_ms": window_ms, "allowance_units": allowance.allowance_units}
     if not draws.draw(charges, read.epoch, read.seen, **limits):

@@ -31,7 +31,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
 from quota.common.clock import elapsed_s
-from quota.common.files import open_alone
+from quota.common.files import has_room, open_alone
+from quota.common.findings import existing, obstacle
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
@@ -48,6 +49,9 @@ LOOK_AGAIN_S = 0.1
 
 MAX_BYTES = 2**26
 """More than any allowance needs."""
+
+LEAST_BYTES = 4_096
+"""A draw needs less room than this on the disk."""
 
 SPARE_LINES = 200
 """A file may have so many needless lines before it is rewritten."""
@@ -134,6 +138,14 @@ class Draws:
     def drawn_units(self, now_ms: int, window_ms: int) -> int:
         """The units of `drawn`."""
         return sum(draw.entry.units for draw in self.drawn(now_ms, window_ms))
+
+    def check_writable(self) -> None:
+        """Raise LedgerError if nothing can be drawn now. Writes nothing."""
+        prevented = obstacle(self._path, ".lock") if self._path else ("it has no file", "name a state folder")
+        if prevented is None and not has_room(existing(self._folder), LEAST_BYTES):
+            prevented = "no space is left for it", "make room on its disk"
+        if prevented is not None:
+            raise LedgerError(f"{self._what}: {prevented[0]}, so nothing is drawn; {prevented[1]}")
 
     def owed(self) -> list[Draw]:
         """The draws that this identity owes its ledger, or whose corrections it owes, oldest first. If the file cannot

@@ -156,7 +156,9 @@ def _ledger(session: Session) -> Check:
         return Check("ledger", "fail", "the ledger does not answer; no call is admitted")
     stands = allowances(session).values()
     if stands and not any(stand.remaining_units for stand in stands):
-        return Check("ledger", "fail", "the ledger does not answer, and the allowance is drawn; no call is admitted")
+        return Check(
+            "ledger", "fail", "the ledger does not answer, and the allowance has nothing left; no call is admitted"
+        )
     return Check("ledger", "warn", "the ledger does not answer; calls draw on the allowance")
 
 

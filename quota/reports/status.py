@@ -244,8 +244,7 @@ def with_allowances(error: LedgerError, session: Session, credential: str | None
 
 
 def allowances(session: Session, credential: str | None = None) -> dict[str, AllowanceState]:
-    """What this machine may spend while the ledger does not answer, and has drawn, by project. Projects whose file
-    cannot be read are missing."""
+    """What this machine may spend while the ledger does not answer, and has drawn, by project."""
     stands: dict[str, AllowanceState] = {}
     if session.settings.ledger.unavailable is None:
         return stands
@@ -259,7 +258,8 @@ def allowances(session: Session, credential: str | None = None) -> dict[str, All
 def unread_json(session: Session, error: LedgerError) -> dict[str, object]:
     """The status while the ledger does not answer: what this machine may spend meanwhile, what is known of the jobs
     here, and nothing of the budget."""
-    stands = {project: allowance.as_json() for project, allowance in allowances(session).items()}
+    allowed = {} if isinstance(error, OtherApi) else allowances(session)
+    stands = {project: allowance.as_json() for project, allowance in allowed.items()}
     at = rfc3339(host_clock())
     unread = {"at": at, "ledger": session.ledger.label, "error": str(error), "credentials": [], "allowances": stands}
     return {**unread, "jobs": [_job_json(job) for job in all_jobs(session, here=True)]}

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 import quota
-from quota.cli.doctor import examine
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
 from support.commands import Quota, one_line
@@ -27,6 +26,7 @@ from support.disks import fill, small_disk
 from support.forked import Forked
 from support.installation import Installation
 from support.processes import in_child
+from support.servers import free_port
 from support.users import not_root
 
 CONFIG = """
@@ -132,6 +132,10 @@ def test_a_full_disk_under_the_state_stops_no_call_and_draws_none(machine: Machi
             refused = machine.quota("charge", "videos.list")
             assert refused.returncode == 69
             assert refused.stderr.count("No space left on device, so nothing is drawn") == 1
+        for command in ("check", "doctor", "status"):
+            assert "no space is left for it, so nothing is drawn" in " ".join(machine.quota(command).stdout.split())
+        silent = machine.quota("status", "--json", QUOTA__LEDGER__URL=f"redis://127.0.0.1:{free_port()}/0").stdout
+        assert [job["could_go_on"] for job in json.loads(silent)["jobs"]] == [False]
         decision = machine.charge()
         assert (decision["source"], decision["limits"][0]["used_units"]) == ("ledger", 2)
         assert "t: done" in machine.quota("run", "t").stdout
@@ -141,6 +145,8 @@ def test_a_full_disk_under_the_state_stops_no_call_and_draws_none(machine: Machi
             assert machine.charge()["source"] == "allowance"
         repaid = machine.charge()
         assert (repaid["limits"][0]["used_units"], lines_of(repaid, "debt_repaid")) == (12, 1)
+        subprocess.run(["mount", "-o", "remount,ro", str(machine.folder / "state")], check=True)
+        assert machine.quota("doctor").stdout.count("-> remount it so that it can be written") == 2
 
 
 def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
@@ -165,25 +171,6 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
             rows = db.execute("SELECT region, count(*) FROM rankings GROUP BY 1").fetchall()
         assert rows == [("DE", 200), ("US", 400)]
         assert machine.requests == machine.units() == 12
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_doctor_says_in_one_finding_that_the_state_folder_may_not_be_written(reachable: Machine) -> None:
-    machine = reachable
-    assert machine.charge()["source"] == "ledger"
-    machine.allow("state", 0o555, 0o444)
-    machine.allow("ledger", 0o755, 0o644)
-
-    def messages() -> list[str]:
-        with quota.open(machine.folder / "quota.toml") as session:
-            return [
-                x.message for x in examine(session) if x.location == "state folder" and "may not write" in x.message
-            ]
-
-    line = f"this user may not write to {machine.folder / 'state'}"
-    assert line not in messages()
-    assert machine.as_nobody(messages).count(line) == 1
-    machine.allow("state", 0o755, 0o644)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -83,6 +83,7 @@ def test_a_refusal_shows_what_was_drawn_and_when_it_frees(far: Site, line: Proxy
         far.now_ms += 1_000
         assert all(budget.charge("videos.list", units=5).admitted for _ in range(3))
         refused = budget.charge("videos.list", units=5)
+        assert "more from" not in budget.charge("videos.list", units=6).sentence(), "it costs more than max_cost"
     frees_ms = first.decided_at_ms + DAY_MS
     assert refused.as_json()["allowance"] == {
         "max_cost_units": 5,

@@ -439,15 +439,17 @@ def test_commands_reject_a_ledger_file_that_is_no_database(quota: Quota) -> None
 @pytest.mark.parametrize(("mode", "why"), [(0o666, "can be written by every user"), (0o000, "")])
 def test_check_and_doctor_say_that_the_allowance_cannot_be_used(quota: Quota, mode: int, why: str) -> None:
     """What others may write decides nothing, and what is no file is no allowance."""
-    away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 5 }\n' + SMALL
+    away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 1 }\n' + SMALL
     quota.configure(away.replace("units = 150", "quota = 150\nheadroom = 10"))
     assert quota("charge", "videos.list").returncode == 0, "drawn"
 
-    def findings(command: str) -> list[str]:
+    def findings(command: str, location: str = "ledger.unavailable") -> list[str]:
         lines = json.loads(quota(command, "--json").stdout)["findings"]
-        return [f"{x['level']} {x['message']}; {x['remedy']}" for x in lines if x["location"] == "ledger.unavailable"]
+        return [f"{x['level']} {x['message']}; {x['remedy']}" for x in lines if x["location"] == location]
 
     assert findings("check") == findings("doctor") == []
+    (used_up,) = findings("doctor", "allowance of p")
+    assert (used_up[:8], "1 of 1 unit drawn, 0 left, more from 20" in used_up) == ("warning ", True)
     (draws,) = (quota.folder / "state" / "journals").glob("*/draws")
     if mode:
         draws.chmod(mode)

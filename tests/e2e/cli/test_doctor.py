@@ -286,14 +286,6 @@ def test_doctor_warns_of_a_journal_that_cannot_be_used(command: Quota, name: str
     expect(command, "journal of research", "warning", "is a folder")
 
 
-def test_doctor_warns_of_a_used_up_allowance(command: Quota) -> None:
-    away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 1 }\n'
-    command.configure(away + MAIN)
-    expect(command, "allowance of research", "ok")
-    assert command("charge", "videos.list").returncode == 0
-    expect(command, "allowance of research", "warning", "1 of 1 unit drawn, 0 left, more from 20")
-
-
 def test_doctor_warns_of_a_server_that_forgets_and_evicts(command: Quota) -> None:
     own = RedisServer("--maxmemory-policy", "allkeys-lru")
     try:
