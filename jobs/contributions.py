@@ -38,7 +38,7 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import check_lock, checkpoints_of, is_running, runs_on
+from quota.jobs.places import Whereabouts, check_lock, checkpoints_of, is_running, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, check_space, is_made
 from quota.jobs.store.store import Store
@@ -167,7 +167,7 @@ def store_health(settings: Settings) -> Iterator[Finding]:
 
 
 def job_health(settings: Settings) -> Iterator[Finding]:
-    """Findings for the locks of the jobs, and for last runs that were killed. Does not create the store."""
+    """Findings for the locks of the jobs, and for runs of the last day that were killed. Does not create the store."""
     for job in settings.jobs.values():
         try:
             check_lock(settings.store.url, job.name)
@@ -175,11 +175,13 @@ def job_health(settings: Settings) -> Iterator[Finding]:
             yield finding_of("error", f"job {job.name}", error)
     with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(settings.store) as store:  # see `store_health`
         for job in settings.jobs.values():
-            last = None if store is None else next(iter(store.runs.read(job.name, count=1)), None)
-            if last is not None and last.ended_ms is None and not is_running(settings.store.url, job.name):
-                killed = f"its last run began at {stamp(last.began_ms)} and noted no end"
-                remedy = "find out what killed it; the next run goes on where it stopped"
-                yield warning(f"job {job.name}", killed, remedy)
+            runs_here = is_running(settings.store.url, job.name)
+            runs = [] if store is None else store.runs.unended(job.name, host_clock() - DAY_MS)
+            if killed := runs[runs_here:]:  # only the newest may be under way
+                number = f"{many(len(killed), 'run')} of the last day"
+                message = f"{number} noted no end; the last began at {stamp(killed[0].began_ms)}"
+                remedy = "find out what killed it; the next run of its regions goes on where it stopped"
+                yield warning(f"job {job.name}", message, remedy)
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
@@ -232,10 +234,17 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     no_store = _no_store(session.settings) if here else ""
     without: dict[tuple[str, str], Decision] = {}
     for job in session.settings.jobs.values():
-        hosts, seen_ms, is_elsewhere = runs_on(session, job, answers=answers)
+        where = _runs_on(session, job, answers=answers)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
         why, refusal = _refusal(session, job, no_store, None if answers else without, here=here)
-        yield JobRow(job.name, job.credential, hosts, seen_ms, next_ms, why, refusal, is_elsewhere)
+        yield JobRow(job.name, job.credential, next_ms=next_ms, why=why, refusal=refusal, **where._asdict())
+
+
+def _runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts:
+    """The same as `runs_on`. A ledger that tells its time may have moved, or be of another format."""
+    with suppress(quota.LedgerError):
+        return runs_on(session, job, answers=answers)
+    return runs_on(session, job, answers=False)
 
 
 def _no_store(settings: Settings) -> str:

@@ -418,22 +418,48 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     return min(MAX_HOLD_MS, max(HOUR_MS, 2 * (gap_ms or DAY_MS)))
 
 
-def runs_on(session: Session, job: JobSettings, *, answers: bool = True) -> tuple[str, int | None, bool]:
-    """The machines that hold the job's regions, empty if there are none; the last sign of a run under way there, in ms,
-    or None; and whether other machines hold all regions, so that a run here would fetch nothing. Raises LedgerError,
-    unless the ledger does not answer anyway: then only a run here is known."""
+def _own_locks(store_url: str, job: str) -> Iterator[str]:
+    """The names of this job's locks on this machine, as far as their files are there."""
+    beside = _path_beside(store_url, job)
+    for path in (state_folder() / beside.name, beside):
+        with suppress(OSError, quota.ConfigError):
+            descriptor = _open(path, os.O_RDONLY)
+            try:
+                yield lock_name([descriptor])
+            finally:
+                os.close(descriptor)
+
+
+class Whereabouts(NamedTuple):
+    """The machines that hold a job's regions, empty if there are none. `seen_ms` is the last sign of a run under way,
+    on `seen_on` (None: there is none). `is_elsewhere`: other machines hold all regions, so that a run here would fetch
+    nothing."""
+
+    runs_on: str
+    seen_on: str = ""
+    seen_ms: int | None = None
+    is_elsewhere: bool = False
+
+
+def runs_on(session: Session, job: JobSettings, *, answers: bool = True) -> Whereabouts:
+    """The whereabouts of a job. Raises LedgerError, unless the ledger does not answer anyway: then only a run here is
+    known."""
     if job.on_each_machine:
-        return "each machine", None, False
-    here = machine_name()
+        return Whereabouts("each machine")
+    here, store = machine_name(), session.settings.store
     if not (session.ledger.shared and answers):
-        seen_ms = host_clock() if is_running(session.settings.store.url, job.name) else None
-        return here if seen_ms or not session.ledger.shared else "", seen_ms, False
+        seen_ms = host_clock() if is_running(store.url, job.name) else None
+        host = here if seen_ms or not session.ledger.shared else ""
+        return Whereabouts(host, host, seen_ms)
     holders = session.project(job.credential).state.holders(_claim_name(job))
+    killed = () if is_running(store.url, job.name) else tuple(_own_locks(store.url, job.name))
     away = {region for holder in holders if holder.host != here for region in holder.regions}
-    store = session.settings.store  # with a name, or with the places in the ledger, any machine may go on
+    # With a name, or with the places in the ledger, any machine may go on.
     is_elsewhere = not (store.name or store.places_in_ledger) and away >= set(job.regions or ("",))
     hosts = listed(dict.fromkeys(holder.host for holder in holders))
-    return hosts, max((holder.seen_ms for holder in holders if holder.running), default=None), is_elsewhere
+    running = [(holder.seen_ms, holder.host) for holder in holders if holder.running and holder.machine not in killed]
+    seen_ms, seen_on = max(running, default=(None, ""))
+    return Whereabouts(hosts, seen_on, seen_ms, is_elsewhere)
 
 
 # -- where a job stands ---------------------------------------------------------------------------------------------

@@ -235,8 +235,9 @@ def _jobs(jobs: Sequence[JobRow], at_ms: int) -> Table:
 def _runs_on(job: JobRow, at_ms: int) -> str:
     if job.seen_ms is None:
         return job.runs_on or "-"
+    which = f"; {job.seen_on}" if job.seen_on != job.runs_on else ","
     silent = at_ms - job.seen_ms > MINUTE_MS  # it waits for an answer, or was killed
-    return f"{job.runs_on}, silent since {stamp(job.seen_ms)}" if silent else f"{job.runs_on}, running"
+    return f"{job.runs_on}{which} silent since {stamp(job.seen_ms)}" if silent else f"{job.runs_on}{which} running"
 
 
 def _a_run_now(job: JobRow) -> str:

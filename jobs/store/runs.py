@@ -118,6 +118,15 @@ class RunHistory:
         row = self._file.transact(lambda db: db.execute(sql, (job,)).fetchone(), write=False)
         return None if row is None else _read(row)
 
+    def unended(self, job: str, since_ms: int) -> list[Run]:
+        """The newest runs of a job that began after `since_ms` and noted no end, newest first."""
+        sql = (
+            f"SELECT {_COLUMNS} FROM past_runs WHERE job = ? AND began_at_ms > ? AND ended_at_ms IS NULL"  # noqa: S608  # a constant
+            " ORDER BY id DESC LIMIT 1000"
+        )
+        rows = self._file.transact(lambda db: db.execute(sql, (job, since_ms)).fetchall(), write=False)
+        return [run for run in map(_read, rows) if run is not None]
+
     def note_units(self, job: str, units: Mapping[int, int]) -> None:
         """Note the units of a run's attempts, by the page's number in its pass."""
         day_ms = self._clock() // DAY_MS * DAY_MS

@@ -244,8 +244,7 @@ class State:
         """The current holders of the regions of a job."""
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[list[Holder]]:
-            record = Record(fields.get(claim_field(name), ""), now_ms)
-            return Change([run.holder(now_ms) for run in record.runs])
+            return Change(Record(fields.get(claim_field(name), ""), now_ms).holders())
 
         return self._change((claim_field(name),), rule)
 

@@ -93,10 +93,11 @@ class EarlyExhaustion(NamedTuple):
 
 
 class JobRow(NamedTuple):
-    """A job. The machines in `runs_on` have its regions. `seen_ms` is the last sign of a run there that has not ended:
-    it is under way, or was killed (None: there is none). `next_ms` is the next tick of its schedule (None: it has no
-    schedule). `refusal` is the decision that would refuse the first call of a run now (None: the run would go on), and
-    `why` has it in words. `is_elsewhere`: other machines have all of its regions, so a run here would fetch nothing."""
+    """A job. The machines in `runs_on` have its regions. `seen_ms` is the last sign, from `seen_on`, of a run that has
+    not ended: it is under way, or was killed (None: there is none). `next_ms` is the next tick of its schedule (None:
+    it has no schedule). `refusal` is the decision that would refuse the first call of a run now (None: the run would go
+    on), and `why` has it in words. `is_elsewhere`: other machines have all of its regions, so a run here would fetch
+    nothing."""
 
     job: str
     credential: str
@@ -106,6 +107,7 @@ class JobRow(NamedTuple):
     why: str = ""
     refusal: Decision | None = None
     is_elsewhere: bool = False
+    seen_on: str = ""
 
     @property
     def running(self) -> bool:

@@ -74,9 +74,9 @@ class Claim(NamedTuple):
 class Holder(NamedTuple):
     """The store that holds these `regions`.
 
-    The owner's last run was on `host`, and gave its last sign at `seen_ms`; `running`: it has not ended, and may be
-    alive. The region is free at `until_ms`, unless the owner gives a sign before. If the asking run has the same owner,
-    `until_ms` is when the other run counts as dead.
+    The owner's last run was on `host`, had the lock `machine`, and gave its last sign at `seen_ms`; `running`: it has
+    not ended, and may be alive. The region is free at `until_ms`, unless the owner gives a sign before. If the asking
+    run has the same owner, `until_ms` is when the other run counts as dead.
     """
 
     owner: str
@@ -85,6 +85,7 @@ class Holder(NamedTuple):
     until_ms: int
     running: bool
     regions: tuple[str, ...] = ()
+    machine: str = ""
 
 
 class Claimed(NamedTuple):
@@ -165,7 +166,7 @@ class _Run(NamedTuple):
 
     def holder(self, now_ms: int) -> Holder:
         running = self.run != "" and self.alive_until_ms > now_ms
-        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, running, self.regions)
+        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, running, self.regions, self.machine)
 
     def is_of(self, claim: Claim) -> bool:
         return (self.owner, self.run) == (claim.owner, claim.run)
@@ -190,6 +191,12 @@ class Record:
             runs, self.ticks = [], {}  # not ours: the next claim rewrites it
         self.runs = [run for run in runs if run.until_ms > now_ms]
         self.ticks = {tick: until_ms for tick, until_ms in self.ticks.items() if until_ms > now_ms}
+
+    def holders(self) -> list[Holder]:
+        """The current holders. Of the runs that had one lock, only the last may be alive."""
+        last = {run.machine: run.seen_ms for run in sorted(self.runs, key=lambda run: run.seen_ms)}
+        holders = [run.holder(self.now_ms) for run in self.runs]
+        return [x._replace(running=x.running and x.seen_ms == last[x.machine]) for x in holders]
 
     def claim(self, claim: Claim, *, take_over: bool) -> Claimed:
         """Give the run its tick, and its regions that are free, lapsed or its store's own."""

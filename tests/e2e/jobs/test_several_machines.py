@@ -285,8 +285,13 @@ def test_a_status_shows_which_machine_runs_a_job(
         (job,) = credential.jobs
         later = credential.outlook._replace(at_ms=(job.seen_ms or 0) + ms + 1)
         assert words in text_of(jobs_of(credential._replace(outlook=later)))
+        two = credential._replace(jobs=(job._replace(runs_on=f"other, {HOST}"),), outlook=later)
+        assert words.replace(", ", f"; {HOST} ") in text_of(jobs_of(two)), "which of them"
     web.let_go(run)
     assert shown() == (HOST, False)
+    (run := web.hold_a_page()).kill()
+    run.communicate()
+    assert [job["running"] for job in web.quota.json("status")["credentials"][0]["jobs"]] == [False]
     for name, is_elsewhere in ((HOST, False), ("another", True)):
         monkeypatch.setattr("quota.jobs.places.machine_name", lambda name=name: name)
         with quota.open(other.config) as session:
