@@ -245,7 +245,8 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
         if not reported:
-            yield finding_of("error", "ledger", error, "no call is admitted until it answers")
+            admits = "no call is" if session.settings.ledger.unavailable is None else "only calls on the allowance are"
+            yield finding_of("error", "ledger", error, f"{admits} admitted until it answers")
 
 
 def _missing(session: Session, names: list[str]) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ def findings(
     facts = dict(re.findall(r"^(\w+):([^\r\n]*)\r?$", info, re.MULTILINE))
     yield _rights(missing)
     if refused:
-        yield finding_of("error", "server writes", refused, "no call is admitted until it can be written to")
+        yield finding_of("error", "server writes", refused, "until it can be written to, calls have only the allowance")
     if not facts:
         yield warning("server", "its version and persistence cannot be read", "let this user run INFO")
     else:

@@ -121,7 +121,7 @@ def _read(log: Log, project: str, names: Sequence[str], clock_ms: int | None) ->
 def moved(label: str, epoch: str) -> UnusableLedger:
     """The error about a log that has moved to the url in its seal."""
     place = one_line(epoch.removeprefix(SEAL))
-    return UnusableLedger(f"ledger {label} has moved to {place}: put that url into [ledger]")
+    return UnusableLedger(f"ledger {label} has moved to {place}; put that url into [ledger]")
 
 
 API = "api"

@@ -225,6 +225,6 @@ def test_a_log_that_has_moved_says_where(log: Log) -> None:
     epoch = fence(log)
     assert log.seal("p", epoch, "redis://new:6379/1")
     with pytest.raises(
-        UnusableLedger, match=r"^ledger .* has moved to redis://new:6379/1: put that url into \[ledger\]$"
+        UnusableLedger, match=r"^ledger .* has moved to redis://new:6379/1; put that url into \[ledger\]$"
     ):
         change(log, "p", ("a",), lambda _, fields: Change(fields["a"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -125,14 +126,16 @@ def test_a_move_there_and_back_keeps_all_that_counts(mover: Quota, shared: str) 
     assert "has moved to" in one_line(mover("charge", "videos.list"), 69)
     checked = mover("check")
     assert (checked.returncode, "has moved to" in checked.stderr) == (78, True)
+    assert "-> put that url into [ledger]" in mover("doctor").stdout
     again = mover("ledger", "move", here, shared)
     assert (again.returncode, again.stdout.splitlines()[0][:24]) == (0, "project p: moved already")
 
-    mover.configure(limited(500, ledger=shared))
+    mover.configure(limited(500, '[jobs.t]\nfetch = "trending"', ledger=shared))
     assert mover("charge", "videos.list", "--units", "100").returncode == 0
     assert mover("refund", ids[1]).returncode == 0
     assert mover("ledger", "move", shared, here).returncode == 0
     assert mover("charge", "videos.list").returncode == 69
+    assert [job["job"] for job in json.loads(mover("status", "--json").stdout)["jobs"]] == ["t"]
     mover.configure(limited(500, ledger=here))
     (limit,) = mover.json("status")["credentials"][0]["limits"]
     assert limit["used_units"] == 240
