@@ -352,8 +352,10 @@ class Budget(OfOneProcess):
 
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
         """Count a refusal of `calls` that were asked together. `charge` calls this itself; a job that a refused peek
-        ends calls it, too."""
+        ends calls it, too. If this machine's clock is behind, the refusal has the ledger's time."""
         if self._recorder is not None:
+            at_ms = self._project.heard_ms(decision.decided_at_ms)
+            decision = decision._replace(decided_at_ms=at_ms)
             self._recorder.refused(decision, job, region, self._project.keys.run, calls)
 
     def hand_over_refusals(self) -> None:

@@ -281,8 +281,10 @@ def test_charges_that_are_dated_just_after_the_refusal_they_caused_counted_then(
     assert world.charge("videos.list", units=1_900).admitted
     refused = world.budget.peek("videos.list", units=700)
     world.budget.note_refusal(refused._replace(decided_at_ms=refused.decided_at_ms - 2), "", "")
+    world.budget.note_refusal(refused._replace(decided_at_ms=refused.decided_at_ms - HOUR_MS), "behind", "")
     world.budget.hand_over_refusals()
-    assert world.explain().fill.then_units == 1_900
+    assert world.explain().kept.job == "behind", "the ledger's clock dates it"
+    assert world.explain("").fill.then_units == 1_900
     assert "given back" not in world.shown()
 
 
