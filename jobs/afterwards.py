@@ -16,6 +16,7 @@ ledger_away    a run spent the machine's allowance                 once a day, o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import quota
 from quota.common.clock import host_clock, moment, rfc3339
@@ -50,7 +51,8 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
         if session.settings.notify is not None:
             job, stale_ms = session.settings.jobs[report.job], session.settings.notify.stale_ms
             project = session.credential(job.credential).project
-            notify(session, list(_notices_of_regions(project, job.name, stale_ms, _regions(session, job))))
+            regions, now_ms = _regions(session, job), ledgers_clock(session)
+            notify(session, list(_notices_of_regions(project, job.name, now_ms, stale_ms, regions)))
         return
     if session.settings.textfile is not None or session.settings.notify is not None:
         job = session.settings.jobs[report.job]
@@ -63,6 +65,13 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
         _tell(session, job, report, status, regions)
     if ping is not None and (ping.began or report.outcome != "elsewhere"):
         ping.end(report.exit_status)
+
+
+def ledgers_clock(session: Session) -> int:
+    """The ledger's clock, since this machine's may be wrong now; this machine's if the ledger does not answer."""
+    with suppress(quota.QuotaError):
+        return session.ledger.now_ms()
+    return host_clock()
 
 
 def _regions(session: Session, job: JobSettings) -> list[_Region]:
@@ -149,7 +158,8 @@ def _tell(
     project = session.credential(job.credential).project
     notices = [*_notices_of_run(project, report, status)]
     if report.outcome != "elsewhere" or report.elsewhere:  # else the machine that runs the tick reports them
-        notices += _notices_of_regions(project, job.name, settings.stale_ms, regions, report.elsewhere)
+        now_ms = host_clock() if status is None else ledgers_clock(session)
+        notices += _notices_of_regions(project, job.name, now_ms, settings.stale_ms, regions, report.elsewhere)
     if status is not None:
         notices += _notices_of_budget(project, status)
     elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
@@ -214,10 +224,15 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
 
 
 def _notices_of_regions(
-    project: str, job: str, stale_ms: int | None, regions: Sequence[_Region], elsewhere: Mapping[str, Away] = {}
+    project: str,
+    job: str,
+    now_ms: int,
+    stale_ms: int | None,
+    regions: Sequence[_Region],
+    elsewhere: Mapping[str, Away] = {},
 ) -> Iterator[Notice]:
-    """The notices of stale regions. A region on another machine is stale if that machine is silent for as long."""
-    now_ms = host_clock()
+    """The notices of stale regions at a time. A region on another machine is stale if that machine is silent for as
+    long."""
     for checkpoint, due_ms in regions:
         region, completed_ms = checkpoint.region, checkpoint.completed_at_ms
         did = "was last complete" if completed_ms is not None else "was never complete: its job first ran"

@@ -25,7 +25,7 @@ from quota.common.clock import host_clock, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, warning
 from quota.common.text import many, one_line, spell
 from quota.deciding.run_limit import RunLimit
-from quota.jobs.afterwards import samples_of_regions, samples_of_run
+from quota.jobs.afterwards import ledgers_clock, samples_of_regions, samples_of_run
 from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS
 from quota.jobs.job import (
     Fetch,
@@ -193,7 +193,7 @@ BOUGHT_SINCE_MS = 7 * DAY_MS
 
 def jobs(session: Session) -> Contribution:
     """Where each job stands and its last runs. Does not create the store. Raises StoreError and LedgerError."""
-    now_ms = host_clock()
+    now_ms = ledgers_clock(session)
     regions: list[Region] = []
     samples: list[Sample] = []
     runs: list[Run] = []

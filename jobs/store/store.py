@@ -146,7 +146,8 @@ class Store:
         return self._read(id_of)
 
     def start_run(self, job: str, work: str) -> int | None:
-        """Note that the job runs, here or elsewhere. Returns the time between its runs in ms; None if unknown.
+        """Note that the job runs, here or elsewhere. Returns the time between its runs in ms, 0 if unknown; None if it
+        never ran.
 
         This is the longer of the last two times between runs: a run by hand makes one of them short.
         """
@@ -154,8 +155,8 @@ class Store:
 
         def write(db: sqlite3.Connection) -> int | None:
             sql = "SELECT started_ms, gap_ms FROM runs WHERE job = ? AND work = ?"
-            row = db.execute(sql, (job, work)).fetchone() or (now_ms, 0)
-            started_ms, before_ms = (int(ms) if is_time(ms) else 0 for ms in row)
+            row = db.execute(sql, (job, work)).fetchone()
+            started_ms, before_ms = (int(ms) if is_time(ms) else 0 for ms in row or (now_ms, 0))
             gap_ms = max(0, now_ms - started_ms) if started_ms else 0  # 0 if the clock went back
             db.execute(
                 "INSERT INTO runs (job, work, first_ms, started_ms) VALUES (:job, :work, :now_ms, :now_ms)"
@@ -163,7 +164,7 @@ class Store:
                 " DO UPDATE SET started_ms = :now_ms, gap_ms = :gap_ms",
                 {"job": job, "work": work, "now_ms": now_ms, "gap_ms": gap_ms},
             )
-            return max(gap_ms, before_ms) or None
+            return None if row is None else max(gap_ms, before_ms)
 
         return self._write(write)
 

@@ -225,13 +225,20 @@ def test_a_container_sees_a_run_of_another_with_the_same_files(tmp_path: Path, u
         assert [job["running"] for job in command.json("status")["credentials"][0]["jobs"]] == [False, True]
 
 
-def test_a_stale_region_sends_an_alert(tmp_path: Path, upstream: Emulator) -> None:
+def test_a_stale_region_sends_an_alert(
+    tmp_path: Path, upstream: Emulator, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = machine(tmp_path, upstream, alerts=TELL + 'stale = "1ms"\n')
     assert command("run", "trending", "--region", "US").returncode == 0
     stale = [notice for notice in alerts(command) if notice["event"] == "stale"]
     assert [(notice["job"], notice["region"]) for notice in stale] == [("trending", "US"), ("trending", "DE")]
     complete, never = (notice["message"] for notice in stale)
     assert (" was last complete " in complete, " was never complete: its job first ran " in never) == (True, True)
+    config = command.configure((tmp_path / "quota.toml").read_text().replace('"1ms"', '"1h"'))
+    monkeypatch.setattr("quota.jobs.afterwards.host_clock", lambda: host_clock() - 2 * HOUR_MS)
+    with quota.open(config) as session:
+        follow_up(session, RunReport(session.run, "trending", "done"), None)
+    assert [alert["event"] for alert in alerts(command)].count("stale") == 2, "this machine's clock is behind"
 
 
 @pytest.mark.parametrize(
