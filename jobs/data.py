@@ -368,18 +368,15 @@ def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> N
     Example:
       quota place list
     """
-    from quota.jobs.places import checkpoints_of
+    from quota.jobs.places import checkpoints_of, machines_of
 
     with configured(config) as session, _store_of_places(session) as store:
-        checkpoints = [
-            checkpoint
-            for settings in session.settings.jobs.values()
-            if job in (None, settings.name)
-            for checkpoint in checkpoints_of(session, settings, store)
-        ]
+        chosen = [settings for name, settings in session.settings.jobs.items() if job in (None, name)]
+        checkpoints = [place for settings in chosen for place in checkpoints_of(session, settings, store)]
+        away = {} if as_json or as_csv else machines_of(session, chosen, store)
     jobs = session.settings.jobs
     none = "no job is configured" if job is None or not jobs else f"there is no job {show(job)}{_hint(jobs, job, None)}"
-    _print(checkpoints, as_json=as_json, as_csv=as_csv, none=none)
+    _print(checkpoints, away, as_json=as_json, as_csv=as_csv, none=none)
 
 
 @place.command("show")
@@ -394,9 +391,12 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
     Example:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
+    from quota.jobs.places import machines_of
+
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(session, store, job, region)
-    _print(checkpoints, as_json=as_json, as_csv=as_csv, cursors=True)
+        away = {} if as_json or as_csv else machines_of(session, [session.settings.jobs[job]], store)
+    _print(checkpoints, away, as_json=as_json, as_csv=as_csv, cursors=True)
 
 
 @place.command("reset")
@@ -458,7 +458,13 @@ def _chosen(session: Session, store: Store | None, name: str, region: str | None
 
 
 def _print(
-    checkpoints: list[Checkpoint], *, as_json: bool, as_csv: bool, cursors: bool = False, none: str = ""
+    checkpoints: list[Checkpoint],
+    away: Mapping[tuple[str, str], str],
+    *,
+    as_json: bool,
+    as_csv: bool,
+    cursors: bool = False,
+    none: str = "",
 ) -> None:
     names = "job region pending pages items cursor started_at completed_at failed_at"
     if as_csv:
@@ -476,7 +482,9 @@ def _print(
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else done
         complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"
         failed = "" if failed_ms is None else f", failed {stamp(failed_ms)}"
-        say(f"{named(checkpoint.job, checkpoint.region)}: {stands}; {complete}{failed}")
+        host = away.get((checkpoint.job, checkpoint.region))
+        here = "" if host is None else f"runs on {host}; here "
+        say(f"{named(checkpoint.job, checkpoint.region)}: {here}{stands}; {complete}{failed}")
         if cursors and checkpoint.cursor is not None:
             say(f"  cursor {json.dumps(checkpoint.cursor)[:2_000]}")
     if not checkpoints:

@@ -9,6 +9,7 @@ beside the claims in the ledger.
     Hold             one run's hold on its regions, and on its tick; it lasts for `hold_ms` after the run
     SharedPlaces     the places of one job in the ledger
     runs_on          the machines that hold the regions of a job
+    machines_of      the machine of each region that another store holds
     work_of          names the work that the checkpoints of a job belong to
     checkpoints_of   where a job stands, in the store or in the ledger
     reset_shared     resets regions whose places are in the ledger
@@ -460,6 +461,20 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool = True) -> Wher
     running = [(holder.seen_ms, holder.host) for holder in holders if holder.running and holder.machine not in killed]
     seen_ms, seen_on = max(running, default=(None, ""))
     return Whereabouts(hosts, seen_on, seen_ms, is_elsewhere)
+
+
+def machines_of(session: Session, jobs: Iterable[JobSettings], store: Store | None) -> dict[tuple[str, str], str]:
+    """The machine of each job and region that another store than this holds, as far as the ledger answers."""
+    machines: dict[tuple[str, str], str] = {}
+    if store is None or not session.ledger.shared:
+        return machines
+    owner = session.settings.store.name or store.id("")
+    with suppress(quota.LedgerError):
+        for job in jobs:
+            for holder in session.project(job.credential).state.holders(_claim_name(job)):
+                if holder.owner != owner:
+                    machines.update(((job.name, region), holder.host) for region in holder.regions)
+    return machines
 
 
 # -- where a job stands ---------------------------------------------------------------------------------------------

@@ -179,6 +179,7 @@ def test_a_run_fetches_its_regions_and_skips_those_elsewhere(web: Machine, other
     assert output.startswith("t: done: 1 region, ")
     assert f"; the rest runs on {HOST} " in output
     assert other.count("checkpoints WHERE region = 'DE'") == 0
+    assert f"t DE: runs on {HOST}; here page 1 comes next" in other.quota("place", "show", "t").stdout
     assert outcomes(web.outcome()) == {"DE": "done", "US": "skipped"}
 
 
