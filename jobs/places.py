@@ -317,6 +317,7 @@ class Hold:
             lease_ms=min(MAX_HOLD_MS, step_ms + LEASE_SLACK_MS),
             tick="" if tick is None else tick.name,
             tick_ms=job.misfire_grace_ms + REMEMBER_SLACK_MS,
+            due=() if tick is None else tick.regions,
         )
         self.away: dict[str, Away] = {}
         self.tick_is = ""
@@ -338,13 +339,20 @@ class Hold:
             log.debug("%s: %s", line("claim_unanswered", job=self._job), unanswered)
 
     def begin(self, regions: Sequence[str], *, here: bool = False) -> None:
-        """Claim these regions. With `here`, also claim regions that belong to other stores."""
+        """Claim these regions. With `here`, also claim regions that belong to other stores. A tick that is due for some
+        regions gets all or, if those are away, none."""
+        due = self._claim.due or tuple(regions)
         if self._is_shared or self._places is not None:
-            self._claim = self._claim._replace(regions=tuple(regions))
+            self._claim = self._claim._replace(regions=tuple(dict.fromkeys((*self._claim.due, *regions))))
         elif not self._claim.tick:
             return
         self._ask(self._claim.regions, here=here)
-        self._began = not self.tick_is and len(self.away) < len(regions)
+        has_due = not self.away.keys() >= set(due)
+        if has_due and self._claim.regions:
+            self.tick_is = ""  # of a thousand other regions
+        elif self.tick_is:
+            self.away.clear()
+        self._began = has_due and not self.tick_is
 
     def bring(self, store: Store) -> None:
         """If the places are in the ledger, copy them into the store. A region without one keeps the store's place."""
@@ -378,7 +386,7 @@ class Hold:
     def _ask(self, regions: Sequence[str], *, here: bool = False) -> None:
         """Claim regions, a thousand at a time. Regions that the ledger does not give are away."""
         for part in _parts_of(regions) or [()]:  # without regions, it claims the tick
-            claim = self._claim._replace(regions=part)
+            claim = self._claim._replace(regions=part, due=() if self._began else self._claim.due)
             try:
                 claimed = self._state.claim(claim, take_over=here)
             except quota.LedgerError as error:
@@ -388,16 +396,15 @@ class Hold:
                 level = logging.WARNING if self._claim.tick else logging.DEBUG
                 log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
                 return
-            self._take(regions, claimed)
-            if claimed.tick:
+            self._take(part, claimed)
+            if claim.due and self.away.keys() >= set(claim.due):
                 return
 
     def _take(self, regions: Iterable[str], claimed: Claimed) -> None:
         if claimed.tick:  # another run has it: this one does not begin, or, if it had begun, it has been replaced
             self.tick_is, now_ms = claimed.tick, claimed.now_ms
-            if self._began:
-                away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
-                self.away.update(dict.fromkeys(regions, away))
+            away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
+            self.away.update(dict.fromkeys(regions, away))
         for region, holder in claimed.elsewhere.items():
             same = holder.owner == self._owner
             host = holder.host or "another machine"

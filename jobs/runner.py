@@ -83,9 +83,9 @@ def run_job(
 ) -> RunReport:
     """Run the job called `name` once over `regions` (default: all of the job's), and report how it ended.
 
-    A `tick` of a schedule gives the number of regions, not their names: the run covers the regions whose turn it is in
-    the job's round. If the budget admits only a few ticks a day, the same regions would otherwise run every day. The
-    ledger admits each tick once.
+    A `tick` of a schedule that is due for some regions runs only where these are, but gives their number, not their
+    names: the run covers the regions whose turn it is in the job's round. If the budget admits only a few ticks a day,
+    the same regions would otherwise run every day. The ledger admits each tick once for each region.
     On a shared ledger, the run covers only regions that are free or belong to its store (`quota.jobs.places`); with
     `here` it takes over the others too. When the run has its regions and its tick, it asks for a `refusal`, and ends
     with it.
@@ -103,6 +103,7 @@ def run_job(
     wanted = texts(regions, "region") if tick is None else tick.regions
     chosen = regions_of(job, wanted)
     max_regions, whole = len(chosen), chosen == everything
+    due = chosen
     if tick is not None:
         chosen = everything
     fetch, sink = functions_of(session.settings, job)
@@ -128,7 +129,7 @@ def run_job(
         try:
             hold.begin(chosen, here=here)
             mine = [region for region in chosen if region not in hold.away]
-            elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
+            elsewhere = _elsewhere(session, job, store, hold, chosen if tick is None else due)
             if elsewhere is not None:
                 session.budget(job.credential).repay()  # no decision follows that would
                 return elsewhere
@@ -218,12 +219,10 @@ def _keep(store: Store, row: int, report: RunReport) -> None:
             log.warning("%s: %s", line("run_not_kept", run=report.run, job=report.job), error)
 
 
-def _elsewhere(
-    session: Session, job: JobSettings, store: Store, hold: Hold, regions: Sequence[str], mine: Sequence[str]
-) -> RunReport | None:
-    """The report of a run that has nothing to do here; None if it has work. The store notes where the job runs
+def _elsewhere(session: Session, job: JobSettings, store: Store, hold: Hold, due: Sequence[str]) -> RunReport | None:
+    """The report of a run that has no region that is due; None if it has work. The store notes where the job runs
     instead."""
-    report = RunReport(session.run, job.name, "elsewhere", _skipped(regions), elsewhere=hold.away)
+    report = RunReport(session.run, job.name, "elsewhere", _skipped(due), elsewhere=hold.away)
     away = report.away
     noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
     store.note_elsewhere(job.name, work_of(session, job), *noted)
@@ -231,9 +230,9 @@ def _elsewhere(
         waits = hold.tick_is == "running"
         why = "another scheduler is running this tick" if waits else "a scheduler has run this tick already"
         return RunReport(session.run, job.name, "elsewhere", why=why, waits=waits)
-    if away is None or mine:
+    if any(region not in hold.away for region in due):
         return None
-    return replace(report, waits=away.same_store)
+    return replace(report, waits=any(away.same_store for away in hold.away.values()))
 
 
 def failed_report(session: Session, name: str, error: BaseException) -> RunReport:

@@ -8,7 +8,7 @@ tick then passes these stages:
 
     queue           runs the ticks of a job one after the other; keeps only the newest waiting tick of each stream
     late            skips a tick that waited longer than the job's misfire_grace
-    hold            claims the regions for this store, and the tick, if nobody has run it (`quota.jobs.places`)
+    hold            claims the regions for this store, and the tick for those that it gets (`quota.jobs.places`)
     refusal         does not start a tick whose first call the budget would refuse; the log says when it could start
     run             runs the job as `quota run` does
 
@@ -300,7 +300,8 @@ class _JobQueue:
         for region in report.regions:
             if region.outcome == "failed":
                 _say("region_failed", tick, level=logging.WARNING, failed=region.region, why=region.error)
-        away = report.away
+        of_due = (report.elsewhere[region] for region in tick.regions if region in report.elsewhere)
+        away = next(of_due, report.away)
         if report.outcome == "overlap":
             _say("tick_skipped", tick, reason="overlap", why=report.why)
         elif report.outcome == "elsewhere" and away is None:
@@ -330,7 +331,7 @@ class _JobQueue:
 def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **fields: object) -> None:
     """One line in the log; see `quota.common.log.line`."""
     if tick is not None:
-        fields = {"job": tick.job, "region": ",".join(tick.regions), "at": rfc3339(tick.at_ms), **fields}
+        fields = {"job": tick.job, "due_region": ",".join(tick.regions), "at": rfc3339(tick.at_ms), **fields}
     log.log(level, "%s", line(event, **fields))
 
 

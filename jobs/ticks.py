@@ -7,7 +7,7 @@
     crontab   lines for `crontab -e` that run the jobs instead: `quota schedule --crontab`
 
 A tick starts at the time of its schedule, plus `stagger` times the position of its region, plus its jitter. The jitter
-depends on the tick's name and time alone. So all machines compute the same start, agree on which of them runs the tick,
+depends on the tick's name and time alone. So all machines compute the same start and know the tick by the same name,
 and a plan predicts it to the millisecond.
 """
 

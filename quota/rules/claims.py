@@ -1,4 +1,4 @@
-"""Claims: each region of a job belongs to one store at a time, and each tick of a schedule runs once. Pure.
+"""Claims: each region of a job belongs to one store at a time, and each tick of a schedule covers it once. Pure.
 
     Claim      the request of a run
     Holder     the store that holds a region which the run did not get
@@ -10,6 +10,9 @@ last run has ended or is dead. A run is dead if another run holds its lock on th
 its lease. A store whose run had the same lock is the run's own: the configuration has given it another name. A run
 renews its claim by claiming again, and loses the regions that another run took over. All times are times of the
 ledger's clock; a time ahead of it counts as now.
+
+If several stores hold the regions of a job, each covers its own regions in a tick. So the end of a run does not end its
+tick for regions that another store holds then, or that another run of the tick covers.
 
 The state may also keep the place of a job in a region, as a text that the ledger does not read. The step that renews
 the claim writes it, unless another run has had the region since this run got it. So a late run does not set the job
@@ -56,7 +59,7 @@ class Claim(NamedTuple):
     `machine` names a lock that the run holds: of two runs with the same lock, the earlier is dead. `host` is for
     people. The regions stay with the owner for `hold_ms` after the last sign of the run. A run that is silent for
     `lease_ms` counts as dead. `tick`, if not empty, names the run's tick of a schedule, which is remembered for
-    `tick_ms`. A region's name may be empty.
+    `tick_ms`. If the tick is due for some regions only, `due` has them. A region's name may be empty.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Claim(NamedTuple):
     lease_ms: int
     tick: str = ""
     tick_ms: int = HOUR_MS
+    due: tuple[str, ...] = ()
 
 
 class Holder(NamedTuple):
@@ -91,8 +95,8 @@ class Holder(NamedTuple):
 class Claimed(NamedTuple):
     """The answer to a claim. `elsewhere` has the regions that the run did not get; it has the others now.
 
-    `tick` is "" if the run may run its tick, "done" if another run has done it, and "running" if another run is doing
-    it. In the last two cases nothing was claimed. `now_ms` is the ledger's clock.
+    If it has none of the regions that are due, nothing was claimed, nor if `tick` is "done" (the tick has been run for
+    all of them) or "running" (another run is doing it, of a claim without regions). `now_ms` is the ledger's clock.
     """
 
     now_ms: int
@@ -111,6 +115,7 @@ def checked_claim(claim: Claim) -> Claim:
         machine=text(claim.machine, "machine"),
         host=text(claim.host, "host"),
         regions=tuple(text(region, "region") for region in claim.regions),
+        due=tuple(text(region, "region") for region in claim.due),
         hold_ms=whole(claim.hold_ms, "ms: how long a region stays with its store", 1, MAX_HOLD_MS),
         lease_ms=whole(claim.lease_ms, "ms: how long a run may be silent", 1, MAX_HOLD_MS),
         tick=text(claim.tick, "tick"),
@@ -176,6 +181,13 @@ class _Run(NamedTuple):
         return self.run not in ("", claim.run) and self.machine != claim.machine and self.alive_until_ms > now_ms
 
 
+class _Tick(NamedTuple):
+    """A tick that was run, except for the regions in `left`."""
+
+    until_ms: int
+    left: tuple[str, ...]
+
+
 class Record:
     """The claims of one job in the state: `UNTIL_MS JSON`. Nothing in it counts after that time."""
 
@@ -185,12 +197,11 @@ class Record:
         try:
             data = json.loads(stored.partition(" ")[2]) if stored else {}
             runs = [_run(row, now_ms) for row in data.get("runs") or ()]
-            ticks = dict(data.get("ticks") or {})
-            self.ticks = {tick: min(whole(ms, "", 0, MAX_NUMBER), now_ms + MAX_TICK_MS) for tick, ms in ticks.items()}
+            self.ticks = {tick: _tick(row, now_ms) for tick, row in dict(data.get("ticks") or {}).items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError):
             runs, self.ticks = [], {}  # not ours: the next claim rewrites it
         self.runs = [run for run in runs if run.until_ms > now_ms]
-        self.ticks = {tick: until_ms for tick, until_ms in self.ticks.items() if until_ms > now_ms}
+        self.ticks = {name: tick for name, tick in self.ticks.items() if tick.until_ms > now_ms}
 
     def holders(self) -> list[Holder]:
         """The current holders. Of the runs that had one lock, only the last may be alive."""
@@ -200,12 +211,16 @@ class Record:
 
     def claim(self, claim: Claim, *, take_over: bool) -> Claimed:
         """Give the run its tick, and its regions that are free, lapsed or its store's own."""
-        if claim.tick:
-            if claim.tick in self.ticks:
-                return Claimed(self.now_ms, {}, "done")
-            if any(run.tick == claim.tick and run.blocks(claim, self.now_ms) for run in self.runs):
-                return Claimed(self.now_ms, {}, "running")
+        due = set(claim.due).intersection(claim.regions) or set(claim.regions)
         elsewhere = {}
+        if claim.tick in self.ticks:
+            covered = set(claim.regions).difference(self.ticks[claim.tick].left)
+            if due <= covered:
+                return Claimed(self.now_ms, {}, "done")
+            elsewhere = dict.fromkeys(covered, self._free())
+        same_tick = [run for run in self.runs if run.tick == claim.tick]
+        if claim.tick and not due and any(run.blocks(claim, self.now_ms) for run in same_tick):
+            return Claimed(self.now_ms, {}, "running")
         for run in self.runs:
             own = run.owner == claim.owner or run.machine == claim.machine
             if take_over or (own and not run.blocks(claim, self.now_ms)):
@@ -214,9 +229,8 @@ class Record:
             if own:
                 holder = holder._replace(until_ms=run.alive_until_ms)
             elsewhere.update(dict.fromkeys(set(run.regions) & set(claim.regions), holder))
-        got = [region for region in claim.regions if region not in elsewhere]
-        if got or not claim.regions:
-            self._give(claim, got)
+        if not due or not due <= elsewhere.keys():
+            self._give(claim, [region for region in claim.regions if region not in elsewhere])
         return Claimed(self.now_ms, elsewhere)
 
     def renew(self, claim: Claim) -> Claimed:
@@ -226,13 +240,16 @@ class Record:
         for region in claim.regions:
             runs = [run for run in self.runs if region in run.regions]
             if not any(run.is_of(claim) for run in runs):
-                free = Holder("", "", self.now_ms, self.now_ms, False)
                 holders = [run.holder(self.now_ms) for run in runs]
-                elsewhere[region] = max([free, *holders], key=lambda holder: holder.until_ms)
+                elsewhere[region] = max([self._free(), *holders], key=lambda holder: holder.until_ms)
         kept = [region for region in claim.regions if region not in elsewhere]
         if kept:
             self._give(claim, kept)
         return Claimed(self.now_ms, elsewhere)
+
+    def _free(self) -> Holder:
+        """The holder of a region that no store holds."""
+        return Holder("", "", self.now_ms, self.now_ms, False)
 
     def _give(self, claim: Claim, regions: list[str]) -> None:
         before: tuple[str, ...] = ()
@@ -258,8 +275,8 @@ class Record:
         self.runs = [*kept, own]
 
     def end(self, claim: Claim, ending: Ending) -> None:
-        """Note that the run has ended. Its regions stay with its store, unless it "failed": then they are free. Its
-        tick counts as done, unless it was "stopped"."""
+        """Note that the run has ended. Its regions stay with its store, unless it "failed": then they are free. Unless
+        it was "stopped", its tick counts as done for all regions but those of other stores and runs."""
         kept = []
         for run in self.runs:
             if not run.is_of(claim):
@@ -268,15 +285,27 @@ class Record:
                 kept.append(run._replace(run="", tick="", seen_ms=self.now_ms, until_ms=self.now_ms + claim.hold_ms))
         self.runs = kept
         if claim.tick and ending != "stopped":
-            self.ticks[claim.tick] = self.now_ms + claim.tick_ms
-            by_end = sorted(self.ticks, key=lambda tick: (self.ticks[tick], tick))
+            others = [run for run in kept if run.owner != claim.owner or run.tick == claim.tick]
+            left = {region for run in others for region in run.regions}
+            if claim.due:
+                left.intersection_update(claim.due)
+            if claim.tick in self.ticks:
+                left.intersection_update(self.ticks[claim.tick].left)
+            self.ticks[claim.tick] = _Tick(self.now_ms + claim.tick_ms, tuple(sorted(left)))
+            by_end = sorted(self.ticks, key=lambda tick: (self.ticks[tick].until_ms, tick))
             self.ticks = {tick: self.ticks[tick] for tick in by_end[-MAX_TICKS:]}
 
     def stored(self) -> str | None:
         """The text that the ledger stores; None if nothing is left."""
-        until_ms = max([*(run.until_ms for run in self.runs), *self.ticks.values()], default=None)
+        ends = [*(run.until_ms for run in self.runs), *(tick.until_ms for tick in self.ticks.values())]
         data = {"runs": [run._asdict() for run in self.runs], "ticks": self.ticks}
-        return None if until_ms is None else f"{until_ms} {json.dumps(data, ensure_ascii=False)}"
+        return f"{max(ends)} {json.dumps(data, ensure_ascii=False)}" if ends else None
+
+
+def _tick(row: Any, now_ms: int) -> _Tick:
+    until_ms, left = row
+    until_ms = min(whole(until_ms, "until_ms", 0, MAX_NUMBER), now_ms + MAX_TICK_MS)
+    return _Tick(until_ms, tuple(text(region, "region") for region in left))
 
 
 def _run(row: Any, now_ms: int) -> _Run:

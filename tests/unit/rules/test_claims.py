@@ -147,20 +147,31 @@ def test_a_claim_dated_ahead_of_the_clock_is_dated_now(jobs: Jobs) -> None:
     asked(jobs, claim_of("a", tick="tick:1"))
     end(jobs, claim_of("a"))
     jobs.now_ms = NOW_MS
-    assert asked(jobs, claim_of("b")).elsewhere["US"][1:5] == ("host of a", NOW_MS, NOW_MS + HOLD_MS, False)
+    holder = asked(jobs, claim_of("b")).elsewhere["US"]
+    assert (holder.seen_ms, holder.until_ms) == (NOW_MS, NOW_MS + HOLD_MS)
     jobs.now_ms += HOLD_MS
     assert lost(jobs, claim_of("b")) == []
 
 
 def test_a_tick_is_run_once(jobs: Jobs) -> None:
     a, b = (claim_of("a", run, tick="tick:1", machine=f"machine {run}") for run in ("1", "2"))
-    assert asked(jobs, a).tick == ""
-    assert asked(jobs, b).tick == "running"
+    assert lost(jobs, a) == []
+    assert lost(jobs, b) == ["DE", "US"]
     end(jobs, a)
     assert asked(jobs, b).tick == "done"
-    assert asked(jobs, b._replace(tick="tick:2")).tick == ""
     jobs.now_ms += HOUR_MS
     assert asked(jobs, b).tick == "", "it is forgotten"
+
+
+def test_a_tick_covers_each_region_once_where_its_store_is(jobs: Jobs) -> None:
+    asked(jobs, claim_of("b", "", "DE"))
+    a, b = (claim_of(store, tick="tick:1") for store in "ab")
+    assert (lost(jobs, a), lost(jobs, b)) == (["DE"], ["US"])
+    end(jobs, a)
+    assert lost(jobs, claim_of("a", "next run of a", tick="tick:1")) == ["DE", "US"]
+    assert lost(jobs, b) == ["US"], "its pages renew its claim"
+    end(jobs, b)
+    assert asked(jobs, a).tick == asked(jobs, b).tick == "done"
 
 
 def test_a_tick_that_was_stopped_is_run_to_its_end(jobs: Jobs) -> None:
@@ -177,10 +188,10 @@ def test_a_tick_whose_run_was_killed_is_run_by_the_next(jobs: Jobs, regions: tup
     more = {"tick": "tick:1", "regions": regions or ()}
     asked(jobs, claim_of("a", "1", **more))
     elsewhere = claim_of("a", "2", **more, machine="another")
-    assert asked(jobs, elsewhere).tick == "running"
+    assert (answer := asked(jobs, elsewhere)).tick == "running" or answer.elsewhere["US"].running
     assert asked(jobs, claim_of("a", "3", **more)).tick == "", "the lock on the machine says that run 1 is dead"
     jobs.now_ms += LEASE_MS
-    assert asked(jobs, elsewhere).tick == ""
+    assert asked(jobs, elsewhere) == Claimed(jobs.now_ms, {})
 
 
 def test_a_thousand_ticks_are_remembered_and_of_more_those_that_end_last(jobs: Jobs) -> None:
