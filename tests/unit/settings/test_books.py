@@ -157,7 +157,6 @@ LONG_RULE = "a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
 MISTAKES = [
     ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
     ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),
-    # Windows.
     (
         RESETS,
         'window = "24h"',

@@ -184,7 +184,6 @@ FINDINGS = [
         "error: credentials.main.limits[2]: limit 'search' holds 99 units and search.list costs 100: it could never be "
         "admitted; raise the limit to 100 or more",
     ),
-    # Jobs.
     (
         "leave = 500",
         "leave = 9_500",
@@ -255,7 +254,6 @@ FINDINGS = [
         "warning: jobs.trending.max_items: a page of this job has up to 50 items, and a region fails at one with more; "
         "raise it to 50, or remove it",
     ),
-    # Keys.
     (
         'key = "env:LINT_KEY"\n',
         "",
@@ -297,7 +295,6 @@ FINDINGS = [
         "warning: credentials.main.auth: environment variable NO_SUCH_KEY is not set; put the token into it, or "
         "write file:/path instead of env:NO_SUCH_KEY",
     ),
-    # Store.
     (
         "[jobs.trending]",
         '[store]\nretention = "31d"\n[jobs.trending]',
