@@ -208,7 +208,7 @@ def test_a_store_that_cannot_be_read_is_one_notice(tmp_path: Path, state_dir: Pa
 
 def test_the_reason_for_a_failed_dashboard_start_is_one_line(tmp_path: Path) -> None:
     house = Quota(tmp_path)
-    for host in ("0.0.0.0", "192.0.2.7", "example.org", "::"):  # noqa: S104  # refused
+    for host in ("0.0.0.0", "192.0.2.7", "example.org", "[::]"):  # noqa: S104  # refused
         assert "this machine only" in one_line(house("dashboard", "--listen", f"{host}:0"), 2), host
     (tmp_path / "jinja2.py").write_text("raise ImportError(name='jinja2')")
     missing = one_line(house("dashboard", "--listen", "127.0.0.1:0", PYTHONPATH=str(tmp_path)), 2)
