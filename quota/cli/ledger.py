@@ -200,14 +200,13 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Redate charges that a wrong clock dated in the future.
 
-    First set the clock right. A future-dated charge counts too long, and the ledger dates every charge after it even
-    later. A repair gives these charges the present time, so they count for one window from now.
+    First set the clock right. A future-dated charge counts too long, and every charge made after it gets an even later
+    date. A repair gives these charges the present time, so they count for one window from now.
 
     It shows the charges and asks first; other programs wait while it works. If a repair is interrupted, run it again.
     Exit status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.
 
-    In JSON, the numbers are from before the repair, and `newest` is the date of the log's newest entry, even if it is
-    in the future.
+    In JSON, all values are from before the repair. `newest`, the date of the log's newest entry, may be in the future.
 
     \b
     Example:

@@ -517,7 +517,8 @@ def explain(
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
-    it has no such refusal or charge, the exit status is 1. `quota runs` has the refusals of a ledger that was silent.
+    it has no such refusal or charge, the exit status is 1. `quota runs` has the refusals made while the ledger was
+    silent.
 
     \b
     Example:
