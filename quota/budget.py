@@ -6,8 +6,7 @@
     decide      compares, and has the ledger append (quota.deciding.decide)
 
 `charge`, `charge_many` and `peek` take one path, `Budget._decide`: `_price` finds what the calls cost and which limits
-count them, `decide` compares and appends, `Answers.decision` makes the answer. AsyncBudget awaits the same
-steps.
+count them, `decide` compares and appends, `Answers.decision` makes the answer. AsyncBudget awaits the same steps.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -354,7 +353,7 @@ class Budget(OfOneProcess):
         """Count a refusal of `calls` that were asked together. `charge` calls this itself; a job that a refused peek
         ends calls it, too. If this machine's clock is behind, the refusal has the ledger's time."""
         if self._recorder is not None:
-            at_ms = self._project.heard_ms(decision.decided_at_ms)
+            at_ms = self._project.dated_ms(decision.decided_at_ms)
             decision = decision._replace(decided_at_ms=at_ms)
             self._recorder.refused(decision, job, region, self._project.keys.run, calls)
 

@@ -117,10 +117,10 @@ class Project(OfOneProcess):
             return min(self._clock(), self.wall() + WALL_SLACK_MS)
         return self.reading.now_ms(elapsed_ms(), self.wall())
 
-    def heard_ms(self, decided_ms: int) -> int:
+    def dated_ms(self, decided_ms: int) -> int:
         """The time of a decision, by the ledger's clock if this machine's is behind."""
-        heard_ms = self.reading.now_ms(elapsed_ms(), NEVER) if self._clock is None else self._clock()
-        return heard_ms if heard_ms > decided_ms + WALL_SLACK_MS else decided_ms
+        ledgers_ms = self.reading.now_ms(elapsed_ms(), NEVER) if self._clock is None else self._clock()
+        return ledgers_ms if ledgers_ms > decided_ms + WALL_SLACK_MS else decided_ms
 
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         """A request after this mark, decided at `now_ms`. Without charges it only reads."""

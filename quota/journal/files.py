@@ -14,8 +14,8 @@ A file is named after the day (in UTC, by the ledger's clock) of the newest entr
 day is old. A process appends lines with one `write` that begins with a newline, so a torn line of a killed process
 spoils no later line. It holds no lock, and does not wait for the disk.
 
-If a file's day is more than a day ahead, a wrong clock began it: it is read, but grows no more. It is as
-old as its last line.
+If a file's day is more than a day ahead, a wrong clock began it: it is read, but grows no more. It is as old as its
+last line.
 """
 
 from __future__ import annotations

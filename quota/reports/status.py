@@ -323,8 +323,8 @@ def _read(
         shared_with = tuple(other for other in sharing[settings.project] if other != name)
         rows.append(read[session.project(name)]._replace(settings=settings, shared_with=shared_with))
     if jobs:
-        known = list(all_jobs(session, here=here))
-        rows = [row._replace(jobs=tuple(job for job in known if job.credential == row.settings.name)) for row in rows]
+        every = list(all_jobs(session, here=here))
+        rows = [row._replace(jobs=tuple(job for job in every if job.credential == row.settings.name)) for row in rows]
     return Status(
         at_ms=at_ms,
         ledger=ledger.label,

@@ -177,8 +177,8 @@ def test_without_a_ledger_all_are_drawn_or_none(setup: Setup, tmp_path: Path, ca
     assert back.charge_many(["videos.list"] * 2)[0].limits[0].used_units == 13
     assert [charge.units for charge in charges_at(setup.ledger, setup.project)] == [5, 0, 2, 2, 2, 1, 1]
     say_used(project_of(cut_off))
-    said = [f"{event} project={setup.project} charges=4 units=11" for event in ("debt_repaid", "allowance_used")]
-    assert caplog.messages[1:] == said, "without the draw that was refunded"
+    lines = [f"{event} project={setup.project} charges=4 units=11" for event in ("debt_repaid", "allowance_used")]
+    assert caplog.messages[1:] == lines, "without the draw that was refunded"
 
 
 @pytest.mark.parametrize("kind", ["drop-reply", "cut-reply", "drop-request"])
