@@ -222,7 +222,7 @@ def _video_line(video: SearchResult) -> str:
 @rows_format_option
 @config_option
 def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None:
-    """List the tables that jobs have named: how many rows each has, and which fields.
+    """List the tables that your jobs fill: how many rows each has, and which fields.
 
     --views makes a view of each table in the store's file, for SQL: a column for each field, at most 200. Run it
     again when rows have new fields.
