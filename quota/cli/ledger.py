@@ -59,7 +59,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     nothing was changed.
 
     OLD and NEW may be "env:NAME" or "file:PATH": that hides a password from other users of this machine.
-    For the ledger of this configuration, leave the password out: the configuration has it.
+    If OLD or NEW is the ledger of this configuration, leave its password out.
 
     \b
     Example:
