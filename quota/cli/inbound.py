@@ -46,7 +46,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     """Show each rule, how its requests ended, and how many identities it counts.
 
     Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and --textfile
-    writes only quota_inbound_storage_up 0.
+    writes only the metric quota_inbound_storage_up, with the value 0.
 
     \b
     Example:
