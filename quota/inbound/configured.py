@@ -73,21 +73,18 @@ def rules_of(
     table = inbound_table(settings)
     if table is None:
         return None
+    if keys is None and "keys" in table:
+        keys = _keys_in_file(table)
+    given: dict[str, Any] = table.members("key_field trusted_proxies x_fields") | {
+        "url": _url(table, settings),
+        "exempt": (*table.read("exempt"), *exempt),
+        "forwarded": table.read("forwarded").lower(),
+    }
     rules = [rule_of(table, name) for name in rule_names(table)]
     if not rules:
         raise table.error(f"at least one rule is needed; {_A_RULE}")
-    key_field = table.read("key_field")
-    if keys is None and "keys" in table:
-        keys = _keys_in_file(table)
-    given: dict[str, Any] = {
-        "url": _url(table, settings),
-        "exempt": (*table.read("exempt"), *exempt),
-        "trusted_proxies": table.read("trusted_proxies"),
-        "forwarded": table.read("forwarded").lower(),
-        "x_fields": table.read("x_fields"),
-    }
     try:
-        return Rules(rules, key_field=key_field, keys=keys, user=user, **given)
+        return Rules(rules, keys=keys, user=user, **given)
     except ConfigError as error:
         raise _at(table, error) from None
 

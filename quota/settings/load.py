@@ -47,8 +47,8 @@ from quota.settings.model import (
 )
 from quota.settings.references import Address, address_of, file_url, path_at, place_of
 from quota.settings.schedules import Every, parse_schedule
-from quota.settings.tables import A_CREDENTIAL, INBOUND, INBOUND_RULE, JOB, NO_ADDRESS, PLACES, ROOT, rule_names
-from quota.settings.toml import Keys, Kind, Rows, TomlTable, parse_toml, read_file
+from quota.settings.tables import A_CREDENTIAL, JOB, NO_ADDRESS, PLACES, ROOT
+from quota.settings.toml import TomlTable, parse_toml, read_file
 from quota.terms.costs import CostBook, headrooms
 from quota.terms.limits import DAY_MS, Limit, format_duration, load_zone
 
@@ -193,7 +193,8 @@ def _settings_of(root: TomlTable, config: Config) -> Settings:
         store=_store(root.read("store"), ledger, jobs),
         textfile=root.read("textfile"),
         notify=_notify(root.read("notify")) if "notify" in root else None,
-        inbound=_inbound(root) if "inbound" in root else None,
+        # `quota.inbound` reads its values: the gate never imports that.
+        inbound=root.inner(root.value("inbound"), "inbound").data if "inbound" in root else None,
         variables=config.variables,
         called=source,
     )
@@ -483,26 +484,4 @@ def _options(table: TomlTable) -> dict[str, object]:
     for name in table.data:
         if not name.isidentifier():
             raise table.error("not a valid argument name; use letters, digits and _", name)
-    return dict(table.data)
-
-
-# -- inbound -----------------------------------------------------------------------------------------------------------
-
-
-def _inbound(root: TomlTable) -> Mapping[str, Any]:
-    """The table `[inbound]` as the file has it, with only its keys checked. `quota.inbound` reads it; the gate never
-    imports that."""
-    # A hint at another table would be wrong: its keys mean something else.
-    alone = TomlTable({}, root.source, variables=root.variables)
-    table = alone.inner(root.value("inbound"), "inbound")
-    for name, value in table.data.items():
-        if isinstance(value, dict) and name in INBOUND:
-            raise table.error("a key of [inbound] is called so; give the rule another name", name)
-    names = rule_names(table)
-    alone.inner(root.value("inbound"), "inbound", Keys({**INBOUND, **dict.fromkeys(names, Kind())}))
-    for name in names:
-        rule = table.value(name)
-        row = table.inner(rule, name, Keys(INBOUND_RULE))
-        if isinstance(rule.get("limits"), list):
-            Rows(keys=Keys(INBOUND_RULE["limits"].keys)).read(row, "limits")
     return dict(table.data)
