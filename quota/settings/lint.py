@@ -12,14 +12,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
-from itertools import islice
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from quota.common.clock import host_clock
 from quota.common.files import doubt_of_way
 from quota.common.findings import Finding, file_system, finding_of, problem, ranked, warning
-from quota.common.text import many, nearest, one_line
+from quota.common.text import listed, many, one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
@@ -31,7 +30,7 @@ from quota.settings.references import address_of, read_address, read_key
 from quota.settings.tables import ROOT, inbound_table
 from quota.settings.toml import read_file
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
-from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
+from quota.terms.limits import DAY_MS, Calendar, Limit
 
 STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
 """The built-in fetch functions that keep their place in the store."""
@@ -61,8 +60,7 @@ def lint(settings: Settings) -> list[Finding]:
         findings += _key(credential, credential.name in built_in)
         findings += _project(credential)
         findings += _auth(credential)
-    findings += _shared_keys(settings)
-    findings += _cloud_projects(settings)
+    findings += _shared(settings)
     limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
     for job in settings.jobs.values():
         findings += _job(settings, job, limits[job.credential])
@@ -282,7 +280,6 @@ def _limits(credential: CredentialSettings) -> Iterator[Finding]:
             continue
         location = f"credentials.{credential.name}.limits[{index}]"
         yield from _too_small(limit, book, location)
-        yield from _too_large(limit, book, location)
     for bucket in book.buckets.values():
         yield from _uncovered(bucket, credential)
 
@@ -309,25 +306,6 @@ def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
         )
 
 
-def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
-    selector = limit.view.selector
-    buckets = [book.buckets[name] for name in selector.buckets]
-    if selector.count == "calls" or limit.narrow or len(buckets) != 1:
-        return
-    bucket = buckets[0]
-    longest_ms = limit.view.window.longest_ms
-    quota_units = min(
-        [quota.units for quota in bucket.quotas if longest_ms <= quota.window.longest_ms], default=MAX_UNITS
-    )
-    if limit.limit_units > quota_units:
-        yield warning(
-            location,
-            f"limit {limit.name!r} lets {many(limit.limit_units, 'unit')} through and cost book {book.name!r} says "
-            f"that upstream grants {quota_units:,}",
-            "check the project's quota page; ignore this if upstream granted more",
-        )
-
-
 def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Finding]:
     """Findings for a bucket that no limit covers, or whose limits allow too much inside upstream's own window."""
     location = f"credentials.{credential.name}.limits"
@@ -349,45 +327,36 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
 def _uncounted(bucket: Bucket, quota: Quota, whole: Sequence[Limit], location: str) -> Iterator[Finding]:
     """A finding if the limits that cover a bucket allow too much inside one of upstream's windows."""
     window = quota.window
-    if any(limit.view.window == window for limit in whole):
-        return
 
     def most_units(limit: Limit) -> int:
         """One of upstream's periods can overlap several windows of the limit, and each of them can be full."""
-        windows = -(-window.longest_ms // limit.view.window.longest_ms)
-        if isinstance(limit.view.window, Calendar):
+        own = limit.view.window
+        if own == window:
+            return limit.limit_units
+        windows = -(-window.longest_ms // own.longest_ms)
+        if isinstance(own, Calendar):
             windows += 1
         return windows * limit.limit_units
 
     most = min(map(most_units, whole))
     if most > quota.units:
-        by, such = f"in any {window.name}", "time"
-        if isinstance(window, Calendar):
-            by, such = f"by the {window.spelled_out()}", window.period
+        period = f"one {window.spelled_out()}" if isinstance(window, Calendar) else f"any {window.name}"
         yield warning(
             location,
-            f"no limit counts bucket {bucket.name!r} as upstream does, {by}: up to {many(most, 'unit')} fit into one "
-            f"such {such}, and it grants {quota.units:,}",
-            f"add a limit with window = {as_written(window)}",
+            f"{many(most, 'unit')} of bucket {bucket.name!r} fit into {period}, and upstream grants {quota.units:,}",
+            f"add or lower a limit with window = {as_written(window)}, or ignore this if upstream granted more",
         )
 
 
 def _limited_jobs(credential: CredentialSettings, jobs: Mapping[str, None]) -> Iterator[Finding]:
-    hints = MAX_HINTS
     for index, limit in enumerate(credential.limits):
         for name in limit.view.selector.jobs:
             if name not in jobs:
-                hints -= 1
-                near = nearest(name, jobs if hints >= 0 else islice(jobs, 12))
                 yield warning(
                     f"credentials.{credential.name}.limits[{index}].jobs",
                     f"no job {name!r} is configured for this project",
-                    f"ignore this if scripts charge under that name; {near}",
+                    f"ignore this if scripts charge under that name; its jobs: {listed(jobs) or 'none'}",
                 )
-
-
-MAX_HINTS = 20
-"""At most this many unknown names are compared with all known names. Nobody writes a longer list by hand."""
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -419,23 +388,34 @@ def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Iterat
     return _secret(location, ref, "address", lambda ref, _: read_address(ref, setting, insecure=insecure))
 
 
-def _shared_keys(settings: Settings) -> Iterator[Finding]:
-    """Findings for one key or token under two project names. Upstream sees one project, so both would spend its
-    quota."""
-    first: dict[tuple[str, str], CredentialSettings] = {}
+def _shared(settings: Settings) -> Iterator[Finding]:
+    """Findings for one key, token or `cloud_project` under two project names: upstream sees one project, so both would
+    spend its quota. And for one project with two of `cloud_project`: their counts would mix."""
+    first: dict[tuple[str, ...], CredentialSettings] = {}
+    clouds: dict[str, CredentialSettings] = {}
     for credential in settings.credentials.values():
-        ref = credential.key_ref or credential.auth_ref or ""
-        if not ref.startswith(("env:", "file:", "bearer:")):  # an account may call for any project
-            continue
-        what = "token" if ref.startswith("bearer:") else "key"
-        other = first.setdefault((credential.book.api, ref), credential)
-        if other.project != credential.project:
-            yield problem(
-                f"credentials.{credential.name}.project",
-                f"the same {what} as credential {other.name!r}, whose project is {other.project!r}: upstream counts "
-                "them as one",
-                f"give both the same project, for example {other.project!r}",
-            )
+        location, ref = f"credentials.{credential.name}", credential.key_ref or credential.auth_ref or ""
+        shared = []
+        if ref.startswith(("env:", "file:", "bearer:")):  # an account may call for any project
+            shared.append(("token" if ref.startswith("bearer:") else "key", credential.book.api, ref))
+        if credential.cloud_project is not None:
+            shared.append(("cloud_project", credential.cloud_project))
+            same = clouds.setdefault(credential.project, credential)
+            if same.cloud_project != credential.cloud_project:
+                yield problem(
+                    f"{location}.cloud_project",
+                    f"credential {same.name!r} of the same project {credential.project!r} has another one",
+                    "give both the same, or different projects",
+                )
+        for what, *value in shared:
+            other = first.setdefault((what, *value), credential)
+            if other.project != credential.project:
+                yield problem(
+                    f"{location}.project",
+                    f"the same {what} as credential {other.name!r}, whose project is {other.project!r}: upstream "
+                    "counts them as one",
+                    f"give both the same project, for example {other.project!r}",
+                )
 
 
 EXAMPLE_PROJECT = "my-project"
@@ -494,31 +474,6 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
             "missing: `quota reconcile` may not read the project's figures",
             'add "adc", "service-account:PATH" or "authorized-user:PATH"',
         )
-
-
-def _cloud_projects(settings: Settings) -> Iterator[Finding]:
-    """Findings for two projects with one `cloud_project`, or one project with two: their counts would mix."""
-    ours: dict[str, CredentialSettings] = {}
-    theirs: dict[str, CredentialSettings] = {}
-    for credential in settings.credentials.values():
-        named = credential.cloud_project
-        if named is None:
-            continue
-        location = f"credentials.{credential.name}.cloud_project"
-        same = ours.setdefault(credential.project, credential)
-        other = theirs.setdefault(named, credential)
-        if same.cloud_project != named:
-            yield problem(
-                location,
-                f"credential {same.name!r} of the same project {credential.project!r} has another one",
-                "give both the same, or different projects",
-            )
-        elif other.project != credential.project:
-            yield problem(
-                location,
-                f"credential {other.name!r} of project {other.project!r} has the same: upstream counts them as one",
-                f"give both the same project, for example {other.project!r}",
-            )
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------

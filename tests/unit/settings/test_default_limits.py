@@ -55,9 +55,6 @@ def test_each_window_of_a_bucket_has_its_limits(windows: list[str], limits: dict
     assert len({limit.name for limit in made}) == len(made)
 
 
-UNCOUNTED = "no limit counts bucket 'tokens' as upstream does, "
-
-
 @pytest.mark.parametrize(
     ("limits", "windows", "findings"),
     [
@@ -66,24 +63,26 @@ UNCOUNTED = "no limit counts bucket 'tokens' as upstream does, "
             'limits = [{ name = "hour", units = 40_000, window = "1h" }]',
             EXAMPLE,
             [
-                f"{UNCOUNTED}by the day in America/Los_Angeles: up to 1,000,000 units fit into one such day, and it "
-                'grants 200,000 -> add a limit with window = { calendar = "day", zone = "America/Los_Angeles" }'
+                "1,000,000 units of bucket 'tokens' fit into one day in America/Los_Angeles, and upstream grants "
+                '200,000 -> add or lower a limit with window = { calendar = "day", zone = "America/Los_Angeles" }, or '
+                "ignore this if upstream granted more"
             ],
         ),
         (
             'limits = [{ name = "hour", units = 50_000, window = "1h" }]',
             ['{ quota = 40_000, resets = "1h" }'],
             [
-                "limit 'hour' lets 50,000 units through and cost book 'shop' says that upstream grants 40,000 -> "
-                "check the project's quota page; ignore this if upstream granted more"
+                "50,000 units of bucket 'tokens' fit into any 1h, and upstream grants 40,000 -> "
+                'add or lower a limit with window = "1h", or ignore this if upstream granted more'
             ],
         ),
         (
             'limits = [{ name = "month", units = 100, window = "30d" }]',
             ['{ quota = 100, resets = { calendar = "month", day = 15, zone = "UTC" } }'],
             [
-                f"{UNCOUNTED}by the month from day 15 on in UTC: up to 200 units fit into one such month, and it "
-                'grants 100 -> add a limit with window = { calendar = "month", zone = "UTC", day = 15 }'
+                "200 units of bucket 'tokens' fit into one month from day 15 on in UTC, and upstream grants 100 -> "
+                'add or lower a limit with window = { calendar = "month", zone = "UTC", day = 15 }, or ignore this if '
+                "upstream granted more"
             ],
         ),
     ],

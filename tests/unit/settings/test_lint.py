@@ -204,7 +204,7 @@ FINDINGS = [
         "units = 4_000",
         'units = 4_000\njobs = ["trendng"]',
         "warning: credentials.main.limits[2].jobs: no job 'trendng' is configured for this project; "
-        "ignore this if scripts charge under that name; did you mean 'trending'?",
+        "ignore this if scripts charge under that name; its jobs: trending",
     ),
     # What the commands that use it reject.
     (
@@ -505,8 +505,8 @@ def test_a_project_has_one_name_in_the_cloud_and_that_name_one_project(tmp_path:
         "the same, or different projects"
     ]
     assert message("other", RECONCILED) == [
-        "error: credentials.b.cloud_project: credential 'main' of project 'main' has the same: upstream counts them as "
-        "one; give both the same project, for example 'main'"
+        "error: credentials.b.project: the same cloud_project as credential 'main', whose project is 'main': upstream "
+        "counts them as one; give both the same project, for example 'main'"
     ]
 
 
