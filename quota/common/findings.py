@@ -82,8 +82,6 @@ NETWORK = frozenset(
 
 _EFFECTIVE = os.access in os.supports_effective_ids
 
-TO_NOTHING = "is a link to nothing", "make what it names, or correct the path"
-
 LITTLE_BYTES, TOO_LITTLE_BYTES = 100_000_000, 10_000_000
 
 
@@ -94,13 +92,21 @@ def examine_folder(
 
     `alone`: other users must not be able to write there.
     """
-    on_the_way = existing(os.path.abspath(folder))
-    if not os.path.exists(on_the_way):  # as where what it names is not mounted
-        yield problem(location, f"{one_line(on_the_way)} {TO_NOTHING[0]}", TO_NOTHING[1])
+    if prevented := _obstacle(os.fspath(folder), is_folder=True):
+        yield problem(location, *prevented)
         return
-    there = existing(os.path.realpath(folder))
-    name = one_line(folder)
-    findings = [*_owner(location, there, name, alone=alone), *_file_system(location, there, name, holds, mounts)]
+    there, name = existing(os.path.realpath(folder)), one_line(folder)
+    findings = []
+    if alone and there == os.path.realpath(folder) and (why := doubt_at(there)):
+        remedy = "make it this user's alone (chown, chmod), or name another folder"
+        findings.append(problem(location, f"{name} {why}: nothing in it is used", remedy))
+    kind = file_system(there, mounts)
+    if kind in IN_MEMORY:
+        message = f"{name} is on {kind}: a restart forgets {holds}"
+        findings.append(warning(location, message, "move it to a disk that lasts"))
+    elif kind in NETWORK:
+        message = f"{name} is on {kind}, where locks may not hold: {holds} may be damaged"
+        findings.append(warning(location, message, "move it to a local disk"))
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < LITTLE_BYTES:
         level: Level = "error" if free_bytes < TOO_LITTLE_BYTES else "warning"
@@ -117,42 +123,18 @@ def obstacle(path: str, *beside: str) -> tuple[str, str] | None:
     return next(filter(None, map(_obstacle, names)), None)
 
 
-def _obstacle(path: str) -> tuple[str, str] | None:
+def _obstacle(path: str, *, is_folder: bool = False) -> tuple[str, str] | None:
     there = existing(os.path.abspath(path))
-    is_file, name = there == os.path.abspath(path), one_line(there)
+    is_file, name = there == os.path.abspath(path) and not is_folder, one_line(there)
     if not os.path.exists(there):  # as where what it names is not mounted
-        return f"{name} {TO_NOTHING[0]}", TO_NOTHING[1]
+        return f"{name} is a link to nothing", "make what it names, or correct the path"
     if not is_file and not os.path.isdir(there):
         return f"{name} is no folder", "correct the path"
-    return _no_right(there, "correct the path, or its owner or mode", os.W_OK if is_file else os.W_OK | os.X_OK)
-
-
-def _no_right(there: str, remedy: str, rights: int = os.W_OK | os.X_OK) -> tuple[str, str] | None:
-    """Why this user may not write here, and the remedy: the one given, unless nobody may."""
-    if os.access(there, rights, effective_ids=_EFFECTIVE):
+    if os.access(there, os.W_OK if is_file else os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
         return None
     if os.statvfs(there).f_flag & os.ST_RDONLY:
-        return f"{one_line(there)} is on a read-only file system", "remount it so that it can be written"
-    return f"this user may not write to {one_line(there)}", remedy
-
-
-def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Finding]:
-    if not os.path.isdir(there):
-        yield problem(location, f"{one_line(there)} is no folder", "correct the path")
-    elif prevented := _no_right(there, f"chown or chmod {name}"):
-        yield problem(location, *prevented)
-    elif alone and there == os.path.realpath(name) and (why := doubt_at(there)):
-        remedy = "make it this user's alone (chown, chmod), or name another folder"
-        yield problem(location, f"{name} {why}: nothing in it is used", remedy)
-
-
-def _file_system(location: str, there: str, name: str, holds: str, mounts: str) -> Iterator[Finding]:
-    kind = file_system(there, mounts)
-    if kind in IN_MEMORY:
-        yield warning(location, f"{name} is on {kind}: a restart forgets {holds}", "move it to a disk that lasts")
-    elif kind in NETWORK:
-        message = f"{name} is on {kind}, where locks may not hold: {holds} may be damaged"
-        yield warning(location, message, "move it to a local disk")
+        return f"{name} is on a read-only file system", "remount it so that it can be written"
+    return f"this user may not write to {name}", "correct the path, or its owner or mode"
 
 
 def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
