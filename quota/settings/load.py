@@ -370,8 +370,7 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
 
 
 def _jobs(rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
-    left: dict[tuple[str, int | str], dict[str, int]] = {}
-    jobs = {name: _job(name, row, credentials, left) for name, row in rows.items()}
+    jobs = {name: _job(name, row, credentials) for name, row in rows.items()}
     first: dict[str, JobSettings] = {}
     for job in jobs.values():
         for name, table in job.tables.items():
@@ -382,12 +381,7 @@ def _jobs(rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSet
     return jobs
 
 
-def _job(
-    name: str,
-    row: TomlTable,
-    credentials: Mapping[str, CredentialSettings],
-    left: dict[tuple[str, int | str], dict[str, int]],
-) -> JobSettings:
+def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings]) -> JobSettings:
     if "credential" not in row and len(credentials) > 1:
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
     credential = row.read("credential") or next(iter(credentials))
@@ -407,7 +401,7 @@ def _job(
         fetch=fetch,
         **row.members("regions pages max_body_mb max_answer_s max_items insecure_endpoint max_units"),
         misfire_grace_ms=grace_ms,
-        leave=_leave(row, credentials[credential], left) if "leave" in row else {},
+        leave=_leave(row, credentials[credential]) if "leave" in row else {},
         options=_options(row.read("options")),
         on_each_machine=row.read("machines") == "each",
         ping_ref=row.read("ping"),
@@ -455,29 +449,21 @@ def _schedule(row: TomlTable) -> dict[str, Any]:
     return {"schedule": text, "timezone": zone, "stagger_ms": stagger_ms, "jitter_ms": jitter_ms}
 
 
-def _leave(
-    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int | str], dict[str, int]]
-) -> dict[str, int]:
+def _leave(row: TomlTable, credential: CredentialSettings) -> dict[str, int]:
     """Units by limit name. A bare number, or a share of the quota, applies to every limit that counts all calls of the
     main bucket. A share is rounded down, so a small limit still has room.
-
-    `left` caches the result: many jobs leave the same units of many limits.
     """
     value: int | str | TomlTable = row.read("leave")
-    if isinstance(value, int | str):
-        key = (credential.name, value)
-        if key not in left:
-            main = credential.book.main_bucket.name
-            whole = [limit for limit in credential.limits if not limit.narrow and main in limit.view.selector.buckets]
-            left[key] = {
-                limit.name: value if isinstance(value, int) else limit.quota_units * int(value[:-1]) // 100
-                for limit in whole
-            }
-        return left[key]
-    names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
-    for name in value.data:
-        value.check_choice(name, names, name, f"credential {credential.name!r} has no such limit")
-    return {name: value.read(name) for name in value.data}
+    if isinstance(value, TomlTable):
+        names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
+        for name in value.data:
+            value.check_choice(name, names, name, f"credential {credential.name!r} has no such limit")
+        return {name: value.read(name) for name in value.data}
+    main = credential.book.main_bucket.name
+    whole = [limit for limit in credential.limits if not limit.narrow and main in limit.view.selector.buckets]
+    return {
+        limit.name: value if isinstance(value, int) else limit.quota_units * int(value[:-1]) // 100 for limit in whole
+    }
 
 
 def _options(table: TomlTable) -> dict[str, object]:

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import date, datetime, time
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -159,15 +160,12 @@ class TomlTable:
     def __post_init__(self) -> None:
         """Raise ConfigError for unknown keys, of all tables if this is the whole file, and for a broken rule."""
         unknown = self.keys.unknown(self.data)
-        tables = [(self.path, unknown, self.keys)] if self.path else [*self.keys.with_unknown(self.data)]
+        tables = [("", unknown, self.keys)] if self.path else [*self.keys.with_unknown(self.data)]
         rows = [(path, key, keys) for path, unknown, keys in tables for key in unknown]
         hints = ((path, key, self.places.get(key) or nearest(key, keys)) for path, key, keys in rows)
         if len(rows) == 1:
             path, key, hint = next(hints)
             raise self.error(f"unknown key; {hint}", key, path=path)
-        if rows and len(tables) == 1:
-            each = listed(f"{show(key)} ({hint})" for _, key, hint in hints)
-            raise self.error(f"unknown keys: {each}", path=tables[0][0])
         if rows:
             raise self.error(f"unknown keys: {listed(f'{dotted(path, key)} ({hint})' for path, key, hint in hints)}")
         for rule in self.keys.rules:
@@ -281,17 +279,8 @@ class Text(Kind):
         return super().form() | ({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})
 
 
-@dataclass(eq=False, repr=False)
-class Name(Text):
-    """A name that becomes part of a key in the ledger."""
-
-    pattern: str = NAME
-
-    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
-        if not re.fullmatch(NAME, value):
-            shown = f"{show(value)}: " if key else ""
-            raise table.error(f"{shown}a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -", key)
-        return value
+Name = partial(Text, pattern=NAME, says="a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -")
+"""A name that becomes part of a key in the ledger."""
 
 
 @dataclass(eq=False, repr=False)

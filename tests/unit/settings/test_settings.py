@@ -378,7 +378,7 @@ MISTAKES = {
         ("{ category =", '{ "cate-gory" =', "options.cate-gory: not a valid argument name; use letters, digits and _"),
     ],
     "ledger.": [
-        ("[ledger]\n", '[ledger]\nname = "a b"\n', f"name: 'a b': {NAME_RULE}"),
+        ("[ledger]\n", '[ledger]\nname = "a b"\n', f"name: {NAME_RULE}"),
         ("[ledger]\n", "[ledger]\nallowance = 5\n", "allowance: unknown key; it belongs in `unavailable` of [ledger]"),
         ("redis://127", "http://127", f"url: unsupported URL scheme http://; use one of {SCHEMES}"),
         (
@@ -444,7 +444,8 @@ MISTAKES = {
         (
             "stagger =",
             "fech = 1\nstaggered =",
-            "jobs.trending: unknown keys: 'fech' (did you mean 'fetch'?), 'staggered' (did you mean 'stagger'?)",
+            "unknown keys: jobs.trending.fech (did you mean 'fetch'?), jobs.trending.staggered (did you mean "
+            "'stagger'?)",
         ),
         ("[jobs.trending]", "[credential.x]\n[jobs.trending]", "credential: unknown key; did you mean 'credentials'?"),
         (
