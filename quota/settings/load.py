@@ -14,7 +14,6 @@ named is read only if nobody else could have written it. `quota.settings.lint` w
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,14 +24,13 @@ from urllib.parse import urlsplit
 from quota.common.clock import host_clock
 from quota.common.files import doubt_of_path, read_text
 from quota.common.hosts import is_http_address, is_readable_on_the_way, readings_of
-from quota.common.text import listed, many, nearest, one_line, show
+from quota.common.text import listed, many, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
 from quota.settings.books import Mistakes, default_limits, load_book, parse_limits
 from quota.settings.environment import PREFIX, overlaid
 from quota.settings.model import (
     BUILT_IN,
-    BUILT_IN_FETCHES,
     GIVEN,
     CredentialSettings,
     JobSettings,
@@ -47,12 +45,10 @@ from quota.settings.model import (
 )
 from quota.settings.references import Address, address_of, file_url, path_at, place_of
 from quota.settings.schedules import Every, parse_schedule
-from quota.settings.tables import A_CREDENTIAL, JOB, NO_ADDRESS, PLACES, ROOT
+from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT
 from quota.settings.toml import TomlTable, parse_toml, read_file
 from quota.terms.costs import CostBook, headrooms
-from quota.terms.limits import DAY_MS, Limit, format_duration, load_zone
-
-MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
+from quota.terms.limits import Limit, format_duration, load_zone
 
 
 def find_config(named: str | Path | None = None) -> Path | None:
@@ -386,21 +382,11 @@ def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
     credential = row.read("credential") or next(iter(credentials))
     row.check_choice(credential, credentials, "credential", f"there is no credential {show(credential)}")
-    fetch = row.read("fetch")
-    if not re.fullmatch(JOB["fetch"].pattern, fetch):
-        own = 'not a built-in job; write your own as "package.module:function"'
-        raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
-    grace_ms = row.read("misfire_grace")
-    if grace_ms > MAX_MISFIRE_GRACE_MS:
-        raise row.error(
-            f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
-        )
     return JobSettings(
         name=name,
         credential=credential,
-        fetch=fetch,
-        **row.members("regions pages max_body_mb max_answer_s max_items insecure_endpoint max_units"),
-        misfire_grace_ms=grace_ms,
+        **row.members("fetch regions pages max_body_mb max_answer_s max_items insecure_endpoint max_units"),
+        misfire_grace_ms=row.read("misfire_grace"),
         leave=_leave(row, credentials[credential]) if "leave" in row else {},
         options=_options(row.read("options")),
         on_each_machine=row.read("machines") == "each",

@@ -50,10 +50,7 @@ def read_key(ref: str, what: str = "key") -> str:
     key = read_secret(ref, what)
     # Any other character would fail later, inside a client that prints the value.
     if not all(" " < c <= "~" for c in key):
-        raise ConfigError(
-            f"{_where(ref, what)} holds a space, a line break or another character that no {what} has; store only the "
-            f"{what} in it"
-        )
+        raise ConfigError(f"{_where(ref, what)} has a space or a sign that no {what} has; store only the {what} in it")
     return key
 
 
@@ -103,13 +100,8 @@ def read_secret(ref: str, what: str) -> str:
     secret = text.rstrip("\r\n")
     if not secret:
         raise ConfigError(f"{where} is empty; put the {what} into it")
-    if len(secret) > _MAX_CHARS:
-        article = "an" if what[0] in "aeio" else "a"
-        raise ConfigError(f"{where} holds more than {_MAX_CHARS} characters, so this is not {article} {what}")
-    if not secret.isprintable():
-        raise ConfigError(
-            f"{where} holds a line break or another character that no {what} has; store only the {what} in it"
-        )
+    if len(secret) > _MAX_CHARS or not secret.isprintable():
+        raise ConfigError(f"{where} is too long, or has a sign that no {what} has; store only the {what} in it")
     return secret
 
 
@@ -205,9 +197,7 @@ def path_at(table: TomlTable, key: str, text: str) -> str:
 # -- where a ledger or a storage is ------------------------------------------------------------------------------------
 
 ADDRESS = {
-    "url": TextOrReference(
-        'redis://..., sqlite:///file.db; or where it is: "env:NAME", "file:PATH".', secret=True, what="url"
-    ),
+    "url": TextOrReference('redis://..., sqlite:///file.db; or "env:NAME", "file:PATH".', secret=True, what="url"),
     "username": TextOrReference("The user on the server.", what="user name"),
     "password": TextOrReference('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
     "sentinel_username": TextOrReference("The user on the sentinels.", what="user name"),

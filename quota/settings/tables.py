@@ -59,13 +59,11 @@ UNAVAILABLE = Keys(
     {
         "max_cost": Whole("The most that one call may draw, in units.", required=True),
         "allowance": Either(
-            'What each machine may draw within the longest window: units, or "10%" of the smallest headroom.',
+            'What each machine may draw: units, or "10%" of the headroom.',
             required=True,
             kinds=(_SHARE, Whole()),
         ),
-        "machines": Whole(
-            "How many state folders draw: one for each machine, or for each user of it.", default=1, maximum=1_000
-        ),
+        "machines": Whole("How many state folders draw: one for each user of a machine.", default=1, maximum=1_000),
     }
 )
 LEDGER = Keys(
@@ -115,9 +113,7 @@ LIMIT = Keys(
     {
         "name": Label("The name that refusals show.", required=True),
         "quota": Whole("What upstream grants."),
-        "headroom": Either(
-            'How much of the quota to leave unspent, in units or as "5%".', kinds=(_SHARE, Whole(minimum=0))
-        ),
+        "headroom": Either('What to leave unspent: units, or "5%" of the quota.', kinds=(_SHARE, Whole(minimum=0))),
         "units": Whole("The number to enforce, in place of quota and headroom."),
         "window": WindowKind('"24h": any 24 hours; or a calendar period of a time zone.', required=True),
         "methods": Texts("Count these methods only."),
@@ -158,9 +154,7 @@ CREDENTIAL = Keys(
                 Text(pattern="[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}", says=NO_PROJECT),
             ),
         ),
-        "auth": Login(
-            'Who calls without a key: "adc", "service-account:PATH", "authorized-user:PATH", "bearer:env:NAME".'
-        ),
+        "auth": Login('Instead of a key: "adc", "service-account:PATH", "authorized-user:PATH", "bearer:env:NAME".'),
         "scopes": Texts("The scopes that an account asks for. Default: the cost book's.", each=SCOPE),
         "limits": Rows("The limits of its project. Default: the cost book's.", LIMIT),
         "on_refusal": Text(
@@ -184,17 +178,14 @@ JOB = Keys(
         "fetch": Text(
             'What to run: a built-in job, or your own "package.module:function".',
             pattern="|".join([*BUILT_IN_FETCHES, _FUNCTION]),
+            says=f'write {", ".join(BUILT_IN_FETCHES)}, or your own "package.module:function"',
             required=True,
         ),
         "regions": Texts("Country codes, or other names. The job covers them one by one.", each=Label()),
-        "pages": Whole(
-            "The most pages of each region. After them, the next run begins at page 1 again.",
-            default=1,
-            maximum=100_000,
-        ),
+        "pages": Whole("The most pages of a region. The next run begins at page 1 again.", default=1, maximum=100_000),
         "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
         **_NEEDS_SCHEDULE,
-        "misfire_grace": Span("A tick or run that cannot start within this time is dropped.", default="10m"),
+        "misfire_grace": Span("A tick or run that cannot start this soon is dropped.", default="10m", most_days=7),
         "leave": Either(
             'What the job leaves to others: units or "5%" of each main limit\'s quota; or units by limit.',
             kinds=(_SHARE, Values(each=Whole(minimum=0)), Whole(minimum=0)),
@@ -219,9 +210,7 @@ JOB = Keys(
         "max_body_mb": Whole("The largest answer, in MB.", default=16, maximum=1_000),
         "max_answer_s": Whole("The longest time for an answer, in s.", default=120, maximum=3_600),
         "max_items": Whole("The most items of a page.", default=10_000, maximum=1_000_000),
-        "machines": Text(
-            '"each": every machine runs the job, into its own store.', choices=("one", "each"), default="one"
-        ),
+        "machines": Text('"each": all machines run it, into their own stores.', choices=("one", "each"), default="one"),
         "ping": Reference('The address of a health check: "env:NAME" or "file:PATH".'),
         "insecure_endpoint": Flag("The address may be an http:// address on another machine."),
     },
@@ -232,15 +221,11 @@ JOB = Keys(
 
 STORE = Keys(
     {
-        "url": TextOrReference(
-            'Where jobs keep what they fetched: sqlite:///file.db; or "env:NAME", "file:PATH".', what="url"
-        ),
+        "url": TextOrReference('sqlite:///file.db; or where it is: "env:NAME", "file:PATH".', what="url"),
         "retention": Span("Items are deleted if no run fetched them again for this long.", default="30d"),
         "name": Label("The store's name in a shared ledger, if its file does not last."),
         "places": Text(
-            'Where the place of each region is kept: "ledger" for machines without a disk.',
-            choices=("store", "ledger"),
-            default="store",
+            'Keeps the place of each region: "ledger" without a disk.', choices=("store", "ledger"), default="store"
         ),
     }
 )
@@ -280,8 +265,7 @@ INBOUND = Keys(
         "exempt": Texts("Paths that no rule counts."),
         "trusted_proxies": Texts('Addresses and networks of trusted proxies, and "unix".'),
         "forwarded": Text(
-            "The field in which proxies name the client: x-forwarded-for, forwarded or cf-connecting-ip.",
-            default="x-forwarded-for",
+            "How proxies name the client: x-forwarded-for, forwarded, cf-connecting-ip.", default="x-forwarded-for"
         ),
         "key_field": Text("The header field that has the API key."),
         "keys": Text('"file:PATH" with the valid keys, one on each line.', secret=True),

@@ -297,15 +297,16 @@ class Label(Text):
 
 @dataclass(eq=False, repr=False)
 class Span(Text):
-    """A duration of at most 10 years, read as ms."""
+    """A duration of at most `most_days`, read as ms."""
 
+    most_days: int = 3650
     pattern: str = r"\s*0*[1-9][0-9]*\s*(ms|s|m|h|d)\s*"
 
     def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
         with table.blamed(key):
             duration_ms = parse_duration(value)
-        if duration_ms > 3650 * DAY_MS:
-            raise table.error(f"{show(value)} is longer than 3650 days", key)
+        if duration_ms > self.most_days * DAY_MS:
+            raise table.error(f"{show(value)} is longer than {self.most_days} days", key)
         return duration_ms
 
     def absent(self, table: TomlTable, key: str) -> Any:
