@@ -243,13 +243,11 @@ takes the square of their number, which a client chooses."""
 
 _MANY = re.compile(rf"[^\x00-\x7f]{{{MAX_MARKS + 1}}}")
 _NO_UTF_8, _NO_TEXT = re.compile("[\udc80-\udcff]"), re.compile("[\ud800-\udc7f\udd00-\udfff]")
-_NO_PATTERN = re.compile(r"<.*>|:\w+|.*\\.*|.*\$")
-"""Segments of other notations: Flask and Django, Rails and Express, regular expressions."""
+_SEGMENT = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}|(?!\.\.?$|<.*>$|:\w+$|.*%[0-9A-Fa-f]{2})[^*{}?#\\]*(?<!\$)")
+"""A segment: `{name}` or a text. Routes of Flask, Django, Rails and Express, and regular expressions are refused."""
 
 _ORIGIN = re.compile(r"^[^/?#]*:(//[^/?#]*)?")
 """The beginning of a URL, as in `GET http://HOST/login`: some servers pass the whole URL on as the path."""
-
-_NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
 
 OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
 """The header fields by which some applications replace the method of a request."""
@@ -280,33 +278,17 @@ EVERYTHING = Pattern((), below=True)
 
 def parse_pattern(text: object) -> Pattern:
     """Parse a pattern. Raises ValueError with the mistake and the remedy."""
-    if not isinstance(text, str) or not text.startswith("/"):
-        raise ValueError(f"{show(text)} is not a path; a path begins with /")
-    if len(text) > MAX_PATTERN or not text.isprintable():
-        raise ValueError(f"{show(text)}: a pattern has at most {MAX_PATTERN} printable characters")
-    if "?" in text or "#" in text:
-        raise ValueError(f"{show(text)}: a pattern matches the path only; remove everything from ? or #")
-    if re.search(r"%[0-9A-Fa-f]{2}", text):
-        raise ValueError(f"{show(text)}: rules compare decoded paths; write the character itself")
-    *firsts, last = [segment for segment in text.split("/") if segment] or [""]
-    below = last == "*"
-    if last and not below:
-        firsts.append(last)
-    return Pattern(tuple(_segment(segment, text) for segment in firsts), below)
-
-
-def _segment(segment: str, text: str) -> str:
-    if segment in (".", ".."):
-        raise ValueError(f"{show(text)}: a pattern cannot have a segment . or ..")
-    if _NAMED.fullmatch(segment):
-        return ANY_SEGMENT
-    if _NO_PATTERN.fullmatch(segment):
+    segments = [segment for segment in text.split("/") if segment] if isinstance(text, str) else []
+    below = segments[-1:] == ["*"]
+    if below:
+        segments.pop()
+    is_path = isinstance(text, str) and text.startswith("/") and text.isprintable() and len(text) <= MAX_PATTERN
+    if not is_path or not all(map(_SEGMENT.fullmatch, segments)):
         raise ValueError(
-            f"{show(text)}: this is a framework's route or a regular expression; write {{name}} for one whole segment"
+            f"{show(text)} is not a decoded path of at most {MAX_PATTERN} characters, without a query; write for "
+            "example /login, /users/{id} or /api/*"
         )
-    if set(segment) & set("*{}"):
-        raise ValueError(f"{show(text)}: write {{name}} for one whole segment, and * only as the last one")
-    return _folded(segment)
+    return Pattern(tuple([ANY_SEGMENT if segment.startswith("{") else _folded(segment) for segment in segments]), below)
 
 
 def readings(path: str) -> Iterable[Segments]:

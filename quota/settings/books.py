@@ -316,23 +316,18 @@ def _routes(table: TomlTable, methods: Collection[str], wrong: Mistakes) -> tupl
     return tuple(routes)
 
 
+_PATH = r"\*\*|(?=/)(/(?!:)([^/?#\\*{}<>]|\{[^/?#\\*{}]+\}(?!\{))*)*(/\*\*)?"
+"""A path, in which `{x}` is one segment or a part of it, and `**` the rest. Other tools write <x> and :x."""
+
+
 def _route(table: TomlTable, key: str, method: object, methods: Collection[str], earlier: Iterable[Route]) -> Route:
     if not isinstance(method, str) or method not in methods:
         raise table.error(f"no method {show(method)} in this book; {nearest(method, methods)}", key)
     verb, space, path = key.rpartition(" ")
     if space and verb not in VERBS:
         raise table.error(f"{show(verb)} is no verb; {nearest(verb.upper(), VERBS)}", key)
-    wrong = ""
-    if not path.startswith("/") and path != "**":
-        wrong = "a path begins with /"
-    elif not path.isprintable() or re.search(r"[?#\\]", path):
-        wrong = "a route is a path without a query"
-    elif "*" in path.removesuffix("/**") and path != "**":
-        wrong = "** matches the rest of a path: put it at the end, after a /"
-    elif "}{" in path or re.search(r"[{}<>]|/:", re.sub(r"\{[^{}/]+\}", "x", path)):  # other tools write <x> and :x
-        wrong = "{x} matches one segment"
-    if wrong:
-        raise table.error(f'{wrong}; write for example "GET /users/{{id}}" or "POST /search/**"', key)
+    if not path.isprintable() or not re.fullmatch(_PATH, path):
+        raise table.error(f'{show(path)} is no path; write for example "GET /users/{{id}}" or "POST /search/**"', key)
     route = Route.of(verb, path, method)
     first = next((other for other in earlier if other.covers(route)), None)
     if first is not None:

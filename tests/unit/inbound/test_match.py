@@ -60,23 +60,11 @@ def test_a_pattern_matches_its_paths(pattern: str, path: str, meant: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("", "begins with /"),
-        ("/a?b=c", "remove everything from"),
-        ("/a%20b", "write the character itself"),
-        ("/*/b", "only as the last one"),
-        ("/a*", "whole segment"),
-        ("/{a}b", "whole segment"),
-        ("/users/<id>", "this is a framework's route or a regular expression; write {name}"),
-        ("/users/\\d+", "or a regular expression"),
-        ("/a/../b", "cannot have a segment . or .."),
-        ("/a\nb", "printable"),
-        ("/" + "a" * 256, "at most 256"),
-    ],
+    "pattern",
+    ["", "/a?b=c", "/a%20b", "/*/b", "/a*", "/{a}b", "/users/<id>", "/users/\\d+", "/a/../b", "/a\nb", "/" + "a" * 256],
 )
-def test_an_invalid_pattern_is_refused_with_the_right_pattern(pattern: str, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_an_invalid_pattern_is_refused_with_right_patterns(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a decoded path .* write for example /login, /users/\{id\}"):
         parse_pattern(pattern)
 
 

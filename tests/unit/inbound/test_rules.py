@@ -103,7 +103,7 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: Rule("a", [MINUTE, Limit(7, 1_000)], cost=8), "from 1 to 7"),
         (lambda: Rule("a", MINUTE, cost=True), "cost: True is not a whole number"),
         (lambda: Rule("a", Limit(9, 60_000, 3), algorithm="gcra", cost=4), "from 1 to 3"),
-        (lambda: Rule("a", MINUTE, path="a"), "path: 'a' is not a path; a path begins with /"),
+        (lambda: Rule("a", MINUTE, path="a"), "path: 'a' is not a decoded path"),
         (lambda: Rule("a", MINUTE, methods="GET"), "methods: a string where a list of methods is needed"),
         (lambda: Rule("a", MINUTE, methods=["GET /"]), "methods: 'GET /' is not a method"),
         (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a is used twice"),

@@ -113,13 +113,11 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
     ("key", "why"),
     [
         ("GETT /a", "'GETT' is no verb; did you mean 'GET'?"),
-        ("GET a", "a path begins with /"),
-        ("GET /a?b=c", "a route is a path without a query"),
-        ("GET /a/*", "** matches the rest of a path: put it at the end, after a /"),
-        ("GET /{a}{b}", "{x} matches one segment"),
-        ("GET /{a", "{x} matches one segment"),
-        ("GET /users/:id", "{x} matches one segment"),
-        ("GET /users/<id>", "{x} matches one segment"),
+        ("GET a", "'a' is no path; write for example \"GET /users/{id}\""),
+        *[
+            (f"GET {path}", f"{path!r} is no path")
+            for path in ("/a?b=c", "/a/*", "/**/a", "/{a}{b}", "/{a", "/a/:id", "/<id>")
+        ],
     ],
 )
 def test_a_route_is_a_verb_and_a_path(key: str, why: str) -> None:

@@ -255,7 +255,7 @@ closed = [{ status = 429 }, { status = 429 }]
                 "answers.free[0]: the",
                 "answers.closed[1]: never",
                 "routes.'GET /a': no method",
-                "routes.'GET b': a path",
+                "routes.'GET b': 'b' is no path",
             ],
         ),
     ],
