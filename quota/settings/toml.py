@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import date, datetime, time
+from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -40,16 +40,6 @@ MISSING = "missing; the key is required"
 
 _DERIVED: dict[type[Any], type[Any]] = {int: bool, date: datetime}
 """Python derives these types from others. In TOML, true is no number, and a time no date."""
-
-_TYPES = {
-    bool: "a boolean",
-    int: "a number",
-    float: "a number with a fraction",
-    str: "a string",
-    list: "an array",
-    dict: "a table",
-    **dict.fromkeys((date, datetime, time), "a date or time"),
-}
 
 _SCHEMA_TYPES = {bool: "boolean", int: "integer", str: "string", list: "array"}
 
@@ -78,7 +68,7 @@ class Kind:
         """The value at a key of the table. Raises ConfigError."""
         value = table.value(key)
         if not self.takes(value):
-            raise table.type_error(key, value, self.wanted)
+            raise table.error(f"{self.wanted} is needed", key)  # not the value: it may be a secret
         return self.parse(table, value, key)
 
     def takes(self, value: Any) -> bool:
@@ -200,7 +190,7 @@ class TomlTable:
     def inner(self, value: object, key: str, keys: Keys = ANY, index: int | None = None) -> TomlTable:
         """`value`, found at `key`, as a table."""
         if not isinstance(value, dict):
-            raise self.type_error(key, value, "a table")
+            raise self.error("a table is needed", key)
         path = dotted(self.path, key) + ("" if index is None else f"[{index}]")
         return replace(self, data=value, path=path, keys=keys)
 
@@ -220,14 +210,6 @@ class TomlTable:
         if message.startswith("missing") and begun and len(begun) >= len(self.data.keys() - {"name"}):
             message += f"; {begun[0]} began this table, which the file does not have"
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
-
-    def type_error(self, key: str, value: object, wanted: str) -> ConfigError:
-        """A ConfigError about a value of the wrong type. It never shows a string, which could be a secret."""
-        if value in ("", []):
-            got = "an empty string" if value == "" else "an empty array"
-        else:
-            got = _TYPES.get(type(value), f"a {type(value).__name__}")
-        return self.error(f"{got} where {wanted} is needed", key)
 
     def check_choice(self, text: str, choices: Collection[str], key: str, says: str, index: int | None = None) -> None:
         """Raise the ConfigError that `says` so, and names the nearest choice, if the text is none of these choices."""

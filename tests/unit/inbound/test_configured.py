@@ -74,7 +74,7 @@ RULE = '[inbound.a]\npath = "/a"\nlimit = 1\nwindow = "60s"\n'
     ("text", "message"),
     [
         ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
-        ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a table where a non-empty string is needed"),
+        ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a non-empty string is needed"),
         (
             RULE.replace("60s", "1500ms"),
             "inbound.a.window: '1500ms' is not in whole seconds; write for example \"60s\"",

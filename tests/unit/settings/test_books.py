@@ -183,7 +183,7 @@ MISTAKES = [
     (
         "[pools.",
         '[answers]\nlevels = { bucket = "calls" }\n[pools.',
-        "answers.levels: a table where a non-empty array of tables is needed",
+        "answers.levels: a non-empty array of tables is needed",
     ),
     ('["items.add"]', '["add"]', "pools.adding.methods[0]: no method 'add' in this book; did you mean 'items.add'?"),
 ]
@@ -247,7 +247,7 @@ closed = [{ status = 429 }, { status = 429 }]
     [
         (
             {'api = "shop"': "api = 3", "get = 2": "get = 0", '["items.add"]': "[3]"},
-            ["api: a number", "default.get: 0 is not", "pools.adding.methods: "],
+            ["api: a non-empty", "default.get: 0 is not", "pools.adding.methods: "],
         ),
         (
             {"[pools.": f"{ANSWERS_AND_ROUTES}\n[pools."},

@@ -248,7 +248,7 @@ def test_a_program_may_give_the_settings_itself(state_dir: Path, monkeypatch: py
     ("settings", "message"),
     [
         ([], 'settings: give a dict, as {"credentials": {"main": {"api": "youtube-v3"}}}'),
-        ({"credentials": {"main": {"api": None}}}, "settings: credentials.main.api: a NoneType where a non-empty "
+        ({"credentials": {"main": {"api": None}}}, "settings: credentials.main.api: a non-empty "
          "string is needed"),
         ({"credentials": {"main": MAIN}, 5: 1}, "settings: 5: unknown key; known: ledger, credentials, jobs, store, "
          "textfile, notify, inbound"),

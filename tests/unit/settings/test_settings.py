@@ -348,7 +348,7 @@ MISTAKES = {
             "misfire_grace, leave, max_units, tables, sink, options, max_body_mb, max_answer_s, max_items, machines, "
             "ping, insecure_endpoint",
         ),
-        ('regions = ["US", "GB"]', 'regions = "US"', "regions: a string where an array of strings is needed"),
+        ('regions = ["US", "GB"]', 'regions = "US"', "regions: an array of strings is needed"),
         ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "regions[1]: 'US' appears twice"),
         (
             'fetch = "trending"',
@@ -433,7 +433,7 @@ MISTAKES = {
         ),
     ],
     "inbound": [
-        ("[ledger]", "inbound = 3\n[ledger]", ": a number where a table is needed"),
+        ("[ledger]", "inbound = 3\n[ledger]", ": a table is needed"),
         (
             "[store]",
             "[inbound]\ntrusted_proxy = []\n[store]",
@@ -457,7 +457,7 @@ MISTAKES = {
             "pages = 4",
             'pages = 0\nmax_items = "4"',
             "2 mistakes: (1) jobs.trending.pages: 0 is not a whole number from 1 to 100000 "
-            "(2) jobs.trending.max_items: a string where a whole number is needed",
+            "(2) jobs.trending.max_items: a whole number is needed",
         ),
         ("[credentials.main]", '[credentials."my key"]', f"credentials.'my key': {NAME_RULE}"),
         ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
