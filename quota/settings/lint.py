@@ -176,25 +176,16 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
     if "ssl" not in url:
         return
     options = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
-    if options.get("ssl_cert_reqs") == "none":
+    unproven = {
+        "ssl_cert_reqs": options.get("ssl_cert_reqs") == "none",
+        "ssl_check_hostname": options.get("ssl_check_hostname", "true").upper() in FALSE,
+        "sentinel_ssl": url.startswith("rediss") and options.get("sentinel_ssl") == "false",
+    }
+    for key in [key for key, is_unproven in unproven.items() if is_unproven]:
         yield warning(
-            f"{place}.ssl_cert_reqs",
-            "the server's certificate is not checked: whoever is in between can read the password and change the "
-            "answers",
-            'remove it, and name your CA: ssl_ca_certs = "PATH"',
-        )
-    elif options.get("ssl_check_hostname", "true").upper() in FALSE:
-        yield warning(
-            f"{place}.ssl_check_hostname",
-            "any certificate of a trusted CA is taken for the server's",
-            "remove it, and call the server as its certificate does",
-        )
-    if url.startswith("rediss") and options.get("sentinel_ssl") == "false":
-        yield warning(
-            f"{place}.sentinel_ssl",
-            "the sentinels are asked without TLS: whoever is in between can read their password and say that there is "
-            "no server",
-            "let them speak TLS, and remove it",
+            f"{place}.{key}",
+            "whoever is between this machine and the server can read the password and change the answers",
+            'remove it; to trust your own CA, set ssl_ca_certs = "PATH"',
         )
     if private := options.get("ssl_keyfile"):
         yield from _exposed(f"{place}.ssl_keyfile", private, f"the private key {one_line(private)}")
