@@ -26,7 +26,7 @@ from typing import Any
 
 from quota.common.text import show
 from quota.errors import ConfigError
-from quota.inbound.contract import Decision, Limit, LimitState
+from quota.inbound.contract import Limit, LimitState
 from quota.inbound.deciding import Decider, Verdict
 from quota.inbound.rules import OVERRIDES, Rule, Rules, opened
 from quota.web.documents import App, Message, Problem, Receive, Send, seconds, send_problem
@@ -223,53 +223,44 @@ def _behind(app: object, rules: Rules | Sequence[Rule]) -> tuple[Rules, Decider]
 # -- the responses -----------------------------------------------------------------------------------------------------
 
 
-def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
-    """The fields to add to the application's own answer. Without the storage's answer, only the policy."""
+def fields_of(verdicts: Sequence[Verdict], *, with_x: bool, retry_after_s: int | None = None) -> Fields:
+    """The fields to add to an answer. `retry_after_s` is the wait of a refusal. Without the storage's answer, only the
+    policy."""
     fields: Fields = []
     states: list[tuple[Limit, LimitState]] = []
     for rule, _, decision in verdicts:
+        fields.append((POLICY, rule.policy_field))
         if decision is None:
-            fields.append((POLICY, rule.policy_field))
-        else:
-            fields += _fields(rule, decision, None)
-            states += zip(rule.limits, decision.limits, strict=True)
-    return [*fields, *_x_fields(states)] if with_x and states else fields
-
-
-def _fields(rule: Rule, decision: Decision, retry_after_s: int | None) -> Fields:
-    """Both fields for one rule. `retry_after_s` is the wait of a refusal."""
-    items = []
-    for name, limit, state in zip(rule.policies, rule.limits, decision.limits, strict=True):
-        effective_ms = state.reset_ms or limit.window_ms
-        effective_s = seconds(min(effective_ms, limit.window_ms) if state.remaining > 0 else effective_ms)
-        if retry_after_s is not None:
-            effective_s = min(effective_s, retry_after_s)
-        items.append(f'"{name}";r={max(0, state.remaining)};t={effective_s}')
-    return [(POLICY, rule.policy_field), (CURRENT, ", ".join(items))]
-
-
-def _x_fields(states: Iterable[tuple[Limit, LimitState]]) -> Fields:
-    """The `X-RateLimit-*` fields, for clients that know only those."""
-    limit, state = min(states, key=lambda pair: pair[1].remaining)
-    return [
-        ("x-ratelimit-limit", str(limit.number)),
-        ("x-ratelimit-remaining", str(max(0, state.remaining))),
-        ("x-ratelimit-reset", str(seconds(state.reset_ms))),
-    ]
+            continue
+        items = []
+        for name, limit, state in zip(rule.policies, rule.limits, decision.limits, strict=True):
+            effective_ms = state.reset_ms or limit.window_ms
+            effective_s = seconds(min(effective_ms, limit.window_ms) if state.remaining > 0 else effective_ms)
+            if retry_after_s is not None:
+                effective_s = min(effective_s, retry_after_s)
+            items.append(f'"{name}";r={max(0, state.remaining)};t={effective_s}')
+            states.append((limit, state))
+        fields.append((CURRENT, ", ".join(items)))
+    if with_x and states:  # for clients that know only these
+        limit, state = min(states, key=lambda pair: pair[1].remaining)
+        fields += [
+            ("x-ratelimit-limit", str(limit.number)),
+            ("x-ratelimit-remaining", str(max(0, state.remaining))),
+            ("x-ratelimit-reset", str(seconds(state.reset_ms))),
+        ]
+    return fields
 
 
 def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
     """The answer to a refused request."""
     rule, _, decision = verdict
+    wait_s = AWAY_S if decision is None else seconds(decision.retry_after_ms)
+    # Up to a tenth more, so that clients who were refused together do not come back together.
+    retry_after_s = wait_s + random.randint(0, max(1, min(MAX_JITTER_S, wait_s // 10)))  # noqa: S311  # no secret
+    fields = tuple(fields_of([verdict], with_x=with_x, retry_after_s=wait_s))
     if decision is None:
-        return Problem(
-            503,
-            "The limits of this service cannot be checked now.",
-            retry_after_s=AWAY_S + _jitter_s(AWAY_S),
-            more=((POLICY, rule.policy_field),),
-        )
-    wait_s = seconds(decision.retry_after_ms)
-    retry_after_s = wait_s + _jitter_s(wait_s)
+        why = "The limits of this service cannot be checked now."
+        return Problem(503, why, retry_after_s=retry_after_s, more=fields)
     violated = [
         name for name, state in zip(rule.policies, decision.limits, strict=True) if state.retry_after_ms > 0
     ] or list(rule.policies)
@@ -280,13 +271,5 @@ def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
         title="Request cannot be satisfied as assigned quota has been exceeded",
         members={"violated-policies": violated},
         retry_after_s=retry_after_s,
-        more=(
-            *_fields(rule, decision, wait_s),
-            *(_x_fields(zip(rule.limits, decision.limits, strict=True)) if with_x else ()),
-        ),
+        more=fields,
     )
-
-
-def _jitter_s(wait_s: int) -> int:
-    """Up to a tenth more, so that clients who were refused together do not come back together."""
-    return random.randint(0, max(1, min(MAX_JITTER_S, wait_s // 10)))  # noqa: S311  # no secret depends on it
