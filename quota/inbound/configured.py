@@ -153,7 +153,7 @@ def _keys_in_file(table: TomlTable) -> Callable[[str], bool]:
 
 # -- what `quota check` says -------------------------------------------------------------------------------------------
 
-_NEEDS = {"keys": "key_field", "forwarded": "trusted_proxies"}
+_NEEDS = {"keys": "key_field", "key_field": "keys", "forwarded": "trusted_proxies"}
 
 _WEBDAV = ("COPY", "LOCK", "MKCALENDAR", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
@@ -199,12 +199,6 @@ def _together(rules: Rules) -> Iterator[Finding]:
         elif any(pattern.covers(rule.pattern) for pattern in rules.exempt):
             message = "no request reaches it: exempt covers all of its paths"
             yield problem(location, message, "remove this rule or change exempt")
-    if rules.any_key:
-        yield problem(
-            "inbound.key_field",
-            f"{show(rules.key_field)} has no effect without valid keys: a client could invent a key for each request",
-            'add keys = "file:/path", a file with one key per line',
-        )
     yield from _storage(rules)
 
 

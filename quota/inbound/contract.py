@@ -121,9 +121,7 @@ class Policy:
         if number * window_ms > MAX_SCALE:
             raise ConfigError(f"{rule}: {number} in {window_ms} ms is too much to count; write a shorter window")
         if self.algorithm == "log" and number > MAX_LOG:
-            raise ConfigError(
-                f"{rule}: the algorithm log keeps every request, at most {MAX_LOG}; use counter for {number}"
-            )
+            raise ConfigError(f"{rule}: the algorithm log keeps at most {MAX_LOG} requests; use counter")
         if self.algorithm == "gcra" and not 1 <= burst <= number:
             raise ConfigError(f"{rule}: the algorithm gcra needs a burst, from 1 up to its limit of {number}")
         if self.algorithm != "gcra" and burst:

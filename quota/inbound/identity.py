@@ -89,10 +89,7 @@ class Proxies:
                     f'zero), or "{UNIX}"'
                 ) from None
             if not network.prefixlen:
-                raise ConfigError(
-                    f"trusted_proxies: {show(text)} trusts everybody, so clients could choose their address; "
-                    "name your proxies"
-                )
+                raise ConfigError(f"trusted_proxies: {show(text)} trusts everybody; name your proxies")
             if isinstance(network, IPv6Network) and any(network.subnet_of(within) for within in _EMBEDDING):
                 raise ConfigError(f"trusted_proxies: {show(text)}: write the IPv4 address that it contains")
             networks.append(network)
@@ -124,11 +121,8 @@ class Proxies:
         if not self._is_warned:
             self._is_warned = True
             trust = "" if self._unix else f'add "{UNIX}" to trusted_proxies, and '
-            warn(
-                "inbound_one_visitor",
-                f"requests over a unix socket name no client, so all of them share one limit; {trust}have the proxy "
-                f"send {self.field}",
-            )
+            message = "requests over a unix socket name no client, so all of them share one limit"
+            warn("inbound_one_visitor", f"{message}; {trust}have the proxy send {self.field}")
         return f"a:{UNIX}"
 
 

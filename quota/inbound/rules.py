@@ -149,9 +149,7 @@ class Rules:
         self.x_fields = _flag("x_fields", x_fields)
         self.exempt = tuple(_pattern("exempt", path) for path in several("exempt", exempt, "paths"))
         if key_field is not None and not (isinstance(key_field, str) and _FIELD.fullmatch(key_field)):
-            raise ConfigError(
-                f'key_field: {show(key_field)} is not the name of a header field; write for example "X-API-Key"'
-            )
+            raise ConfigError(f"key_field: {show(key_field)} is not the name of a header, as X-API-Key is")
         if keys is not None and not callable(keys):
             keys = several("keys", keys, "keys, or a function,")
         if user is not None and not callable(user):
@@ -160,8 +158,6 @@ class Rules:
             if callable(function) and made_by(function) == "coroutine":
                 raise ConfigError(f"{key}: the function is async; pass a function that is not async")
         self.key_field = key_field
-        self.any_key = key_field is not None and keys is None
-        """A key field without valid keys: no key counts."""
         self.identify = Identify(
             Proxies(trusted_proxies, forwarded),
             key_field=key_field,

@@ -216,11 +216,8 @@ def _prices(table: TomlTable, method: str, buckets: Mapping[str, Bucket], value:
     """The prices of one method, oldest first."""
     rows = value if isinstance(value, list) else [value]
     if any(isinstance(row, dict) and "since" in row for row in rows):
-        raise table.error(
-            "write dated prices as { prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }; "
-            "a list is what one call costs in several buckets",
-            method,
-        )
+        dated = "{ prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }"
+        raise table.error(f"write dated prices as {dated}; a list means several buckets", method)
     if not (isinstance(value, dict) and "prices" in value):
         return [Price(_parts(table.read(method), buckets))]
     prices: list[Price] = []
@@ -243,9 +240,7 @@ def _parts(cost: int | TomlTable | list[TomlTable], buckets: Mapping[str, Bucket
     for row in cost:
         (part,) = _part(row, buckets)
         if parts and part.reserve:
-            raise row.error(
-                "only the first bucket can have it: an answer says only what a call used of that bucket", "reserve"
-            )
+            raise row.error("only the first bucket can have it: an answer tells of that bucket alone", "reserve")
         if part.bucket in parts:
             raise row.error(f"bucket {show(part.bucket)} is listed twice; add its units up", "bucket")
         parts[part.bucket] = part
@@ -370,18 +365,14 @@ def _level(table: TomlTable, bucket: str | Field | None) -> LevelRule:
     remaining, limit = table.read("remaining"), table.read("limit")
     groups = set() if remaining.pattern is None else set(remaining.pattern.groupindex)
     if groups and "remaining" not in groups and not ("used" in groups and ("limit" in groups or limit is not None)):
-        raise table.error(
-            "the pattern needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)", "remaining"
-        )
+        raise table.error("needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)", "remaining")
     return LevelRule(remaining, limit, table.read("reset"), bucket)
 
 
 def _closed(row: TomlTable, buckets: Collection[str], earlier: Sequence[ClosedRule]) -> ClosedRule:
     match = _match(row)
     if match.status is not None and match.status < 400 and not match.reads_body:
-        raise row.error(
-            f"every good answer has status {match.status}; add `body` or `json` to match only those that close"
-        )
+        raise row.error(f"every good answer has status {match.status}; add `body` or `json` to match less")
     first = next((number for number, other in enumerate(earlier) if other.when.covers(match)), None)
     if first is not None:
         raise row.error(f"never reached: closed[{first}] matches the same answers; put this rule first")
@@ -466,11 +457,7 @@ def _limit(table: TomlTable, book: CostBook) -> Limit:
     view = View(selector, table.read("window"))
     paced = table.read("pacing")
     if paced and not isinstance(view.window, Calendar):
-        raise table.error(
-            "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
-            "calendar limit instead",
-            "pacing",
-        )
+        raise table.error("only a calendar window can be paced; pace a calendar limit instead", "pacing")
     return Limit(
         name=name,
         limit_units=quota_units - headroom_units,

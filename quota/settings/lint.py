@@ -83,31 +83,21 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         yield finding_of("error", "ledger.url", str(error).removeprefix("ledger url "), "correct the url")
     yield from _path("ledger.url", settings.ledger.file)
     if settings.ledger.url == "memory:":
-        at = " at its first page" if settings.store.places_in_ledger else ""
-        yield warning(
-            "ledger.url",
-            f"the charges end with each process, so each tick begins{at} with the whole budget",
-            "memory: is for tests; name a file or a server, or remove the key",
-        )
+        yield warning("ledger.url", "is for tests: the charges end with each process", "name a file or a server")
     outage = settings.ledger.unavailable
     if outage is None:
         return
     if outage.machines > 1 and settings.ledger.file is not None:
-        yield warning(
-            "ledger.url",
-            f"an embedded ledger is shared by one machine only, and there are {outage.machines}: each would spend the "
-            "whole budget",
-            "give all machines one redis:// ledger",
-        )
+        message = f"each of the {outage.machines} machines has an embedded ledger and a budget of its own"
+        yield warning("ledger.url", message, "give all machines one redis:// ledger")
     together = outage.machines * outage.allowance_units
     for credential, limit, headroom in exceeded_headrooms(settings, outage):
         most = headroom // outage.machines
         lower = f"lower allowance to {most}, or " if most else ""
         yield problem(
             "ledger.unavailable",
-            f"{many(outage.machines, 'machine')} x {many(outage.allowance_units, 'unit')} = {together:,} may be "
-            "spent while the ledger is away, and "
-            f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} of the quota unspent",
+            f"{many(outage.machines, 'machine')} may spend {many(together, 'unit')} while the ledger is away, but "
+            f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} unspent",
             f"{lower}raise that limit's headroom to {together}",
         )
 
@@ -166,11 +156,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
         kind, _, path = ref.partition(":")
         in_file = not ref and settings.variables.keys().isdisjoint((place, location))
         if in_file and settings.path is not None and _everybody_reads(settings.path):
-            yield warning(
-                location,
-                "a password stands here, and every user of this machine can read this file",
-                f'write {key} = "env:NAME" or "file:PATH", or chmod 600 this file',
-            )
+            message = "a password stands here, and every user of this machine can read this file"
+            yield warning(location, message, f'write {key} = "env:NAME" or "file:PATH", or chmod 600 this file')
         elif kind == "file":
             yield from _exposed(location, path, f"{one_line(path)}, which holds a password")
     if "ssl" not in url:
@@ -208,22 +195,14 @@ def _store(settings: Settings) -> Iterator[Finding]:
     yield from _path("store.url", settings.store.file)
     yield from _fleeting(settings)
     if settings.jobs and settings.store.retention_ms < DAY_MS:
-        yield warning(
-            "store.retention",
-            "a run that is refused may go on only a day later, and would begin again: what it fetched is deleted by "
-            "then",
-            'set retention = "2d" or more',
-        )
+        message = "what a refused run fetched is deleted before the run goes on a day later"
+        yield warning("store.retention", message, 'set retention = "2d" or more')
     for credential in settings.credentials.values():
         allowed_ms = credential.book.retention_ms
         if allowed_ms is not None and settings.store.retention_ms > allowed_ms:
-            days = many(allowed_ms // DAY_MS, "day")
-            yield warning(
-                "store.retention",
-                f"the terms of {credential.book.api} allow what it returned to be kept for {days} before it is "
-                "fetched again or deleted",
-                f'set retention = "{allowed_ms // DAY_MS}d", or make sure that everything older is fetched again',
-            )
+            days = allowed_ms // DAY_MS
+            message = f"after {many(days, 'day')} the terms of {credential.book.api} want data fetched again or deleted"
+            yield warning("store.retention", message, f'set retention = "{days}d", or fetch everything older again')
             return
 
 
@@ -234,11 +213,8 @@ def _fleeting(settings: Settings) -> Iterator[Finding]:
         return
     kind = file_system(settings.store.file) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
     if kind in ("overlay", "tmpfs"):
-        yield warning(
-            "store.name",
-            "the store's file ends with this pod, and to the ledger the next pod is another store: its jobs would wait",
-            'name it, for example name = "cluster", or keep it on a volume',
-        )
+        message = "the store ends with this pod, and the jobs of the next pod would wait for it"
+        yield warning("store.name", message, 'name it, for example name = "cluster", or keep it on a volume')
 
 
 def _path(location: str, file: str | None) -> Iterator[Finding]:
@@ -282,8 +258,7 @@ def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
         if limit.limit_units < units:
             yield problem(
                 location,
-                f"limit {limit.name!r} holds {many(limit.limit_units, 'unit')} and {what} costs {units:,}: it could "
-                "never be admitted",
+                f"limit {limit.name!r} holds {limit.limit_units:,}, and {what} costs {units:,}: it never fits",
                 f"raise the limit to {units:_} or more",
             )
     each = {method: book.least_units(replace(selector, methods=(method,))) for method in book.methods}
@@ -291,8 +266,7 @@ def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
     if dear and not selector.methods:  # upstream would admit them
         yield warning(
             location,
-            f"limit {limit.name!r} holds {many(limit.limit_units, 'unit')} and {dear[0]} costs {each[dear[0]]:,}: it "
-            "could never be admitted",
+            f"limit {limit.name!r} holds {limit.limit_units:,}, and {dear[0]} costs {each[dear[0]]:,}: it never fits",
             "lower the headroom, or ignore this if nobody makes this call",
         )
 
@@ -303,13 +277,9 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
     whole = [limit for limit in credential.limits if covers(limit, bucket.name, credential.book)]
     if not whole:
         some = any(bucket.name in limit.view.selector.buckets for limit in credential.limits)
-        yield Finding(
-            "warning" if some else "error",
-            location,
-            f"no limit counts {'all calls' if some else 'any call'} of bucket {bucket.name!r}: "
-            f"{'some' if some else 'they'} would never be refused",
-            f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units:_}',
-        )
+        message = f"no limit counts {'all calls' if some else 'any call'} of bucket {bucket.name!r}"
+        remedy = f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units:_}'
+        yield Finding("warning" if some else "error", location, message, remedy)
         return
     for quota in bucket.quotas:
         yield from _uncounted(bucket, quota, whole, location)
@@ -415,12 +385,8 @@ EXAMPLE_PROJECT = "my-project"
 
 def _project(credential: CredentialSettings) -> Iterator[Finding]:
     if credential.project == EXAMPLE_PROJECT:
-        yield warning(
-            f"credentials.{credential.name}.project",
-            f"still {EXAMPLE_PROJECT!r}, as `quota init --full` wrote it: all users of this ledger who kept "
-            "that name spend one budget",
-            "name it after the project of your key",
-        )
+        message = f"still {EXAMPLE_PROJECT!r}: all users of this ledger who kept that name spend one budget"
+        yield warning(f"credentials.{credential.name}.project", message, "name it after the project of your key")
 
 
 # -- reconciling -------------------------------------------------------------------------------------------------------
@@ -440,31 +406,18 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
         yield from _exposed(f"{location}.auth", path, "this file")
     asks = credential.key_ref is None and kind in ("adc", "service-account")
     if credential.scopes != credential.book.scopes and not asks:
-        yield warning(
-            f"{location}.scopes",
-            "have no effect: only an account asks for them, and a key or a token has its rights already",
-            'remove the key, or add auth = "adc" or "service-account:PATH"',
-        )
+        remedy = 'remove them, or add auth = "adc" or "service-account:PATH"'
+        yield warning(f"{location}.scopes", "have no effect: only an account asks for them", remedy)
     if credential.cloud_project is None:
         if ref and credential.key_ref is not None:
-            yield warning(
-                f"{location}.auth",
-                "has no effect beside a key without cloud_project",
-                "add the id or number of the project in Google Cloud",
-            )
+            yield warning(f"{location}.auth", "has no effect beside a key", "add cloud_project, or remove auth")
         return
     if credential.book.monitoring is None:
-        yield warning(
-            f"{location}.cloud_project",
-            f"cost book {credential.book.name!r} has no [monitoring], so `quota reconcile` cannot compare anything",
-            "remove the key, or add the table to the book",
-        )
+        message = f"`quota reconcile` can compare nothing: cost book {credential.book.name!r} has no [monitoring]"
+        yield warning(f"{location}.cloud_project", message, "remove the key, or add the table to the book")
     if not ref and credential.endpoint is None:
-        yield warning(
-            f"{location}.auth",
-            "missing: `quota reconcile` may not read the project's figures",
-            'add "adc", "service-account:PATH" or "authorized-user:PATH"',
-        )
+        remedy = 'add "adc", "service-account:PATH" or "authorized-user:PATH"'
+        yield warning(f"{location}.auth", "missing: `quota reconcile` may not read the project's figures", remedy)
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -478,8 +431,7 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
         if not limit.shadow and limit.limit_units - left < least <= limit.limit_units:
             yield problem(
                 f"{location}.leave",
-                f"leaves {left:,} of the {limit.limit_units:,} that limit {name!r} holds: no call of this job that it "
-                "counts could ever be admitted",
+                f"leaves {left:,} of the {limit.limit_units:,} of limit {name!r}: no call of this job fits",
                 f"leave {limit.limit_units - least:_} or less",
             )
     method = BUILT_IN_FETCHES.get(job.fetch)
@@ -494,20 +446,11 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
     if job.ping_ref is not None:
         yield from _address(f"{location}.ping", job.ping_ref, "ping", insecure=job.insecure_endpoint)
     if job.on_each_machine and settings.ledger.file is not None:
-        yield warning(
-            f"{location}.machines",
-            "has no effect: an embedded ledger is shared by one machine only",
-            "give all machines one redis:// ledger, or remove the key",
-        )
+        remedy = "give all machines one redis:// ledger, or remove the key"
+        yield warning(f"{location}.machines", "has no effect with an embedded ledger", remedy)
     elif job.on_each_machine and settings.machines_of(job) == 1:
-        yield warning(
-            f"{location}.machines",
-            '"each", and the ledger is said to have one machine: `quota plan` counts the job once',
-            "give their number in [ledger] unavailable = { machines = N }",
-        )
+        message = '"each", and the ledger is said to have one machine: `quota plan` counts the job once'
+        yield warning(f"{location}.machines", message, "give their number in unavailable = { machines = N }")
     if settings.store.places_in_ledger and job.fetch in STORE_FETCHES:
-        yield warning(
-            f"{location}.fetch",
-            f'{job.fetch!r} goes by what its own store has: with places = "ledger" another machine begins anew',
-            'keep the store of this job on a disk that lasts, with places = "store"',
-        )
+        message = f'{job.fetch!r} goes by its own store: with places = "ledger" another machine begins anew'
+        yield warning(f"{location}.fetch", message, 'keep its store on a disk that lasts, with places = "store"')

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from quota.common.clock import host_clock
 from quota.common.files import doubt_of_path, read_text
 from quota.common.hosts import is_http_address, is_readable_on_the_way, readings_of
-from quota.common.text import listed, many, one_line, show
+from quota.common.text import listed, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
 from quota.settings.books import Mistakes, default_limits, load_book, parse_limits
@@ -212,11 +212,8 @@ def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, Credentia
             allowance = _share_of_headroom(row, int(allowance[:-1]), max_cost_units, credentials)
         unavailable = Unavailable(max_cost_units, allowance, row.read("machines"))
         if unavailable.max_cost_units > unavailable.allowance_units:
-            raise row.error(
-                f"a call of {many(unavailable.max_cost_units, 'unit')} never fits in an allowance of "
-                f"{unavailable.allowance_units:,}; lower max_cost or raise allowance",
-                "max_cost",
-            )
+            allowance = f"an allowance of {unavailable.allowance_units:,}"
+            raise row.error(f"no call of this cost fits in {allowance}; lower max_cost or raise allowance", "max_cost")
     name = table.read("name")
     identity = f"name {name}" if name is not None else identity
     url, secrets = _address(table, "ledger.db", SCHEMES)
@@ -263,10 +260,7 @@ def _store(table: TomlTable, ledger: LedgerSettings, jobs: Mapping[str, JobSetti
         raise table.error('has no effect with places = "ledger": any machine may go on; remove it', "name")
     each = next((job.name for job in jobs.values() if job.on_each_machine), "")
     if places_in_ledger and each:
-        raise table.error(
-            f'"ledger" gives all machines one round, and jobs.{each} runs on each; remove its machines = "each"',
-            "places",
-        )
+        raise table.error(f'"ledger" gives all machines one round; remove machines = "each" of jobs.{each}', "places")
     return StoreSettings(url, table.read("retention"), name, places_in_ledger)
 
 
@@ -305,19 +299,13 @@ def _credentials(root: TomlTable) -> dict[str, CredentialSettings]:
         credential = _credential(name, row, books)
         other = first_of.setdefault(credential.project, credential)
         if other.book._replace(base_path="") != credential.book._replace(base_path=""):
-            raise row.error(
-                f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}: "
-                "one project has one cost book; give them the same api, or different projects",
-                "api",
-            )
+            message = f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}"
+            raise row.error(f"{message}; give them the same api, or different projects", "api")
         if "limits" in row:
             first = limited.setdefault(credential.project, name)
             if first != name:
-                raise row.error(
-                    f"credential {first!r} of the same project {credential.project!r} already has limits: "
-                    "credentials of one project share one budget; give its limits once",
-                    "limits",
-                )
+                message = f"credential {first!r} of the same project {credential.project!r} already has limits"
+                raise row.error(f"{message}; give its limits once", "limits")
         credentials[name] = credential
     # A credential without limits has the limits of its project, which may come later in the file.
     for name, credential in credentials.items():
@@ -340,10 +328,8 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
     insecure_endpoint = row.read("insecure_endpoint")
     has_secret = "key" in row or "auth" in row
     if endpoint is not None and has_secret and not insecure_endpoint and is_readable_on_the_way(endpoint):
-        raise row.error(
-            "the secret would go there in plain text; give an https:// address, or set insecure_endpoint = true",
-            "endpoint",
-        )
+        remedy = "give an https:// address, or set insecure_endpoint = true"
+        raise row.error(f"the secret would go there in plain text; {remedy}", "endpoint")
     base_path = "" if endpoint is None else readings_of(urlsplit(endpoint).path)[-1].rstrip("/")
     return CredentialSettings(
         name=name,
@@ -426,12 +412,7 @@ def _schedule(row: TomlTable) -> dict[str, Any]:
     if jitter_ms >= shortest_ms:
         raise row.error(f"a start may be {format_duration(jitter_ms)} late, {then}", "jitter")
     if spread_ms >= shortest_ms:
-        with_jitter = f" and {format_duration(jitter_ms)} of jitter" if jitter_ms else ""
-        raise row.error(
-            f"{others} x {format_duration(stagger_ms)}{with_jitter} spread the regions of one tick over "
-            f"{format_duration(spread_ms)}, {then}",
-            "stagger",
-        )
+        raise row.error(f"the regions of one tick start over {format_duration(spread_ms)}, {then}", "stagger")
     return {"schedule": text, "timezone": zone, "stagger_ms": stagger_ms, "jitter_ms": jitter_ms}
 
 

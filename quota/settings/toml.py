@@ -542,10 +542,8 @@ def read_file(path: Path) -> str:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{one_line(path)}: cannot be read: {reason}") from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(
-            f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB, the most for a configuration; "
-            "give some of its credentials, with their jobs, a file of their own that names the same ledger"
-        )
+        remedy = "give some credentials, with their jobs, a file of their own"
+        raise ConfigError(f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB; {remedy}")
     try:
         return data.decode("utf-8-sig")  # some editors add a byte order mark
     except UnicodeDecodeError as error:

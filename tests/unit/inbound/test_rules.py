@@ -131,7 +131,7 @@ def test_an_unusable_rule_or_storage_is_refused_with_the_reason(make: Any, messa
         ("a", (Limit(1, 999),), "counter", "from 1,000 to 2,678,400,000"),
         ("a", (Limit(1.5, MINUTE_MS),), "counter", "whole number"),
         ("a", (Limit(MAX_SCALE // MINUTE_MS + 1, MINUTE_MS),), "counter", "too much to count"),
-        ("a", (Limit(1_001, MINUTE_MS),), "log", "use counter for 1001"),
+        ("a", (Limit(1_001, MINUTE_MS),), "log", "at most 1000 requests; use counter"),
         ("a", (Limit(10, MINUTE_MS, 11),), "gcra", "needs a burst, from 1 up to its limit of 10"),
     ],
 )

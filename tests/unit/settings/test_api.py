@@ -183,7 +183,7 @@ def test_an_answer_table_is_read() -> None:
         ("units = { header = 'X', pattern = '[0-9]+' }", "units.pattern: the pattern needs a group, (?P<units>[0-9]+)"),
         (
             "remaining = { header = 'X', pattern = '(?P<used>[0-9]+)' }",
-            "remaining: the pattern needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)",
+            "remaining: needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)",
         ),
         ("units = { header = 'X', pattern = '(?P<units>(a+)+)' }", "units.pattern: a group cannot be repeated; repeat"),
         (

@@ -145,8 +145,8 @@ QUOTA = f"quota = 1_000\n{RESETS}"
 ELEVEN = ", ".join(f'{{ quota = 1, resets = "{n}h" }}' for n in range(1, 12))
 
 DATED = (
-    "write dated prices as { prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }; a list is what one call "
-    "costs in several buckets"
+    "write dated prices as { prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }; a list means several "
+    "buckets"
 )
 
 
