@@ -162,17 +162,10 @@ def settings_of(config: Config) -> Settings:
     try:
         return _settings_of(root, config)
     except ConfigError as error:
-        first, others = error.mistakes or (str(error),), Mistakes()
-        others.look_for(root)
-        places = {_place(mistake, config.source) for mistake in first}
-        wrong = Mistakes([*first, *(text for text in others if _place(text, config.source) not in places)])
+        wrong = Mistakes(error.mistakes or (str(error),))
+        wrong.look_for(root)
         wrong.raise_any(config.source)
         raise
-
-
-def _place(mistake: str, source: str) -> str:
-    """The key that a message names."""
-    return mistake.removeprefix(f"{source}: ").partition(": ")[0]
 
 
 def _settings_of(root: TomlTable, config: Config) -> Settings:
