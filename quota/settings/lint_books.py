@@ -20,42 +20,26 @@ CLIENTS_OWN = frozenset(("host", "content-length", "content-type", "transfer-enc
 
 def lint_book(book: CostBook) -> Iterator[Finding]:
     """Findings about a cost book that has no errors."""
-    yield from _unsettled(book)
+    location = f"cost book {book.name}"
+    bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
+    if bounds and book.answers.units is None:  # the bounds stay: soon the budget is spent, though nobody used it
+        message = f"{', '.join(bounds[:3])}: `answers` has no `units` that say what a call with `reserve` did cost"
+        remedy = 'add for example units = { json = "/usage/total" }, or settle each call in your program'
+        yield warning(location, message, remedy)
     if book.key.header.lower() in CLIENTS_OWN:
-        yield warning(
-            f"cost book {book.name}",
-            f"key: clients set the header {book.key.header} themselves, so it can hold no key",
-            "name the header in which the API takes its key",
-        )
+        message = f"key: clients set the header {book.key.header} themselves, so it can hold no key"
+        yield warning(location, message, "name the header in which the API takes its key")
     for number, match in enumerate(book.answers.free):
         if match.status == 200 and not match.reads_body:
-            yield warning(
-                f"cost book {book.name}",
-                f"answers.free[{number}]: every good answer has status 200, so no call would count",
-                "add `body` or `json` to match only those that upstream does not count",
-            )
+            message = f"answers.free[{number}]: every good answer has status 200, so no call would count"
+            yield warning(location, message, "add `body` or `json` to match only those that upstream does not count")
     for method, prices in book.methods.items():
         for part in prices[-1].parts:
             quota = min(book.buckets[part.bucket].quotas, key=lambda quota: quota.units)
             if part.units > quota.units:
-                yield warning(
-                    f"cost book {book.name}",
-                    f"{method} costs {many(part.units, 'unit')} of bucket {part.bucket!r}, and the quota is "
-                    f"{quota.units:,} per {quota.window.name}: it could never be admitted",
-                    "correct the price or the quota; ignore this if upstream granted you more",
-                )
-
-
-def _unsettled(book: CostBook) -> Iterator[Finding]:
-    """A bound that no answer settles stays: soon the budget is spent, though nobody used it."""
-    bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
-    if bounds and book.answers.units is None:
-        yield warning(
-            f"cost book {book.name}",
-            f"{', '.join(bounds[:3])}: `reserve` is the most that a call may cost, and `answers` has no `units` that "
-            "say what it did cost",
-            'add for example units = { json = "/usage/total" }, or settle each call in your program',
-        )
+                costs = f"{method} costs {many(part.units, 'unit')} of bucket {part.bucket!r}"
+                message = f"{costs}, and the quota is {quota.units:,} per {quota.window.name}: it never fits"
+                yield warning(location, message, "correct one of them; ignore this if upstream granted you more")
 
 
 def age_days(book: CostBook, at_ms: int) -> int:
@@ -65,22 +49,17 @@ def age_days(book: CostBook, at_ms: int) -> int:
 
 def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
     """`book_old` for a book that was read more than 180 days ago, and each price that changes within 30 days."""
-    days = age_days(book, at_ms)
+    location, days = f"cost book {book.name}", age_days(book, at_ms)
     if days > OLD_DAYS:
-        yield warning(
-            f"cost book {book.name}",
-            f"book_old: its prices were read {many(days, 'day')} ago, on {book.read_on}",
-            f"compare it with {book.source}, and write today's date into a book of your own",
-        )
+        message = f"book_old: its prices were read {many(days, 'day')} ago, on {book.read_on}"
+        remedy = f"compare it with {book.source}, and write today's date into a book of your own"
+        yield warning(location, message, remedy)
     if days < -1:  # somewhere it may be tomorrow already
-        when = f"{book.read_on} is yet to come"
-        yield warning(f"cost book {book.name}", when, "write into read_on the day when you read its prices")
+        message = f"{book.read_on} is yet to come"
+        yield warning(location, message, "write into read_on the day when you read its prices")
     for method in book.methods:
         price, (_, until_ms) = book.price_at(method, at_ms)
         if at_ms < until_ms <= at_ms + SOON_DAYS * DAY_MS:
             coming, _ = book.price_at(method, until_ms)
-            yield warning(
-                f"cost book {book.name}",
-                f"{method} costs {coming} from {coming.since} on, and {price} until then",
-                "see whether its limits still fit",
-            )
+            message = f"{method} costs {coming} from {coming.since} on, and {price} until then"
+            yield warning(location, message, "see whether its limits still fit")

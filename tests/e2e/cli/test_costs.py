@@ -69,8 +69,8 @@ def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
     (quota.folder / "dear.toml").write_text(BOOK.replace("quota = 900", "quota = 4"))
     dear, _ = quota("book", "check", "dear.toml").stdout.splitlines()
     assert dear == (
-        "warning: cost book dear: write costs 5 units of bucket 'points', and the quota is 4 per 1m: it could never be "
-        "admitted; correct the price or the quota; ignore this if upstream granted you more"
+        "warning: cost book dear: write costs 5 units of bucket 'points', and the quota is 4 per 1m: it never fits; "
+        "correct one of them; ignore this if upstream granted you more"
     )
     (quota.folder / "github").write_text(BOOK.replace('= "read"\n', '= "raed"\n'))
     why = "github: routes.'GET /repos/**': no method 'raed' in this book; did you mean 'read'?"

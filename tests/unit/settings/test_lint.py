@@ -526,8 +526,8 @@ def test_check_names_what_is_unwise_in_a_book_once(tmp_path: Path) -> None:
         return [str(finding) for finding in findings(tmp_path, text) if finding.level == "warning"]
 
     assert message("{ reserve = { default = 9 } }") == [
-        "warning: cost book chat: chat: `reserve` is the most that a call may cost, and `answers` has no `units` that "
-        'say what it did cost; add for example units = { json = "/usage/total" }, or settle each call in your program'
+        "warning: cost book chat: chat: `answers` has no `units` that say what a call with `reserve` did cost; add for "
+        'example units = { json = "/usage/total" }, or settle each call in your program'
     ]
     assert message("{ reserve = { default = 9 } }", 'answers = { units = "X-Cost" }') == []
     assert message("9") == message("950") == []
