@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from quota.common.text import nearest, show
 from quota.errors import ConfigError, UsageError
-from quota.terms.arguments import MAX_NUMBER, text, whole
+from quota.terms.arguments import whole
 
 Algorithm = Literal["counter", "gcra", "log"]
 """How a limit counts:
@@ -162,13 +162,6 @@ class Consumer(NamedTuple):
     name: str
     used: int
     limit: Limit
-
-
-def checked_totals(totals: Mapping[str, int]) -> dict[str, int]:
-    """The totals, if a storage can add them. Raises UsageError."""
-    if len(totals) > MAX_TOTALS:
-        raise UsageError(f"{len(totals)} totals are too many for one call; pass at most {MAX_TOTALS}")
-    return {text(name, "total"): whole(number, f"of {name}: a total", 0, MAX_NUMBER) for name, number in totals.items()}
 
 
 class Storage(Protocol):

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
-from quota.errors import StorageAway, UsageError
+from quota.errors import StorageAway
 from quota.inbound.contract import MAX_TOTALS, MAX_WINDOW_MS, Limit, Policy
 from quota.terms.limits import DAY_MS
 
@@ -62,11 +62,8 @@ def name_of(salt: bytes, identity: bytes) -> bytes:
 
 
 def encoded(identity: str) -> bytes:
-    """The bytes of an identity, valid Unicode or not: a header may hold anything. Raises UsageError for a non-text."""
-    try:
-        return identity.encode("utf-8", "surrogatepass")
-    except AttributeError:
-        raise UsageError(f"an identity is text, not {type(identity).__name__}") from None
+    """The bytes of an identity, valid Unicode or not: a header may hold anything."""
+    return identity.encode("utf-8", "surrogatepass")
 
 
 class UnreadableError(Exception):

@@ -26,7 +26,6 @@ from quota.inbound.contract import (
     Limit,
     LimitState,
     Policy,
-    checked_totals,
     gcra_used,
 )
 from quota.ledger.redis_connection import client_of
@@ -150,7 +149,6 @@ class RedisStorage:
     # -- totals of all workers -----------------------------------------------------------------------------------------
 
     def add_totals(self, totals: Mapping[str, int]) -> None:
-        totals = checked_totals(totals)
         keys, words = [TOTALS], [str(len(totals))]
         for name, number in totals.items():
             words += (name, str(number))

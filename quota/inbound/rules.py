@@ -75,7 +75,7 @@ class Rule:
             raise ConfigError(f"cost: {show(cost)} is not a whole number from 1 to {most}, its smallest limit")
         self.name, self.cost = name, cost
         self.path = path
-        self.pattern = EVERYTHING if path is None else _pattern("path", path)
+        self.pattern = EVERYTHING if path is None else parse_pattern(path)
         self.methods = self._methods(methods)
         self.fail: Fail = fail
         self.shadow = _flag("shadow", shadow)
@@ -147,7 +147,7 @@ class Rules:
             raise ConfigError("url: not a str")  # not shown: it may hold a password
         self.url = url
         self.x_fields = _flag("x_fields", x_fields)
-        self.exempt = tuple(_pattern("exempt", path) for path in several("exempt", exempt, "paths"))
+        self.exempt = tuple(parse_pattern(path, "exempt") for path in several("exempt", exempt, "paths"))
         if key_field is not None and not (isinstance(key_field, str) and _FIELD.fullmatch(key_field)):
             raise ConfigError(f"key_field: {show(key_field)} is not the name of a header, as X-API-Key is")
         if keys is not None and not callable(keys):
@@ -195,13 +195,6 @@ class Rules:
                     rules[rule.name] = rule
                     break
         return tuple(rules.values())
-
-
-def _pattern(key: str, path: object) -> Pattern:
-    try:
-        return parse_pattern(path)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from None
 
 
 def _flag(key: str, value: object) -> bool:
@@ -272,18 +265,17 @@ class Pattern(NamedTuple):
 EVERYTHING = Pattern((), below=True)
 
 
-def parse_pattern(text: object) -> Pattern:
-    """Parse a pattern. Raises ValueError with the mistake and the remedy."""
+def parse_pattern(text: object, key: str = "path") -> Pattern:
+    """Parse a pattern. Raises ConfigError with the mistake and the remedy."""
     segments = [segment for segment in text.split("/") if segment] if isinstance(text, str) else []
     below = segments[-1:] == ["*"]
     if below:
         segments.pop()
     is_path = isinstance(text, str) and text.startswith("/") and text.isprintable() and len(text) <= MAX_PATTERN
     if not is_path or not all(map(_SEGMENT.fullmatch, segments)):
-        raise ValueError(
-            f"{show(text)} is not a decoded path of at most {MAX_PATTERN} characters, without a query; write for "
-            "example /login, /users/{id} or /api/*"
-        )
+        remedy = "write for example /login, /users/{id} or /api/*"
+        message = f"{show(text)} is not a decoded path of at most {MAX_PATTERN} characters, without a query"
+        raise ConfigError(f"{key}: {message}; {remedy}")
     return Pattern(tuple([ANY_SEGMENT if segment.startswith("{") else _folded(segment) for segment in segments]), below)
 
 

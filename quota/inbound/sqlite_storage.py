@@ -31,7 +31,6 @@ from quota.inbound.contract import (
     Entries,
     Policy,
     States,
-    checked_totals,
     decide,
     gcra_used,
 )
@@ -43,9 +42,6 @@ T = TypeVar("T")
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x51_4C_49_31
 """Marks a SQLite file as a storage of inbound limits ("QLI1")."""
-
-PAGE_BYTES = 1024
-"""A decision changes one or two pages, and SQLite writes whole pages."""
 
 SWEEP_EVERY = 16
 """Of this many new identities in a window, one deletes expired states."""
@@ -104,7 +100,6 @@ class SqliteStorage:
             version=SCHEMA_VERSION,
             error=StorageAway,
             wording=self._wording,
-            page_bytes=PAGE_BYTES,
         )
         self._make_lock()
         self._plans: dict[Policy, _Numbered] = {}
@@ -204,7 +199,6 @@ class SqliteStorage:
     # -- totals of all workers -----------------------------------------------------------------------------------------
 
     def add_totals(self, totals: Mapping[str, int]) -> None:
-        totals = checked_totals(totals)
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> None:

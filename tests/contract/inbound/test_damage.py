@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from quota.errors import StorageAway, UsageError
+from quota.errors import StorageAway
 from quota.inbound.contract import MAX_SCALE, Limit, Policy, Storage
 from quota.inbound.names import ROTATION_LEAD_MS
 from quota.inbound.redis_storage import RedisStorage
@@ -241,12 +241,6 @@ def test_rejected_requests_count_up_to_a_bound(storage: Storage) -> None:
     answers = [storage.decide(rule, "ann", cost) for _ in range(3)]
     assert [answer.admitted for answer in answers] == [True, False, False]
     assert [answer.limits[0].remaining for answer in answers] == [most - cost, 0, 0]
-
-
-@pytest.mark.parametrize("identity", [None, b"ann", 7, ("ann",)])
-def test_an_identity_that_is_not_text_raises(storage: Storage, identity: object) -> None:
-    with pytest.raises(UsageError, match="an identity is text"):
-        storage.decide(policy("log"), identity)  # type: ignore[arg-type]
 
 
 # -- I3 and I4: what is stored of an identity, and how its names change without freeing anybody ------------------------

@@ -165,10 +165,6 @@ def test_totals_of_all_workers_add_up(storage: Storage) -> None:
     storage.add_totals({})
     assert storage.totals() == {"requests|search|admitted": 7, "decision_us": 100}
     storage.add_totals({f"n{n}": 1 for n in range(1_000)})
-    with pytest.raises(UsageError, match="1001 totals are too many"):
-        storage.add_totals({f"n{n}": 1 for n in range(1_001)})
-    with pytest.raises(UsageError):
-        storage.add_totals({"n": -1})
 
 
 @pytest.mark.parametrize("algorithm", ["counter", "gcra", "log"])

@@ -11,6 +11,7 @@ from unicodedata import normalize
 
 import pytest
 
+from quota.errors import ConfigError
 from quota.inbound.rules import names, parse_pattern, readings
 
 INPUTS = int(os.environ.get("QUOTA_TEST_INPUTS", "20000"))
@@ -64,7 +65,7 @@ def test_a_pattern_matches_its_paths(pattern: str, path: str, meant: bool) -> No
     ["", "/a?b=c", "/a%20b", "/*/b", "/a*", "/{a}b", "/users/<id>", "/users/\\d+", "/a/../b", "/a\nb", "/" + "a" * 256],
 )
 def test_an_invalid_pattern_is_refused_with_right_patterns(pattern: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a decoded path .* write for example /login, /users/\{id\}"):
+    with pytest.raises(ConfigError, match=r"is not a decoded path .* write for example /login, /users/\{id\}"):
         parse_pattern(pattern)
 
 
