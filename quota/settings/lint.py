@@ -29,11 +29,14 @@ from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettin
 from quota.settings.references import address_of, read_address, read_key
 from quota.settings.tables import ROOT, inbound_table
 from quota.settings.toml import read_file
-from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
+from quota.terms.costs import Bucket, Quota, covers, headrooms
 from quota.terms.limits import DAY_MS, Calendar, Limit
 
 STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
 """The built-in fetch functions that keep their place in the store."""
+
+EXAMPLE_PROJECT = "my-project"
+"""`quota init --full` writes this value."""
 
 
 def lint(settings: Settings) -> list[Finding]:
@@ -58,7 +61,10 @@ def lint(settings: Settings) -> list[Finding]:
             findings += _limits(credential)
             findings += _limited_jobs(credential, jobs.get(credential.project, {}))
         findings += _key(credential, credential.name in built_in)
-        findings += _project(credential)
+        if credential.project == EXAMPLE_PROJECT:
+            message = f"still {EXAMPLE_PROJECT!r}: all users of this ledger who kept that name spend one budget"
+            location = f"credentials.{credential.name}.project"
+            findings.append(warning(location, message, "name it after the project of your key"))
         findings += _auth(credential)
     findings += _shared(settings)
     limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
@@ -245,30 +251,20 @@ def _limits(credential: CredentialSettings) -> Iterator[Finding]:
     for index, limit in enumerate(credential.limits):
         if limit.shadow:
             continue
-        location = f"credentials.{credential.name}.limits[{index}]"
-        yield from _too_small(limit, book, location)
+        location, selector = f"credentials.{credential.name}.limits[{index}]", limit.view.selector
+        each = {method: book.least_units(replace(selector, methods=(method,))) for method in book.methods}
+        costs = {method: each[method] for method in selector.methods}
+        for what, units in (costs or {"the cheapest call": book.least_units(selector)}).items():
+            if limit.limit_units < units:
+                message = f"limit {limit.name!r} holds {limit.limit_units:,}, and {what} costs {units:,}: it never fits"
+                yield problem(location, message, f"raise the limit to {units:_} or more")
+        dear = [method for method, units in each.items() if limit.limit_units < units <= limit.quota_units]
+        if dear and not selector.methods:  # upstream would admit them
+            units = each[dear[0]]
+            message = f"limit {limit.name!r} holds {limit.limit_units:,}, and {dear[0]} costs {units:,}: it never fits"
+            yield warning(location, message, "lower the headroom, or ignore this if nobody makes this call")
     for bucket in book.buckets.values():
         yield from _uncovered(bucket, credential)
-
-
-def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
-    selector = limit.view.selector
-    costs = {method: book.least_units(replace(selector, methods=(method,))) for method in selector.methods}
-    for what, units in (costs or {"the cheapest call": book.least_units(limit.view.selector)}).items():
-        if limit.limit_units < units:
-            yield problem(
-                location,
-                f"limit {limit.name!r} holds {limit.limit_units:,}, and {what} costs {units:,}: it never fits",
-                f"raise the limit to {units:_} or more",
-            )
-    each = {method: book.least_units(replace(selector, methods=(method,))) for method in book.methods}
-    dear = [method for method, units in each.items() if limit.limit_units < units <= limit.quota_units]
-    if dear and not selector.methods:  # upstream would admit them
-        yield warning(
-            location,
-            f"limit {limit.name!r} holds {limit.limit_units:,}, and {dear[0]} costs {each[dear[0]]:,}: it never fits",
-            "lower the headroom, or ignore this if nobody makes this call",
-        )
 
 
 def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Finding]:
@@ -356,7 +352,7 @@ def _shared(settings: Settings) -> Iterator[Finding]:
     clouds: dict[str, CredentialSettings] = {}
     for credential in settings.credentials.values():
         location, ref = f"credentials.{credential.name}", credential.key_ref or credential.auth_ref or ""
-        shared = []
+        shared: list[tuple[str, ...]] = []
         if ref.startswith(("env:", "file:", "bearer:")):  # an account may call for any project
             shared.append(("token" if ref.startswith("bearer:") else "key", credential.book.api, ref))
         if credential.cloud_project is not None:
@@ -377,16 +373,6 @@ def _shared(settings: Settings) -> Iterator[Finding]:
                     "counts them as one",
                     f"give both the same project, for example {other.project!r}",
                 )
-
-
-EXAMPLE_PROJECT = "my-project"
-"""`quota init --full` writes this value."""
-
-
-def _project(credential: CredentialSettings) -> Iterator[Finding]:
-    if credential.project == EXAMPLE_PROJECT:
-        message = f"still {EXAMPLE_PROJECT!r}: all users of this ledger who kept that name spend one budget"
-        yield warning(f"credentials.{credential.name}.project", message, "name it after the project of your key")
 
 
 # -- reconciling -------------------------------------------------------------------------------------------------------
