@@ -246,10 +246,8 @@ class RedisStorage:
         try:
             yield
         except (ValueError, IndexError, names.UnreadableError) as error:
-            raise StorageAway(
-                f"inbound storage {self.label}: key {key} is damaged, or another program's; delete it, or give "
-                "inbound limits a database of their own"
-            ) from error
+            why = f"key {key} is damaged, or another program's; delete it, or give inbound limits another database"
+            raise StorageAway(f"inbound storage {self.label}: {why}") from error
 
     def close(self) -> None:
         self._client.close()

@@ -154,9 +154,7 @@ class Mistakes(list[str]):
 def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
     """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys; if there
     are none, wrong values; if there are none, what does not belong together."""
-    root = TomlTable(
-        data, source, keys=BOOK, places={"window": "a cost book calls it 'resets', and several of them 'windows'"}
-    )
+    root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets' or 'windows'"})
     try:
         return _book_of(root, name)
     except ConfigError:  # only now, because each command reads a book at its start

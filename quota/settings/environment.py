@@ -31,9 +31,7 @@ def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[s
     for variable, text in variables.items():
         path = _put(merged, variable, text)
         if path in paths:
-            raise ConfigError(
-                f"environment variables {paths[path]} and {variable} set the same key; remove one of them"
-            )
+            raise ConfigError(f"environment variables {paths[path]} and {variable} set the same key; remove one")
         paths[path] = variable
     return merged, paths
 

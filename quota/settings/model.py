@@ -265,7 +265,5 @@ def make_state_folder() -> Path:
         make_folder(folder)
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(
-            f"state folder {one_line(folder)} cannot be made: {reason}; set QUOTA_STATE_DIR to another folder"
-        ) from error
+        raise ConfigError(f"state folder {one_line(folder)} cannot be made: {reason}; {_OWN_FOLDER}") from error
     return state_folder()  # somebody else may have made it meanwhile

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote_plus, urlsplit
 from quota.common.files import read_named
 from quota.common.hosts import is_ambiguous, is_readable_on_the_way
 from quota.common.redact import register
-from quota.common.text import nearest, one_line
+from quota.common.text import one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import canonical, file_of
 from quota.ledger.files import absolute, absolute_path
@@ -70,9 +70,7 @@ def read_address(ref: str, setting: str, *, insecure: bool) -> str:
     except ValueError:  # its message shows the port, which may be part of the secret
         sound = False
     if not sound:
-        raise ConfigError(
-            f"{one_line(ref)} holds no https:// address; store one in it, with %XX for special characters"
-        )
+        raise ConfigError(f"{one_line(ref)} holds no https:// address; store one, with %XX for special characters")
     if not insecure and is_readable_on_the_way(url):
         raise ConfigError(
             f"{one_line(ref)} holds an http:// address on another machine, which would get it in plain text; store an "
@@ -145,11 +143,7 @@ class Login(Text):
         if kind in ("service-account", "authorized-user") and rest and rest.isprintable():
             return f"{kind}:{path_at(table, key, rest)}"
         # The message does not show the value: it may be a token.
-        hint = nearest(kind, ("adc", "service-account", "authorized-user", "bearer"))
-        near = f"; {hint}" if hint.startswith("did") else ""
-        raise table.error(
-            f'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"{near}', key
-        )
+        raise table.error('write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"', key)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

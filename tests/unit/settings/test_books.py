@@ -160,7 +160,7 @@ MISTAKES = [
     (
         RESETS,
         'window = "24h"',
-        "buckets.calls.window: unknown key; a cost book calls it 'resets', and several of them 'windows'",
+        "buckets.calls.window: unknown key; a cost book calls it 'resets' or 'windows'",
     ),
     ('"month"', '"day", day = 3', 'buckets.calls.resets.day: only calendar = "month" has it; remove this key'),
     (

@@ -274,12 +274,12 @@ FINDINGS = [
     (
         "[jobs.trending]",
         '[notify]\nurl = "env:LINT_KEY"\n[jobs.trending]',
-        "warning: notify.url: env:LINT_KEY holds no https:// address; store one in it, with %XX for special characters",
+        "warning: notify.url: env:LINT_KEY holds no https:// address; store one, with %XX for special characters",
     ),
     (
         "leave = 500",
         'ping = "env:LINT_KEY"',
-        "warning: jobs.trending.ping: env:LINT_KEY holds no https:// address; store one in it, with %XX for special "
+        "warning: jobs.trending.ping: env:LINT_KEY holds no https:// address; store one, with %XX for special "
         "characters",
     ),
     (
