@@ -26,7 +26,7 @@ from quota.common.findings import Finding, finding_of, obstacle, problem, warnin
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
 from quota.inbound.contract import Limit
-from quota.inbound.identity import as_text, digest
+from quota.inbound.identity import KnowsKey, UserOf, as_text, digest
 from quota.inbound.rules import Rule, Rules, open_storage
 from quota.ledger.factory import file_of
 from quota.settings.load import load_settings
@@ -40,12 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _A_RULE = 'add [inbound.default] with limit = 600 and window = "60s"'
 
 
-def load_rules(
-    config: str | Path | None = None,
-    *,
-    keys: Callable[[str], bool] | None = None,
-    user: Callable[[Any], str | None] | None = None,
-) -> Rules:
+def load_rules(config: str | Path | None = None, *, keys: KnowsKey = None, user: UserOf = None) -> Rules:
     """The rules of a configuration: `config`, or the file that the command line finds.
 
     `keys` and `user` are functions of yours, see `Rules`. Raises ConfigError, which names file and key.
@@ -60,11 +55,7 @@ def load_rules(
 
 
 def rules_of(
-    settings: Settings,
-    *,
-    keys: Callable[[str], bool] | None = None,
-    user: Callable[[Any], str | None] | None = None,
-    exempt: Sequence[str] = (),
+    settings: Settings, *, keys: KnowsKey = None, user: UserOf = None, exempt: Sequence[str] = ()
 ) -> Rules | None:
     """The rules of these settings; None if they have no `[inbound]`. Raises ConfigError.
 

@@ -27,6 +27,10 @@ from quota.errors import ConfigError, UsageError
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+KnowsKey = Callable[[str], bool] | None
+"""Tells whether an API key is valid. None: no key counts."""
+UserOf = Callable[[Any], str | None] | None
+"""Finds the user in a scope or environ. None: the user that the application authenticated."""
 
 X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP = "x-forwarded-for", "forwarded", "cf-connecting-ip"
 FIELDS = (X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP)
@@ -133,12 +137,7 @@ class Identify:
     """
 
     def __init__(
-        self,
-        proxies: Proxies,
-        *,
-        key_field: str | None = None,
-        knows_key: Callable[[str], bool] | None = None,
-        user: Callable[[Any], str | None] | None = None,
+        self, proxies: Proxies, *, key_field: str | None = None, knows_key: KnowsKey = None, user: UserOf = None
     ) -> None:
         self._proxies = proxies
         self._keys = None if key_field is None or knows_key is None else (key_field.lower(), knows_key)

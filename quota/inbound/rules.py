@@ -15,14 +15,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 from unicodedata import combining, normalize
 
 from quota.common.hosts import without_dots
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.inbound.contract import Algorithm, Limit, Policy, Storage
-from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, several
+from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, UserOf, several
 from quota.ledger.factory import REDIS_SCHEMES, canonical, file_of, shown_scheme
 from quota.ledger.files import check_options
 from quota.settings.model import make_state_folder
@@ -130,7 +130,7 @@ class Rules:
         forwarded: str = X_FORWARDED_FOR,
         key_field: str | None = None,
         keys: Callable[[str], bool] | Iterable[str] | None = None,
-        user: Callable[[Any], str | None] | None = None,
+        user: UserOf = None,
         x_fields: bool = False,
     ) -> None:
         self.rules = several("rules", rules, "Rules")
