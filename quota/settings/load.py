@@ -205,8 +205,8 @@ def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, Credentia
             allowance = _share_of_headroom(row, int(allowance[:-1]), max_cost_units, credentials)
         unavailable = Unavailable(max_cost_units, allowance, row.read("machines"))
         if unavailable.max_cost_units > unavailable.allowance_units:
-            allowance = f"an allowance of {unavailable.allowance_units:,}"
-            raise row.error(f"no call of this cost fits in {allowance}; lower max_cost or raise allowance", "max_cost")
+            drawn = f"an allowance of {unavailable.allowance_units:,}"
+            raise row.error(f"no call of this cost fits in {drawn}; lower max_cost or raise allowance", "max_cost")
     name = table.read("name")
     identity = f"name {name}" if name is not None else identity
     url, secrets = _address(table, "ledger.db", SCHEMES)
