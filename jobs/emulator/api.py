@@ -1,12 +1,11 @@
 """The answers of the emulated API's methods. HTTP and quota are handled elsewhere.
 
-A catalogue answers videos, search, channels, playlistItems, commentThreads, comments, videoCategories
-and i18nRegions. The other methods exist so that their calls have a price: their lists are empty, their inserts and
-updates echo the resource, and their other calls succeed without content.
+A catalogue answers videos, search, channels, playlistItems, commentThreads, comments and videoCategories.
+The other methods exist so that their calls have a price: their lists are empty, their inserts and updates echo the
+resource, and their other calls succeed without content.
 """
 
 import base64
-import hashlib
 import itertools
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,8 @@ from quota.jobs.emulator.catalogue import (
     INLINE_REPLIES,
     REGIONS,
     Catalogue,
+    decode_id,
+    encode_id,
     etag,
     replies_to,
     resource,
@@ -33,7 +34,6 @@ MAX_IDS = 50
 MAX_PAGE = 50
 MAX_COMMENTS = 100
 DEFAULT_PAGE = 5
-_MAX_UPLOADED = 1_000  # later uploads succeed as well, but cannot be listed
 
 # --- routes ------------------------------------------------------------------------------------------
 
@@ -60,41 +60,6 @@ def method_of(verb: str, path: str) -> str | None:
 
 def is_upload(path: str) -> bool:
     return path.startswith(_UPLOAD_ROOT)
-
-
-# --- page tokens -------------------------------------------------------------------------------------
-# A token is a protobuf message in URL-safe base64: field 1 an offset, field 2 a direction.
-
-_FORWARD, _BACK = 0, 1
-_MAX_OFFSET = 1_000_000
-
-
-def encode_token(offset: int, direction: int = _FORWARD) -> str:
-    """`encode_token(50)` is "CDIQAA": the page that starts at item 50."""
-    raw = b"\x08" + _varint(offset) + b"\x10" + bytes([direction])
-    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
-
-
-def decode_token(token: str, page_size: int) -> int:
-    """The offset at which the token's page starts. A backward token names the end of its page."""
-    try:
-        raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
-    except ValueError:
-        raise Rejected(replies.error("page_token_invalid")) from None
-    offset = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw[1:-2]))
-    direction = raw[-1] if raw else _FORWARD
-    if direction > _BACK or offset > _MAX_OFFSET or encode_token(offset, direction) != token:
-        raise Rejected(replies.error("page_token_invalid"))
-    return offset if direction == _FORWARD else max(0, offset - page_size)
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 # --- methods -----------------------------------------------------------------------------------------
@@ -162,18 +127,15 @@ class Api:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._uploaded: dict[str, Json] = {}
         self._numbers = itertools.count()  # next() is atomic, so no two resources share one
         self._lists: dict[str, tuple[str, Callable[[Call, set[str]], Reply]]] = {
             "videos.list": (_VIDEO_PARTS, self._videos),
-            "videos.batchGetStats": ("contentDetails id snippet statistics", self._video_stats),
             "search.list": ("id snippet", self._search),
             "channels.list": (_CHANNEL_PARTS, self._channels),
             "playlistItems.list": ("contentDetails id snippet status", self._playlist_items),
             "commentThreads.list": ("id replies snippet", self._comment_threads),
             "comments.list": ("id snippet", self._comments),
             "videoCategories.list": ("id snippet", self._categories),
-            "i18nRegions.list": ("id snippet", self._regions),
         }
 
     def answer(self, call: Call) -> Reply:
@@ -191,25 +153,16 @@ class Api:
         return Reply(204)
 
     def stored(self, call: Call) -> Json:
-        """The resource that an insert or update returns: an echo, under an id that can be listed."""
-        names = sorted(f"{name}={value}" for name, value in call.body.items())
-        number = next(self._numbers)
-        digest = hashlib.blake2b(repr((call.kind, number, names)).encode("utf-8", "replace")).digest()
-        item_id = str(call.body.get("id") or base64.urlsafe_b64encode(digest)[:11].decode())
+        """The resource that an insert or update returns: an echo, with an id."""
+        item_id = str(call.body.get("id") or encode_id(next(self._numbers).to_bytes(6)))
         made = resource(replies.singular(call.kind), item_id)
-        item = made | call.body | made
-        if call.method == "videos.insert":
-            given = call.body.get("status")
-            status = {"uploadStatus": "uploaded", "privacyStatus": "public"}
-            item["status"] = status | (given if isinstance(given, dict) else {})
-            if len(self._uploaded) < _MAX_UPLOADED:
-                self._uploaded[item_id] = item
-        parts = call.params.get("part", "").split(",")
-        return {key: item[key] for key in item if key in ("kind", "etag", "id", *parts)}
+        (item,) = _with_parts([made | call.body | made], set(call.params.get("part", "").split(",")))
+        return item
 
     def _videos(self, call: Call, parts: set[str]) -> Reply:
         if "id" in call.params:
-            return _listing(call, _with_parts(self._videos_by_id(call), parts))
+            videos_of_ids = [video for name in call.ids() if (video := self._catalogue.video(name))]
+            return _listing(call, _with_parts(videos_of_ids, parts))
         if call.required("chart", "myRating, chart, id") != "mostPopular":
             raise Rejected(replies.error("chart_not_found"))
         size = call.page_size(least=1)
@@ -222,16 +175,6 @@ class Api:
             if not videos:
                 raise Rejected(replies.error("chart_not_found"))
         return _page(call, parts, videos, size)
-
-    def _videos_by_id(self, call: Call) -> list[Json]:
-        videos = (self._uploaded.get(name) or self._catalogue.video(name) for name in call.ids())
-        return [video for video in videos if video is not None]
-
-    def _video_stats(self, call: Call, parts: set[str]) -> Reply:
-        call.required("id", "id")
-        items = _with_parts(self._videos_by_id(call), parts)
-        body = {"kind": "youtube#batchGetStatsResponse", "etag": etag(*map(str, items))}
-        return Reply(200, {**body, "items": [{**item, "kind": "youtube#videoStats"} for item in items]})
 
     def _search(self, call: Call, parts: set[str]) -> Reply:
         """The search finds only videos: a search for other types returns nothing."""
@@ -246,12 +189,8 @@ class Api:
         return _page(call, parts, videos, size, _search_result, regionCode=region)
 
     def _channels(self, call: Call, parts: set[str]) -> Reply:
-        if "id" in call.params:
-            ids = call.ids()
-        else:
-            handle = call.required("forHandle", "id, forHandle, forUsername, mine, managedByMe")
-            ids = [self._catalogue.channel_id(handle) or ""]
-        channels = [channel for name in ids if (channel := self._catalogue.channel(name))]
+        call.required("id", "id, forHandle, forUsername, mine, managedByMe")
+        channels = [channel for name in call.ids() if (channel := self._catalogue.channel(name))]
         return _listing(call, _with_parts(channels, parts))
 
     def _playlist_items(self, call: Call, parts: set[str]) -> Reply:
@@ -282,26 +221,13 @@ class Api:
         return _page(call, parts, answers, size)
 
     def _categories(self, call: Call, parts: set[str]) -> Reply:
-        if "id" in call.params:
-            wanted = [name for name in call.ids() if name in CATEGORIES]
-        elif (region := call.region()) is None:
-            raise Rejected(replies.error("filter_missing", expected="id, regionCode"))
-        elif region not in REGIONS:
-            raise Rejected(replies.error("region_invalid"))
-        else:
-            wanted = list(CATEGORIES)
+        """The categories with these ids, or all: they are the same in each region."""
         owner = "UCBR8-60-B28hp2BmDPdntcQ"  # upstream's own channel owns every category
         items = [
             resource("videoCategory", name)
             | {"snippet": {"title": CATEGORIES[name], "assignable": True, "channelId": owner}}
-            for name in wanted
-        ]
-        return Reply(200, _body(call, _with_parts(items, parts)))
-
-    def _regions(self, call: Call, parts: set[str]) -> Reply:
-        items = [
-            resource("i18nRegion", region) | {"snippet": {"gl": region, "name": name}}
-            for region, name in REGIONS.items()
+            for name in call.ids() or CATEGORIES
+            if name in CATEGORIES
         ]
         return Reply(200, _body(call, _with_parts(items, parts)))
 
@@ -330,14 +256,16 @@ def _page(
     call: Call, parts: set[str], items: Sequence[Any], size: int, shape: Callable[[Any], Json] = dict, **extra: Any
 ) -> Reply:
     """One page of `items`. Only that page's items go through `shape`."""
-    token = call.params.get("pageToken")
-    start = decode_token(token, size) if token else 0
+    start = 0
+    if token := call.params.get("pageToken"):
+        offset = decode_id(token, 4)
+        if offset is None:
+            raise Rejected(replies.error("page_token_invalid"))
+        start = int.from_bytes(offset)
     end = start + size
     body: Json = _body(call, _with_parts(map(shape, items[start:end]), parts))
     if size and end < len(items):
-        body["nextPageToken"] = encode_token(end)
-    if size and start:
-        body["prevPageToken"] = encode_token(start, _BACK)
+        body["nextPageToken"] = encode_id(end.to_bytes(4))
     page_info = {"totalResults": len(items), "resultsPerPage": size}
     return Reply(200, {**body, **extra, "pageInfo": page_info})
 

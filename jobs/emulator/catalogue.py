@@ -61,35 +61,35 @@ def resource(kind: str, item_id: str) -> Json:
 
 # --- ids ---------------------------------------------------------------------------------------------
 # An id encodes the item it names, with two check bytes. The catalogue therefore recognises a made-up id as
-# unknown without a table of the known ones.
+# unknown without a table of the known ones. A page token encodes an offset in the same way.
 
 
-def _encode_id(payload: bytes) -> str:
+def encode_id(payload: bytes) -> str:
     check = hashlib.blake2b(payload, digest_size=2).digest()
     return base64.urlsafe_b64encode(check + payload).decode().rstrip("=")
 
 
-def _decode_id(text: str, length: int) -> bytes | None:
+def decode_id(text: str, length: int) -> bytes | None:
     try:
         payload = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[2:]
     except ValueError:
         return None
-    return payload if len(payload) == length and _encode_id(payload) == text else None
+    return payload if len(payload) == length and encode_id(payload) == text else None
 
 
 _IN_CHART, _IN_SEARCH, _IN_CHANNEL = range(3)
 
 
 def _video_id(place: int, group: int, rank: int) -> str:
-    return _encode_id(bytes([place]) + group.to_bytes(4) + bytes([rank]))
+    return encode_id(bytes([place]) + group.to_bytes(4) + bytes([rank]))
 
 
 def _channel_id(number: int) -> str:
-    return "UC" + _encode_id(number.to_bytes(14))
+    return "UC" + encode_id(number.to_bytes(14))
 
 
 def _channel_number(channel_id: str) -> int | None:
-    payload = _decode_id(channel_id[2:], 14) if channel_id.startswith("UC") else None
+    payload = decode_id(channel_id[2:], 14) if channel_id.startswith("UC") else None
     number = int.from_bytes(payload) if payload is not None else CHANNELS
     return number if number < CHANNELS else None
 
@@ -124,7 +124,7 @@ class GeneratedCatalogue:
         return _chart(region) if region in REGIONS else None
 
     def video(self, video_id: str) -> Json | None:
-        payload = _decode_id(video_id, 6)
+        payload = decode_id(video_id, 6)
         if payload is None:
             return None
         place, group, rank = payload[0], int.from_bytes(payload[1:5]), payload[5]
@@ -152,10 +152,6 @@ class GeneratedCatalogue:
     def channel(self, channel_id: str) -> Json | None:
         number = _channel_number(channel_id)
         return None if number is None else _channel(number)
-
-    def channel_id(self, handle: str) -> str | None:
-        match = re.fullmatch(r"@?channel-([0-9]{1,4})", handle, re.ASCII | re.IGNORECASE)
-        return _channel_id(int(match[1])) if match and int(match[1]) < CHANNELS else None
 
     def uploads(self, channel_id: str) -> Sequence[Json] | None:
         number = _channel_number(channel_id)
@@ -386,18 +382,13 @@ class RecordedCatalogue:
             "statistics": {"videoCount": str(len(videos))},
         }
 
-    def channel_id(self, handle: str) -> str | None:
-        return None
-
     def uploads(self, channel_id: str) -> Sequence[Json] | None:
         return self._uploads.get(channel_id)
 
 
 def _read_charts(folder: Path) -> dict[str, list[Json]]:
-    if not folder.is_dir():
-        raise ValueError(f"no recording: {folder} is not a folder")
     pages: dict[str, dict[int, Path]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.json")):
         if match := _PAGE_FILE.fullmatch(path.name):
             pages.setdefault(match[1], {})[int(match[2])] = path
     if not pages:
@@ -413,13 +404,12 @@ def _read_charts(folder: Path) -> dict[str, list[Json]]:
 
 def _items(path: Path) -> list[Json]:
     try:
-        items = json.loads(path.read_bytes())["items"]
-        usable = all(isinstance(item["id"], str) for item in items)
+        items: list[Json] = json.loads(path.read_bytes())["items"]
+        if not all(isinstance(item["id"], str) for item in items):
+            raise TypeError("an item has no id")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name} is no page of videos.list: {error}") from error
-    if not usable:
-        raise ValueError(f"{path.name} is no page of videos.list: an item has no id")
-    return list(items)
+    return items
 
 
 Catalogue = GeneratedCatalogue | RecordedCatalogue
