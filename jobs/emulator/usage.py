@@ -8,19 +8,18 @@ The emulator's Cloud Monitoring answers `projects.timeSeries.list` for the quota
     quota/rate/net_usage    one series for each bucket and method, one DELTA point for each minute, newest first
     quota/limit             one series for each bucket, one GAUGE point a day
 
-Calls that the day's quota did not cover are in no point. A point appears when its minute ended `lag_ms` ago; without a
-lag the running minute is there too, up to now. A project is asked for by its name or its number, as in
-`/emulator/usage`; any other name stands for all projects together, because here each key without a project is one.
+All points are on one page. Calls that the day's quota did not cover are in no point. A point appears when its minute
+ended `lag_ms` ago; without a lag the running minute is there too, up to now. A project is asked for by its name or its
+number, as in `/emulator/usage`; any other name stands for all projects together, because here each key without a
+project is one.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
-from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from quota.common.clock import rfc3339
@@ -81,13 +80,6 @@ class Minute(NamedTuple):
 KEPT_MS = 3 * DAY_MS
 
 
-@dataclass
-class _Tally:
-    requests: int = 0
-    units: Counter[str] = field(default_factory=Counter)
-    refused_units: Counter[str] = field(default_factory=Counter)
-
-
 class Meter:
     """Counts the calls and decides which of them the day's quota covers. The caller holds the lock."""
 
@@ -103,7 +95,9 @@ class Meter:
 
     def reset(self) -> None:
         self._by_method: Counter[str] = Counter()
-        self._by_project: defaultdict[str, _Tally] = defaultdict(_Tally)
+        self._requests: Counter[str] = Counter()  # by project
+        self._units: Counter[tuple[str, str]] = Counter()  # by project and bucket, as the next one
+        self.refused_units: Counter[tuple[str, str]] = Counter()
         self._free: Counter[str] = Counter()
         self._day: date | None = None
         self._used: Counter[tuple[str, str]] = Counter()
@@ -126,11 +120,10 @@ class Meter:
         if not refused:
             used[project, bucket] += units
             self._note(project, method, bucket, units)
-        tally = self._by_project[project]
-        tally.requests += 1
-        tally.units[bucket] += units
+        self._requests[project] += 1
+        self._units[project, bucket] += units
         if refused:
-            tally.refused_units[bucket] += units
+            self.refused_units[project, bucket] += units
         return Charge(project, bucket, units, refused)
 
     def _note(self, project: str, method: str, bucket: str, units: int) -> None:
@@ -147,27 +140,25 @@ class Meter:
         return {
             "requests": self._by_method.total(),
             "by_method": dict(self._by_method),
-            **self._sums(self._by_project.values()),
+            **self._sums(self._requests),
             "free": dict(self._free),
             "by_project": {
                 project: {
-                    "requests": tally.requests,
-                    **self._sums([tally]),
+                    "requests": requests,
+                    **self._sums([project]),
                     "remaining_units": {
                         bucket: quota_units - used[project, bucket] for bucket, quota_units in self.quota_units.items()
                     },
                 }
-                for project, tally in self._by_project.items()
+                for project, requests in self._requests.items()
             },
         }
 
-    def _sums(self, tallies: Collection[_Tally]) -> dict[str, dict[str, int]]:
+    def _sums(self, projects: Collection[str]) -> dict[str, dict[str, int]]:
         """The units of several projects, by bucket."""
         return {
-            "units": {bucket: sum(tally.units[bucket] for tally in tallies) for bucket in self.quota_units},
-            "refused_units": {
-                bucket: sum(tally.refused_units[bucket] for tally in tallies) for bucket in self.quota_units
-            },
+            name: {bucket: sum(units[project, bucket] for project in projects) for bucket in self.quota_units}
+            for name, units in (("units", self._units), ("refused_units", self.refused_units))
         }
 
     def used_today(self) -> Counter[tuple[str, str]]:
@@ -180,24 +171,24 @@ class Meter:
 
 # -- Cloud Monitoring --------------------------------------------------------------------------------------------------
 
-MAX_POINTS = 100_000
-
 _PATH = re.compile(r"/v3/projects/([^/]+)/timeSeries")
 _TERM = re.compile(r'\s*([a-z_.]+)\s*=\s*"([^"]*)"\s*')
 _PREFIX = "serviceruntime.googleapis.com/quota/"
 _SERVICE = "youtube.googleapis.com"
 
-Labels = tuple[tuple[str, str], ...]
-"""The metric labels of a series, by name."""
-
 
 class _Point(NamedTuple):
-    """One point of the series that has these labels, in ms."""
+    """One point of a series, in ms."""
 
-    labels: Labels
     start_ms: int
     end_ms: int
     value: int
+
+
+Labels = tuple[tuple[str, str], ...]
+"""The metric labels of a series, by name."""
+
+Series = dict[Labels, list[_Point]]
 
 
 def project_of(path: str) -> str | None:
@@ -209,29 +200,31 @@ def project_of(path: str) -> str | None:
 def time_series(params: Mapping[str, str], project: str, meter: Meter, lag_ms: int) -> Reply:
     """The answer to `timeSeries.list`. Raises Rejected, as upstream does, for a request that it would not accept."""
     terms = _terms(params.get("filter", ""))
-    since_ms = _time(params.get("interval.startTime"), "interval.startTime")
-    until_ms = _time(params.get("interval.endTime"), "interval.endTime")
+    try:
+        since_ms, until_ms = (_ms(params[f"interval.{end}Time"]) for end in ("start", "end"))
+    except (KeyError, ValueError):
+        raise Rejected(replies.bad_request("Field interval had an invalid value: timestamps are required.")) from None
     if since_ms >= until_ms:
         raise Rejected(replies.bad_request("The start time must be before the end time."))
-    if any(name.startswith("aggregation.") for name in params):
-        raise Rejected(replies.bad_request("This emulator aggregates nothing."))
     metric = terms.pop("metric.type", "").removeprefix(_PREFIX)
-    resource = terms.pop("resource.type", "consumer_quota")
-    service = terms.pop("resource.labels.service", _SERVICE)
-    has_points = (resource, service) == ("consumer_quota", _SERVICE)
     if metric == "rate/net_usage":
-        points, kind = _usage(project, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
+        series, kind = _usage(project, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
     elif metric == "limit":
-        points, kind = _limits(meter), "GAUGE"
+        series, kind = _limits(meter), "GAUGE"
     else:
         raise Rejected(replies.bad_request('The supplied filter must specify a "metric.type" that is known.'))
-    labels = {name.removeprefix("metric.labels."): value for name, value in terms.items()}
-    shown = [
-        point
-        for point in points
-        if has_points and labels.items() <= dict(point.labels).items() and since_ms < point.end_ms <= until_ms
-    ]
-    return _page(params, shown, kind, f"{_PREFIX}{metric}", project)
+    shown = {}
+    for labels, points in series.items():
+        names = {**_OF_EACH, **{f"metric.labels.{name}": value for name, value in labels}}
+        within = [point for point in points if since_ms < point.end_ms <= until_ms]
+        if within and terms.items() <= names.items():
+            shown[labels] = within
+    written = [_written(labels, points, kind, f"{_PREFIX}{metric}", project) for labels, points in shown.items()]
+    return Reply(200, {"unit": "1", **({"timeSeries": written} if written else {})})
+
+
+_OF_EACH = {"resource.type": "consumer_quota", "resource.labels.service": _SERVICE}
+"""What a filter may ask of each series."""
 
 
 def _terms(text: str) -> dict[str, str]:
@@ -245,43 +238,39 @@ def _terms(text: str) -> dict[str, str]:
     return terms
 
 
-def _time(text: str | None, name: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text or "")
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise Rejected(replies.bad_request(f"Field {name} had an invalid value: a timestamp is required."))
-    return int(moment.timestamp() * 1000)
+def _ms(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> list[_Point]:
+def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
     """The minutes of a project, or of all projects, that Cloud Monitoring already knows. The current minute ends at
     `until_ms`."""
     projects = {minute.project for minute in meter.minutes}
     wanted = {name for name in projects if project in (name, str(replies.project_number(name)))} or projects
     now_ms = meter.now_ms()
-    series: dict[Labels, Counter[int]] = {}
+    sums: dict[Labels, Counter[int]] = {}
     for minute, units in sorted(meter.minutes.items(), key=lambda item: (-item[0].start_ms, item[0])):
         if minute.project in wanted and (minute.start_ms + MINUTE_MS + lag_ms <= now_ms or not lag_ms):
             labels = ("method", _long_name(minute.method)), ("quota_metric", replies.quota_names(minute.bucket)[0])
-            series.setdefault(labels, Counter())[minute.start_ms] += units
-    return [
-        _Point(labels, start_ms, min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), units)
-        for labels, minutes in series.items()
-        for start_ms, units in minutes.items()
-        if units
-    ]
+            sums.setdefault(labels, Counter())[minute.start_ms] += units
+    return {
+        labels: [
+            _Point(start_ms, min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), units)
+            for start_ms, units in minutes.items()
+            if units
+        ]
+        for labels, minutes in sums.items()
+    }
 
 
-def _limits(meter: Meter) -> list[_Point]:
+def _limits(meter: Meter) -> Series:
     today_ms = meter.now_ms() // DAY_MS * DAY_MS
-    points = []
+    series: Series = {}
     for bucket, quota_units in meter.quota_units.items():
         quota_metric, limit_name = replies.quota_names(bucket)
         labels = ("limit_name", limit_name), ("quota_metric", quota_metric)
-        points += [_Point(labels, today_ms - n * DAY_MS, today_ms - n * DAY_MS, quota_units) for n in range(3)]
-    return points
+        series[labels] = [_Point(today_ms - n * DAY_MS, today_ms - n * DAY_MS, quota_units) for n in range(3)]
+    return series
 
 
 def _long_name(method: str) -> str:
@@ -293,28 +282,7 @@ def _long_name(method: str) -> str:
     return f"youtube.api.v3.V3Data{singular[:1].upper()}{singular[1:]}Service.{verb[:1].upper()}{verb[1:]}"
 
 
-def _page(params: Mapping[str, str], points: list[_Point], kind: str, metric: str, project: str) -> Reply:
-    """One page of at most `pageSize` points. A page token is the number of points before it."""
-    try:
-        size = min(int(params.get("pageSize") or MAX_POINTS), MAX_POINTS)
-        first = int(params.get("pageToken") or 0)
-    except ValueError:
-        raise Rejected(replies.bad_request("Field page_token had an invalid value.")) from None
-    if size <= 0:
-        size = MAX_POINTS
-    body: Json = {"unit": "1"}
-    series = [
-        _series(labels, of_series, kind, metric, project)
-        for labels, of_series in groupby(points[first : first + size], lambda point: point.labels)
-    ]
-    if series:
-        body["timeSeries"] = series
-    if first + size < len(points):
-        body["nextPageToken"] = str(first + size)
-    return Reply(200, body)
-
-
-def _series(labels: Labels, points: Iterable[_Point], kind: str, metric: str, project: str) -> dict[str, Any]:
+def _written(labels: Labels, points: Sequence[_Point], kind: str, metric: str, project: str) -> Json:
     return {
         "metric": {"type": metric, "labels": dict(labels)},
         "resource": {

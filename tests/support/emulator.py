@@ -296,7 +296,7 @@ class _Meter(Meter):
         self.used_today()[project, bucket] = self.quota_units[bucket]
         if not refused:
             self._note(project, method, bucket, -units)
-            self._by_project[project].refused_units[bucket] += units
+            self.refused_units[project, bucket] += units
         return charge._replace(refused=True)
 
 
