@@ -39,9 +39,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
 
-from quota.common.clock import elapsed_s, host_clock
-from quota.common.text import many
+from quota.common.clock import host_clock
+from quota.common.text import many, number_in
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
 from quota.jobs.emulator.catalogue import GeneratedCatalogue, RecordedCatalogue
@@ -51,8 +52,6 @@ from quota.jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter, projec
 MAX_BODY_BYTES = 64 * 1024 * 1024
 _GZIP_ABOVE_BYTES = 1024
 _IDLE_SECONDS = 300
-_LINGER_SECONDS = 5
-_STOP_SECONDS = 2
 _MAX_PARAMETERS = 1_000
 
 _log = logging.getLogger(__name__)
@@ -107,6 +106,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # without this, a page on a kept-alive connection takes 44 ms
     timeout = _IDLE_SECONDS
+    wbufsize = -1  # so that a short reply leaves in one packet
     headers = Message()  # of a request that is too malformed to have its own
 
     def _serve(self) -> None:
@@ -129,66 +129,44 @@ class Handler(BaseHTTPRequestHandler):
 
     def _read_body(self) -> bytes | None:
         """The request's body. None when it is incomplete: the client gets an error, or has disconnected."""
-        length, wrong = self.headers.get("Content-Length", "0"), None
-        if "Transfer-Encoding" in self.headers:
-            wrong = replies.bad_request("Length Required", 411)
-        elif not (length.isascii() and length.isdigit()):
-            wrong = replies.bad_request("Bad Content-Length")
-        elif len(length) > 15 or int(length) > MAX_BODY_BYTES:
-            wrong = replies.bad_request("Request Entity Too Large", 413)
-        if wrong is not None:
-            self._refuse(wrong)
+        length = number_in(self.headers.get("Content-Length", "0"), 0, MAX_BODY_BYTES)
+        if length is None or "Transfer-Encoding" in self.headers:
+            self.send_error(411)
             return None
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
+        body = self.rfile.read(length)
+        if len(body) < length:
             self.close_connection = True
             return None
         return body
 
     def send_reply(self, reply: Reply) -> None:
-        head, content = self.head_and_content(reply)
-        self.wfile.write(head if self.command == "HEAD" else head + content)  # in one packet, if it is short
+        content = self.send_head(reply)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
-    def head_and_content(self, reply: Reply) -> tuple[bytes, bytes]:
-        headers = list(reply.headers)
-        content = b""
+    def send_head(self, reply: Reply) -> bytes:
+        """Send the status and the headers of a reply. Returns its content as it is to be sent."""
+        content = b"" if reply.body is None else encode_body(reply.body)
+        headers = dict(reply.headers)
         if reply.body is not None:
-            headers.append(("Content-Type", reply.content_type))
-            content = encode_body(reply.body)
+            headers["Content-Type"] = reply.content_type
         if len(content) > _GZIP_ABOVE_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
             content = gzip.compress(content, compresslevel=1, mtime=0)
-            headers.append(("Content-Encoding", "gzip"))
+            headers["Content-Encoding"] = "gzip"
         if reply.status != 204:  # a 204 has neither a body nor a length, by definition
-            headers.append(("Content-Length", str(len(content))))
+            headers["Content-Length"] = str(len(content))
         if self.close_connection:
-            headers.append(("Connection", "close"))
-        phrase = self.responses.get(reply.status, ("", ""))[0]
-        lines = [f"HTTP/1.1 {reply.status} {phrase}", f"Date: {self.date_time_string()}"]
-        lines += [f"{name}: {value}" for name, value in headers]
-        return "\r\n".join((*lines, "", "")).encode("latin-1", "replace"), content
-
-    def hang_up(self) -> None:
-        """Close without notice, but cleanly: the client reads the end of the stream, not a reset.
-
-        The server discards what the client still writes, as if the connection were dead.
-        """
-        self.close_connection = True
-        deadline = elapsed_s() + _LINGER_SECONDS
-        with suppress(OSError):  # the client may have gone first
-            self.connection.shutdown(socket.SHUT_WR)
-            self.connection.settimeout(_LINGER_SECONDS)
-            while self.connection.recv(65_536) and elapsed_s() < deadline:
-                pass
-
-    def _refuse(self, reply: Reply) -> None:
-        """Answer a request that was not read to its end, and close the connection."""
-        self.close_connection = True
-        self.send_reply(reply)
-        self.hang_up()
+            headers["Connection"] = "close"
+        self.send_response(reply.status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        return content
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Send the base class's errors about malformed requests in upstream's shape."""
-        self._refuse(replies.bad_request(self.responses.get(code, ("Bad Request", ""))[0], code))
+        """Answer a request that cannot be read in upstream's shape, and close the connection."""
+        self.close_connection = True
+        self.send_reply(replies.bad_request(self.responses.get(code, ("Bad Request", ""))[0], code))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log nothing: a request line may hold a key."""
@@ -204,8 +182,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int, service: Callable[[Request], Reply]) -> None:
         """`service` answers a request, or raises Rejected."""
         self.service = service
-        self._changed = threading.Condition()
-        self._connections: set[socket.socket] = set()
+        self._connections: WeakSet[socket.socket] = WeakSet()
         super().__init__(("127.0.0.1", port), self.handler)
 
     def server_bind(self) -> None:
@@ -214,30 +191,20 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with self._changed:
-            self._connections.add(request)
+        self._connections.add(request)
         super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        with self._changed:
-            self._connections.discard(request)
-            self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Stay silent: clients may disconnect at any time, and the server must not print a traceback."""
 
     def close(self) -> None:
-        """Stop listening, close all connections, and wait for their threads to end."""
+        """Stop listening, and close all connections."""
         self.server_close()
-        with self._changed:
-            for connection in self._connections:
-                with suppress(OSError):  # the client may have gone first
-                    connection.shutdown(socket.SHUT_RDWR)
-            self._changed.wait_for(lambda: not self._connections, _STOP_SECONDS)
+        for connection in self._connections:
+            with suppress(OSError):  # the client may have gone first
+                connection.shutdown(socket.SHUT_RDWR)
 
 
-_CONTROL = "/emulator/"
 _POLL_SECONDS = 0.02
 _MAX_SECRETS = 10_000
 
@@ -315,7 +282,7 @@ class Emulator:
     # --- counts --------------------------------------------------------------------------------------
 
     def usage(self) -> Json:
-        """The requests counted since the start or the last reset, as GET /emulator/usage returns them.
+        """The requests counted since the start, as GET /emulator/usage returns them.
 
         `units` holds the units of every charged call, by bucket. `refused_units` is the part of them
         that the day's quota did not cover.
@@ -323,16 +290,11 @@ class Emulator:
         with self._lock:
             return self._meter.usage()
 
-    def reset(self) -> None:
-        """Reset all counts, as on a new day."""
-        with self._lock:
-            self._meter.reset()
-
     # --- one request ---------------------------------------------------------------------------------
 
     def _serve(self, request: Request) -> Reply:
-        if request.path.startswith(_CONTROL):
-            return self._control(request)
+        if request.path == "/emulator/usage":
+            return Reply(200, self.usage())
         project = project_of(request.path) if request.verb == "GET" else None
         if project is None:
             return self._serve_call(request)
@@ -415,18 +377,6 @@ class Emulator:
     def _perform(self, request: Request, method: str) -> Reply:
         body = {} if request.verb == "GET" or is_upload(request.path) else json_object(request.body)
         return self._api.answer(Call(method, request.params, body))
-
-    # --- paths under /emulator -----------------------------------------------------------------------
-
-    def _control(self, request: Request) -> Reply:
-        match request.verb, request.path.removeprefix(_CONTROL):
-            case "GET", "usage":
-                return Reply(200, self.usage())
-            case "POST", "reset":
-                self.reset()
-                return Reply(200, self.usage())
-            case _:
-                return replies.error("method_not_found")
 
 
 def _token(params: Mapping[str, str], headers: Message) -> str:

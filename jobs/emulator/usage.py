@@ -91,9 +91,6 @@ class Meter:
             self._zone = load_zone("America/Los_Angeles")
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self.reset()
-
-    def reset(self) -> None:
         self._by_method: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()  # by project
         self._units: Counter[tuple[str, str]] = Counter()  # by project and bucket, as the next one

@@ -10,8 +10,10 @@ batch count one by one, and so does the call that opens the upload.
 
 import re
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from email.parser import Parser
@@ -147,11 +149,21 @@ class _Handler(server.Handler):
         if fault.kind in ("close-after", "hang"):
             self.hang_up()
             return
-        head, content = self.head_and_content(reply)
-        self.wfile.write(head)
+        content = self.send_head(reply)
         self.wfile.write(content[: len(content) // 2] if fault.kind == "truncate" else content)
         if fault.kind in ("truncate", "drop-idle"):
             self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close without notice, but cleanly: the client reads the end of the stream, not a reset. What the client still
+        writes is discarded, as if the connection were dead."""
+        self.close_connection = True
+        with suppress(OSError):  # the client may have gone first
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(5)
+            while self.connection.recv(65_536):
+                pass
 
 
 class _Server(server.Server):
@@ -316,12 +328,6 @@ class Emulator(emulator.Emulator):
         """Queue a fault, with the fields of Fault."""
         with self._lock:
             self._faults.append(Fault(kind, **fields))
-
-    def reset(self) -> None:
-        """Start a fresh day: nothing counted, nothing exhausted, no fault queued."""
-        with self._lock:
-            super().reset()
-            self._faults.clear()
 
     # --- one request -------------------------------------------------------------------------------------------------
 
