@@ -1,22 +1,19 @@
 """The answers of the emulated API's methods. HTTP and quota are handled elsewhere.
 
-A catalogue answers videos, search, channels, playlistItems, commentThreads, comments and videoCategories.
-The other methods exist so that their calls have a price: their lists are empty, their inserts and updates echo the
-resource, and their other calls succeed without content.
+A catalogue answers videos, search, channels, playlistItems, commentThreads and comments. The other methods exist so
+that their calls have a price: their lists are empty, their inserts and updates echo the resource, and their other
+calls succeed without content.
 """
 
 import base64
 import itertools
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quota.common.files import read_text
 from quota.common.text import number_in
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.catalogue import (
-    CATEGORIES,
     INLINE_REPLIES,
     REGIONS,
     Catalogue,
@@ -37,7 +34,6 @@ DEFAULT_PAGE = 5
 
 # --- routes ------------------------------------------------------------------------------------------
 
-_METHODS = tomllib.loads(read_text("quota.jobs.emulator", "methods.toml"))
 _VERBS = {"GET": "list", "POST": "insert", "PUT": "update", "DELETE": "delete"}
 _ROOT = "/youtube/v3/"
 _UPLOAD_ROOT = "/upload" + _ROOT
@@ -49,11 +45,11 @@ def method_of(verb: str, path: str) -> str | None:
         if path.startswith(root):
             rest = path.removeprefix(root)
             action = _VERBS.get(verb, "")
-            if action in _METHODS["collections"].get(rest, ()):
+            if action in replies.METHODS["collections"].get(rest, ()):
                 return f"{rest}.{action}"
             if verb == "GET" and rest.startswith("captions/"):
                 return "captions.download"
-            name: str | None = _METHODS["actions"].get(f"{verb} {rest}")
+            name: str | None = replies.METHODS["actions"].get(f"{verb} {rest}")
             return name
     return None
 
@@ -135,7 +131,6 @@ class Api:
             "playlistItems.list": ("contentDetails id snippet status", self._playlist_items),
             "commentThreads.list": ("id replies snippet", self._comment_threads),
             "comments.list": ("id snippet", self._comments),
-            "videoCategories.list": ("id snippet", self._categories),
         }
 
     def answer(self, call: Call) -> Reply:
@@ -219,17 +214,6 @@ class Api:
         if answers is None or self._catalogue.video(parent.partition(".")[0]) is None:
             raise Rejected(replies.error("comment_not_found"))
         return _page(call, parts, answers, size)
-
-    def _categories(self, call: Call, parts: set[str]) -> Reply:
-        """The categories with these ids, or all: they are the same in each region."""
-        owner = "UCBR8-60-B28hp2BmDPdntcQ"  # upstream's own channel owns every category
-        items = [
-            resource("videoCategory", name)
-            | {"snippet": {"title": CATEGORIES[name], "assignable": True, "channelId": owner}}
-            for name in call.ids() or CATEGORIES
-            if name in CATEGORIES
-        ]
-        return Reply(200, _body(call, _with_parts(items, parts)))
 
 
 # --- shapes ------------------------------------------------------------------------------------------

@@ -22,12 +22,11 @@ from quota.jobs.emulator.replies import Json
 
 T = TypeVar("T")
 
-# Names and texts for generated videos, and upstream's own lists of regions and categories.
+# Names and texts for generated videos, and upstream's own list of regions.
 _WORDS = tomllib.loads(read_text("quota.jobs.emulator", "words.toml"))
 
 REGIONS: dict[str, str] = _WORDS["regions"]
 _REGIONS = list(REGIONS)
-CATEGORIES: dict[str, str] = _WORDS["categories"]
 LANGUAGES: dict[str, str] = {
     region: language for language, regions in _WORDS["languages"].items() for region in regions
 }

@@ -1,4 +1,5 @@
-"""The emulator's replies. `errors.toml` has the errors, each with the body that the real API sends."""
+"""The emulator's replies. `errors.toml` has the errors, each with the body that the real API sends; `methods.toml` has
+the API's methods, prices and buckets."""
 
 import hashlib
 import tomllib
@@ -11,6 +12,7 @@ from quota.common.files import read_text
 Json = dict[str, Any]
 
 ERRORS = tomllib.loads(read_text("quota.jobs.emulator", "errors.toml"))
+METHODS = tomllib.loads(read_text("quota.jobs.emulator", "methods.toml"))
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,13 @@ def bad_request(message: str, code: int = 400, reason: str = "badRequest") -> Re
     return error("bad_request", message=message, code=code, reason=reason)
 
 
-def login_required(method: str) -> Reply:
-    """A key came where only a token may ask."""
-    collection, _, action = method.partition(".")
+def long_name(method: str) -> str:
+    """`youtube.api.v3.V3DataVideoService.List` for videos.list."""
+    collection, _, action = method.rpartition(".")
+    if not collection:
+        return method
     kind = singular(collection)
-    return error("401 required", method=f"V3Data{kind[0].upper()}{kind[1:]}Service.{action.capitalize()}")
+    return f"youtube.api.v3.V3Data{kind[0].upper()}{kind[1:]}Service.{action[0].upper()}{action[1:]}"
 
 
 def singular(collection: str) -> str:
@@ -71,24 +75,7 @@ def project_number(project: str) -> int:
     return 10**11 + digest % (9 * 10**11)
 
 
-# bucket -> (metric shown, limit's name, metric's name). `search` was seen live. `uploads` is from a log that
-# lacked the limit's name. The other two are by analogy.
-_DAILY_LIMITS = {
-    "search": ("Search Queries", "defaultSearchListPerDayPerProject", "search_list"),
-    "uploads": ("Video Uploads", "defaultVideoInsertPerDayPerProject", "video_insert"),
-    "batch-stats": ("Batch Video Stats", "defaultVideoBatchGetStatsPerDayPerProject", "video_batch_get_stats"),
-    "units": ("Queries", "defaultPerDayPerProject", "default"),
-}
-
-
-def quota_names(bucket: str) -> tuple[str, str]:
-    """(quota_metric, limit_name) of a bucket, as Cloud Monitoring labels it."""
-    _, limit, metric = _DAILY_LIMITS[bucket]
-    return f"youtube.googleapis.com/{metric}", limit
-
-
 def daily_limit(bucket: str, project: str, limit_units: int) -> Reply:
     """A bucket's daily limit is reached."""
-    metric, limit = quota_names(bucket)
-    names = {"shown": _DAILY_LIMITS[bucket][0], "limit": limit, "metric": metric}
+    names = METHODS["buckets"][bucket]
     return error("daily_limit", **names, number=project_number(project), limit_units=limit_units)

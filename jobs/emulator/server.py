@@ -369,7 +369,7 @@ class Emulator:
             return replies.daily_limit(charge.bucket, charge.project, self._meter.quota_units[charge.bucket])
         needs_token = method == "captions.download" or (request.verb != "GET" and method != UNKNOWN)
         if needs_token and not _token(request.params, request.headers):
-            return replies.login_required(method)
+            return replies.error("401 required", method=replies.long_name(method))
         if method in (UNKNOWN, "captions.download"):  # nobody has a caption here
             return replies.error("method_not_found")
         return self._perform(request, method)

@@ -30,33 +30,24 @@ from quota.terms.limits import DAY_MS, MINUTE_MS, load_zone
 
 Allocation = Literal["pool", "buckets"]
 
-READ_UNITS = 1
-WRITE_UNITS = 50
-UNKNOWN = "unknown"  # an invalid call that matches no method; it costs as much as the cheapest method
+UNKNOWN = "unknown"
+"""An invalid call that matches no method."""
 
-# Source: developers.google.com/youtube/v3/determine_quota_cost, as of 2026-06-01.
-PRICES_UNITS = {
-    "captions.list": 50,
-    "captions.download": 200,
-    "captions.insert": 400,
-    "captions.update": 450,
-    "search.list": 100,
-    "videos.insert": 100,
-    UNKNOWN: 1,
-}
+READ_UNITS, WRITE_UNITS = 1, 50
+"""What other methods cost than those in `methods.toml`."""
+
 _READS = {"list", "get", "getRating", "batchGetStats", "download", "stream"}
 
-# Since 2026-06-01 these methods have a bucket of their own, counted in calls (same source).
-OWN_BUCKETS = {"search.list": "search", "videos.insert": "uploads", "videos.batchGetStats": "batch-stats"}
-BUCKET_QUOTA_CALLS = {"search": 100, "uploads": 100, "batch-stats": 10_000}
+BUCKETS: dict[str, Json] = replies.METHODS["buckets"]
+BUCKET_OF = {names["method"]: bucket for bucket, names in BUCKETS.items() if "method" in names}
 
 
 def price(method: str, allocation: Allocation) -> tuple[str, int]:
     """(bucket, units) that one call of `method` costs."""
-    if allocation == "buckets" and method in OWN_BUCKETS:
-        return OWN_BUCKETS[method], 1
+    if allocation == "buckets" and method in BUCKET_OF:
+        return BUCKET_OF[method], 1
     is_read = method.rpartition(".")[2] in _READS
-    return "units", PRICES_UNITS.get(method, READ_UNITS if is_read else WRITE_UNITS)
+    return "units", replies.METHODS["units"].get(method, READ_UNITS if is_read else WRITE_UNITS)
 
 
 class Charge(NamedTuple):
@@ -86,7 +77,9 @@ class Meter:
     def __init__(self, allocation: Allocation, quota: int, clock: Callable[[], int]) -> None:
         self.allocation = allocation
         self.now_ms = clock
-        self.quota_units = {"units": quota} | (BUCKET_QUOTA_CALLS if allocation == "buckets" else {})
+        self.quota_units = {"units": quota}
+        if allocation == "buckets":
+            self.quota_units |= {bucket: BUCKETS[bucket]["calls"] for bucket in BUCKET_OF.values()}
         try:
             self._zone = load_zone("America/Los_Angeles")
         except ValueError as error:
@@ -248,7 +241,7 @@ def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
     sums: dict[Labels, Counter[int]] = {}
     for minute, units in sorted(meter.minutes.items(), key=lambda item: (-item[0].start_ms, item[0])):
         if minute.project in wanted and (minute.start_ms + MINUTE_MS + lag_ms <= now_ms or not lag_ms):
-            labels = ("method", _long_name(minute.method)), ("quota_metric", replies.quota_names(minute.bucket)[0])
+            labels = ("method", replies.long_name(minute.method)), ("quota_metric", BUCKETS[minute.bucket]["metric"])
             sums.setdefault(labels, Counter())[minute.start_ms] += units
     return {
         labels: [
@@ -264,19 +257,9 @@ def _limits(meter: Meter) -> Series:
     today_ms = meter.now_ms() // DAY_MS * DAY_MS
     series: Series = {}
     for bucket, quota_units in meter.quota_units.items():
-        quota_metric, limit_name = replies.quota_names(bucket)
-        labels = ("limit_name", limit_name), ("quota_metric", quota_metric)
+        labels = ("limit_name", BUCKETS[bucket]["limit"]), ("quota_metric", BUCKETS[bucket]["metric"])
         series[labels] = [_Point(today_ms - n * DAY_MS, today_ms - n * DAY_MS, quota_units) for n in range(3)]
     return series
-
-
-def _long_name(method: str) -> str:
-    """`youtube.api.v3.V3DataVideoService.List` for videos.list."""
-    resource, _, verb = method.rpartition(".")
-    if not resource:
-        return method
-    singular = replies.singular(resource)
-    return f"youtube.api.v3.V3Data{singular[:1].upper()}{singular[1:]}Service.{verb[:1].upper()}{verb[1:]}"
 
 
 def _written(labels: Labels, points: Sequence[_Point], kind: str, metric: str, project: str) -> Json:

@@ -293,25 +293,26 @@ def test_many_commands_at_once_on_nothing_admit_exactly_the_limit(machine: Machi
 FORKED = """
 import os, sys
 import quota
+from quota.jobs.emulator.catalogue import _channel_id
 with quota.open() as session:
     youtube = session.google()
-    def ask(job, category):
+    def ask(job, number):
         with quota.labels(job=job):
             for _ in range(20):
-                (item,) = youtube.videoCategories().list(part="id", id=category).execute()["items"]
-                assert item["id"] == category
-    ask("before", "1")
+                (item,) = youtube.channels().list(part="id", id=_channel_id(number)).execute()["items"]
+                assert item["id"] == _channel_id(number)
+    ask("before", 1)
     children = []
-    for job, category in (("one", "10"), ("two", "20")):
+    for job, number in (("one", 10), ("two", 20)):
         child = os.fork()
         if not child:
-            ask(job, category)
+            ask(job, number)
             sys.exit(0)
         children.append(child)
-    ask("parent", "15")
+    ask("parent", 15)
     for child in children:
         assert os.waitpid(child, 0)[1] == 0
-    ask("after", "17")
+    ask("after", 17)
 """
 
 

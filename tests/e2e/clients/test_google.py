@@ -33,6 +33,7 @@ from quota.clients.google import GoogleGate, service
 from quota.clients.metering import Meter
 from quota.clients.upstream import Routes, description, methods_of
 from quota.errors import ConfigError, Refused, SlowAnswer, UsageError
+from quota.jobs.emulator.catalogue import _channel_id
 from quota.ledger.log import Log
 from quota.settings.books import load_book
 from support.emulator import Emulator
@@ -788,15 +789,15 @@ def test_connections_are_shared_by_threads_and_closed_with_the_service(upstream:
 def test_a_forked_child_does_not_read_its_parents_answers(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address)
 
-    def ask(category: str) -> bool:
-        answers = [youtube.videoCategories().list(part="id", id=category).execute() for _ in range(30)]
-        return {item["id"] for answer in answers for item in answer["items"]} == {category}
+    def ask(number: int) -> bool:
+        answers = [youtube.channels().list(part="id", id=_channel_id(number)).execute() for _ in range(30)]
+        return {item["id"] for answer in answers for item in answer["items"]} == {_channel_id(number)}
 
-    assert ask("1")
-    child = Children(ask, ("20",))
-    assert ask("10")
+    assert ask(1)
+    child = Children(ask, (20,))
+    assert ask(10)
     assert child.answers() == [True]
-    assert charged(ledger) == {"videoCategories.list": 90} == upstream.usage()["by_method"]
+    assert charged(ledger) == {"channels.list": 90} == upstream.usage()["by_method"]
 
 
 def test_quota_imports_the_client_only_for_a_service() -> None:
