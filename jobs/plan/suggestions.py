@@ -1,7 +1,7 @@
 """The smallest changes of one setting that would make a schedule fit. A simulation verifies each.
 
 The search tries the jobs that use most of the refusing limits: a longer interval, fewer pages, fewer regions, a smaller
-`leave`. If no change of a single job is enough, it tries the same change on all jobs of the credential.
+`leave`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
+from quota.common.text import many
 from quota.jobs.job import Fetch
 from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_between, simulate
 from quota.settings.model import JobSettings, Settings
-from quota.settings.schedules import Cron, Every, parse_schedule
+from quota.settings.schedules import Every, parse_schedule
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration, of_jobs
 
 MAX_JOBS = 5
@@ -28,10 +28,9 @@ T = TypeVar("T")
 
 
 class Change(NamedTuple):
-    """One setting of one job, or of all jobs of `credential` if `job` is None, spelled as in the configuration. If the
-    schedules of these jobs differ, the setting is `ticks`: how many remain of how many."""
+    """One setting of one job, spelled as in the configuration."""
 
-    job: str | None
+    job: str
     credential: str
     setting: str
     before: str
@@ -39,11 +38,9 @@ class Change(NamedTuple):
 
     def sentence(self) -> str:
         """`searches: schedule = "every 103m" instead of "every 45m"`."""
-        whose = self.job if self.job is not None else f"every job of {self.credential}"
-        if self.setting in ("regions", "ticks"):
-            setting = self.setting.removesuffix("s") if self.after == "1" else self.setting
-            return f"{whose}: {self.after} {setting} instead of {self.before}"
-        return f"{whose}: {self.setting} = {self.after} instead of {self.before}"
+        if self.setting == "regions":
+            return f"{self.job}: {many(int(self.after), 'region')} instead of {self.before}"
+        return f"{self.job}: {self.setting} = {self.after} instead of {self.before}"
 
 
 SEARCH_WITHIN_S = 10.0
@@ -65,20 +62,8 @@ class Search:
         self.refused = {r.job for r in self.outcome.refusals if r.job not in self.may_be_refused}
 
     def smallest_changes(self) -> tuple[tuple[Change, ...], list[str]]:
-        """The changes, and notes on what could not be found."""
-        if changes := self.single():
-            return tuple(changes), self._cut()
-        if changes := self.together():
-            return tuple(changes), self._cut() or ["no change of one job alone makes it fit"]
-        return (), self._cut() or ["no single change of interval, pages, regions or leave makes it fit"]
-
-    def _cut(self) -> list[str]:
-        return [f"the search for changes ended after {SEARCH_WITHIN_S:g} s; smaller ones may fit"] if self.cut else []
-
-    # -- the changes -------------------------------------------------------------------------------------------------
-
-    def single(self) -> list[Change]:
-        changes = []
+        """The changes, and a note on what could not be found."""
+        changes: list[Change] = []
         for job in self._suspects():
             ladders = {
                 "schedule": [job._replace(schedule=text) for text in slower(job)],
@@ -87,37 +72,16 @@ class Search:
                 "leave": self._leaves(job),
             }
             for setting, changed in ladders.items():
-                smallest = first_that_fits(changed, lambda candidate: self._fits([candidate]))
+                smallest = first_that_fits(changed, self._fits)
                 if smallest is not None:
                     before, after = _spelled(job, setting), _spelled(smallest, setting)
                     changes.append(Change(job.name, job.credential, setting, before, after))
-        return changes
-
-    def together(self) -> list[Change]:
-        """The same change for all jobs of the credential whose jobs are refused, if it is only one credential."""
-        credentials = {self.settings.jobs[name].credential for name in self.refused}
-        if len(credentials) != 1:
-            return []
-        (credential,) = credentials
-        jobs = [job for job in self.settings.jobs.values() if job.credential == credential and job.schedule is not None]
-        changes = []
-        percent = first_that_fits(_PERCENTS, lambda percent: self._fits([_slowed(job, percent) for job in jobs]))
-        if percent is not None:
-            schedules = {(job.schedule, _slowed(job, percent).schedule) for job in jobs}
-            if len(schedules) == 1:
-                before, after = schedules.pop()
-                changes.append(Change(None, credential, "schedule", f'"{before}"', f'"{after}"'))
-            else:
-                ticks, remaining = Fraction(percent, 100).as_integer_ratio()
-                changes.append(Change(None, credential, "ticks", str(ticks), str(remaining)))
-        most = max(job.pages for job in jobs)
-        pages = first_that_fits(
-            range(most - 1, 0, -1),
-            lambda pages: self._fits([job._replace(pages=min(job.pages, pages)) for job in jobs]),
-        )
-        if pages is not None:
-            changes.append(Change(None, credential, "pages", f"up to {most}", f"up to {pages}"))
-        return changes
+        notes = []
+        if self.cut:
+            notes.append(f"the search for changes ended after {SEARCH_WITHIN_S:g} s; smaller ones may fit")
+        elif not changes:
+            notes.append("no single change of interval, pages, regions or leave makes it fit")
+        return tuple(changes), notes
 
     def _suspects(self) -> list[JobSettings]:
         """The jobs that use a refusing limit; the jobs that use most come first."""
@@ -170,12 +134,12 @@ class Search:
 
     # -- trying a change ---------------------------------------------------------------------------------------------
 
-    def _fits(self, changed: Sequence[JobSettings]) -> bool:
+    def _fits(self, changed: JobSettings) -> bool:
         self.cut = self.cut or elapsed_s() > self.ends_s
         if self.cut:
             return False
         outcome = simulate(
-            self.settings._replace(jobs={**self.settings.jobs, **{job.name: job for job in changed}}),
+            self.settings._replace(jobs={**self.settings.jobs, changed.name: changed}),
             self.outcome.start_ms,
             self.outcome.until_ms,
             state=self.state,
@@ -194,7 +158,6 @@ def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | N
 
 # -- ladders of changes ------------------------------------------------------------------------------------------------
 
-_PERCENTS = (125, 150, 200, 250, 300, 400, 500, 600, 800, 1_200, 1_600, 2_400)
 _MINUTE_STEPS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30)
 _HOUR_STEPS = (1, 2, 3, 4, 6, 8, 12, 24)
 
@@ -209,12 +172,7 @@ def slower(job: JobSettings) -> list[str]:
     if isinstance(schedule, Every):
         first = schedule.interval_ms // MINUTE_MS + 1
         return [f"every {format_duration(minutes * MINUTE_MS)}" for minutes in range(first, DAY_MS // MINUTE_MS + 1)]
-    return [text for text, _ in _slower_crons(job.schedule, schedule)]
-
-
-def _slower_crons(text: str, schedule: Cron) -> list[tuple[str, int]]:
-    """Slower cron lines, each with its ticks per day."""
-    _, hours_text, *days = text.split()
+    _, hours_text, *days = job.schedule.split()
     minute, hours = schedule.minutes[0], len(schedule.hours)
     lines = [
         (" ".join((f"*/{step}" if not minute else f"{minute}-59/{step}", hours_text, *days)), 60 // step * hours)
@@ -233,20 +191,7 @@ def _slower_crons(text: str, schedule: Cron) -> list[tuple[str, int]]:
     for line, count in lines:
         if count < now:
             fewer.setdefault(count, line)
-    return [(fewer[count], count) for count in sorted(fewer, reverse=True)]
-
-
-def _slowed(job: JobSettings, percent: int) -> JobSettings:
-    """The job with an interval of at least `percent` of its own, or the longest interval there is."""
-    assert job.schedule is not None  # noqa: S101  # only scheduled jobs are slowed
-    schedule = parse_schedule(job.schedule, job.timezone)
-    if isinstance(schedule, Every):
-        minutes = -(-schedule.interval_ms * percent // 100 // MINUTE_MS)
-        return job._replace(schedule=f"every {format_duration(max(1, minutes) * MINUTE_MS)}")
-    now = len(schedule.minutes) * len(schedule.hours)
-    lines = _slower_crons(job.schedule, schedule)
-    longest = lines[-1][0] if lines else job.schedule
-    return job._replace(schedule=next((text for text, count in lines if count * percent <= now * 100), longest))
+    return [fewer[count] for count in sorted(fewer, reverse=True)]
 
 
 def _steps(units: int) -> list[int]:

@@ -110,14 +110,6 @@ def test_the_search_for_changes_has_an_end(folder: Path, monkeypatch: pytest.Mon
     assert "the search for changes ended after -1 s; smaller ones may fit" in plan.notes
 
 
-def test_a_plan_shows_how_many_ticks_of_each_job_fit(folder: Path) -> None:
-    row = '[jobs.{0}]\nfetch = "keywords:fetch"\nregions = ["cats"]\nschedule = "every {1}m"\n'
-    jobs = "".join(map(row.format, "abcdefg", range(140, 147)))
-    plan = make_plan(settings(folder, LIMITS.replace("10_000", "6_000") + jobs), 0, days=3, first_day=MONDAY)
-    assert [change.sentence() for change in plan.changes] == ["every job of main: 4 ticks instead of 5"]
-    assert "no change of one job alone makes it fit" in plan.notes
-
-
 def test_a_job_of_each_machine_is_counted_for_all_of_them(folder: Path) -> None:
     text = """
 [ledger]
