@@ -171,9 +171,6 @@ def _percent(_: click.Context, param: click.Parameter, value: str | None) -> int
 )
 @click.option("--quota", default=10_000, show_default=True, metavar="N", help="Units granted per day, to each key.")
 @click.option(
-    "--lag", "lag_ms", metavar="DURATION", callback=_duration, help="Cloud Monitoring shows calls this much later."
-)
-@click.option(
     "--delay", "delay_ms", metavar="DURATION", callback=_duration, help="Delay each answer, for example by 200ms."
 )
 @click.option(

@@ -235,21 +235,12 @@ def _video(video_id: str, *, language: str = "en", channel: int | None = None, w
         },
         "contentDetails": {
             "duration": f"PT{minutes}M{rest}S" if minutes else f"PT{rest}S",
-            "dimension": "2d",
             "definition": "hd" if draw.below(10) else "sd",
             "caption": "true" if draw.below(4) == 0 else "false",
             "licensedContent": draw.below(3) > 0,
-            "contentRating": {},
-            "projection": "rectangular",
+            **_WORDS["video"]["contentDetails"],
         },
-        "status": {
-            "uploadStatus": "processed",
-            "privacyStatus": "public",
-            "license": "youtube",
-            "embeddable": True,
-            "publicStatsViewable": True,
-            "madeForKids": False,
-        },
+        "status": _WORDS["video"]["status"],
         "statistics": statistics,
     }
 

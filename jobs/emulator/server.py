@@ -216,8 +216,8 @@ class Emulator:
     `port` 0 takes a free port. `recorded` is a folder of saved pages to serve instead of generated
     ones (ValueError when it holds none). `quota` is the number of units that each project has per
     day in the bucket `units`. `projects` maps keys to projects; any other key is a project of its
-    own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight. Cloud
-    Monitoring, which it serves too (see `quota.jobs.emulator.usage`), knows of a call after `lag_ms`.
+    own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight. It
+    serves Cloud Monitoring too (see `quota.jobs.emulator.usage`).
     Each answer comes `delay_ms` late. `errors_percent` of the calls get a 503, spread evenly.
     """
 
@@ -227,7 +227,6 @@ class Emulator:
     quota: int = 10_000
     projects: Mapping[str, str] = field(default_factory=dict)
     clock: Callable[[], int] = host_clock
-    lag_ms: int = 0
     delay_ms: int = 0
     errors_percent: int = 0
 
@@ -314,7 +313,7 @@ class Emulator:
         if project.startswith("denied"):
             return replies.error("permission_denied", project=project)
         with self._lock:
-            return time_series(request.params, project, self._meter, self.lag_ms)
+            return time_series(request.params, project, self._meter)
 
     def _arrive(self, request: Request) -> tuple[str, Charge | Reply]:
         """Count and charge a call before anything else. Returns its method, and its charge, or upstream's answer if

@@ -8,10 +8,9 @@ The emulator's Cloud Monitoring answers `projects.timeSeries.list` for the quota
     quota/rate/net_usage    one series for each bucket and method, one DELTA point for each minute, newest first
     quota/limit             one series for each bucket, one GAUGE point a day
 
-All points are on one page. Calls that the day's quota did not cover are in no point. A point appears when its minute
-ended `lag_ms` ago; without a lag the running minute is there too, up to now. A project is asked for by its name or its
-number, as in `/emulator/usage`; any other name stands for all projects together, because here each key without a
-project is one.
+All points are on one page. The running minute is there too, up to now. Calls that the day's quota did not cover are in
+no point. A project is asked for by its name or its number, as in `/emulator/usage`; any other name stands for all
+projects together, because here each key without a project is one.
 """
 
 from __future__ import annotations
@@ -187,7 +186,7 @@ def project_of(path: str) -> str | None:
     return None if match is None else match[1]
 
 
-def time_series(params: Mapping[str, str], project: str, meter: Meter, lag_ms: int) -> Reply:
+def time_series(params: Mapping[str, str], project: str, meter: Meter) -> Reply:
     """The answer to `timeSeries.list`. Raises Rejected, as upstream does, for a request that it would not accept."""
     terms = _terms(params.get("filter", ""))
     try:
@@ -198,7 +197,7 @@ def time_series(params: Mapping[str, str], project: str, meter: Meter, lag_ms: i
         raise Rejected(replies.bad_request("The start time must be before the end time."))
     metric = terms.pop("metric.type", "").removeprefix(_PREFIX)
     if metric == "rate/net_usage":
-        series, kind = _usage(project, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
+        series, kind = _usage(project, meter, min(until_ms, meter.now_ms())), "DELTA"
     elif metric == "limit":
         series, kind = _limits(meter), "GAUGE"
     else:
@@ -232,15 +231,13 @@ def _ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
-    """The minutes of a project, or of all projects, that Cloud Monitoring already knows. The current minute ends at
-    `until_ms`."""
+def _usage(project: str, meter: Meter, until_ms: int) -> Series:
+    """The minutes of a project, or of all projects. The current minute ends at `until_ms`."""
     projects = {minute.project for minute in meter.minutes}
     wanted = {name for name in projects if project in (name, str(replies.project_number(name)))} or projects
-    now_ms = meter.now_ms()
     sums: dict[Labels, Counter[int]] = {}
     for minute, units in sorted(meter.minutes.items(), key=lambda item: (-item[0].start_ms, item[0])):
-        if minute.project in wanted and (minute.start_ms + MINUTE_MS + lag_ms <= now_ms or not lag_ms):
+        if minute.project in wanted:
             labels = ("method", replies.long_name(minute.method)), ("quota_metric", BUCKETS[minute.bucket]["metric"])
             sums.setdefault(labels, Counter())[minute.start_ms] += units
     return {

@@ -190,11 +190,6 @@ def test_reconcile_exits_69_without_the_ledger(quota: Quota, upstream: Emulator)
     assert upstream.usage()["free"] == {}
 
 
-def test_emulate_rejects_a_bad_lag(quota: Quota) -> None:
-    for lag in ("-1s", "soon", ""):
-        assert "--lag" in one_line(quota("emulate", "--port", "0", "--lag", lag), 2)
-
-
 def asked(
     upstream: Emulator, query: str, *, project: str = "p", bearer: str | None = "t"
 ) -> tuple[int, dict[str, object]]:
