@@ -37,11 +37,13 @@ MAX_ROWS = 10_000
 UNFINISHED = "unfinished"
 """The outcome of a run that has not ended: it is still running, or it was killed."""
 
+_TEXTS = ("run", "project", "job", "outcome", "why", "refused_by")
+_NUMBERS = ("key", "units", "attempts", "began_ms", "retry_at_ms", "exit_status", "ended_ms")
+_OPTIONAL = ("refused_by", "retry_at_ms", "exit_status", "ended_ms")
 _COLUMNS = (
-    "id, run, project, job, outcome, why, refused_by, retry_at_ms, units, attempts, exit_status, began_at_ms,"
-    " ended_at_ms, regions, refusal"
+    "run, project, job, outcome, why, refused_by, id AS key, units, attempts, began_at_ms AS began_ms, retry_at_ms,"
+    " exit_status, ended_at_ms AS ended_ms, regions, refusal"
 )
-
 
 _FIELDS = "run project job outcome why refused_by retry_at units attempts exit_status began_at ended_at"
 RUN_FIELDS = (*_FIELDS.split(), "regions", "refusal")
@@ -100,31 +102,24 @@ class RunHistory:
 
     def read(self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS) -> list[Run]:
         """The newest runs that began after `since_ms`, newest first: of one job, or of all."""
-        sql = (
-            f"SELECT {_COLUMNS} FROM past_runs WHERE began_at_ms > ? AND (? IS NULL OR job = ?)"  # noqa: S608  # a constant
-            " ORDER BY id DESC LIMIT ?"  # a run that a wrong clock dated ahead is not the newest for ever
-        )
         name = None if job is None else job.encode(errors="replace").decode()  # SQLite stores no half of a character
-        values = (since_ms, name, name, min(count, MAX_ROWS))
-        rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
-        return [run for run in map(_read, rows) if run is not None]
+        return self._runs("began_at_ms > ? AND (? IS NULL OR job = ?)", since_ms, name, name, count=count)
 
     def last_ended(self, job: str) -> Run | None:
         """The newest run of a job that has ended, without runs that never got their turn."""
-        sql = (
-            f"SELECT {_COLUMNS} FROM past_runs WHERE job = ? AND ended_at_ms IS NOT NULL"  # noqa: S608  # a constant
-            " AND outcome <> 'overlap' ORDER BY id DESC LIMIT 1"
-        )
-        row = self._file.transact(lambda db: db.execute(sql, (job,)).fetchone(), write=False)
-        return None if row is None else _read(row)
+        runs = self._runs("job = ? AND ended_at_ms IS NOT NULL AND outcome <> 'overlap'", job, count=1)
+        return runs[0] if runs else None
 
     def unended(self, job: str, since_ms: int) -> list[Run]:
         """The newest runs of a job that began after `since_ms` and noted no end, newest first."""
-        sql = (
-            f"SELECT {_COLUMNS} FROM past_runs WHERE job = ? AND began_at_ms > ? AND ended_at_ms IS NULL"  # noqa: S608  # a constant
-            " ORDER BY id DESC LIMIT 1000"
-        )
-        rows = self._file.transact(lambda db: db.execute(sql, (job, since_ms)).fetchall(), write=False)
+        return self._runs("job = ? AND began_at_ms > ? AND ended_at_ms IS NULL", job, since_ms, count=1_000)
+
+    def _runs(self, condition: str, *values: object, count: int) -> list[Run]:
+        """The newest runs of this condition."""
+        # By id, so that a run that a wrong clock dated ahead is not the newest for ever.
+        sql = f"SELECT {_COLUMNS} FROM past_runs WHERE {condition} ORDER BY id DESC LIMIT ?"  # noqa: S608  # constants
+        most = min(count, MAX_ROWS)
+        rows = self._file.transact(lambda db: db.execute(sql, (*values, most)).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
 
     def note_units(self, job: str, units: Mapping[int, int]) -> None:
@@ -156,34 +151,18 @@ def _refusal_text(refusal: Mapping[str, Any]) -> str:
 
 def _read(row: Sequence[Any]) -> Run | None:
     """The run in a row; None if the row has values that no store writes."""
-    key, *fields, regions, refusal = row
-    run, project, job, outcome, why, refused_by, retry_at_ms, units, attempts, exit_status, began_ms, ended_ms = fields
-    if not all(isinstance(text, str) for text in (run, project, job, outcome, why, refused_by or "")):
-        return None
-    if not all(map(_is_whole, (key, units, attempts, began_ms, retry_at_ms or 0, exit_status or 0, ended_ms or 0))):
+    *values, regions, refusal = row
+    fields = dict(zip((*_TEXTS, *_NUMBERS), values, strict=True))
+    given = {name: value for name, value in fields.items() if not (value is None and name in _OPTIONAL)}
+    if not all(isinstance(value, str) if name in _TEXTS else _is_whole(value) for name, value in given.items()):
         return None
     try:
         listed = tuple(map(_region, json.loads(regions))) if regions else ()
         decided = json.loads(refusal) if refusal else None
     except (TypeError, ValueError, RecursionError):
         return None
-    return Run(
-        run=run,
-        job=job,
-        outcome=outcome,
-        regions=listed,
-        units=units,
-        attempts=attempts,
-        refused_by=refused_by,
-        retry_at_ms=retry_at_ms,
-        why=why,
-        exit_status=exit_status,
-        refusal=decided if isinstance(decided, dict) else None,
-        project=project,
-        began_ms=began_ms,
-        ended_ms=ended_ms,
-        key=str(key),
-    )
+    fields["key"] = str(fields["key"])
+    return Run(regions=listed, refusal=decided if isinstance(decided, dict) else None, **fields)
 
 
 def _region(kept: Mapping[str, Any]) -> RegionOfRun:
