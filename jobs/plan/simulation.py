@@ -15,7 +15,7 @@ ask about such a call again before the time in the refusal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -87,13 +87,6 @@ def price_of(book: CostBook, method: str, at_ms: int) -> tuple[Price, int]:
         return book.default_get, NEVER
     price, (_, until_ms) = book.price_at(method, at_ms)
     return price, until_ms
-
-
-def prices_between(book: CostBook, method: str, start_ms: int, until_ms: int) -> Iterator[Price]:
-    """The prices of a call from `start_ms` to `until_ms`."""
-    while start_ms < until_ms:
-        price, start_ms = price_of(book, method, start_ms)
-        yield price
 
 
 # -- the result --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The smallest changes of one setting that would make a schedule fit. A simulation verifies each.
 
-The search tries the jobs that use most of the refusing limits: a longer interval, fewer pages, fewer regions, a smaller
-`leave`.
+The search tries the jobs that use most of the refusing limits: a longer interval, fewer pages, fewer regions.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import NamedTuple, TypeVar
 from quota.common.clock import elapsed_s
 from quota.common.text import many
 from quota.jobs.job import Fetch
-from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_between, simulate
+from quota.jobs.plan.simulation import Simulated, State, simulate
 from quota.settings.model import JobSettings, Settings
 from quota.settings.schedules import Every, parse_schedule
-from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration, of_jobs
+from quota.terms.limits import DAY_MS, MINUTE_MS, format_duration, of_jobs
 
 MAX_JOBS = 5
 """The most jobs to try one by one: the jobs that use most. A binary search finds each of their changes, and each of its
@@ -59,7 +58,6 @@ class Search:
 
     def __post_init__(self) -> None:
         self.ends_s, self.cut = elapsed_s() + SEARCH_WITHIN_S, False
-        self.refused = {r.job for r in self.outcome.refusals if r.job not in self.may_be_refused}
 
     def smallest_changes(self) -> tuple[tuple[Change, ...], list[str]]:
         """The changes, and a note on what could not be found."""
@@ -69,7 +67,6 @@ class Search:
                 "schedule": [job._replace(schedule=text) for text in slower(job)],
                 "pages": [job._replace(pages=pages) for pages in range(job.pages - 1, 0, -1)],
                 "regions": [job._replace(regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)],
-                "leave": self._leaves(job),
             }
             for setting, changed in ladders.items():
                 smallest = first_that_fits(changed, self._fits)
@@ -80,7 +77,7 @@ class Search:
         if self.cut:
             notes.append(f"the search for changes ended after {SEARCH_WITHIN_S:g} s; smaller ones may fit")
         elif not changes:
-            notes.append("no single change of interval, pages, regions or leave makes it fit")
+            notes.append("no single change of interval, pages or regions makes it fit")
         return tuple(changes), notes
 
     def _suspects(self) -> list[JobSettings]:
@@ -97,40 +94,6 @@ class Search:
             ):
                 wants[wanted.job] += sum(wanted.units.values())
         return [settings.jobs[name] for name, units in wants.most_common(MAX_JOBS) if units]
-
-    def _leaves(self, job: JobSettings) -> list[JobSettings]:
-        """The job with other numbers for `leave`: less for a refused job, more for one that may be refused."""
-        main = self.settings.credentials[job.credential]
-        limits = {limit.name: limit for limit in main.limits}
-        if job.name in self.refused and any(job.leave.values()):
-            highest = max(job.leave.values())
-            return [
-                job._replace(leave={name: min(units, highest - less) for name, units in job.leave.items()})
-                for less in _steps(highest)
-            ]
-        if job.name in self.may_be_refused:
-            bucket = main.book.main_bucket.name
-            names = list(job.leave) or [
-                x.name for x in main.limits if not (x.narrow or x.shadow) and bucket in x.view.selector.buckets
-            ]
-            held = [(limits[name], job.leave.get(name, 0)) for name in names]
-            rooms = [limit.limit_units - left - self._dearest(job, limit) for limit, left in held]
-            return [
-                job._replace(leave={name: job.leave.get(name, 0) + more for name in names})
-                for more in _steps(max(0, min(rooms, default=0)))
-            ]
-        return []
-
-    def _dearest(self, job: JobSettings, limit: Limit) -> int:
-        """The most that a limit counts for one call of a job during the plan. The limit must always have room for
-        it."""
-        book, selector = self.settings.credentials[job.credential].book, limit.view.selector
-        steps = pass_steps(job, self.fetches[job.name])
-        return max(
-            sum(selector.cost(part.units) for part in price.parts if selector.counts(part.bucket, method, job.name))
-            for method in {book.canonical(step.method) for step in steps}
-            for price in prices_between(book, method, self.outcome.start_ms, self.outcome.until_ms)
-        )
 
     # -- trying a change ---------------------------------------------------------------------------------------------
 
@@ -194,21 +157,8 @@ def slower(job: JobSettings) -> list[str]:
     return [fewer[count] for count in sorted(fewer, reverse=True)]
 
 
-def _steps(units: int) -> list[int]:
-    """Even steps up to and including `units`, at most about a thousand."""
-    step = max(1, units // 1_000)
-    return [*range(step, units, step), units] if units else []
-
-
 def _spelled(job: JobSettings, setting: str) -> str:
     """A setting, spelled as in the configuration."""
     if setting == "schedule":
         return f'"{job.schedule}"'
-    if setting == "regions":
-        return str(len(job.regions))
-    if setting == "leave":
-        numbers = set(job.leave.values())
-        if len(numbers) <= 1:
-            return f"{max(numbers, default=0):_}"
-        return "{ " + ", ".join(f'"{name}" = {units:_}' for name, units in job.leave.items()) + " }"
-    return str(job.pages)
+    return str(len(job.regions) if setting == "regions" else job.pages)

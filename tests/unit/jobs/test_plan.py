@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -204,24 +203,6 @@ def test_a_shadow_is_in_the_plan_and_refuses_nothing(folder: Path) -> None:
     assert "trial (24h, a shadow: it refuses nothing): needs 8,400 units a day, holds 500" in shown(plan)
     assert [row["shadow"] for row in plan.as_json()["limits"]] == [False, False, True]  # type: ignore[attr-defined]
     assert [row.days[0].left_units for row in plan.limits] == [1_600, 1_600, None], "what refuses is what is left"
-
-
-def test_a_suggestion_can_be_pasted_whatever_its_limits_are_called(folder: Path) -> None:
-    text = LIMITS.replace('name = "day"', 'name = "a.day:utc"').replace("10_000", "1_000") + (
-        '[jobs.backfill]\nfetch = "trending"\nregions = ["US"]\npages = 100\nschedule = "0 * * * *"\n'
-        'leave = { "a.day:utc" = 1, pacific-day = 2 }\n'
-        '[jobs.main]\nfetch = "trending"\nregions = ["US", "GB"]\npages = 10\nschedule = "0 * * * *"\n'
-    )
-    plan = make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
-    assert not plan.fits
-    (change,) = [change for change in plan.changes if change.setting == "leave"]
-    assert tomllib.loads(f"leave = {change.before}") == {"leave": {"a.day:utc": 1, "pacific-day": 2}}
-    (_, _, pasted) = change.sentence().partition(": ")
-    again = settings(
-        folder, text.replace('leave = { "a.day:utc" = 1, pacific-day = 2 }', pasted.partition(" instead")[0])
-    )
-    better = make_plan(again, 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
-    assert (better.fits, {refusal.job for refusal in better.outcome.refusals}) == (True, {"backfill"})
 
 
 # -- what a tick costs -------------------------------------------------------------------------------------------------
