@@ -40,7 +40,7 @@ from quota.jobs.job import (
 from quota.jobs.places import checkpoints_of
 from quota.jobs.plan import simulation
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
-from quota.jobs.plan.suggestions import Change, Search
+from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
 from quota.jobs.store.store import Store
 from quota.reports.runs import stands_out
@@ -205,7 +205,7 @@ def make_plan(
     changes: tuple[Change, ...] = ()
     notes = [*_notes(settings, fetches), *(f"in the last 7 days {row}" for row in stands_out(state.bought))]
     if not fits and find_changes:
-        changes, more = Search(settings, alone, state.lasting(until_ms), fetches, may_be_refused).smallest_changes()
+        changes, more = smallest_changes(settings, alone, state.lasting(until_ms), fetches, may_be_refused)
         notes += more
     return Plan(
         outcome=outcome,

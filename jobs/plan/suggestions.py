@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
@@ -46,70 +45,65 @@ SEARCH_WITHIN_S = 10.0
 """How long a plan looks for changes: many jobs over a month take seconds for each try."""
 
 
-@dataclass
-class Search:
-    """Looks for changes that would avoid the refusals of `outcome`."""
+def smallest_changes(
+    settings: Settings,
+    outcome: Simulated,
+    state: State,
+    fetches: Mapping[str, Fetch],
+    may_be_refused: Sequence[str],
+) -> tuple[tuple[Change, ...], list[str]]:
+    """The changes that would avoid the refusals of `outcome`, and a note on what could not be found."""
+    ends_s = elapsed_s() + SEARCH_WITHIN_S
+    cut = False
 
-    settings: Settings
-    outcome: Simulated
-    state: State
-    fetches: Mapping[str, Fetch]
-    may_be_refused: Sequence[str]
-
-    def __post_init__(self) -> None:
-        self.ends_s, self.cut = elapsed_s() + SEARCH_WITHIN_S, False
-
-    def smallest_changes(self) -> tuple[tuple[Change, ...], list[str]]:
-        """The changes, and a note on what could not be found."""
-        changes: list[Change] = []
-        for job in self._suspects():
-            ladders = {
-                "schedule": [job._replace(schedule=text) for text in slower(job)],
-                "pages": [job._replace(pages=pages) for pages in range(job.pages - 1, 0, -1)],
-                "regions": [job._replace(regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)],
-            }
-            for setting, changed in ladders.items():
-                smallest = first_that_fits(changed, self._fits)
-                if smallest is not None:
-                    before, after = _spelled(job, setting), _spelled(smallest, setting)
-                    changes.append(Change(job.name, job.credential, setting, before, after))
-        notes = []
-        if self.cut:
-            notes.append(f"the search for changes ended after {SEARCH_WITHIN_S:g} s; smaller ones may fit")
-        elif not changes:
-            notes.append("no single change of interval, pages or regions makes it fit")
-        return tuple(changes), notes
-
-    def _suspects(self) -> list[JobSettings]:
-        """The jobs that use a refusing limit; the jobs that use most come first."""
-        settings = self.settings
-        full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in self.outcome.refusals}
-        limits = {credential.project: credential.limits for credential in settings.credentials.values()}
-        wants: Counter[str] = Counter()
-        for wanted in self.outcome.wanted:
-            if any(
-                (wanted.project, limit.name) in full
-                and limit.view.selector.counts(wanted.bucket, wanted.method, wanted.job)
-                for limit in of_jobs(limits[wanted.project], settings.jobs)
-            ):
-                wants[wanted.job] += sum(wanted.units.values())
-        return [settings.jobs[name] for name, units in wants.most_common(MAX_JOBS) if units]
-
-    # -- trying a change ---------------------------------------------------------------------------------------------
-
-    def _fits(self, changed: JobSettings) -> bool:
-        self.cut = self.cut or elapsed_s() > self.ends_s
-        if self.cut:
+    def fits(changed: JobSettings) -> bool:
+        nonlocal cut
+        cut = cut or elapsed_s() > ends_s
+        if cut:
             return False
-        outcome = simulate(
-            self.settings._replace(jobs={**self.settings.jobs, changed.name: changed}),
-            self.outcome.start_ms,
-            self.outcome.until_ms,
-            state=self.state,
-            fetches=self.fetches,
-            stop_at_refusal=lambda name: name not in self.may_be_refused,
+        tried = simulate(
+            settings._replace(jobs={**settings.jobs, changed.name: changed}),
+            outcome.start_ms,
+            outcome.until_ms,
+            state=state,
+            fetches=fetches,
+            stop_at_refusal=lambda name: name not in may_be_refused,
         )
-        return outcome.refuses_only(self.may_be_refused)
+        return tried.refuses_only(may_be_refused)
+
+    changes: list[Change] = []
+    for job in _suspects(settings, outcome):
+        ladders = {
+            "schedule": [job._replace(schedule=text) for text in slower(job)],
+            "pages": [job._replace(pages=pages) for pages in range(job.pages - 1, 0, -1)],
+            "regions": [job._replace(regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)],
+        }
+        for setting, changed in ladders.items():
+            smallest = first_that_fits(changed, fits)
+            if smallest is not None:
+                before, after = _spelled(job, setting), _spelled(smallest, setting)
+                changes.append(Change(job.name, job.credential, setting, before, after))
+    notes = []
+    if cut:
+        notes.append(f"the search for changes ended after {SEARCH_WITHIN_S:g} s; smaller ones may fit")
+    elif not changes:
+        notes.append("no single change of interval, pages or regions makes it fit")
+    return tuple(changes), notes
+
+
+def _suspects(settings: Settings, outcome: Simulated) -> list[JobSettings]:
+    """The jobs that use a refusing limit; the jobs that use most come first."""
+    full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in outcome.refusals}
+    limits = {credential.project: credential.limits for credential in settings.credentials.values()}
+    wants: Counter[str] = Counter()
+    for wanted in outcome.wanted:
+        if any(
+            (wanted.project, limit.name) in full
+            and limit.view.selector.counts(wanted.bucket, wanted.method, wanted.job)
+            for limit in of_jobs(limits[wanted.project], settings.jobs)
+        ):
+            wants[wanted.job] += sum(wanted.units.values())
+    return [settings.jobs[name] for name, units in wants.most_common(MAX_JOBS) if units]
 
 
 def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:
