@@ -81,13 +81,13 @@ class Call:
             raise Rejected(replies.error("filter_invalid", parameter="id"))
         return ids
 
-    def parts(self, allowed: str) -> set[str]:
-        """The parts that the call asks for, all of them in `allowed`."""
+    def parts(self) -> set[str]:
+        """The parts that the call asks for. Raises Rejected if its method has no such part."""
         parts = [part.strip() for part in self.params.get("part", "").split(",") if part.strip()]
         if not parts:
             raise Rejected(replies.error("part_missing"))
         for part in parts:
-            if part not in allowed.split():
+            if part not in replies.METHODS["parts"][self.kind]:
                 raise Rejected(replies.error("part_unknown", part=part))
         return set(parts)
 
@@ -108,36 +108,25 @@ class Call:
         return self.params.get("regionCode") or None
 
 
-_VIDEO_PARTS = (
-    "contentDetails fileDetails id liveStreamingDetails localizations paidProductPlacementDetails "
-    "player processingDetails recordingDetails snippet statistics status suggestions topicDetails"
-)
-_CHANNEL_PARTS = (
-    "auditDetails brandingSettings contentDetails contentOwnerDetails id localizations snippet "
-    "statistics status topicDetails"
-)
-
-
 class Api:
     """The API's methods over one catalogue. Safe to call from many threads."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._numbers = itertools.count()  # next() is atomic, so no two resources share one
-        self._lists: dict[str, tuple[str, Callable[[Call, set[str]], Reply]]] = {
-            "videos.list": (_VIDEO_PARTS, self._videos),
-            "search.list": ("id snippet", self._search),
-            "channels.list": (_CHANNEL_PARTS, self._channels),
-            "playlistItems.list": ("contentDetails id snippet status", self._playlist_items),
-            "commentThreads.list": ("id replies snippet", self._comment_threads),
-            "comments.list": ("id snippet", self._comments),
+        self._lists: dict[str, Callable[[Call, set[str]], Reply]] = {
+            "videos.list": self._videos,
+            "search.list": self._search,
+            "channels.list": self._channels,
+            "playlistItems.list": self._playlist_items,
+            "commentThreads.list": self._comment_threads,
+            "comments.list": self._comments,
         }
 
     def answer(self, call: Call) -> Reply:
         """The reply to a call. Raises Rejected if upstream would refuse the call."""
         if call.method in self._lists:
-            allowed, listed = self._lists[call.method]
-            return listed(call, call.parts(allowed))
+            return self._lists[call.method](call, call.parts())
         _, _, action = call.method.partition(".")
         if action == "list":
             if "part" not in call.params:

@@ -190,8 +190,10 @@ def _timestamp(draw: _Draw, days: int) -> str:
     return published.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _images(url: str, sizes: Sequence[tuple[str, str, int, int]]) -> Json:
-    return {name: {"url": f"{url}/{file}.jpg", "width": width, "height": height} for name, file, width, height in sizes}
+def _images(url: str, kind: str) -> Json:
+    """The thumbnails of a video or a channel."""
+    sizes: dict[str, Json] = _WORDS[kind]["thumbnails"]
+    return {name: {**size, "url": f"{url}/{size['url']}"} for name, size in sizes.items()}
 
 
 def _video(video_id: str, *, language: str = "en", channel: int | None = None, words: str = "") -> Json:
@@ -218,14 +220,7 @@ def _video(video_id: str, *, language: str = "en", channel: int | None = None, w
             "channelId": _channel_id(channel),
             "title": title,
             "description": description,
-            "thumbnails": _images(
-                f"https://i.ytimg.com/vi/{video_id}",
-                (
-                    ("default", "default", 120, 90),
-                    ("medium", "mqdefault", 320, 180),
-                    ("high", "hqdefault", 480, 360),
-                ),
-            ),
+            "thumbnails": _images(f"https://i.ytimg.com/vi/{video_id}", "video"),
             "channelTitle": _channel_title(channel),
             "tags": [draw.pick(TAGS) for _ in range(draw.below(5))],
             "categoryId": draw.pick(_CATEGORY_IDS),
@@ -258,7 +253,7 @@ def _channel(number: int) -> Json:
             "description": description,
             "customUrl": f"@channel-{number}",
             "publishedAt": _timestamp(draw, 5_000),
-            "thumbnails": _images(f"https://yt3.ggpht.com/{channel_id}", (("default", "s88", 88, 88),)),
+            "thumbnails": _images(f"https://yt3.ggpht.com/{channel_id}", "channel"),
             "localized": {"title": title, "description": description},
             "country": draw.pick(_REGIONS),
         },

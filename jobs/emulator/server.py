@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class Request(NamedTuple):
-    """One request, read in full. If `malformed`, its target does not decode, and `params` is empty."""
+    """One request, read in full. If its target does not decode, it has no `params`."""
 
     verb: str
     path: str
@@ -66,7 +66,6 @@ class Request(NamedTuple):
     headers: Message
     body: bytes
     target: str
-    malformed: bool = False
 
 
 def make_request(verb: str, target: str, headers: Message, body: bytes) -> Request:
@@ -86,8 +85,7 @@ def make_request(verb: str, target: str, headers: Message, body: bytes) -> Reque
         for name, value in pairs:
             params[name] = f"{params[name]},{value}" if name in params else value
     except ValueError:
-        path = target.partition("?")[0]
-        return Request(verb, path, {}, headers, body, target, malformed=True)
+        path, params = target.partition("?")[0], {}
     return Request(verb, path, params, headers, body, target)
 
 
@@ -358,8 +356,6 @@ class Emulator:
         number = next(self._calls)
         if number * self.errors_percent // 100 > (number - 1) * self.errors_percent // 100:
             return replies.error("backend_error")
-        if request.malformed:
-            return replies.bad_request("Bad Request")
         if isinstance(charge, Reply):
             return charge
         if charge.refused and charge.bucket == "units":

@@ -355,12 +355,7 @@ class Emulator(emulator.Emulator):
         method, charge, fault = self._arrive_with_faults(request, kinds)
 
         def answer() -> Reply:
-            if (
-                fault is not None
-                and fault.kind == "limit-zero"
-                and isinstance(charge, Charge)
-                and not request.malformed
-            ):
+            if fault is not None and fault.kind == "limit-zero" and isinstance(charge, Charge):
                 return replies.daily_limit(charge.bucket, charge.project, 0)
             return self._answer(request, method, charge)
 
