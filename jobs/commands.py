@@ -67,10 +67,9 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     help="Whole days in upstream's zone to look ahead, after the rest of today.  [default: 7, more for longer windows]",
 )
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
-@click.option("--may-be-refused", multiple=True, metavar="JOB", help="Accept refusals of JOB. Repeatable.")
 @format_option
 @config_option
-def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> int:
+def plan(days: int | None, begin: str, as_json: bool, config: str | None) -> int:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight, with
@@ -105,7 +104,6 @@ def plan(days: int | None, begin: str, may_be_refused: tuple[str, ...], as_json:
             first_day=first_day,
             from_midnight=from_empty,
             state=state,
-            may_be_refused=may_be_refused,
         )
     if as_json:
         print_json(answer.as_json())

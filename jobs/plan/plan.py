@@ -6,8 +6,8 @@
     JobPlan     one job: its ticks, and its first refused tick
     Ahead       the calls of one run
 
-A schedule fits if no tick is refused. The caller may except jobs that live on what others leave. Refusals that come
-only from current spending or a closed bucket do not count against it.
+A schedule fits if no tick is refused. Refusals that come only from current spending or a closed bucket do not count
+against it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from quota.jobs.job import (
     attempt_of,
     check_regions,
     fetch_to_look_at,
-    job_called,
     regions_of,
     sink_to_look_at,
 )
@@ -49,7 +48,6 @@ from quota.rules.spent import spent as charges_in
 from quota.rules.total import total_of
 from quota.session import Session
 from quota.settings.model import CredentialSettings, Settings
-from quota.terms.arguments import texts
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
 from quota.wording import Table
 
@@ -157,22 +155,17 @@ def make_plan(
     first_day: date | None = None,
     from_midnight: bool = False,
     state: State = EMPTY,
-    may_be_refused: str | Sequence[str] = (),
     find_changes: bool = True,
 ) -> Plan:
     """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar; by
     default over DEFAULT_DAYS, or until each limit has had a whole window.
 
     With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
-    schedule fits even if jobs named in `may_be_refused` are refused, or other jobs only because of the `state`. Raises
-    UsageError for a job that does not exist or too many days. Also raises ConfigError and UsageError if a run of one of
-    the jobs would.
+    schedule fits even if jobs are refused, if that is only because of the `state`. Raises UsageError for too many days.
+    Also raises ConfigError and UsageError if a run of one of the jobs would.
     """
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
-    may_be_refused = texts(may_be_refused, "job")
-    for name in may_be_refused:
-        job_called(settings, name)
     zone = _zone(next(iter(settings.credentials.values())), None)
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(now_ms)[1] if from_midnight else now_ms
@@ -192,20 +185,17 @@ def make_plan(
         with suppress(NotImported):
             sink_to_look_at(settings, job)
 
-    def simulated(until_ms: int, state: State) -> tuple[Simulated, bool]:
-        outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches)
-        return outcome, outcome.refuses_only(may_be_refused)
-
-    outcome, fits = simulated(until_ms, state)
+    outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches)
     alone = outcome  # the outcome if nothing were spent yet
-    if not fits and state != EMPTY:
-        alone, fits = simulated(_through_each_window(settings, start_ms, until_ms), state.lasting(until_ms))
-    unwanted = [refusal.at_ms for refusal in outcome.refusals if refusal.job not in may_be_refused]
-    held_up_ms = unwanted[-1] if fits and unwanted else None
+    if outcome.refusals and state != EMPTY:
+        whole_ms, lasting = _through_each_window(settings, start_ms, until_ms), state.lasting(until_ms)
+        alone = simulate(settings, start_ms, whole_ms, state=lasting, fetches=fetches)
+    fits = not alone.refusals
+    held_up_ms = outcome.refusals[-1].at_ms if fits and outcome.refusals else None
     changes: tuple[Change, ...] = ()
     notes = [*_notes(settings, fetches), *(f"in the last 7 days {row}" for row in stands_out(state.bought))]
     if not fits and find_changes:
-        changes, more = smallest_changes(settings, alone, state.lasting(until_ms), fetches, may_be_refused)
+        changes, more = smallest_changes(settings, alone, state.lasting(until_ms), fetches)
         notes += more
     return Plan(
         outcome=outcome,

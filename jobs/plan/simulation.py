@@ -15,7 +15,7 @@ ask about such a call again before the time in the refusal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -144,9 +144,6 @@ class Simulated:
     refusals: list[Refusal]
     jobs: dict[str, JobTotals]
 
-    def refuses_only(self, jobs: Collection[str]) -> bool:
-        return all(refusal.job in jobs for refusal in self.refusals)
-
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -206,19 +203,19 @@ def simulate(
     *,
     state: State = EMPTY,
     fetches: Mapping[str, Fetch] | None = None,
-    stop_at_refusal: Callable[[str], bool] = lambda job: False,
+    stops_at_refusal: bool = False,
 ) -> Simulated:
     """Run the ticks of all jobs from `start_ms` to `until_ms`.
 
-    At each refusal `stop_at_refusal` gets the job's name; if it returns True, the simulation ends there. `fetches` are
-    fetch functions by job, if they are already loaded. As the run itself, raises ConfigError if a function does not
-    load, and UsageError for a call that can never fit.
+    With `stops_at_refusal` the simulation ends at the first refusal. `fetches` are fetch functions by job, if they are
+    already loaded. As the run itself, raises ConfigError if a function does not load, and UsageError for a call that
+    can never fit.
     """
     simulation, refusals = _Simulation(settings, start_ms, state, fetches), []
     for tick in ticks(settings.jobs.values(), start_ms, until_ms):
         refused = simulation.tick(tick)
         refusals += refused
-        if refused and stop_at_refusal(tick.job):
+        if refused and stops_at_refusal:
             break
     jobs = [first for first, *_ in simulation.jobs.values()]
     return Simulated(

@@ -46,11 +46,7 @@ SEARCH_WITHIN_S = 10.0
 
 
 def smallest_changes(
-    settings: Settings,
-    outcome: Simulated,
-    state: State,
-    fetches: Mapping[str, Fetch],
-    may_be_refused: Sequence[str],
+    settings: Settings, outcome: Simulated, state: State, fetches: Mapping[str, Fetch]
 ) -> tuple[tuple[Change, ...], list[str]]:
     """The changes that would avoid the refusals of `outcome`, and a note on what could not be found."""
     ends_s = elapsed_s() + SEARCH_WITHIN_S
@@ -67,9 +63,9 @@ def smallest_changes(
             outcome.until_ms,
             state=state,
             fetches=fetches,
-            stop_at_refusal=lambda name: name not in may_be_refused,
+            stops_at_refusal=True,
         )
-        return tried.refuses_only(may_be_refused)
+        return not tried.refusals
 
     changes: list[Change] = []
     for job in _suspects(settings, outcome):

@@ -47,7 +47,6 @@ VALUES = {
         "2026-13-01",
         "20261101",
     ),
-    "--may-be-refused": ("trending", "other", "\udcff"),
     "--limit": ("1", "0", "1000", "1001", "9" * 30),
 }
 WORDS = (

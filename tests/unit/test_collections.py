@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,23 +14,12 @@ from quota.clients.requests import requests_adapter
 from quota.deciding.project import Project
 from quota.errors import UsageError
 from quota.jobs.fetches import channels
-from quota.jobs.plan.plan import make_plan
 from quota.ledger.sqlite_log import SqliteLog
 from quota.reports.spending import read_spending
-from quota.settings.load import load_settings
 from quota.terms.api import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 
-CONFIGURATION = """
-[credentials.main]
-api = "youtube-v3"
-limits = [{ name = "day", units = 500, window = "24h" }]
-[jobs.trending]
-fetch = "trending"
-schedule = "every 12h"
-regions = ["DE", "US"]
-"""
 
 DAY = Sliding(DAY_MS)
 FIVE_HUNDRED = Limit("day", 500, View(Selector(), DAY), 500, 0)
@@ -68,11 +56,6 @@ def test_a_limit_without_a_list_is_enforced(ledger: SqliteLog) -> None:
 def test_read_spending_sums_one_project_by_one_field(ledger: SqliteLog) -> None:
     make_budget(ledger).charge("videos.list")
     assert read_spending([Project(ledger, "p")], "method", 0).rows == ((("videos.list",), 1, 1),)
-
-
-def test_a_plan_lets_one_job_be_refused(tmp_path: Path, state_dir: Path) -> None:
-    (tmp_path / "quota.toml").write_text(CONFIGURATION)
-    assert make_plan(load_settings(), 1_793_000_000_000, days=1, may_be_refused="trending").fits
 
 
 def test_one_id_of_a_channel_is_asked_for_whole() -> None:

@@ -332,7 +332,6 @@ def test_a_schedule_is_held_against_a_month_that_is_longer_than_the_plan(folder:
     [
         (["--days", "0"], "--days 0: choose 1 to 92 days"),
         (["--from", "tomorrow"], "--from 'tomorrow': write now, empty, or a date such as 2026-11-01"),
-        (["--may-be-refused", "keyword"], "no job 'keyword'; did you mean 'keywords'?"),
     ],
 )
 def test_bad_input_is_one_line(folder: Path, args: list[str], says: str) -> None:
