@@ -55,15 +55,14 @@ class Watcher:
 
 
 class _Lines(Watcher):
-    """For logs and cron: a line for each region, a line for each minute in which no region ends, and if `verbose` a
-    line for each decision. `clock` is in s."""
+    """For logs and cron: a line for each region, and a line for each minute in which no region ends. `clock` is in
+    s."""
 
-    def __init__(self, job: str, *, verbose: bool = False, clock: Callable[[], float] = elapsed_s) -> None:
+    def __init__(self, job: str, *, clock: Callable[[], float] = elapsed_s) -> None:
         self.job = job
         self.pages = 0
         self.spent_units = 0
         self.left_units: int | None = None
-        self._verbose = verbose
         self._clock = clock
         self._last_line_s = clock()
 
@@ -87,8 +86,6 @@ class _Lines(Watcher):
         self.spent_units += decision.cost_units if decision.admitted else 0
         if decision.limits:
             self.left_units = decision.remaining_units
-        if self._verbose:
-            self.say(printable(decision.sentence()))
 
     def page(self, checkpoint: Checkpoint) -> None:
         if self._clock() - self._last_line_s >= LINE_EVERY_S:
@@ -110,10 +107,10 @@ class _Live(_Lines):
     """For terminals: a line for the whole run, and a line for the current region. When a region ends, its own line
     appears above."""
 
-    def __init__(self, job: str, *, verbose: bool) -> None:
+    def __init__(self, job: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
-        super().__init__(job, verbose=verbose)
+        super().__init__(job)
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
@@ -174,13 +171,13 @@ def _retry_line(job: str, checkpoint: Checkpoint, message: str, wait_s: float) -
 
 
 @contextmanager
-def watching(job: str, quiet: bool = False, verbose: bool = False) -> Iterator[Watcher]:
+def watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
     """The watcher for a run of this job: none if `quiet`, live at a terminal, otherwise lines."""
     if quiet:
         yield Watcher()
     elif sys.stderr.isatty():
-        live = _Live(job, verbose=verbose)
+        live = _Live(job)
         with live.progress:
             yield live
     else:
-        yield _Lines(job, verbose=verbose)
+        yield _Lines(job)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show what it would cost and how much fits now. Sends nothing.")
 @clock_option
 @click.option("--quiet", is_flag=True, help="Print only failures and warnings.")
-@click.option("--verbose", is_flag=True, help="Print each decision, too.")
 @textfile_option
 @format_option
 @config_option
@@ -50,7 +49,6 @@ def run(
     dry_run: bool,
     at: str | None,
     quiet: bool,
-    verbose: bool,
     textfile: str | None,
     as_json: bool,
     config: str | None,
@@ -77,7 +75,6 @@ def run(
       quota run trending --dry-run    # what would it cost?
       quota run trending --clock +1d  # tomorrow, against `quota emulate`
       quota run trending --quiet      # for cron, which mails all output
-      quota run trending --verbose    # the decision about each call
       quota run trending --here       # take it over from another machine
       quota run --all
     """
@@ -85,8 +82,6 @@ def run(
         raise click.UsageError("name a job; `quota run --all` runs all of them")
     if all_jobs and regions:
         raise click.UsageError("`quota run --all` takes no region; name one job")
-    if quiet and verbose:
-        raise click.UsageError("a run is quiet or verbose, not both; leave one out")
     documents: list[dict[str, object]] = []  # with --all they are printed together
     put: Callable[[dict[str, object]], None] = documents.append if all_jobs else print_json
     marks = {} if at is None else {"rehearsal": True}
@@ -107,7 +102,7 @@ def run(
 
             session, clock = block.enter_context(rehearsed(session, at, as_json=as_json))
         log_to_stderr()
-        how = _How(regions, here, fail_on_refusal, as_json, quiet, verbose, stop, clock, emit)
+        how = _How(regions, here, fail_on_refusal, as_json, quiet, stop, clock, emit)
         if dry_run:
             fits = _look_ahead(session, names, how)
             statuses = [0 if fits or not fail_on_refusal else Refused.exit_status]
@@ -133,7 +128,6 @@ class _How(NamedTuple):
     fail_on_refusal: bool
     as_json: bool
     quiet: bool
-    verbose: bool
     stop: Callable[[], int]
     clock: Callable[[], int] | None
     emit: Callable[[dict[str, object]], None]
@@ -152,7 +146,7 @@ def _tick(session: Session, job: str, how: _How) -> RunReport:
         ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
     try:
         # What a fetch function prints does not get into the report.
-        with redirect_stdout(sys.stderr), watching(job, how.quiet, how.verbose) as watcher:
+        with redirect_stdout(sys.stderr), watching(job, how.quiet) as watcher:
             report = run_job(
                 session,
                 job,

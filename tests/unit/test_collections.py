@@ -20,7 +20,6 @@ from quota.terms.api import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 
-
 DAY = Sliding(DAY_MS)
 FIVE_HUNDRED = Limit("day", 500, View(Selector(), DAY), 500, 0)
 

@@ -47,18 +47,15 @@ def test_progress_reports_a_long_region_once_a_minute(capsys: pytest.CaptureFixt
     ]
 
 
-def test_verbose_says_each_decision_and_a_refusal_spends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = _Lines("trending", verbose=True)
+def test_a_refusal_spends_nothing() -> None:
+    lines = _Lines("trending")
     lines.decided(decision(1, 7))
     lines.decided(decision(100, 7, admitted=False))
-    printed = capsys.readouterr().err.splitlines()
-    assert printed[0] == "admitted videos.list (1 unit) on main; 7 units left"
-    assert printed[1].startswith("refused videos.list (100 units) on main: full")
     assert lines.units() == "1 unit, 7 left"
 
 
 def test_the_pages_to_go_of_a_resumed_region_are_those_that_it_lacked() -> None:
-    live = _Live("trending", verbose=False)
+    live = _Live("trending")
     live.began([at("DE", 2, 100), at("FR", 0, 0)], 4)
     live.page(at("DE", 3, 150))
     live.ended(RegionOfRun("DE", "done", pages=1))
