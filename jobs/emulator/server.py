@@ -10,7 +10,7 @@ quota therefore does not make a request free. The emulator does not count a requ
 to a connection that had already closed, because nobody read it. A client that charges each attempt may
 therefore book more than the emulator counts, but never less.
 
-The emulator also serves calls of Cloud Monitoring. It counts them separately, as "free": they spend no units.
+The emulator also serves calls of Cloud Monitoring, and does not count them: they spend no units.
 
 A request without a usable key counts as a request, but is charged to no project. The emulator accepts
 any key and any token that does not start with "invalid" or "disabled", in Google's places: a key in the
@@ -26,12 +26,10 @@ import hashlib
 import json
 import logging
 import re
-import socket
 import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,7 +37,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
-from weakref import WeakSet
 
 from quota.common.clock import host_clock
 from quota.common.text import many, number_in
@@ -180,7 +177,6 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int, service: Callable[[Request], Reply]) -> None:
         """`service` answers a request, or raises Rejected."""
         self.service = service
-        self._connections: WeakSet[socket.socket] = WeakSet()
         super().__init__(("127.0.0.1", port), self.handler)
 
     def server_bind(self) -> None:
@@ -188,19 +184,8 @@ class Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Stay silent: clients may disconnect at any time, and the server must not print a traceback."""
-
-    def close(self) -> None:
-        """Stop listening, and close all connections."""
-        self.server_close()
-        for connection in self._connections:
-            with suppress(OSError):  # the client may have gone first
-                connection.shutdown(socket.SHUT_RDWR)
 
 
 _POLL_SECONDS = 0.02
@@ -269,21 +254,18 @@ class Emulator:
         try:
             self._server.serve_forever(_POLL_SECONDS)
         finally:
-            self._server.close()
+            self._server.server_close()
 
     def stop(self) -> None:
-        """Stop serving and close open connections, after `with` began."""
+        """Stop serving, after `with` began."""
         self._server.shutdown()
         self._thread.join()
 
     # --- counts --------------------------------------------------------------------------------------
 
     def usage(self) -> Json:
-        """The requests counted since the start, as GET /emulator/usage returns them.
-
-        `units` holds the units of every charged call, by bucket. `refused_units` is the part of them
-        that the day's quota did not cover.
-        """
+        """The requests counted since the start, as GET /emulator/usage returns them. `units` holds the units of every
+        charged call, by bucket."""
         with self._lock:
             return self._meter.usage()
 
@@ -293,11 +275,7 @@ class Emulator:
         if request.path == "/emulator/usage":
             return Reply(200, self.usage())
         project = project_of(request.path) if request.verb == "GET" else None
-        if project is None:
-            return self._serve_call(request)
-        with self._lock:
-            self._meter.count_free("monitoring")
-        return self._serve_monitoring(request, project)
+        return self._serve_call(request) if project is None else self._serve_monitoring(request, project)
 
     def _serve_call(self, request: Request) -> Reply:
         method, charge = self._arrive(request)
@@ -308,8 +286,6 @@ class Emulator:
         token = _token(request.params, request.headers)
         if not token or not self._is("token", token):
             return replies.error("401 authError")
-        if project.startswith("denied"):
-            return replies.error("permission_denied", project=project)
         with self._lock:
             return time_series(request.params, project, self._meter)
 

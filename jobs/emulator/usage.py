@@ -9,15 +9,15 @@ The emulator's Cloud Monitoring answers `projects.timeSeries.list` for the quota
     quota/limit             one series for each bucket, one GAUGE point a day
 
 All points are on one page. The running minute is there too, up to now. Calls that the day's quota did not cover are in
-no point. A project is asked for by its name or its number, as in `/emulator/usage`; any other name stands for all
-projects together, because here each key without a project is one.
+no point. A project is asked for by its name or its number, as the emulator's errors have it; any other name stands for
+all projects together, because here each key without a project is one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -84,10 +84,7 @@ class Meter:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         self._by_method: Counter[str] = Counter()
-        self._requests: Counter[str] = Counter()  # by project
-        self._units: Counter[tuple[str, str]] = Counter()  # by project and bucket, as the next one
-        self.refused_units: Counter[tuple[str, str]] = Counter()
-        self._free: Counter[str] = Counter()
+        self._units: Counter[str] = Counter()  # by bucket
         self._day: date | None = None
         self._used: Counter[tuple[str, str]] = Counter()
         self.minutes: Counter[Minute] = Counter()
@@ -95,10 +92,6 @@ class Meter:
     def count(self, method: str) -> None:
         """Count one API call of any caller, with any outcome."""
         self._by_method[method] += 1
-
-    def count_free(self, kind: str) -> None:
-        """Count a request that is not a call of this API."""
-        self._free[kind] += 1
 
     def charge(self, project: str, method: str) -> Charge:
         """Book one call. A refused call counts in `units`, because its sender spent them, but it uses none of
@@ -109,10 +102,7 @@ class Meter:
         if not refused:
             used[project, bucket] += units
             self._note(project, method, bucket, units)
-        self._requests[project] += 1
-        self._units[project, bucket] += units
-        if refused:
-            self.refused_units[project, bucket] += units
+        self._units[bucket] += units
         return Charge(project, bucket, units, refused)
 
     def _note(self, project: str, method: str, bucket: str, units: int) -> None:
@@ -125,29 +115,10 @@ class Meter:
         self.minutes[Minute(minute_ms, project, bucket, method)] += units
 
     def usage(self) -> dict[str, Any]:
-        used = self.used_today()
         return {
             "requests": self._by_method.total(),
             "by_method": dict(self._by_method),
-            **self._sums(self._requests),
-            "free": dict(self._free),
-            "by_project": {
-                project: {
-                    "requests": requests,
-                    **self._sums([project]),
-                    "remaining_units": {
-                        bucket: quota_units - used[project, bucket] for bucket, quota_units in self.quota_units.items()
-                    },
-                }
-                for project, requests in self._requests.items()
-            },
-        }
-
-    def _sums(self, projects: Collection[str]) -> dict[str, dict[str, int]]:
-        """The units of several projects, by bucket."""
-        return {
-            name: {bucket: sum(units[project, bucket] for project in projects) for bucket in self.quota_units}
-            for name, units in (("units", self._units), ("refused_units", self.refused_units))
+            "units": {bucket: self._units[bucket] for bucket in self.quota_units},
         }
 
     def used_today(self) -> Counter[tuple[str, str]]:

@@ -12,6 +12,7 @@ import re
 import secrets
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
+from weakref import WeakSet
 
 from quota.jobs import emulator
 from quota.jobs.emulator import replies, server
@@ -171,11 +173,20 @@ class _Server(server.Server):
 
     def __init__(self, port: int, service: Callable[[Request], Reply]) -> None:
         self.stopping = threading.Event()
+        self._connections: WeakSet[socket.socket] = WeakSet()
         super().__init__(port, service)
 
-    def close(self) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def server_close(self) -> None:
+        """Stop listening, and close all connections."""
         self.stopping.set()
-        super().close()
+        super().server_close()
+        for connection in self._connections:
+            with suppress(OSError):  # the client may have gone first
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 # --- batches: several calls in one multipart request ----------------------------------------------------------------
@@ -302,14 +313,39 @@ class Uploads:
 
 
 class _Meter(Meter):
+    """Also counts what is no call ("free"), what the day's quota did not cover, and each project by itself."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.free: Counter[str] = Counter()
+        self._charges: list[Charge] = []
+
+    def charge(self, project: str, method: str) -> Charge:
+        self._charges.append(super().charge(project, method))
+        return self._charges[-1]
+
+    def usage(self) -> dict[str, Any]:
+        refused = [charge for charge in self._charges if charge.refused]
+        by_project: dict[str, Any] = {}
+        for project in dict.fromkeys(charge.project for charge in self._charges):
+            used = self.used_today()
+            left = {bucket: units - used[project, bucket] for bucket, units in self.quota_units.items()}
+            charged = [charge for charge in self._charges if charge.project == project]
+            by_project[project] = {"units": self._sums(charged), "remaining_units": left}
+        more = {"refused_units": self._sums(refused), "free": dict(self.free), "by_project": by_project}
+        return {**super().usage(), **more}
+
+    def _sums(self, charges: Sequence[Charge]) -> dict[str, int]:
+        return {bucket: sum(c.units for c in charges if c.bucket == bucket) for bucket in self.quota_units}
+
     def exhaust(self, method: str, charge: Charge) -> Charge:
         """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
         project, bucket, units, refused = charge
         self.used_today()[project, bucket] = self.quota_units[bucket]
         if not refused:
             self._note(project, method, bucket, -units)
-            self.refused_units[project, bucket] += units
-        return charge._replace(refused=True)
+        self._charges[-1] = charge._replace(refused=True)
+        return self._charges[-1]
 
 
 class Emulator(emulator.Emulator):
@@ -362,13 +398,14 @@ class Emulator(emulator.Emulator):
         return _struck(fault, request, answer)
 
     def _serve_monitoring(self, request: Request, project: str) -> Reply:
-        with self._lock:
-            fault = strike(self._faults, MONITORING, None, None)
+        fault = self._strike_free("monitoring", MONITORING)
+        if project.startswith("denied"):
+            return replies.error("permission_denied", project=project)
         return _struck(fault, request, partial(super()._serve_monitoring, request, project))
 
     def _strike_free(self, kind: str, method: str) -> Fault | None:
         with self._lock:
-            self._meter.count_free(kind)
+            self._meter.free[kind] += 1
             return strike(self._faults, method, None, None)
 
     def _serve_batch(self, request: Request) -> Reply:
