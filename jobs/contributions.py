@@ -15,9 +15,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import redirect_stdout, suppress
-from operator import itemgetter
 
 import quota
 from quota import Decision, Session
@@ -49,7 +48,7 @@ from quota.reports.runs import Bought, Contribution, Expected, Forecast, LimitAh
 from quota.reports.status import JobRow
 from quota.rules.calls import Checklists
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, state_folder
-from quota.terms.limits import DAY_MS, Limit
+from quota.terms.limits import DAY_MS
 
 # -- findings ----------------------------------------------------------------------------------------------------------
 
@@ -62,7 +61,6 @@ def fetches(settings: Settings) -> Iterator[Finding]:
     looks: dict[str, Callable[[Settings, JobSettings], object]] = {"fetch": fetch_to_look_at, "sink": sink_to_look_at}
     users = regions_of_users(settings)
     listed = {*REGIONS, *users}
-    limits = {name: _limits_by_job(credential.limits) for name, credential in settings.credentials.items()}
     for job in settings.jobs.values():
         for key, look in looks.items():
             try:
@@ -73,7 +71,7 @@ def fetches(settings: Settings) -> Iterator[Finding]:
                 yield finding_of(level, f"jobs.{job.name}.{key}", message, "no run of this job can begin: correct it")
         with suppress(quota.ConfigError):  # reported above
             fetch = fetch_to_look_at(settings, job)
-            yield from _unfit_call(settings, job, fetch, limits[job.credential])
+            yield from _unfit_call(settings, job, fetch)
             yield from _odd_ids(job, fetch)
         if job.fetch in BUILT_IN_FETCHES:
             yield from _unknown_regions(job, users, listed)
@@ -93,32 +91,19 @@ def _unknown_regions(job: JobSettings, users: frozenset[str], listed: Set[str]) 
             yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
 
 
-LimitsByJob = Mapping[str, Sequence[tuple[int, Limit]]]
-"""The limits that name each job, with their places in the configuration; under "" the limits that name none."""
-
-
-def _limits_by_job(limits: Sequence[Limit]) -> LimitsByJob:
-    by_job: dict[str, list[tuple[int, Limit]]] = {}
-    for place, limit in enumerate(limits):
-        for name in limit.view.selector.jobs or ("",):
-            by_job.setdefault(name, []).append((place, limit))
-    return by_job
-
-
-def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch, by_job: LimitsByJob) -> Iterator[Finding]:
+def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
     """A finding if the job's first call can never fit."""
     method = attempt_of(fetch, None)
     if method is None:
         return
     credential = settings.credentials[job.credential]
-    limits = tuple([limit for _, limit in sorted((*by_job.get("", ()), *by_job.get(job.name, ())), key=itemgetter(0))])
     leave = dict(job.leave)
-    for limit in limits:
+    for limit in credential.limits:
         if limit.name in leave:  # another check reports a `leave` that leaves too little for any call
             most = limit.limit_units - credential.book.least_units(limit.view.selector)
             leave[limit.name] = min(leave[limit.name], max(0, most))
     try:
-        checklists = Checklists(credential.name, credential.book, limits, {job.name: leave}, host_clock)
+        checklists = Checklists(credential.name, credential.book, credential.limits, {job.name: leave}, host_clock)
         units = checklists.make((method, None, None, job.name)).units
         if job.max_units is not None and job.fetch not in BUILT_IN_FETCHES:
             RunLimit(job.max_units).take(units)
