@@ -289,8 +289,8 @@ def _row(table: str, row: Any, key: Sequence[str], history: Sequence[str]) -> Ro
         raise ValueError(f"it has {len(row):,} fields, over {MAX_FIELDS:,}")
     if is_deep(row):
         raise ValueError(f"it is nested over {MAX_DEPTH} deep")
-    _check_numbers(row)
     data = as_text(json.dumps(row, ensure_ascii=False, allow_nan=False))
+    json.loads(data, parse_int=_checked_number)
     if len(data.encode()) > MAX_ROW_BYTES:
         raise ValueError(f"it has {len(data.encode()):,} bytes, over {MAX_ROW_BYTES:,}")
     parts = [_key_part(row, field) for field in key]
@@ -310,15 +310,9 @@ def _key_part(row: Mapping[str, Any], field: str) -> str:
     return as_text(str(value))
 
 
-def _check_numbers(value: object) -> None:
+def _checked_number(digits: str) -> None:
     """Raises ValueError for a whole number of more than 64 bits: SQLite would read another number."""
-    if isinstance(value, dict):
-        for inside in value.values():
-            _check_numbers(inside)
-    elif isinstance(value, list | tuple):
-        for inside in value:
-            _check_numbers(inside)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+    if not -(2**63) <= int(digits) < 2**63:
         raise ValueError("it holds a whole number of more than 64 bits; send it as text")
 
 
