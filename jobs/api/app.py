@@ -199,7 +199,7 @@ class _Api:
         jobs = self._jobs.get(region, [])
         chart = await self.store.read(lambda reader: reader.chart(region, jobs, after, limit))
         if chart is None:
-            if bool(jobs) or await self.store.read(lambda reader: reader.ranks(region)):
+            if jobs:
                 raise wire.ProblemError(
                     Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60)
                 )

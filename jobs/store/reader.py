@@ -195,11 +195,6 @@ class Reader:
 
         return self._file.transact(work, write=False)
 
-    def ranks(self, region: str) -> bool:
-        """Whether the store has any ranking of this region, complete or not."""
-        sql = "SELECT 1 FROM rankings WHERE region = ? LIMIT 1"
-        return self._file.transact(lambda db: db.execute(sql, (region,)).fetchone(), write=False) is not None
-
     def search(self, words: str, skip: int, count: int) -> Hits:
         """At most `count` of the videos that have all these words, after the first `skip`, in the order of
         `Store.search`. If more than MAX_HITS match: the latest of them, the most viewed first. Raises UsageError."""
