@@ -334,13 +334,9 @@ class RecordedCatalogue:
         """Raises ValueError, with a one-line message, when `folder` holds nothing usable."""
         self._charts = _read_charts(folder)
         self._videos: dict[str, Json] = {}
-        self._uploads: dict[str, list[Json]] = {}
         for chart in self._charts.values():
             for video in chart:
-                if video["id"] not in self._videos:
-                    self._videos[video["id"]] = video
-                    channel_id = str(video.get("snippet", {}).get("channelId"))
-                    self._uploads.setdefault(channel_id, []).append(video)
+                self._videos.setdefault(video["id"], video)
 
     def chart(self, region: str | None) -> Sequence[Json] | None:
         if region is None:
@@ -351,24 +347,16 @@ class RecordedCatalogue:
         return self._videos.get(video_id)
 
     def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
-        videos = self._videos.values() if channel_id is None else self._uploads.get(channel_id, [])
+        videos = self._videos.values() if channel_id is None else self.uploads(channel_id) or ()
         return [video for video in videos if _mentions(video, words.strip())]
 
     def channel(self, channel_id: str) -> Json | None:
-        """A channel with only the fields that the recorded videos give for it."""
-        videos = self._uploads.get(channel_id)
-        if not videos:
-            return None
-        title = videos[0].get("snippet", {}).get("channelTitle", "")
-        return {
-            **resource("channel", channel_id),
-            "snippet": {"title": title, "description": ""},
-            "contentDetails": {"relatedPlaylists": {"likes": "", "uploads": uploads_playlist(channel_id)}},
-            "statistics": {"videoCount": str(len(videos))},
-        }
+        """None: the recorded pages have no channels."""
+        return None
 
     def uploads(self, channel_id: str) -> Sequence[Json] | None:
-        return self._uploads.get(channel_id)
+        videos = self._videos.values()
+        return [video for video in videos if video.get("snippet", {}).get("channelId") == channel_id] or None
 
 
 def _read_charts(folder: Path) -> dict[str, list[Json]]:
