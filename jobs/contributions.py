@@ -37,7 +37,7 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import Whereabouts, check_lock, checkpoints_of, is_running, runs_on
+from quota.jobs.places import check_lock, checkpoints_of, is_running, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, check_space, is_made
 from quota.jobs.store.store import Store
@@ -219,17 +219,10 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     no_store = _no_store(session.settings) if here else ""
     without: dict[tuple[str, str], Decision] = {}
     for job in session.settings.jobs.values():
-        where = _runs_on(session, job, answers=answers)
+        where = runs_on(session, job, answers=answers)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
         why, refusal = _refusal(session, job, no_store, None if answers else without, here=here)
         yield JobRow(job.name, job.credential, next_ms=next_ms, why=why, refusal=refusal, **where._asdict())
-
-
-def _runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts:
-    """The same as `runs_on`. A ledger that tells its time may have moved, or be of another format."""
-    with suppress(quota.LedgerError):
-        return runs_on(session, job, answers=answers)
-    return runs_on(session, job, answers=False)
 
 
 def _no_store(settings: Settings) -> str:

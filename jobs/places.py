@@ -449,17 +449,19 @@ class Whereabouts(NamedTuple):
     is_elsewhere: bool = False
 
 
-def runs_on(session: Session, job: JobSettings, *, answers: bool = True) -> Whereabouts:
-    """The whereabouts of a job. Raises LedgerError, unless the ledger does not answer anyway: then only a run here is
-    known."""
+def runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts:
+    """The whereabouts of a job. If the ledger does not answer, only a run here is known."""
     if job.on_each_machine:
         return Whereabouts("each machine")
     here, store = machine_name(), session.settings.store
-    if not (session.ledger.shared and answers):
+    holders = None
+    if session.ledger.shared and answers:
+        with suppress(quota.LedgerError):  # a ledger that tells its time may have moved, or be of another format
+            holders = session.project(job.credential).state.holders(_claim_name(job))
+    if holders is None:
         seen_ms = host_clock() if is_running(store.url, job.name) else None
         host = here if seen_ms or not session.ledger.shared else ""
         return Whereabouts(host, host, seen_ms)
-    holders = session.project(job.credential).state.holders(_claim_name(job))
     killed = () if is_running(store.url, job.name) else tuple(_own_locks(store.url, job.name))
     away = {region for holder in holders if holder.host != here for region in holder.regions}
     # With a name, or with the places in the ledger, any machine may go on.
