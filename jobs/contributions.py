@@ -22,7 +22,7 @@ import quota
 from quota import Decision, Session
 from quota.common.clock import host_clock, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, warning
-from quota.common.text import many, one_line, spell
+from quota.common.text import listed, many, one_line, spell
 from quota.deciding.run_limit import RunLimit
 from quota.jobs.afterwards import ledgers_clock, samples_of_regions, samples_of_run
 from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS
@@ -145,28 +145,45 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
         yield warning(location, f"store {one_line(path)} cannot be written: {why}", remedy)
 
 
-def store_health(settings: Settings) -> Iterator[Finding]:
+def store_health(session: Session) -> Iterator[Finding]:
     """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
-    yield from examine_folder("store", os.path.dirname(settings.store.file), "what was fetched")
-    yield from store(settings, "store", remedy="")
+    yield from examine_folder("store", os.path.dirname(session.settings.store.file), "what was fetched")
+    yield from store(session.settings, "store", remedy="")
 
 
-def job_health(settings: Settings) -> Iterator[Finding]:
-    """Findings for the locks of the jobs, and for runs of the last day that were killed. Does not create the store."""
+def job_health(session: Session) -> Iterator[Finding]:
+    """Findings for the locks of the jobs, and for runs of the last day that were killed and whose regions were not
+    fetched since. Does not create the store."""
+    settings = session.settings
     for job in settings.jobs.values():
         try:
             check_lock(settings.store.url, job.name)
         except quota.ConfigError as error:
             yield finding_of("error", f"job {job.name}", error)
-    with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(settings.store) as store:  # see `store_health`
+    reported = (OSError, quota.ConfigError, StoreError, quota.LedgerError)  # by other findings
+    with suppress(*reported), Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
+            if store is None:
+                return
             runs_here = is_running(settings.store.url, job.name)
-            runs = [] if store is None else store.runs.unended(job.name, host_clock() - DAY_MS)
-            if killed := runs[runs_here:]:  # only the newest may be under way
+            unended = store.runs.unended(job.name, host_clock() - DAY_MS)[runs_here:]  # only the newest may be under way
+            places = checkpoints_of(session, job, store)
+            killed = [(run, missing) for run in unended if (missing := _not_fetched_since(run, places))]
+            if killed:
+                regions = listed(dict.fromkeys(region for _, missing in killed for region in missing))
                 number = f"{many(len(killed), 'run')} of the last day"
-                message = f"{number} noted no end; the last began at {stamp(killed[0].began_ms)}"
+                message = f"{number} noted no end, the last began at {stamp(killed[0][0].began_ms)}"
+                message += f"; not fetched since: {regions}" if regions else ""
                 remedy = "find out what killed it; the next run of its regions goes on where it stopped"
                 yield warning(f"job {job.name}", message, remedy)
+
+
+def _not_fetched_since(run: Run, places: Sequence[Checkpoint]) -> list[str]:
+    """The regions of a run that no pass has completed since it began. A run that was killed before it chose regions
+    wanted all."""
+    regions = [region.region for region in run.regions]
+    late = [place.region for place in places if (place.completed_at_ms or 0) < run.began_ms]
+    return [region for region in late if region in regions or not regions]
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

@@ -146,7 +146,12 @@ def run_job(
         run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
         if silent:
             run.silent.append(silent)
-        report = run.cover(row, mine, max_regions, lambda names: note_covers(lock, Covers(whole, names)))
+
+        def covers(names: tuple[str, ...]) -> None:
+            note_covers(lock, Covers(whole, names))
+            store.runs.cover(row, names)
+
+        report = run.cover(row, mine, max_regions, covers)
         if max_regions < len(chosen):
             return report
         return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))

@@ -35,7 +35,7 @@ MAX_ERRORS_CHARACTERS = 20_000
 MAX_ROWS = 10_000
 
 UNFINISHED = "unfinished"
-"""The outcome of a run that has not ended: it is still running, or it was killed."""
+"""The outcome of a run that has not ended, and of its regions: it is still running, or it was killed."""
 
 _TEXTS = ("run", "project", "job", "outcome", "why", "refused_by")
 _NUMBERS = ("key", "units", "attempts", "began_ms", "retry_at_ms", "exit_status", "ended_ms")
@@ -81,6 +81,12 @@ class RunHistory:
             return db.execute(sql, row).lastrowid or 0
 
         return self._file.transact(work, write=True)
+
+    def cover(self, row_id: int, regions: Sequence[str]) -> None:
+        """Note the regions that a run is about to cover: a killed run says no more."""
+        covered = json.dumps([_region_json(RegionOfRun(region, UNFINISHED)) for region in regions])
+        sql = "UPDATE past_runs SET regions = ? WHERE id = ?"
+        self._file.transact(lambda db: db.execute(sql, (covered, row_id)), write=True)
 
     def end(self, row_id: int, report: Run) -> None:
         """Complete the row with how the run ended, and with what refused it."""

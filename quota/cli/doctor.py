@@ -191,9 +191,9 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
     findings += _allowances(session)
     findings += _textfile(session.settings.textfile)
     findings += _notified(session.settings, notify)
-    # Findings of other packages: an entry point is a function `(settings) -> iterable of Finding`.
+    # Findings of other packages: an entry point is a function `(session) -> iterable of Finding`.
     for point in entry_points(group="quota.doctor"):
-        findings += point.load()(session.settings)
+        findings += point.load()(session)
     return ranked(findings)
 
 
