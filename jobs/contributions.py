@@ -7,6 +7,7 @@ jobs              where each job stands in each region, the last runs, and pages
                   units: for `quota dashboard`
 forecast          the charges of the schedule, from the simulation of `quota plan`: for `quota dashboard`
 bought            what the pages of each job brought: for `quota spend`
+unreported        the last run that a silent ledger refused: for `quota explain`
 standing          the machine of each job, and whether a run could go on now: for `quota status`
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import redirect_stdout, suppress
 
 import quota
@@ -224,6 +225,16 @@ def bought(session: Session, since_ms: int) -> Sequence[Bought]:
     """What the pages of each job brought since the day of `since_ms`, from this machine's store. Raises StoreError."""
     with Store.if_made(session.settings.store) as store:
         return [] if store is None else store.runs.bought(since_ms)
+
+
+def unreported(session: Session, projects: Collection[str], job: str | None, since_ms: int) -> Run | None:
+    """The newest run of this machine that began after `since_ms` and ended because the ledger did not answer, so that
+    it could not report its refusal. None if there is none, or if the store cannot be read."""
+    with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(session.settings.store) as store:
+        for run in [] if store is None else store.runs.read(job, since_ms):
+            if run.project in projects and (run.refusal or {}).get("reason") == "ledger-unavailable":
+                return run
+    return None
 
 
 def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:

@@ -26,6 +26,7 @@ from quota.cli.options import (
     rows_format_option,
 )
 from quota.cli.output import (
+    fail,
     fitting,
     new_console,
     now_and_then,
@@ -45,7 +46,7 @@ from quota.deciding.corrections import catch_up
 from quota.deciding.history import whole_since_ms
 from quota.errors import LedgerError, QuotaError
 from quota.reports.charge import explain_charge
-from quota.reports.refusal import explain_refusal
+from quota.reports.refusal import explain_refusal, unreported
 from quota.reports.runs import Bought, stands_out
 from quota.reports.spending import (
     SPEND_FIELDS,
@@ -383,6 +384,7 @@ def log(
 
         form = {"as_json": as_json, "as_csv": as_csv}
         begin = None if limit is None else -limit
+        refusals: list[KeptRefusal] = []
         if refused:
             whole_ms = 0
             kept = (refusal for project in projects for refusal in read_refusals(project))
@@ -400,6 +402,9 @@ def log(
     if not printed:
         like = "" if job is None is method else "like that "
         say(f"nothing {like}was {'refused' if refused else 'charged'} in the last {since}{_hint(session, job, method)}")
+    newest_ms = max((kept.at_ms for kept in refusals), default=start_ms)
+    if refused and method is None and (unheard := unreported(session, credential, job, newest_ms)):
+        say(f"not listed: {unheard}")
     if whole_ms > start_ms:
         say(_only_since(whole_ms, since))
 
@@ -517,8 +522,8 @@ def explain(
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
-    it has no such refusal or charge, the exit status is 1. `quota runs` has the refusals made while the ledger was
-    silent.
+    it has no such refusal or charge, the exit status is 1. If the ledger did not answer the last refused run of this
+    machine, a line on stderr names the run; a call that `quota charge` refused then is recorded nowhere.
 
     \b
     Example:
@@ -537,12 +542,16 @@ def explain(
             data, text = charge.as_json(), render_parts(charge_parts(charge))
         else:
             refusal = explain_refusal(session, credential, job)
+            unheard = unreported(session, credential, job, 0 if refusal is None else refusal.kept.at_ms)
             if refusal is None:
                 of = f" of job {show(job)}{_hint(session, job)}" if job is not None else ""
                 raise QuotaError(
-                    f"the ledger has no refused call{of}{'' if of.endswith('?') else ';'} a process reports a refusal "
+                    unheard
+                    or f"the ledger has no refused call{of}{'' if of.endswith('?') else ';'} a process reports a refusal "
                     "within 10 s, or when it ends"
                 )
+            if unheard:
+                fail(f"{unheard}; the last refusal that the ledger has:")
             data, text = refusal.as_json(), render_parts(refusal_parts(refusal))
     if as_json:
         print_json(data)

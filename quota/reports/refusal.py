@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from quota.budget import Budget, project_of
-from quota.common.clock import NEVER, rfc3339
+from quota.common.clock import NEVER, rfc3339, stamp
 from quota.common.text import members, one_line
 from quota.deciding.decide import decide
 from quota.deciding.history import whole_since_ms
@@ -229,6 +229,19 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
 
     last = max(reversed(refusals), key=when)  # processes report refusals in any order, each process in its own
     return explain_kept(session, last)
+
+
+def unreported(session: Session, credential: str | None, job: str | None, since_ms: int) -> str:
+    """A line about the newest run of this machine that began after `since_ms` and that was refused because the ledger
+    did not answer; "" if none is known. Other packages know runs: an entry point is a function `(session, projects,
+    job, since_ms) -> Run | None`."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="quota.explain"):
+        if (run := point.load()(session, projects_of(session, credential), job, since_ms)) is not None:
+            began = f"run {run.run} of job {run.job}, begun at {stamp(run.began_ms)}"
+            return f"{began}, was refused without the ledger, and could not report it; see `quota runs`"
+    return ""
 
 
 def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:

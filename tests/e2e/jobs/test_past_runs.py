@@ -121,6 +121,9 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
     doctor = " ".join(command("doctor").stdout.split())
     assert "1 run of the last day noted no end" in doctor, "whatever came then"
     assert "not fetched since: US, DE ->" in doctor
+    line = one_line(command("explain"), 1)
+    assert runs(command)[0]["run"] in line, "the ledger did not answer, and has no refusal"
+    assert "`quota runs`" in line
     (command.folder / "open").mkdir()
     (command.folder / "open").chmod(0o777)
     for url in (f"redis://127.0.0.1:{free_port()}/0", f"sqlite:///{command.folder}/open/ledger.db"):
