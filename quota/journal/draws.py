@@ -1,7 +1,7 @@
 """The allowance: bounded and durable draws while the ledger does not answer, which the ledger gets later.
 
     draw         admits calls while the draws of the longest window stay within the allowance
-    owed         the draws that the ledger lacks, or counts with other units
+    owed         the draws that the ledger lacks, or counts with other units; owed_by_others: of other configurations
     handed_over  notes that the ledger has the draws. That does not renew the allowance
     settle       sets the true cost of a call, before or after its hand-over
 
@@ -26,6 +26,7 @@ Each line of the file has a length and a checksum, and is one of these:
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
@@ -36,7 +37,7 @@ from quota.common.findings import existing, obstacle
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.journal.files import SPELLING, FileLock, framed, unframed
+from quota.journal.files import SPELLING, FileLock, framed, read_text, replace_text, unframed
 from quota.ledger.factory import Identity
 from quota.rules.entry import Entry, Id, id_text, packed, read_id, unpacked
 from quota.terms.limits import SLACK_MS
@@ -126,6 +127,8 @@ class Draws:
             if self.drawn_units(now_ms, window_ms) + sum(entry.units for entry in news) > allowance_units:
                 return False
             self._forget_old(draws, lines, now_ms, max(window_ms, self._keep_ms))
+            if read_text(self._owner(self._identity.hash)) != self._identity.ledger:
+                replace_text(self._owner(self._identity.hash), self._identity.ledger)
             self._append([_draw_line(Draw(self._identity.hash, entry, entry.units, epoch, seen)) for entry in news])
             return True
 
@@ -163,6 +166,20 @@ class Draws:
         if not owed:
             self._nothing_until_s = now_s + LOOK_AGAIN_S
         return owed
+
+    def owed_by_others(self) -> Mapping[str, int]:
+        """The units that other configurations of this machine drew and owe their ledgers, by the name or the path of
+        each. Raises LedgerError."""
+        owed: Counter[str] = Counter()
+        with self._errors():
+            for draw in self._draws()[0].values():
+                if draw.handed_id is None and draw.identity != self._identity.hash:
+                    owed[read_text(self._owner(draw.identity)) or draw.identity] += draw.entry.units
+        return +owed
+
+    def _owner(self, identity: str) -> str:
+        """The file that names a configuration by its identity, beside the entries of its journal."""
+        return os.sep.join((self._folder, identity, "owner"))
 
     def handed_over(self, epoch: str, handed: Sequence[tuple[Draw, Id]]) -> bool:
         """Note that the log of this epoch has these draws, with these ids and units. A draw that was corrected

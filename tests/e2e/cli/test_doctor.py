@@ -239,6 +239,10 @@ def test_doctor_rejects_a_read_only_ledger(command: Quota, monkeypatch: pytest.M
 def test_doctor_reports_a_silent_server(command: Quota, server: RedisServer) -> None:
     command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
     server.kill()
+    other = f'[ledger]\nurl = "{server.url}"\nunavailable = {{ max_cost = 1, allowance = 9 }}\n'
+    (command.folder / "other.toml").write_text(other + MAIN, encoding="utf-8")
+    assert command("charge", "videos.list", "--config", "other.toml").returncode == 0
+    expect(command, "project research", "warning", "1 unit drawn", f"{command.folder}/other.toml are owed -> run `quota")
     expect(command, "ledger", "error", "cannot be reached")
     server.start()
     expect(command, "ledger", "ok", f"(median of {PEEKS} peeks)")
