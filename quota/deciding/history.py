@@ -3,6 +3,7 @@
 entries            all entries after an id
 charges            the charges since a time, each with its current units
 sums               the sums of all charges ever, by method and job
+begin              where the log begins and ends, unless it has moved
 whole_since_ms     the time since when nothing is missing
 """
 
@@ -15,7 +16,8 @@ from quota.deciding.allowance import try_to_repay
 from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import Project
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS
+from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS, Beginning, is_seal
+from quota.ledger.state import moved
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
 from quota.terms.limits import DAY_MS
@@ -26,6 +28,14 @@ def charges(project: Project, since_ms: int = 0) -> list[Spent]:
     drew, and puts back what the ledger lost. Raises LedgerError."""
     _hand_in(project)
     return spent(entries(project, just_before(since_ms)))
+
+
+def begin(project: Project) -> Beginning:
+    """Where the log begins and ends. Raises UnusableLedger if it has moved: its history goes on in the new ledger."""
+    beginning = project.log.begin(project.name)
+    if is_seal(beginning.epoch):
+        raise moved(project.log.label, beginning.epoch)
+    return beginning
 
 
 def _hand_in(project: Project) -> None:
@@ -45,7 +55,7 @@ def entries(project: Project, after: Id = START) -> Iterator[Entry]:
         is_past = after < trimmed
         piece = log.past(name, after, trimmed, MAX_READ) if is_past else log.read(name, after, END, MAX_READ)
         if not is_past:
-            trimmed = log.begin(name).trimmed
+            trimmed = begin(project).trimmed
             if after < trimmed:
                 continue  # the next entries are in the past now
         yield from piece
@@ -79,7 +89,7 @@ def sums(project: Project) -> Sequence[ChargedSum]:
 def whole_since_ms(project: Project) -> int:
     """The time since when the history is complete; 0: it has everything. Raises LedgerError."""
     log, name = project.log, project.name
-    beginning = log.begin(name)
+    beginning = begin(project)
     if beginning.trimmed == START:
         return 0
     oldest = log.past(name, START, beginning.trimmed, 1)

@@ -50,6 +50,8 @@ class Ahead(NamedTuple):
 def ahead(log: Log, project: str) -> Ahead:
     """Count what a repair would change now. Raises LedgerError."""
     beginning = log.begin(project, (), (FACTS,))
+    if is_seal(beginning.epoch):
+        raise moved(log.label, beginning.epoch)
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
     charges = spent(all_between(log.read, project, (now_ms, END[1])))
     return Ahead(
@@ -73,8 +75,6 @@ def repair(log: Log, project: str, host_ms: int) -> None:
     check_clocks(log.now_ms(), host_ms)
     if not ahead(log, project).needs_repair:
         return
-    if is_seal(epoch := log.begin(project).epoch):
-        raise moved(log.label, epoch)
     fence = Fence(log, project, os.urandom(8).hex())
     with given_back(fence):
         fence.take()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from quota.budget import charge_id
 from quota.common.clock import LATEST_MS, rfc3339, stamp, utc
 from quota.common.text import members, show
-from quota.deciding.history import charges, entries, sums, whole_since_ms
+from quota.deciding.history import begin, charges, entries, sums, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import SHADOW, LimitState
 from quota.errors import LedgerError, UsageError
@@ -224,6 +224,7 @@ class KeptRefusal(NamedTuple):
 
 def read_refusals(project: Project) -> Iterator[KeptRefusal]:
     """The last refusals of a project, oldest first. Raises LedgerError."""
+    begin(project)
     for text in project.state.refusals(END[0]).newest:
         try:
             yield _kept(json.loads(text), project.name)

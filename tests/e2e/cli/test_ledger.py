@@ -123,7 +123,9 @@ def test_a_move_there_and_back_keeps_all_that_counts(mover: Quota, shared: str) 
     moved = mover("ledger", "move", here, shared)
     assert moved.returncode == 0, moved.stderr
     assert moved.stdout.startswith("project p: 3 charges moved to ")
-    assert "has moved to" in one_line(mover("charge", "videos.list"), 69)
+    commands = ("charge videos.list", "log", "log --refused", f"explain {ids[0]}", "ledger repair --dry-run", "spend")
+    for command in commands:
+        assert "has moved to" in one_line(mover(*command.split()), 69), command
     checked = mover("check")
     assert (checked.returncode, "has moved to" in checked.stderr) == (78, True)
     assert "-> put that url into [ledger]" in mover("doctor").stdout
