@@ -190,7 +190,7 @@ class Decision(NamedTuple):
         if self.admitted:
             answer = "admitted" if self.source else "would admit"
             shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
-            of = " of this machine's allowance: the ledger does not answer" if self.allowance else ""
+            of = f" of this machine's allowance: {self.detail.partition(';')[0]}" if self.allowance else ""
             left = f"{self.left()} left" if enforced(self.limits) or self.allowance else "no limit counts it"
             return f"{answer} {what}; {left}{of}{shadows}"
         return "; ".join(filter(None, (f"refused {what}: {self._cause()}", self._when())))

@@ -126,6 +126,8 @@ def test_a_move_there_and_back_keeps_all_that_counts(mover: Quota, shared: str) 
     commands = ("charge videos.list", "log", "log --refused", f"explain {ids[0]}", "ledger repair --dry-run", "spend")
     for command in commands:
         assert "has moved to" in one_line(mover(*command.split()), 69), command
+    drawn = mover("peek", "videos.list", QUOTA__LEDGER__UNAVAILABLE="{ max_cost = 1, allowance = 2 }")
+    assert drawn.stdout.rstrip().endswith(f"allowance: ledger {here} has moved to {shared}"), drawn
     checked = mover("check")
     assert (checked.returncode, "has moved to" in checked.stderr) == (78, True)
     assert "-> put that url into [ledger]" in mover("doctor").stdout
