@@ -144,11 +144,21 @@ class Draws:
 
     def check_writable(self) -> None:
         """Raise LedgerError if nothing can be drawn now. Writes nothing."""
-        prevented = obstacle(self._path, ".lock") if self._path else ("it has no file", "name a state folder")
-        if prevented is None and not has_room(existing(self._folder), LEAST_BYTES):
-            prevented = "no space is left for it", "make room on its disk"
+        prevented = self._prevented()
         if prevented is not None:
-            raise LedgerError(f"{self._what}: {prevented[0]}, so nothing is drawn; {prevented[1]}")
+            raise self._undrawn(*prevented)
+
+    def _prevented(self) -> tuple[str, str] | None:
+        """Why nothing can be drawn now, and the remedy; None if something can."""
+        if not self._path:
+            return "it has no file", "name a state folder"
+        if not has_room(existing(self._folder), LEAST_BYTES):
+            return "no space is left for it", "make room on its disk"
+        return obstacle(self._path, ".lock")
+
+    def _undrawn(self, why: str, remedy: str) -> LedgerError:
+        other = "or set QUOTA_STATE_DIR to another folder"
+        return LedgerError(f"{self._what}: {why}, so nothing is drawn; {remedy}, {other}")
 
     def owed(self) -> list[Draw]:
         """The draws that this identity owes its ledger, or whose corrections it owes, oldest first. If the file cannot
@@ -228,7 +238,8 @@ class Draws:
         except OSError as error:
             if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                 raise
-            raise LedgerError(f"{self._what}: {error.strerror}, so nothing is drawn; fix that") from error
+            _, remedy = self._prevented() or ("", "mend the state folder or its disk")
+            raise self._undrawn(f"{error.strerror}", remedy) from error
 
     def _alone(self) -> AbstractContextManager[object]:
         with self._errors():

@@ -34,7 +34,7 @@ def goes_on_in_memory(noted: Journal, seqs: range, why: str) -> None:
     assert why in noted.trouble
     with noted.locked():
         noted.compared("e", noted.position())
-    with pytest.raises(LedgerError, match=f"allowance .*{why}, so nothing is drawn"):
+    with pytest.raises(LedgerError, match=f"allowance .*{why}, so nothing is drawn; .* or set QUOTA_STATE_DIR"):
         noted.draws.draw([entry()], "e", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=50)
 
 
