@@ -559,7 +559,8 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
 
 
 def _job_json(job: JobRow) -> dict[str, object]:
-    stands = {**members(job, "job"), "could_go_on": not job.why, **members(job, "runs_on running next_at")}
+    stands = {**members(job, "job"), "could_go_on": not job.why, "runs_on": job.runs_on or None}
+    stands |= members(job, "running next_at")
     return {**stands, **(members(job, "refused_by retry_at why") if job.why else {})}
 
 

@@ -270,12 +270,12 @@ def test_without_the_ledger_a_run_goes_on_within_the_allowance(
 def test_a_status_shows_which_machine_runs_a_job(
     web: Machine, other: Machine, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shown() -> tuple[str, bool]:
+    def shown() -> tuple[str | None, bool]:
         (job,) = other.quota.json("status")["credentials"][0]["jobs"]
         return job["runs_on"], job["running"]
 
     other.configure(shared, fetch="holds:fetch")
-    assert shown() == ("", False)
+    assert shown() == (None, False)
     web.configure(shared, fetch="holds:fetch")
     run = web.hold_a_page()
     assert shown() == (HOST, True)
