@@ -16,7 +16,7 @@ import click
 
 import quota
 from quota.cli.options import Listen, config_option, duration_ms, format_option, listen_option, textfile_option
-from quota.cli.output import log_to_stderr, print_json, print_rich, say
+from quota.cli.output import log_to_stderr, now_and_then, print_json, print_rich, say
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
@@ -95,6 +95,12 @@ def plan(days: int | None, begin: str, as_json: bool, config: str | None) -> int
         raise quota.UsageError(f"--from {begin!r}: write now, empty, or a date such as 2026-11-01") from None
     if first_day is not None and not 1970 < first_day.year <= 5000:  # a plan looks ahead, and calendars end in 5138
         raise quota.UsageError(f"--from {begin!r}: the year must be from 1971 to 5000")
+    say_progress, is_seen = now_and_then(), sys.stderr.isatty()
+
+    def progress(ticks: int) -> None:
+        if is_seen:
+            say_progress(f"{ticks:,} ticks simulated")
+
     with configured(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
@@ -104,6 +110,7 @@ def plan(days: int | None, begin: str, as_json: bool, config: str | None) -> int
             first_day=first_day,
             from_midnight=from_empty,
             state=state,
+            progress=progress,
         )
     if as_json:
         print_json(answer.as_json())

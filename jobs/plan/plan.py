@@ -13,7 +13,7 @@ against it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from itertools import accumulate
@@ -156,13 +156,15 @@ def make_plan(
     from_midnight: bool = False,
     state: State = EMPTY,
     find_changes: bool = True,
+    progress: Callable[[int], None] = lambda ticks: None,
 ) -> Plan:
     """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar; by
     default over DEFAULT_DAYS, or until each limit has had a whole window.
 
     With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
-    schedule fits even if jobs are refused, if that is only because of the `state`. Raises UsageError for too many days.
-    Also raises ConfigError and UsageError if a run of one of the jobs would.
+    schedule fits even if jobs are refused, if that is only because of the `state`. `progress` is
+    that of `simulate`. Raises UsageError for too many days. Also raises ConfigError and UsageError if a run of one of
+    the jobs would.
     """
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
@@ -185,11 +187,11 @@ def make_plan(
         with suppress(NotImported):
             sink_to_look_at(settings, job)
 
-    outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches)
+    outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches, progress=progress)
     alone = outcome  # the outcome if nothing were spent yet
     if outcome.refusals and state != EMPTY:
         whole_ms, lasting = _through_each_window(settings, start_ms, until_ms), state.lasting(until_ms)
-        alone = simulate(settings, start_ms, whole_ms, state=lasting, fetches=fetches)
+        alone = simulate(settings, start_ms, whole_ms, state=lasting, fetches=fetches, progress=progress)
     fits = not alone.refusals
     held_up_ms = outcome.refusals[-1].at_ms if fits and outcome.refusals else None
     changes: tuple[Change, ...] = ()

@@ -15,8 +15,9 @@ ask about such a call again before the time in the refusal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from quota.budget import MAX_CHARGES, Budget, Call
@@ -28,7 +29,7 @@ from quota.decision import Decision
 from quota.errors import CostExceedsLimit
 from quota.jobs.fetches import PAGE_ITEMS
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
-from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round, is_empty
 from quota.jobs.ticks import Tick, ticks
 from quota.ledger.log import EPOCH
 from quota.ledger.memory_log import MemoryLog
@@ -189,8 +190,9 @@ def read_state(session: Session) -> State:
     with Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
             checkpoints[job.name] = checkpoints_of(session, job, store)
-        bought = [] if store is None else store.runs.bought(max(0, now_ms - 7 * DAY_MS))
-    return State(entries, facts, checkpoints, bought)
+        bought = () if store is None else tuple(store.runs.bought(max(0, now_ms - 7 * DAY_MS)))
+    is_new = all(map(is_empty, chain.from_iterable(checkpoints.values()))) and set(facts.values()) <= {Facts()}
+    return EMPTY if is_new and not any([*entries.values(), bought]) else State(entries, facts, checkpoints, bought)
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------
@@ -204,15 +206,17 @@ def simulate(
     state: State = EMPTY,
     fetches: Mapping[str, Fetch] | None = None,
     stops_at_refusal: bool = False,
+    progress: Callable[[int], None] = lambda ticks: None,
 ) -> Simulated:
-    """Run the ticks of all jobs from `start_ms` to `until_ms`.
+    """Run the ticks of all jobs from `start_ms` to `until_ms`. `progress` hears how many ticks have run.
 
     With `stops_at_refusal` the simulation ends at the first refusal. `fetches` are fetch functions by job, if they are
     already loaded. As the run itself, raises ConfigError if a function does not load, and UsageError for a call that
     can never fit.
     """
     simulation, refusals = _Simulation(settings, start_ms, state, fetches), []
-    for tick in ticks(settings.jobs.values(), start_ms, until_ms):
+    for number, tick in enumerate(ticks(settings.jobs.values(), start_ms, until_ms)):
+        progress(number)
         refused = simulation.tick(tick)
         refusals += refused
         if refused and stops_at_refusal:
@@ -256,6 +260,7 @@ class _Job:
     The budget decides at most `at_once` calls together. If a limit is paced, it decides them one by one, because the
     pace always has room for a first call.
 
+    `covered` has the regions in the order in which the next tick covers them; it is empty if that is not known.
     `calls` are the calls of a pass over one region, and `kinds` the different calls among them, with the prices of the
     last call of `price`.
     """
@@ -272,6 +277,7 @@ class _Job:
         self.methods = [budget.book.canonical(step.method) for step in self.steps]
         self.spent: dict[tuple[str, str], Spent] = {}
         self.wanted: dict[tuple[str, str], Spent] = {}
+        self.covered: list[Checkpoint] = []
         self.calls: list[_Call] = []
         self.kinds: list[_Call] = []
         self.priced_until_ms = 0
@@ -360,9 +366,15 @@ class _Simulation:
             calls = call.times * max_regions
             for wanted, part in zip(call.wanted, call.parts, strict=True):
                 wanted.add(slot, part.units * calls, calls)
-        covered = list(map(in_round, by_rotation(job.regions.values())))
-        job.regions.update((place.region, place) for place in covered)
-        todo = [(place, place.cursor["step"] if place.cursor else 0) for place in covered[:max_regions]]
+        if not job.covered:
+            job.covered = list(map(in_round, by_rotation(job.regions.values())))
+            job.regions.update((place.region, place) for place in job.covered)
+        todo = [(place, place.cursor["step"] if place.cursor else 0) for place in job.covered[:max_regions]]
+        for call in job.calls[todo[0][1] :][:1]:
+            until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
+            if at_ms < until_ms:
+                return Refusal(at_ms, job.name, refused_by, len(todo))
+        job.covered = []
         of_run = None if job.max_units is None else RunLimit(job.max_units)
         coming = [call for _, step in todo for call in job.calls[step:]]
         admitted = 0  # how many of the next calls

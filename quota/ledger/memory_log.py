@@ -83,13 +83,6 @@ class _Moment(NamedTuple):
         """Whether the log has an entry, or has trimmed it."""
         return entry_id <= self.trimmed or any(entry.id == entry_id for entry in self.behind(_before(entry_id), 1))
 
-    def correction(self, key: str) -> Correction | None:
-        """The newest correction of a charge."""
-        for entry in reversed(self.newer):
-            if entry.kind == "correction" and entry.of == key:
-                return Correction(entry.units, entry.id)
-        return self.corrected.get(key)
-
     def becomes(self, **fields: object) -> _Moment:
         """The next moment, with these fields."""
         return self._replace(next={}, **fields)  # type: ignore[arg-type]  # of any type
@@ -186,7 +179,9 @@ class MemoryLog(OfOneProcess):
 
     def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
         moment = self._now(project)
-        return {key: correction for key in keys if (correction := moment.correction(key)) is not None}
+        newer = _corrections(moment.newer)
+        found = {key: newer.get(key) or moment.corrected.get(key) for key in keys}
+        return {key: correction for key, correction in found.items() if correction is not None}
 
     # -- the state ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quota.jobs.emulator import Emulator
-from quota.jobs.plan.simulation import read_state
+from quota.jobs.plan.simulation import EMPTY, read_state
 from quota.session import Session
 from quota.settings.load import load_settings
 from support.commands import Quota, one_line
@@ -120,6 +120,8 @@ def test_a_dry_run_shows_the_cost_of_a_run_and_does_nothing(quota: Quota, upstre
     )
     assert (upstream.usage()["requests"], files(quota.folder)) == (0, before)
     assert quota("run", "trending", "--dry-run", "--fail-on-refusal").returncode == 75
+    with Session(load_settings(quota.folder / "quota.toml")) as session:
+        assert read_state(session) is EMPTY, "one simulation is enough"
     quota("run", "trending")
     with Session(load_settings(quota.folder / "quota.toml")) as session:
         _, de = read_state(session).checkpoints["trending"]
