@@ -167,9 +167,9 @@ def job_health(session: Session) -> Iterator[Finding]:
             if store is None:
                 return
             runs_here = is_running(settings.store.url, job.name)
-            unended = store.runs.unended(job.name, host_clock() - DAY_MS)[runs_here:]  # only the newest may be under way
-            places = checkpoints_of(session, job, store)
-            killed = [(run, missing) for run in unended if (missing := _not_fetched_since(run, places))]
+            runs, places = store.runs.unended(job.name, host_clock() - DAY_MS), checkpoints_of(session, job, store)
+            ended = runs[runs_here:]  # only the newest may be under way
+            killed = [(run, missing) for run in ended if (missing := _not_fetched_since(run, places))]
             if killed:
                 regions = listed(dict.fromkeys(region for _, missing in killed for region in missing))
                 number = f"{many(len(killed), 'run')} of the last day"

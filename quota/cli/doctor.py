@@ -111,7 +111,7 @@ def _journals(session: Session) -> Iterator[Finding]:
                 journal.check_writable()
             for owner, units in journal.draws.owed_by_others().items():
                 why = f"{many(units, 'unit')} drawn without the ledger by the configuration {one_line(owner)} are owed"
-                yield warning(f"project {project.name}", why, "run `quota status` with that configuration: it repays them")
+                yield warning(f"project {project.name}", why, "run `quota status` with that configuration")
         except LedgerError as error:
             yield finding_of("warning", f"journal of {project.name}", error, "let the process that holds it end")
         if journal.trouble:

@@ -547,8 +547,8 @@ def explain(
                 of = f" of job {show(job)}{_hint(session, job)}" if job is not None else ""
                 raise QuotaError(
                     unheard
-                    or f"the ledger has no refused call{of}{'' if of.endswith('?') else ';'} a process reports a refusal "
-                    "within 10 s, or when it ends"
+                    or f"the ledger has no refused call{of}{'' if of.endswith('?') else ';'} a process reports a "
+                    "refusal within 10 s, or when it ends"
                 )
             if unheard:
                 fail(f"{unheard}; the last refusal that the ledger has:")
