@@ -35,14 +35,30 @@ TALLY = "QUOTA_AUTO_TALLY"
 
 
 class _Instrumented:
-    """The instrumentation of this process."""
+    """The instrumentation of this process, and the credential and the job that the first call named."""
 
-    def __init__(self, session: Session, payers: Payers) -> None:
+    def __init__(self, session: Session, payers: Payers, named: tuple[str | None, str]) -> None:
         from quota.clients.instrument.seams import seams_of
 
         self.session = session
+        self._credential, self._job = named
         self.patches = Patches(seams_of(payers))
         self._payers = payers
+
+    def warn_of(self, config: str | Path | None, credential: str | None, job: str | None) -> None:
+        """Name the arguments of a later call that are not those of the first call."""
+        from quota.common.log import warn
+
+        path = self.session.settings.path
+        another_file = config is not None and (path is None or Path(config).absolute() != path.absolute())
+        differing = {
+            "config": another_file,
+            "credential": credential not in (None, self._credential),
+            "job": job not in (None, self._job),
+        }
+        if names := ", ".join(name for name, differs in differing.items() if differs):
+            why = f"{names}: this process is instrumented with another one; call `quota.uninstrument()` before"
+            warn("instrument_ignored", why)
 
     def end(self) -> None:
         self.patches.take_off()
@@ -59,7 +75,8 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
 
     `config` is the configuration, as in `quota.open()`. If several credentials could pay for a request, `credential`
     pays, else the credential whose book knows most of the path. `job` names who spends where no `labels` do; the
-    default is $QUOTA_JOB. A library that is imported later is patched then. A second call changes nothing.
+    default is $QUOTA_JOB. A library that is imported later is patched then. A second call changes nothing; a warning
+    names its arguments that differ.
 
     Raises ConfigError for an unusable configuration, or one whose cost books name no host.
     """
@@ -75,14 +92,17 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
         if _now is None:
             session, tally = open_session(config), os.environ.get(TALLY)
             payers = payers_of(session, credential, FileTally(tally) if tally else None)
-            label_process(os.environ.get("QUOTA_JOB", "") if job is None else job)
-            begun = _Instrumented(session, payers)
+            job = os.environ.get("QUOTA_JOB", "") if job is None else job
+            label_process(job)
+            begun = _Instrumented(session, payers, (credential, job))
             try:
                 begun.patches.put_on()
                 _now = begun
             except BaseException:  # interrupted: half of the patches would charge half of the requests
                 begun.end()
                 raise
+        else:
+            _now.warn_of(config, credential, job)
 
 
 def uninstrument() -> None:

@@ -271,6 +271,14 @@ def test_each_attempt_is_named_by_its_route_and_charged_once(client: Client, ser
     assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
 
 
+def test_a_second_call_names_the_arguments_that_it_ignores(server: PlainServer, caplog: Any) -> None:
+    instrument(server.address)
+    quota.instrument("quota.toml", job="")
+    assert caplog.text == ""
+    quota.instrument("other.toml", job="nightly")
+    assert "instrument_ignored: config, job: " in caplog.text
+
+
 @pytest.mark.parametrize("base", ["/gate", "/x/../Gate", "/ga%74e/"])
 def test_the_routes_begin_below_the_path_of_the_endpoint(client: Client, base: str, server: PlainServer) -> None:
     instrument(f"{server.address}{base}")
