@@ -30,9 +30,11 @@ from quota.errors import LedgerError
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.reports.refusal import explain_kept
 from quota.reports.runs import GROUP, Contribution
+from quota.reports.status import all_jobs
 from quota.session import Session
 from quota.web.documents import App, Check, health
 from quota.web.serving import protected
+from quota.wording import jobs_alone
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class Dashboard:
             point.name: Kept(partial(point.load(), session)) for point in points
         }
         self.now = Kept(lambda: read_now(session))
+        self.alone = Kept(lambda: tuple(jobs_alone(list(all_jobs(session, here=False)), host_clock())))
         self.curves = Kept(lambda: read_curves(session, forecast_of(kept.last for kept in self.added.values())))
         self.spent = Kept(lambda: read_spent(session))
 
@@ -72,7 +75,8 @@ class Dashboard:
 
         added = [(name, get(kept)) for name, kept in self.added.items()]
         now, curves, spent = get(self.now), get(self.curves), get(self.spent)
-        return State(host_clock(), now, curves, spent, added)
+        alone = () if now.error is None else get(self.alone).value or ()
+        return State(host_clock(), now, curves, spent, added, alone)
 
     def _all(self) -> list[Kept[Any]]:
         return [self.now, *self.added.values(), self.curves, self.spent]

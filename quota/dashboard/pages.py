@@ -29,7 +29,7 @@ from quota.reports.status import CredentialRow, LimitRow
 from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Sliding
-from quota.wording import Table, early_of, notes_of, refusal_parts, stopped_jobs_of
+from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of
 
 ROWS = 12
 """The most rows of a table that show at once; the rest unfolds."""
@@ -46,13 +46,15 @@ TYPICAL = ("videos.list", "search.list", "videos.insert")
 
 
 class State(NamedTuple):
-    """The parts as they were last read. `now_ms` is the time of the page."""
+    """The parts as they were last read. `now_ms` is the time of the page. `alone` has the jobs, as `quota status` shows
+    them while the ledger does not answer."""
 
     now_ms: int
     now: Reading[Now]
     curves: Reading[Curves]
     spent: Reading[Spent]
     added: Sequence[tuple[str, Reading[Contribution]]]
+    alone: Sequence[Part] = ()
 
     @property
     def parts(self) -> list[Contribution]:
@@ -114,6 +116,7 @@ class Site:
             refresh_s=refresh_s,
             notices=_notices(state),
             credentials=credentials,
+            alone=state.alone,
             projects=[] if now is None else self._projects(now, state.curves.value or {}, forecast),
             read_ms=state.now.read_ms,
             spending=[_spending(project, spans) for project, spans in (state.spent.value or {}).items()],
