@@ -20,6 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 from quota.common.clock import rfc3339
 from quota.common.text import nearest, number_in, shorten, show
+from quota.errors import UsageError
 from quota.jobs.store.fulltext import as_read, length_of_last
 from quota.jobs.store.reader import Chart, Hits, StoredRow
 from quota.jobs.store.rows import CHANNEL_FIELDS, VIDEO_FIELDS, Field, text_or_none
@@ -86,10 +87,10 @@ def limit_of(parameters: Mapping[str, str]) -> int:
 def words_of(parameters: Mapping[str, str]) -> str:
     """The words of a search."""
     words = required(parameters, "q")
-    text = as_read(words)
-    size = max(len(words), len(text))
-    if size > MAX_CHARACTERS:
-        raise ParameterError("q", f"search for at most {MAX_CHARACTERS} characters, not {size}")
+    try:
+        text = as_read(words, MAX_CHARACTERS)
+    except UsageError as error:
+        raise ParameterError("q", str(error)) from None
     beginnings = [word.rstrip("*") for word in text.split() if word.endswith("*")]
     if len(beginnings) > MAX_BEGINNINGS:
         raise ParameterError("q", f"at most {MAX_BEGINNINGS} words may end with *, not {len(beginnings)}")

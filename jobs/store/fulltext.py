@@ -135,9 +135,14 @@ def _kept(character: str) -> str:
     return character if is_old or unicodedata.category(character) in ("Mn", "Mc", "Me", "Co") else " "
 
 
-def as_read(words: str) -> str:
-    """The words of a search as `query` reads them: a full-width * is one, too."""
-    return _compatible(words.replace("\0", " "))
+def as_read(words: str, most: int = MAX_CHARACTERS) -> str:
+    """The words of a search as `query` reads them: a full-width * is one, too. Raises UsageError for more than `most`
+    characters, also if fewer are typed: some are read as many."""
+    text = _compatible(words.replace("\0", " "))
+    if max(len(words), len(text)) > most:
+        read = f"; they are read as {len(text)}" if len(text) > len(words) else ""
+        raise UsageError(f"search for at most {most} characters, not {len(words)}{read}")
+    return text
 
 
 def query(words: str) -> str:
@@ -149,8 +154,6 @@ def query(words: str) -> str:
     terms = text.split()
     if not 1 <= len(terms) <= MAX_WORDS:
         raise UsageError(f"search for 1 to {MAX_WORDS} words, not {len(terms)}")
-    if len(text) > MAX_CHARACTERS:
-        raise UsageError(f"search for at most {MAX_CHARACTERS} characters, not {len(text)}")
     return " ".join(map(_phrase, terms))
 
 
