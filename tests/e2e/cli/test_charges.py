@@ -80,7 +80,8 @@ def test_charges_of_several_projects_are_in_order_and_named(quota: Quota) -> Non
 def test_a_refused_charge_is_counted_and_kept_after_the_command_has_ended(quota: Quota) -> None:
     assert quota("charge", "search.list").returncode == 0
     assert quota("charge", "search.list", "--job", "backfill", "--region", "DE").returncode == 75
-    assert quota("exec", "search.list", "--", "true").returncode == 75
+    assert quota("exec", "search.list", "--", "touch", "ran").returncode == 75
+    assert not (quota.folder / "ran").exists()
     spent = quota.json("spend")
     assert spent["refused"] == [
         {"limit": "day", "job": "", "reason": "limit", "calls": 1},

@@ -62,6 +62,8 @@ def test_the_same_rows_are_json_and_csv(spent: Quota) -> None:
     listed = rows(spent("spend", "--by", "job,method", "--format", "csv").stdout)
     in_json = spent.json("spend", "--by", "job,method")["rows"]
     assert listed == [{name: str(value) for name, value in row.items()} for row in in_json]
+    assert [(row["job"], row["units"]) for row in in_json] == [("a", 100), ("b", 100), ("b", 1)], "largest first"
+    assert len(spent.json("spend", "--by", "run")["rows"]) == 3, "each command is a run of its own"
     charges = rows(spent("log", "--format", "csv").stdout)
     assert [(row["job"], row["units"]) for row in charges] == [("a", "100"), ("b", "100"), ("b", "1")]
     (refusal,) = rows(spent("log", "--refused", "--format", "csv").stdout)
