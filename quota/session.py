@@ -24,6 +24,7 @@ from quota.errors import ConfigError, QuotaError, SessionClosedError, UsageError
 from quota.journal.journal import Journal, left_behind
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
+from quota.ledger.state import API, check_usable
 from quota.rules.entry import Keys
 from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings, make_state_folder, state_folder
@@ -397,13 +398,14 @@ def _longest_ms(limits: Iterable[Limit]) -> int:
 
 
 def ledger_answers(session: Session) -> bool | None:
-    """Whether the ledger answers. None if nothing was charged yet: a question would create its file."""
+    """Whether the ledger answers, and has not moved. None if nothing was charged yet: a question would create its
+    file."""
     path = session.settings.ledger.file
     if path is not None and not os.path.exists(path):
         return None
     try:
-        for project in sorted({credential.project for credential in session.settings.credentials.values()}):
-            session.ledger.begin(project)
+        for project, api in sorted({(each.project, each.book.api) for each in session.settings.credentials.values()}):
+            check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
     except QuotaError:
         return False
     return True
