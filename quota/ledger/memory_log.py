@@ -179,9 +179,8 @@ class MemoryLog(OfOneProcess):
 
     def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
         moment = self._now(project)
-        newer = _corrections(moment.newer)
-        found = {key: newer.get(key) or moment.corrected.get(key) for key in keys}
-        return {key: correction for key, correction in found.items() if correction is not None}
+        corrections = {**moment.corrected, **_corrections(moment.newer)}
+        return {key: corrections[key] for key in keys if key in corrections}
 
     # -- the state ---------------------------------------------------------------------------------------------------
 
