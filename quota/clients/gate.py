@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import traceback
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
@@ -21,6 +21,8 @@ from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
 from quota.terms.api import NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import text, texts
+
+T = TypeVar("T")
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
@@ -160,33 +162,7 @@ class HostGate:
 
     def charge(self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        if not self.is_metered(verb, url):
-            return None
-        verb = self.verb(verb, url, headers)
-        method = self.name(verb, url)
-        try:
-            return self.meter.attempt(method, verb, body)
-        except SessionClosedError:
-            if not self.ended():
-                raise
-            return None
-        except UsageError:
-            self.meter.counts_refused(method)
-            raise
-
-    @contextmanager
-    def leaving(
-        self, attempt: Attempt, body: RequestBody, never_left: Callable[[BaseException], bool]
-    ) -> Iterator[None]:
-        """Entered while an attempt with this body is sent. An error refunds its charge if, by that error, the attempt
-        never left."""
-        try:
-            with self.sending():
-                yield
-        except Exception as error:
-            if body.makes_no_requests and never_left(error):
-                attempt.never_left()
-            raise
+        return at_once(BlockingGate(self).charge(verb, url, body, headers))
 
     def is_metered(self, verb: str, url: str) -> bool:
         return self._hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
@@ -236,7 +212,7 @@ class AsyncHostGate:
         verb = self.verb(verb, url, headers)
         try:
             call = self._call(verb, url, body, free=free)
-            decisions = await self._budget._decide([call], commit=True)
+            decision = await self._decide(call, commit=True)
         except SessionClosedError:
             if not self._gate.ended():
                 raise
@@ -244,11 +220,11 @@ class AsyncHostGate:
         except UsageError:
             self._gate.meter.counts_refused(self._gate.name(verb, url))
             raise
-        return self._gate.meter.attempted(decisions[0], call)
+        return self._gate.meter.attempted(decision, call)
 
     async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY, *, free: bool = False) -> Decision:
         """The decision that `charge` would make now about a request to a metered host."""
-        return (await self._budget._decide([self._call(verb, url, body, free=free)], commit=False))[0]
+        return await self._decide(self._call(verb, url, body, free=free), commit=False)
 
     def reserves(self, verb: str, url: str) -> bool:
         """Whether the price of such a request depends on its body."""
@@ -261,7 +237,8 @@ class AsyncHostGate:
     async def leaving(
         self, attempt: Attempt, body: RequestBody, never_left: Callable[[BaseException], bool]
     ) -> AsyncIterator[None]:
-        """`HostGate.leaving`, awaited. A cancelled attempt may have left, too."""
+        """Entered while an attempt with this body is sent. An error, or the end of the task, refunds its charge if by
+        that the attempt never left."""
         try:
             with self.sending():
                 yield
@@ -288,7 +265,34 @@ class AsyncHostGate:
         if used_units is not None:
             await self._corrected(partial(attempt.settle, used_units))
 
+    async def _decide(self, call: Call, *, commit: bool) -> Decision:
+        return (await self._budget._decide([call], commit=commit))[0]
+
     async def _corrected(self, work: Callable[[], None]) -> None:
         """Do the work, even if the task that waits for it is cancelled."""
         with suppress(QuotaError):  # the session was closed meanwhile: the charge stands
             await self._budget._awaiter.in_thread(work)
+
+
+class BlockingGate(AsyncHostGate):
+    """A HostGate with the methods of an AsyncHostGate, for `at_once`: it asks the ledger without a thread."""
+
+    def __init__(self, gate: HostGate) -> None:
+        self._gate = gate
+        self.sending, self.verb = gate.sending, gate.verb
+
+    async def _decide(self, call: Call, *, commit: bool) -> Decision:
+        return self._gate.meter.decide([call])[0]
+
+    async def _corrected(self, work: Callable[[], None]) -> None:
+        work()
+
+
+def at_once(steps: Coroutine[Any, Any, T]) -> T:
+    """The result of steps that never wait, so that callers without an event loop take the same steps as a task."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a step waited")

@@ -21,9 +21,11 @@ from quota.clients.gate import (
     MAX_PEEK_BYTES,
     PEEK_WITHIN_S,
     AsyncHostGate,
+    BlockingGate,
     HostGate,
     HostNames,
     MethodOf,
+    at_once,
     has_passed,
     unpacked,
 )
@@ -152,53 +154,40 @@ def _module(library: str) -> Any:
 
 
 def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> httpx.Response:
+    """`async_send`, without an event loop."""
+
+    async def handled(request: httpx.Request) -> httpx.Response:
+        return below(request)
+
+    return at_once(async_send(BlockingGate(gate), handled, request, plain, awaited=False))
+
+
+async def async_send(
+    gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request, plain: bool, *, awaited: bool = True
+) -> httpx.Response:
     """Send a request as one attempt through `below`, and charge it at a gate. If `below` is a `plain` transport of
     httpx, an answer without a sent byte comes from a mock, and its charge is refunded."""
-    body = _body_of(request)
-    attempt = gate.charge(request.method, url_of(request), body, request.headers)
-    if attempt is None:
-        return below(request)
-    departure = _Departure(request, plain)
-    with gate.leaving(attempt, body, departure.never_began), departure.traced():
-        response = below(request)
-    if departure.is_mocked(response):
-        attempt.never_left()
-        return response
-    status, headers = response.status_code, response.headers
-    stream, head, whole = cast("httpx.SyncByteStream", response.stream), b"", False
-    try:
-        if attempt.reads_body(status, headers):
-            stream = peeked = _library_of(request).peeked(stream)
-            head, whole = _decoded(response, peeked.peek()), peeked.whole
-        attempt.answered(status, head, headers, whole=whole, read=False)
-    except BaseException:  # interrupted: nobody else closes the response
-        stream.close()
-        raise
-    return _watched(attempt, response, stream)
-
-
-async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request, plain: bool) -> httpx.Response:
-    """`send`, awaited."""
     body = _body_of(request)
     attempt = await gate.charge(request.method, url_of(request), body, request.headers)
     if attempt is None:
         return await below(request)
     departure = _Departure(request, plain)
     async with gate.leaving(attempt, body, departure.never_began):
-        with departure.traced(awaited=True):
+        with departure.traced(awaited=awaited):
             response = await below(request)
     if departure.is_mocked(response):
         await gate.never_left(attempt)
         return response
     status, headers = response.status_code, response.headers
-    stream, head, whole = cast("httpx.AsyncByteStream", response.stream), b"", False
+    stream: Any = response.stream
+    head, whole = b"", False
     try:
         if attempt.reads_body(status, headers):
-            stream = peeked = _library_of(request).peeked(stream)
-            head, whole = _decoded(response, await peeked.peek_awaited()), peeked.whole
+            stream = _library_of(request).peeked(stream)
+            head, whole = _decoded(response, await stream.peek(awaited=awaited)), stream.whole
         await gate.answered(attempt, status, head, headers, whole=whole, read=False)
-    except BaseException:  # cancelled: nobody else closes the response
-        await stream.aclose()
+    except BaseException:  # interrupted or cancelled: nobody else closes the response
+        await stream.aclose() if awaited else stream.close()
         raise
     return _watched(attempt, response, stream, gate)
 
@@ -280,34 +269,19 @@ class _Peeked:
         self._stream = stream
         self._rest: Any
         self._head: list[bytes] = []
-        self._size = 0
-        self._ends_s = elapsed_s() + PEEK_WITHIN_S
         self._error: Exception | None = None
 
-    def _suffices(self, chunk: bytes) -> bool:
-        """Whether the beginning is long enough, or was waited for long enough, with this chunk."""
-        self._head.append(chunk)
-        self._size += len(chunk)
-        return self._size >= MAX_PEEK_BYTES or elapsed_s() >= self._ends_s
-
-    def peek(self) -> bytes:
-        self._rest = iter(self._stream)
+    async def peek(self, *, awaited: bool) -> bytes:
+        self._rest = aiter(self._stream) if awaited else iter(self._stream)
+        size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
         try:
-            self.whole = not any(map(self._suffices, self._rest))
-        except Exception as error:
-            if not is_any(error, BROKEN):
-                raise
-            self._error = error
-        return b"".join(self._head)
-
-    async def peek_awaited(self) -> bytes:
-        self._rest = aiter(self._stream)
-        try:
-            async for chunk in self._rest:
-                if self._suffices(chunk):
-                    break
-            else:
-                self.whole = True
+            while size < MAX_PEEK_BYTES and elapsed_s() < ends_s and not self.whole:
+                chunk = await anext(self._rest, None) if awaited else next(self._rest, None)
+                if chunk is None:
+                    self.whole = True
+                else:
+                    self._head.append(chunk)
+                    size += len(chunk)
         except Exception as error:
             if not is_any(error, BROKEN):
                 raise
@@ -392,7 +366,7 @@ def _body_of(request: httpx.Request) -> RequestBody:
     return RequestBody.of(request.stream, request.headers.get("content-length"))
 
 
-def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: Any = None) -> httpx.Response:
+def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: AsyncHostGate) -> httpx.Response:
     """The response over this stream, watched if its body may settle the attempt."""
     framed = not response.http_version.startswith("HTTP/1")
     usage = attempt.usage(response.headers, framed=framed)

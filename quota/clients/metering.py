@@ -72,9 +72,9 @@ class Meter:
         is charged, and the caller must send nothing.
         """
         call = self.call(method, verb, body)
-        return self.attempted(self._decide([call])[0], call)
+        return self.attempted(self.decide([call])[0], call)
 
-    def _decide(self, calls: Sequence[Call]) -> list[Decision]:
+    def decide(self, calls: Sequence[Call]) -> list[Decision]:
         budget, run_limit = self.budget, self.run_limit
         if run_limit is None:
             return budget._decide(calls, commit=True)
@@ -132,7 +132,7 @@ class Meter:
         try:
             for first in range(0, len(named), at_once):
                 part = named[first : first + at_once]
-                charged += map(self.attempted, self._decide(part), part)
+                charged += map(self.attempted, self.decide(part), part)
         except BaseException:
             for attempt in charged:
                 attempt.never_left()
