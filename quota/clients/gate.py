@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import traceback
+import zlib
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -79,15 +80,22 @@ class Peeked(io.RawIOBase):
         super().close()
 
 
-def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]]) -> bytes:
+def unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a body in gzip or zlib, unpacked."""
+    return map(zlib.decompressobj(zlib.MAX_WBITS | 32).decompress, pieces)
+
+
+def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]] = unzipped) -> bytes:
     """The beginning of a body from its packed beginning. `unpack` is the client's own way, piece by piece.
 
     b"" for a body that is packed twice, which multiplies its size, or not packed as `packing` says. Then only the
     status classifies the answer.
     """
+    packing, body = packing.strip().lower(), b""
+    if packing in ("", "identity"):
+        return head
     if "," in packing:
         return b""
-    body = b""
     try:
         for piece in unpack(head[at : at + UNPACKED_AT_ONCE] for at in range(0, len(head), UNPACKED_AT_ONCE)):
             body += piece[:MAX_PEEK_BYTES]

@@ -18,8 +18,7 @@ import hmac
 import json
 import logging
 import re
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -48,7 +47,6 @@ from quota.dashboard.reading import read_samples
 from quota.decision import Decision
 from quota.errors import ConfigError, CostExceedsLimit, LedgerError, QuotaError, Refused, UsageError
 from quota.proxy.asked import (
-    MAX_HELD_BYTES,
     Asked,
     CallerGoneError,
     CallerSide,
@@ -77,7 +75,6 @@ IDLE_S = 4.0
 connection is lost, because the proxy sends nothing twice."""
 
 MAX_FIELD_BYTES = 64 * 1024
-PLAIN = ("", "identity")
 
 SENT_INSTEAD = ("authorization", "x-goog-api-key", "x-goog-user-project")
 """The header fields for keys, and for the project that upstream charges. A caller's own values do not leave."""
@@ -400,12 +397,11 @@ class Passage:
         """Pass the answer on. Returns whether the caller got all of it. If upstream ends too early, the answer stays
         unfinished, so that its reader notices."""
         gate, host, status = self._target.gate, self._target.host, answer.status
-        packing = answer.headers.get("content-encoding", "").strip().lower()
         head, whole = b"", False
         if not self._continues:  # else its method is unknown, and so is the bucket that an error would close
             if attempt.reads_body(status, answer.headers):
                 packed, whole = await peek(answer)
-                head = unpacked(packing, packed, partial(_unpack, packing))
+                head = unpacked(answer.headers.get("content-encoding", ""), packed)
             await gate.answered(attempt, status, head, answer.headers, whole=whole, read=False)
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
@@ -436,16 +432,6 @@ def _encoded(fields: Iterable[tuple[str, str]], mask: Mask) -> list[tuple[bytes,
             return None
         encoded.append((name.encode("latin-1"), mask.whole(value.encode("latin-1"))))
     return encoded
-
-
-def _unpack(packing: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a body, unpacked; nothing for another packing."""
-    if packing in PLAIN:
-        yield from pieces
-    elif packing in ("gzip", "x-gzip", "deflate"):
-        unpack = zlib.decompressobj(wbits=47)
-        for piece in pieces:
-            yield unpack.decompress(piece, MAX_HELD_BYTES)
 
 
 # -- the connections to upstream ---------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import importlib
 import inspect
 import io
 import sys
-import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -420,9 +419,7 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     head, whole = b"", response.length == 0
     if not whole and attempt.reads_body(status, headers):
         head, whole = _head(response)
-    packing = headers.get("content-encoding", "").lower()
-    if packing not in ("", "identity"):
-        head = unpacked(packing, head, _unzip)
+    head = unpacked(headers.get("content-encoding", ""), head)
     attempt.answered(status, head, headers, whole=whole, read=False)
     usage = attempt.usage(headers)
     if usage is None:
@@ -477,11 +474,6 @@ def _head_of_chunks(response: HTTPResponse) -> tuple[bytes, bool]:
         start += b"\r\n"
     response.fp = io.BufferedReader(io.BytesIO(start))
     return peeked.head, peeked.ended
-
-
-def _unzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib
-    return map(unpacking.decompress, pieces)
 
 
 def _made(conn: Any, answer: Problem) -> HTTPResponse:
