@@ -15,30 +15,25 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import google_auth_httplib2
 import httplib2
 from google.auth.exceptions import GoogleAuthError
-from googleapiclient.discovery import build_from_document
-from googleapiclient.errors import Error as ClientError
-from googleapiclient.errors import HttpError
-from googleapiclient.http import HttpRequest
+from googleapiclient.model import JsonModel
 
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.answers import SessionHttp, checked
 from quota.clients.deadline import Watch
 from quota.clients.login import bearer
-from quota.clients.upstream import description
-from quota.clients.upstream_errors import refused_login
+from quota.clients.upstream_errors import refused_login, words_of
 from quota.common.clock import elapsed_s, rfc3339
 from quota.common.hosts import is_loopback
-from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
 from quota.errors import BadAnswer, ConfigError
 from quota.reconcile.reconcile import Counted, Figures
@@ -47,6 +42,7 @@ from quota.settings.model import CredentialSettings
 from quota.terms.costs import Monitoring
 from quota.terms.limits import MAX_UNITS
 
+ADDRESS = "https://monitoring.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/monitoring.read"
 PERMISSION = "monitoring.timeSeries.list"
 
@@ -79,12 +75,12 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
     Raises ConfigError if `auth` cannot be used, and BadAnswer unless the answer is whole.
     """
     assert credential.cloud_project is not None  # noqa: S101  # the caller has checked it
-    service = _service(credential)
     project = credential.cloud_project
     until_s = elapsed_s() + ALL_S
-    with contextlib.closing(service):
+    with contextlib.closing(_http(credential)) as http:
         of_api = f'resource.type="consumer_quota" AND resource.labels.service="{names.service}"'
-        ask = partial(_series, service, project, of_api, now_ms=now_ms, until_s=until_s)
+        page = partial(_page, http, credential.endpoint or ADDRESS, project)
+        ask = partial(_series, page, of_api, now_ms=now_ms, until_s=until_s)
         used: dict[str, list[Counted]] = {}
         for labels, points in ask(metric=USAGE, kind="DELTA", since_ms=since_ms):
             method = names.method(labels.get("method", ""))
@@ -104,21 +100,25 @@ _Series = list[tuple[dict[str, str], list[Counted]]]
 
 
 def _series(
-    service: Any, project: str, *wanted: str, metric: str, kind: str, since_ms: int, now_ms: int, until_s: float
+    page: Callable[[dict[str, Any]], dict[str, Any]],
+    *wanted: str,
+    metric: str,
+    kind: str,
+    since_ms: int,
+    now_ms: int,
+    until_s: float,
 ) -> _Series:
     """The labels and points of each series of a metric that these filters select, from all pages."""
-    api = service.projects().timeSeries()
-    request = api.list(
-        name=f"projects/{project}",
-        filter=" AND ".join([f'metric.type="{metric}"', *wanted]),
-        interval_startTime=rfc3339(since_ms),
-        interval_endTime=rfc3339(now_ms),
-        pageSize=PAGE_POINTS,
-    )
+    fields = {
+        "filter": " AND ".join([f'metric.type="{metric}"', *wanted]),
+        "interval.startTime": rfc3339(since_ms),
+        "interval.endTime": rfc3339(now_ms),
+        "pageSize": PAGE_POINTS,
+    }
     series: _Series = []
     seen: set[tuple[str, int]] = set()
     for _ in range(MAX_PAGES):
-        answer = _send(request, project)
+        answer = page(fields)
         if answer.get("executionErrors") or answer.get("unreachable"):
             raise _failed("says that its answer is incomplete; run again later")
         for labels, points in _read(answer.get("timeSeries", []), metric, kind):
@@ -135,7 +135,7 @@ def _series(
             return series
         if elapsed_s() > until_s:
             raise _failed(f"was not done after {ALL_S:g} s; run again later")
-        request = api.list_next(request, answer)
+        fields["pageToken"] = token
     raise _failed(f"has more than {MAX_PAGES} pages; is cloud_project right?")
 
 
@@ -180,79 +180,53 @@ def _failed(what: str) -> BadAnswer:
     return BadAnswer(f"Cloud Monitoring {reason}; nothing was changed" + (f"; {remedy}" if remedy else ""))
 
 
-def _send(request: HttpRequest, project: str) -> dict[str, Any]:
+def _page(http: Any, address: str, project: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """One page of time series. Raises BadAnswer for anything else."""
+    url = f"{address}/v3/projects/{quote(project, safe='')}/timeSeries?{urlencode(fields)}"
     try:
-        answer = request.execute()
-    except HttpError as error:
-        raise _refused(int(error.resp.status), error.content, project) from None
+        response, content = http.request(url, headers={"accept": "application/json", "accept-encoding": "gzip"})
+        if response.status == 200:
+            page: dict[str, Any] = checked(JsonModel().response, _LIMITS)(response, content)
+            return page
     except BadAnswer as error:
         raise _failed(f"failed: {str(error).partition('; ')[0]}") from None
     except TimeoutError:
         raise _failed(f"was silent for {SILENCE_S:g} s; run again later") from None
     except GoogleAuthError as error:
         raise _failed(f"was not asked: {refused_login(error)}") from None
-    except httplib2.ServerNotFoundError:
-        raise _failed("cannot be reached: its host has no address; check the network") from None
-    except (OSError, HTTPException, httplib2.HttpLib2Error, ClientError, ValueError) as error:
+    except (OSError, HTTPException, httplib2.HttpLib2Error, ValueError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise _failed(f"cannot be reached, or hung up: {shorten(spaced(str(why)), 80)}; run again later") from None
-    assert isinstance(answer, dict)  # noqa: S101  # `checked` ensures it
-    return answer
+    raise _refused(response.status, content, project)
+
+
+_REMEDIES = {
+    401: f"auth must name an account with the permission {PERMISSION}; an API key does not do",
+    403: f"grant {PERMISSION} (the role Monitoring Viewer) on it to the account that auth names",
+    404: "check cloud_project",
+    429: "run again in a minute",
+}
 
 
 def _refused(status: int, content: bytes, project: str) -> BadAnswer:
-    if status in (401, 403):
-        if b"SERVICE_DISABLED" in content:
-            remedy = "enable the Cloud Monitoring API there"
-        elif status == 403:
-            remedy = f"grant {PERMISSION} (the role Monitoring Viewer) on it to the account that auth names"
-        else:
-            remedy = f"auth must name an account with the permission {PERMISSION}; an API key does not do"
-        return _failed(f"refused project {project!r} with {status}{_message(content)}; {remedy}")
-    if status == 404:
-        return _failed(f"knows no project {project!r} (404); check cloud_project")
-    if status == 429:
-        return _failed("has too many readers of this project (429); run again in a minute")
-    if 300 <= status < 400:
-        return _failed(f"answered with a redirect ({status}); check endpoint and proxies")
-    return _failed(f"answered with {status}{_message(content)}; run again later")
-
-
-def _message(content: bytes) -> str:
-    """` (upstream's own words)`, or nothing if there are none to read."""
-    try:
-        message = json.loads(content)["error"]["message"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return ""
-    if not isinstance(message, str) or not message:
-        return ""
-    return f" ({shorten(spaced(redact(message)), 160).replace('; ', ', ')})"
-
-
-def _request(http: Any, postproc: Any, *args: Any, **options: Any) -> HttpRequest:
-    """A request whose answer must be a JSON object within the limits."""
-    return HttpRequest(http, checked(postproc, _LIMITS), *args, **options)
+    remedy = _REMEDIES.get(status, "run again later" if status >= 400 else "check endpoint and proxies")
+    if b"SERVICE_DISABLED" in content:
+        remedy = "enable the Cloud Monitoring API there"
+    words = shorten(words_of(content)[1], 160).replace("; ", ", ")
+    verb = f"refused project {project!r}" if 400 <= status < 500 else "answered"
+    return _failed(f"{verb} with {status}{f' ({words})' if words else ''}; {remedy}")
 
 
 _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
 
 
-def _service(credential: CredentialSettings) -> Any:
-    document = description("monitoring", "v3")
-    if credential.endpoint is not None:
-        document["rootUrl"] = document["mtlsRootUrl"] = f"{credential.endpoint}/"
-    root: str = document["rootUrl"]
+def _http(credential: CredentialSettings) -> Any:
+    root = credential.endpoint or ADDRESS
     credentials = _credentials(credential, loopback=is_loopback(urlsplit(root).hostname or ""))
     # No redirects, so the token reaches no other host.
     session = SessionHttp(root, Watch(_LIMITS, None), timeout_s=SILENCE_S, follows=False)
     # google-auth renews an expired token before it sends it. A refused token will be refused again.
-    http = google_auth_httplib2.AuthorizedHttp(credentials, http=session, refresh_status_codes=())
-    return build_from_document(
-        document,
-        http=http,
-        requestBuilder=_request,
-        client_options={"api_endpoint": root + document["servicePath"]},
-    )
+    return google_auth_httplib2.AuthorizedHttp(credentials, http=session, refresh_status_codes=())
 
 
 def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:
