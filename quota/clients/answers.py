@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
 from socket import gaierror
@@ -229,20 +230,18 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
     def check(response: Any, content: Any) -> Any:
         if int(response.status) >= 300 or not promises_json:
             return postproc(response, content)
-        if int(response.status) == 204:  # the client makes an object without items of it
-            raise _no_object("an empty body")
         most = limits.max_bytes
         if most is not None and _values(content) > (most_values := most // BYTES_PER_VALUE):
             why = f"upstream's answer holds over {most_values:,} values"
             raise BadAnswer(f"{why}; if this is expected, raise max_body_mb")
-        try:
+        answer = None
+        with suppress(ValueError, RecursionError):
             answer = postproc(response, content)
-        except (ValueError, RecursionError):
-            answer = content
-        # The client returns an unparseable body unchanged, as bytes or as text.
-        unparsed = content.decode() if isinstance(answer, str) and isinstance(content, bytes) else content
-        if answer == unparsed:
-            raise _no_object(_unparsed(content, str(response.get("content-type", ""))))
+        # The client returns an unparseable body unchanged, and makes an object without items of a 204.
+        if not isinstance(answer, dict) or int(response.status) == 204:
+            kind = _word(str(response.get("content-type", "")))
+            why = f"upstream's answer is no JSON object ({kind}, {len(content):,} bytes)"
+            raise BadAnswer(f"{why}; check endpoint and proxies")
         _check_page(answer, limits)
         return answer
 
@@ -255,9 +254,7 @@ def _values(content: bytes | str) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
-def _check_page(answer: object, limits: AnswerLimits) -> None:
-    if not isinstance(answer, dict):
-        raise _no_object(_KINDS.get(type(answer), "a JSON number"))
+def _check_page(answer: dict[str, Any], limits: AnswerLimits) -> None:
     for name, value in answer.items():
         if limits.max_items is not None and isinstance(value, list) and len(value) > limits.max_items:
             why = f"upstream's answer holds {len(value):,} {_word(name)}, over {limits.max_items:,}"
@@ -270,20 +267,6 @@ def _check_page(answer: object, limits: AnswerLimits) -> None:
         raise BadAnswer("upstream's answer has items that are not a list of objects; check endpoint and proxies")
     if token is not None and not (isinstance(token, str) and len(token) <= MAX_TOKEN_LENGTH and token.isprintable()):
         raise BadAnswer("upstream's answer has an invalid nextPageToken; check endpoint and proxies")
-
-
-_KINDS = {list: "a JSON array", bool: "a JSON boolean", str: "a JSON string", type(None): "a JSON null"}
-
-
-def _no_object(kind: str) -> BadAnswer:
-    return BadAnswer(f"upstream answered with {kind} instead of a JSON object; check endpoint and proxies")
-
-
-def _unparsed(content: bytes | str, content_type: str) -> str:
-    """The name of a body that is not JSON: its content type, unless that claims JSON."""
-    if not content:
-        return "an empty body"
-    return "unreadable JSON" if "json" in content_type.lower() else _word(content_type)
 
 
 def _word(text: str) -> str:

@@ -481,4 +481,4 @@ def test_an_upstream_that_cannot_be_asked_says_nothing_of_the_key(command: Quota
     expect(command, "key of main", "error", *says, args=("--call",))
     with PlainServer(lambda _: Answer(body=b"<html>Sign in</html>")) as portal:
         command.configure(MAIN + f'endpoint = "{portal.address}"\n')
-        expect(command, "key of main", "error", "instead of a JSON object", args=("--call",))
+        expect(command, "key of main", "error", "is no JSON object", args=("--call",))
