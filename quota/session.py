@@ -8,7 +8,6 @@ from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from threading import RLock
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -327,9 +326,7 @@ class Session(OfOneProcess):
         self._check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
