@@ -271,9 +271,6 @@ class GoogleGate(HostGate):
         own_port = (parts.port or default_port(parts.scheme)) == self._port
         return own_port and self.serves(uri) and (parts.scheme == "https" or not self._secure)
 
-    def is_metered(self, verb: str, url: str) -> bool:
-        return self.serves(url)
-
     def charge(  # type: ignore[override]  # a Batch is used like an Attempt
         self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()
     ) -> Attempt | Batch | None:
