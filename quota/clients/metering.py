@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import NO_USAGE, Headers, Usage
@@ -47,11 +46,8 @@ MAX_NAME_LENGTH = 64
 """The longest method name that a charge can store."""
 
 
-class Tally(Protocol):
-    """Counts what attempts spend."""
-
-    def counts(self, method: str, calls: int, units: int, refused: int = 0) -> None:
-        """Add calls and units, both negative or 0 after a correction, and refused attempts."""
+Tally = Callable[[str, int, int, int], None]
+"""Counts what attempts of a method spend: calls and units, both negative or 0 after a correction, and refusals."""
 
 
 class Meter:
@@ -118,7 +114,7 @@ class Meter:
 
     def counts_refused(self, method: str) -> None:
         if self.tally is not None:
-            self.tally.counts(self.budget.book.canonical(method), 0, 0, refused=1)
+            self.tally(self.budget.book.canonical(method), 0, 0, 1)
 
     def attempts(self, calls: Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request: all of them, or none.
@@ -166,7 +162,7 @@ class Attempt:
         if self._tally is not None:  # it counts the units of all buckets, as `quota spend` does
             parts = budget.book.price_at(call[0], charged_ms(decision))[0].parts if call[2] is None else call[2]
             self._further_units = sum(part.units for part in parts[1:])
-            self._tally.counts(decision.method, 1, decision.cost_units + self._further_units)
+            self._tally(decision.method, 1, decision.cost_units + self._further_units, 0)
         self._settlement = Settlement(budget.settle, decision) if is_reserved(call) else None
         self._job, region = current_attribution(budget.of_run)
         self._closed = self._succeeded = self.refunded = False
@@ -327,7 +323,7 @@ class Attempt:
         if self._run_limit is not None:
             self._run_limit.give_back(units)
         if self._tally is not None:
-            self._tally.counts(self.decision.method, -calls, -units - calls * self._further_units)
+            self._tally(self.decision.method, -calls, -units - calls * self._further_units, 0)
 
     def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing

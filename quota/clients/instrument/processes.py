@@ -50,7 +50,7 @@ class FileTally:
         self._spent: dict[str, Spent] = {}
         self._file: int | None = None
 
-    def counts(self, method: str, calls: int, units: int, refused: int = 0) -> None:
+    def __call__(self, method: str, calls: int, units: int, refused: int = 0) -> None:
         more = Spent(calls, units, refused)
         with self._lock:
             self._spent[method] = self._spent.get(method, Spent()).plus(more)

@@ -9,7 +9,7 @@ from quota.clients.instrument.processes import FileTally, Spent, spent_in
 
 def test_the_counts_of_all_processes_are_added(tmp_path: Path) -> None:
     for units in (1, 100):
-        FileTally(str(tmp_path)).counts("videos.list", 1, units)
+        FileTally(str(tmp_path))("videos.list", 1, units)
     assert spent_in(str(tmp_path)) == {"videos.list": Spent(2, 101, 0)}
 
 
