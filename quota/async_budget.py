@@ -12,7 +12,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop, CancelledError, current_task, get_running_loop, shield, wrap_future
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future as Submitted
-from contextlib import suppress
+from contextlib import AsyncContextDecorator, suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -166,7 +166,7 @@ class AsyncBudget(OfOneProcess):
 F = TypeVar("F", bound=Callable[..., Awaitable[Any] | AsyncIterator[Any]])
 
 
-class AsyncSpend:
+class AsyncSpend(AsyncContextDecorator):
     """`quota.deciding.spend.Spend`, awaited. As a decorator it charges when a coroutine is awaited, or when the first
     item of an async generator is.
     """
@@ -187,20 +187,17 @@ class AsyncSpend:
                 f"{name} is not async, so nothing can be awaited before it runs; make it `async def`, or use a budget "
                 "of quota.open()"
             )
-        unsettled = AsyncSpend(self._budget, self._charge, reserves=False)
-        charged = unsettled._coroutine(func) if kind == "coroutine" else unsettled._generator(func)
-        return wraps(func)(charged)  # type: ignore[return-value]
+        if kind == "coroutine":
+            return super().__call__(func)  # type: ignore[type-var]
+        return self._generator(func)  # type: ignore[return-value]
 
-    def _coroutine(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        async def charged(*args: Any, **options: Any) -> Any:
-            async with self:
-                return await func(*args, **options)
-
-        return charged
+    def _recreate_cm(self) -> AsyncSpend:
+        return AsyncSpend(self._budget, self._charge, reserves=False)
 
     def _generator(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(func)
         async def charged(*args: Any, **options: Any) -> AsyncGenerator[Any, Any]:
-            async with self:
+            async with self._recreate_cm():
                 items = func(*args, **options)
                 try:
                     item = await anext(items)
