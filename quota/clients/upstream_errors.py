@@ -65,7 +65,7 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
     """What this answer to a call of `method` means. Never raises: an unreadable body is classified by its status."""
     error = _read(body)
     kind: Kind | None = _quota_kind(status, error)
-    message = error.message or _other_words(body) or f"HTTP {status}"
+    message = error.words or f"HTTP {status}"
     if kind is None:
         kind, remedy = _other_kind(status, error)
         return UpstreamError(kind, None, error.reason, message, remedy)
@@ -76,7 +76,7 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
 def words_of(body: bytes) -> tuple[str, str]:
     """The reason and the message in a body; each is "" where it has none."""
     error = _read(body)
-    return error.reason, error.message or _other_words(body)
+    return error.reason, error.words
 
 
 def reasons_of(body: bytes) -> tuple[str, ...]:
@@ -100,8 +100,10 @@ def bucket_of(method: str, book: CostBook) -> str:
 
 
 class _ErrorBody(NamedTuple):
-    """The meaningful parts of an error body. A part that is missing is "" or empty."""
+    """The meaningful parts of an error body. A part that is missing is "" or empty. `words` are for people; only the
+    error's own `message` is judged."""
 
+    words: str = ""
     message: str = ""
     structured: bool = False
     status: str = ""
@@ -137,24 +139,23 @@ def _read(body: bytes) -> _ErrorBody:
     try:
         data = document_in(body)
     except (ValueError, RecursionError):
-        return _ErrorBody(message=_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
+        return _ErrorBody(_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
+    words = _words(data)
     if isinstance(data, list) and data:
         data = data[0]  # some upstreams wrap the error in a list
-    if not isinstance(data, dict):
-        return _ErrorBody()
-    error = data.get("error")
+    error = data.get("error") if isinstance(data, dict) else None
     if isinstance(error, str):
-        # The shape of an OAuth server.
-        return _ErrorBody(_line(data, "error_description") or _plain(error), structured=True, reasons=(_word(error),))
+        return _ErrorBody(words, words, structured=True, reasons=(_word(error),))  # the shape of an OAuth server
     if not isinstance(error, dict):
-        items = (data, *_dicts(data.get("errors")))
-        return _ErrorBody(message=next((line for item in items if (line := _line(item, "message"))), ""))
-    errors = list(_dicts(error.get("errors")))
+        return _ErrorBody(words)
     details = list(_dicts(error.get("details")))
     metadata = [info for detail in details for info in _dicts([detail.get("metadata")])]
+    errors = list(_dicts(error.get("errors")))
     reasons = [_word(item.get("reason")) for item in (*details, *errors)]
+    messages = [item.get("message") for item in (error, *errors)]
     return _ErrorBody(
-        message=_line(error, "message") or next((line for item in errors if (line := _line(item, "message"))), ""),
+        words=words,
+        message=next((_plain(text) for text in messages if isinstance(text, str) and text), ""),
         structured=True,
         status=_word(error.get("status")),
         reasons=tuple(reason for reason in reasons if reason),
@@ -175,24 +176,20 @@ _WORDS = (
 MAX_VALUES = 500
 
 
-def _other_words(body: bytes) -> str:
-    """What a body of another shape says: the text under the clearest name, of several the outermost. No kind depends
-    on it."""
-    if len(body) > MAX_BODY_BYTES:
-        return ""
+def _words(document: object) -> str:
+    """What an error says: the text under the clearest name, of several the outermost."""
     texts: dict[str, str] = {}
-    with contextlib.suppress(ValueError, RecursionError):
-        left: deque[tuple[str, object]] = deque([("", document_in(body))])
-        for _ in range(MAX_VALUES):
-            if not left:
-                break
-            name, value = left.popleft()
-            if isinstance(value, dict):
-                left.extend((inner.lower(), part) for inner, part in value.items())
-            elif isinstance(value, list):
-                left.extend((name, part) for part in value)
-            elif isinstance(value, str) and value.strip():
-                texts.setdefault(name, value)
+    left = deque([("", document)])
+    for _ in range(MAX_VALUES):
+        if not left:
+            break
+        name, value = left.popleft()
+        if isinstance(value, dict):
+            left.extend((inner.lower(), part) for inner, part in value.items())
+        elif isinstance(value, list):
+            left.extend((name, part) for part in value)
+        elif isinstance(value, str) and value.strip():
+            texts.setdefault(name, value)
     return next((_plain(texts[name]) for name in _WORDS if name in texts), "")
 
 
@@ -207,11 +204,6 @@ def _word(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value) if abs(value) < 10**18 else ""
     return _plain(value)[:128] if isinstance(value, str) else ""
-
-
-def _line(data: dict[str, object], key: str) -> str:
-    value = data.get(key)
-    return _plain(value) if isinstance(value, str) else ""
 
 
 # In a message, only tags that upstream really uses: "Requests from referer <empty> are blocked" is not markup.
