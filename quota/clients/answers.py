@@ -130,13 +130,7 @@ class SessionHttp:
         return False
 
     def request(
-        self,
-        uri: str,
-        method: str = "GET",
-        body: Any = None,
-        headers: Mapping[str, Any] | None = None,
-        redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
-        connection_type: Any = None,
+        self, uri: str, method: str = "GET", body: Any = None, headers: Mapping[str, Any] | None = None, **_: Any
     ) -> tuple[httplib2.Response, bytes]:
         """The answer and its unpacked body. Ignores `redirections` and `connection_type`.
 

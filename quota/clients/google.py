@@ -401,8 +401,8 @@ class MeteredHttp(SessionHttp):
         return self.gate.keeps_key(uri)
 
     def request(
-        self, uri: str, method: str = "GET", body: Any = None, headers: Any = None, *args: Any, **options: Any
+        self, uri: str, method: str = "GET", body: Any = None, headers: Any = None, **_: Any
     ) -> tuple[Any, bytes]:
         if headers and not self.keeps_key(uri):
             headers = {name: value for name, value in headers.items() if name.lower() != GOOGLES_KEY.header}
-        return super().request(uri, method, body, headers, *args, **options)
+        return super().request(uri, method, body, headers)
