@@ -24,12 +24,12 @@ from quota.journal.journal import Journal, left_behind
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.ledger.state import API, check_usable
-from quota.rules.entry import Keys
+from quota.rules.entry import Keys, machine_mark
 from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings, make_state_folder, state_folder
 from quota.settings.references import read_key
 from quota.settings.tables import A_CREDENTIAL
-from quota.terms.arguments import instance, machine_name, text
+from quota.terms.arguments import instance, text
 from quota.terms.limits import DAY_MS, Limit
 
 if TYPE_CHECKING:
@@ -410,11 +410,6 @@ def ledger_answers(session: Session) -> bool | None:
 
 @cache
 def machine_jitter_ms() -> int:
-    """A delay in ms of up to a minute, constant on each machine and different between machines. It spreads the machines
-    that wait for an exhausted bucket, so that they do not all return in the same second."""
-    try:
-        with open("/etc/machine-id", "rb") as file:
-            identity = file.read(64)
-    except OSError:
-        identity = b""
-    return crc32(machine_name().encode() + b"\0" + identity) % JITTER_MS
+    """A delay in ms of up to a minute, constant on each machine until it restarts, and different between machines. It
+    spreads the machines that wait for an exhausted bucket, so that they do not all return in the same second."""
+    return crc32(machine_mark(None).encode()) % JITTER_MS
