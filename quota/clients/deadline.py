@@ -37,9 +37,6 @@ class Watch(threading.local):
     @contextmanager
     def request(self) -> Iterator[None]:
         """One request of this thread, including its redirects."""
-        if self._until_s is not None:
-            yield
-            return
         self.begin()
         try:
             yield
