@@ -134,9 +134,9 @@ def _series(
         if not token:
             return series
         if elapsed_s() > until_s:
-            raise _failed(f"was not done after {ALL_S:g} s; run again later")
+            break
         fields["pageToken"] = token
-    raise _failed(f"has more than {MAX_PAGES} pages; is cloud_project right?")
+    raise _failed(f"was not done after {ALL_S:g} s or {MAX_PAGES} pages; run again later, or check cloud_project")
 
 
 def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[Counted]]]:
@@ -221,22 +221,19 @@ _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
 
 
 def _http(credential: CredentialSettings) -> Any:
+    """Sends as the account that `auth` names. Raises ConfigError, which shows no secret."""
     root = credential.endpoint or ADDRESS
-    credentials = _credentials(credential, loopback=is_loopback(urlsplit(root).hostname or ""))
-    # No redirects, so the token reaches no other host.
-    session = SessionHttp(root, Watch(_LIMITS, None), timeout_s=SILENCE_S, follows=False)
-    # google-auth renews an expired token before it sends it. A refused token will be refused again.
-    return google_auth_httplib2.AuthorizedHttp(credentials, http=session, refresh_status_codes=())
-
-
-def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:
-    """The google-auth credentials that `auth` names. Raises ConfigError, which shows no secret."""
-    if credential.auth_ref is None:
-        if loopback:  # the emulator accepts any account
-            return bearer("emulated")
+    if credential.auth_ref is not None:
+        credentials = login_of(credential, [SCOPE])
+    elif is_loopback(urlsplit(root).hostname or ""):  # the emulator accepts any account
+        credentials = bearer("emulated")
+    else:
         raise ConfigError(
             f'credential {credential.name!r} has no auth; add auth = "adc", "service-account:PATH", '
             f'"authorized-user:PATH" or "bearer:env:NAME" of an account with the permission {PERMISSION}: an API key '
             "does not do"
         )
-    return login_of(credential, [SCOPE])
+    # No redirects, so the token reaches no other host.
+    session = SessionHttp(root, Watch(_LIMITS, None), timeout_s=SILENCE_S, follows=False)
+    # google-auth renews an expired token before it sends it. A refused token will be refused again.
+    return google_auth_httplib2.AuthorizedHttp(credentials, http=session, refresh_status_codes=())
