@@ -290,9 +290,8 @@ class Passage:
             return
         url, fields, mask = await self._signed()
         attempt = await self._decided(partial(gate.charge, free=self._continues), body)
-        if attempt is None:
-            raise UnfitError(500, f"{self._target.host} is not one of the hosts that are charged.")
         task = asyncio.current_task()
+        assert attempt is not None  # noqa: S101  # the gate charges for the host of the target
         assert task is not None  # noqa: S101  # a request is a task of its own
         try:
             with self._caller.watched(task):
