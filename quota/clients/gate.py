@@ -22,6 +22,7 @@ from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
 from quota.terms.api import NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import text, texts
+from quota.web.documents import NO_RETRY, Problem, seconds
 
 T = TypeVar("T")
 
@@ -111,6 +112,18 @@ def has_passed(error: BaseException | None, *code: str) -> bool:
     frames = () if error is None else traceback.walk_tb(error.__traceback__)
     named = ((frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame, _ in frames)
     return any(module in code or f"{module}.{function}" in code for module, function in named)
+
+
+def answer_to(decision: Decision) -> Problem:
+    """The answer to a refused request: 429, or 503 if the ledger did not answer. Its Retry-After is never early."""
+    after_ms = decision.retry_after_ms
+    return Problem(
+        503 if decision.reason == "ledger-unavailable" else 429,
+        decision.sentence(),
+        members={"decision": decision.as_json()},
+        retry_after_s=None if after_ms is None else seconds(after_ms),
+        more=NO_RETRY,
+    )
 
 
 # -- two layers, one charge --------------------------------------------------------------------------------------------

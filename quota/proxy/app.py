@@ -4,7 +4,6 @@
     Proxy        finds the API of a request
     Target       the API of one credential
     Passage      one request: it is charged and sent, and its answer is read while it passes
-    refusal      the answer to a refused request
     connections  the HTTP session that requests leave by
 
 The proxy charges a request before a byte of it leaves, and streams it. It reads the answer while the answer passes, as
@@ -36,7 +35,7 @@ from yarl import URL
 from quota.async_session import AsyncSession
 from quota.clients.aiohttp import peek, watch
 from quota.clients.caller import with_query
-from quota.clients.gate import AsyncHostGate, unpacked
+from quota.clients.gate import AsyncHostGate, answer_to, unpacked
 from quota.clients.metering import Attempt
 from quota.clients.upstream import upstream_of
 from quota.clients.upstream_errors import refused_login
@@ -61,7 +60,7 @@ from quota.reports.status import allowances, read_status
 from quota.session import Session, ledger_answers
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import labels
-from quota.web.documents import NO_RETRY, App, Check, Problem, Receive, Send, health, seconds, send_problem
+from quota.web.documents import App, Check, Problem, Receive, Send, health, send_problem
 from quota.web.serving import PIECE_BYTES, hold_little, protected
 
 T = TypeVar("T")
@@ -170,12 +169,10 @@ class Proxy:
                 self._targets[credential] = Target(session, credential)
             except QuotaError as error:
                 self._wrong[credential] = str(error)
-        wrong = [*self._wrong.items()]
-        last = None if self._targets else wrong.pop()
-        for credential, why in wrong:
+        if not self._targets:
+            raise ConfigError("; ".join(self._wrong.values()))
+        for credential, why in self._wrong.items():
             warn("proxy_without", why, credential=credential)
-        if last is not None:
-            raise ConfigError(last[1])
         self.http: aiohttp.ClientSession
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -247,18 +244,6 @@ class Target:
         return signed, [*kept, *own.items()], secret
 
 
-def refusal(decision: Decision) -> Problem:
-    """The answer to a refused request: 429, or 503 if the ledger did not answer. Its Retry-After is never early."""
-    after_ms = decision.retry_after_ms
-    return Problem(
-        503 if decision.reason == "ledger-unavailable" else 429,
-        decision.sentence(),
-        members={"decision": decision.as_json()},
-        retry_after_s=None if after_ms is None else seconds(after_ms),
-        more=NO_RETRY,
-    )
-
-
 class Passage:
     """One request, from its caller to its API and back."""
 
@@ -314,7 +299,7 @@ class Passage:
                 return await decide(self._verb, self._url, body)
         except Refused as error:
             self._say_refused(error.decision.reason, error.decision.sentence())
-            raise UnfitError(**refusal(error.decision)._asdict()) from None
+            raise UnfitError(**answer_to(error.decision)._asdict()) from None
         except UsageError as error:
             self._say_refused("never", str(error))
             raise UnfitError(422 if isinstance(error, CostExceedsLimit) else 400, str(error)) from None
@@ -326,7 +311,7 @@ class Passage:
     async def _tell(self, decision: Decision) -> None:
         """The answer to Quota-Peek."""
         if not decision.admitted:
-            await send_problem(self._send, refusal(decision))
+            await send_problem(self._send, answer_to(decision))
             return
         body = json.dumps(decision.as_json()).encode()
         fields = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

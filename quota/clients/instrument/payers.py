@@ -10,7 +10,7 @@ from typing import TypeGuard
 from urllib.parse import urlsplit
 
 from quota.budget import Budget
-from quota.clients.gate import AsyncHostGate, HostGate, take_paid
+from quota.clients.gate import AsyncHostGate, HostGate, answer_to, take_paid
 from quota.clients.metering import Meter, Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
@@ -20,7 +20,7 @@ from quota.common.text import listed
 from quota.errors import QuotaError, Refused, SessionClosedError, UsageError
 from quota.terms.api import Hosts
 from quota.terms.costs import CostBook
-from quota.web.documents import NO_RETRY, Problem, seconds
+from quota.web.documents import Problem
 
 MAX_KNOWN = 10_000
 """How many hosts the cache keeps. A crawler meets more."""
@@ -58,11 +58,11 @@ class Payer:
         return self.answers_429 and isinstance(refusal, Refused)
 
     def answer_to(self, refusal: QuotaError, error: Exception) -> Problem:
-        """The answer to a refused request. Raises the `error` of the program's library if that is what the program
-        gets."""
+        """The answer of 429 to a refused request. Raises the `error` of the program's library if the program gets no
+        answer."""
         if not self.answers(refusal):
             raise error from refusal
-        return answer_to(refusal)
+        return answer_to(refusal.decision)._replace(status=429)
 
     @property
     def gate(self) -> HostGate:
@@ -154,10 +154,3 @@ class Payers:
         self.knows.cache_clear()
         for payer in payers:
             payer.close()
-
-
-def answer_to(refusal: Refused) -> Problem:
-    """The answer of 429 to a refused request, in upstream's place. Its Retry-After is never early."""
-    wait_ms = refusal.decision.retry_after_ms
-    retry_after_s = None if wait_ms is None else seconds(wait_ms)
-    return Problem(429, str(refusal), retry_after_s=retry_after_s, more=NO_RETRY)
