@@ -283,11 +283,11 @@ def _listed_books() -> list[dict[str, Any]]:
 
 def _differing(old: str, new: str) -> Iterator[dict[str, Any]]:
     """The differences of two books: `what` differs, and its value in the `old` and the `new` book, or None."""
-    before, after = _facts(old), _facts(new)
+    before, after = (dict(_flat("", book_tables(name))) for name in (old, new))
     for what in dict.fromkeys((*before, *after)):
         if before.get(what) != after.get(what):
             yield {"what": what, "old": before.get(what), "new": after.get(what)}
-    both = {what for what in before if what.startswith("route ") and what in after}
+    both = {what for what in before if what.startswith("routes.") and what in after}
     yield from _moved([what for what in before if what in both], [what for what in after if what in both])
 
 
@@ -310,37 +310,15 @@ def _moved(old: list[str], new: list[str]) -> Iterator[dict[str, Any]]:
             yield {"what": f"place of {what}", "old": place(what, old), "new": place(what, new)}
 
 
-def _facts(name: str) -> dict[str, str]:
-    """The facts of a book by their names. Tables without numbers are as the file has them."""
-    book, definition = load_book(name), book_tables(name)
-    facts = {"api": book.api, "source": book.source, "read on": book.read_on.isoformat()}
-    facts |= {"hosts": ", ".join(book.hosts), "scopes": ", ".join(book.scopes)}
-    for bucket in book.buckets.values():
-        for grant in bucket.quotas:
-            facts[f"bucket {bucket.name} in {grant.window.name}"] = f"{grant.units:,}"
-    facts["default get"], facts["default other"] = str(book.default_get), str(book.default_other)
-    for method, prices in sorted(book.methods.items()):
-        dated = (str(price) if price.since == price.since.min else f"{price} from {price.since}" for price in prices)
-        facts[f"method {method}"] = "; ".join(dated)
-    for method, prices in book.methods.items():
-        bounds = [part.reserve for price in prices for part in price.parts if part.reserve]
-        reserves = [{"json": bound.pointer, "bytes": bound.bytes_per_unit} for bound in bounds]
-        facts.update(_flat(f"reserve of {method}", reserves))
-    facts |= {f"route {route.verb} {route.path}".replace("  ", " "): route.method for route in book.routes}
-    for key in ("key", "answers", "pools", "probe", "monitoring", "retention"):
-        facts.update(_flat(key, definition.get(key)))
-    return {what: fact for what, fact in facts.items() if fact}
-
-
-def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Each value and each row by its path, such as `answers.closed[0]`."""
-    if isinstance(value, dict):
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each value of a book by its path in the file, such as `routes.GET /**`, and each row: `answers.closed[0]`."""
+    if isinstance(value, dict) and ("." not in path or all(isinstance(inner, dict) for inner in value.values())):
         for key, inner in value.items():
-            yield from _flat(f"{name}.{key}", inner)
+            yield from _flat(f"{path}.{key}" if path else key, inner)
     elif isinstance(value, list) and any(isinstance(row, dict) for row in value):
-        yield from ((f"{name}[{number}]", json.dumps(row)) for number, row in enumerate(value))
-    elif value is not None:
-        yield name, json.dumps(value)
+        yield from ((f"{path}[{number}]", json.dumps(row)) for number, row in enumerate(value))
+    else:
+        yield path, json.dumps(value)
 
 
 def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:

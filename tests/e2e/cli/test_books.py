@@ -62,16 +62,16 @@ def test_a_diff_lists_each_difference_of_two_books(quota: Quota) -> None:
     (quota.folder / "github.toml").write_text(changed)
     done = quota("book", "diff", "github", "./github.toml")
     assert done.stdout.splitlines() == [
-        "~ bucket core in 1h: 5,000 -> 6,000",
-        "- route OPTIONS /**: read",
+        '~ buckets.core: {"quota": 5000, "resets": "1h"} -> {"quota": 6000, "resets": "1h"}',
+        '- routes.OPTIONS /**: "read"',
         '~ answers.free[0]: {"status": 304} -> {"status": 305}',
-        "+ route GET /meta: rate-limit",
+        '+ routes.GET /meta: "rate-limit"',
     ]
-    first = quota.json("book", "diff", "github", "./github.toml")["differences"][0]
-    assert first == {"what": "bucket core in 1h", "old": "5,000", "new": "6,000"}
+    route = quota.json("book", "diff", "github", "./github.toml")["differences"][1]
+    assert route == {"what": "routes.OPTIONS /**", "old": '"read"', "new": None}
     moved = '"GET /rate_limit" = "rate-limit"\n'  # the first route that matches decides
     (quota.folder / "moved.toml").write_text(text.replace(moved, "").replace('"GET /**"', f'{moved}"GET /**"'))
-    places = "~ place of route GET /rate_limit: first -> after route GET /search/**\n"
+    places = "~ place of routes.GET /rate_limit: first -> after routes.GET /search/**\n"
     assert quota("book", "diff", "github", "./moved.toml").stdout == places
     assert quota("book", "diff", "stripe", "stripe").stdout == "no difference\n"
     assert quota("book", "diff", "stripe", "stripes").returncode == 78
@@ -85,7 +85,8 @@ def test_a_diff_lists_each_difference_of_two_books(quota: Quota) -> None:
             "analyticsdata-v1beta",
             'Report" = [{ reserve = { default = 10',
             'Report" = [{ reserve = { default = 10, bytes_per_unit = 9',
-            '~ reserve of properties.runReport[0]: {"json": null, "bytes": null} -> {"json": null, "bytes": 9}',
+            '~ methods.properties.runReport[0]: {"reserve": {"default": 10}} '
+            '-> {"reserve": {"default": 10, "bytes_per_unit": 9}}',
         ),
     ],
 )
