@@ -84,7 +84,8 @@ def status_parts(status: Status) -> Iterator[Part]:
         settings = credential.settings
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
         yield Line(f"{settings.name}: project {settings.project}, {settings.api}{shared}", "strong")
-        yield Line(_verdict(credential), "open" if credential.open else "verdict")
+        verdict = verdict_of(credential)
+        yield Line(f"{verdict.word.upper()}{verdict.rest}", "open" if credential.open else "verdict")
         yield from early_of(credential)
         yield _limits_of(credential, status.at_ms)
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
@@ -94,27 +95,43 @@ def status_parts(status: Status) -> Iterator[Part]:
         yield from notes_of(credential)
 
 
-def _verdict(credential: CredentialRow) -> str:
+class Verdict(NamedTuple):
+    """Whether calls may leave: `word` and `more` say it, `end_ms` is the end of that if it is known, `why` explains
+    it."""
+
+    word: Literal["open", "full", "stopped", "closed"]
+    why: str
+    end_ms: int | None = None
+    more: str = ""
+
+    @property
+    def rest(self) -> str:
+        """What follows the word."""
+        return f"{self.more}{until(self.end_ms)}: {self.why}"
+
+
+def verdict_of(credential: CredentialRow) -> Verdict:
     """The headline of a credential: whether calls may leave now, and if not, why and until when."""
     outlook = credential.outlook
     if outlook.closed is not None:
-        then = ""
-        if outlook.next_ms is not None and outlook.next_ms > outlook.closed.until_ms:
-            at = moment(outlook.next_ms)  # machines come back at different times
-            then = f"; then full until {at}" if outlook.then_full else f"; this machine goes on at {at}"
-        return f"{closed(outlook.closed).replace('closed', 'CLOSED', 1)}{then}"
+        verdict = _closed(outlook.closed)
+        if outlook.next_ms is None or outlook.next_ms <= outlook.closed.until_ms:
+            return verdict
+        at = moment(outlook.next_ms)  # machines come back at different times
+        then = f"then full until {at}" if outlook.then_full else f"this machine goes on at {at}"
+        return verdict._replace(why=f"{verdict.why}; {then}")
     if outlook.full is not None:
-        word = "STOPPED" if outlook.full.reason == "ledger-unavailable" else "FULL"
-        return f"{word}{until(outlook.next_ms)}: {outlook.full.why()}"
+        word: Literal["full", "stopped"] = "stopped" if outlook.full.reason == "ledger-unavailable" else "full"
+        return Verdict(word, outlook.full.why(), outlook.next_ms)
     left, stopped = credential.remaining_units, credential.stopped
     if stopped is not None:
         other = "" if left is None else f"; other calls have {many(left, 'unit')}"
-        word = "STOPPED" if stopped.refusal is None else "FULL"
-        if stopped.is_closed:
-            word = "CLOSED"
-        return f"{word} for its jobs{until(stopped.retry_ms)}: job {stopped.job}: {stopped.why}{other}"
+        of_jobs = Verdict("full", f"job {stopped.job}: {stopped.why}{other}", stopped.retry_ms, " for its jobs")
+        if stopped.refusal is None:
+            return of_jobs._replace(word="stopped")
+        return of_jobs._replace(word="closed") if stopped.is_closed else of_jobs
     units = "no limit counts its units" if left is None else many(left, "unit")
-    return f"OPEN: {units}{_calls_left(outlook.dearest, left or 0)}"
+    return Verdict("open", f"{units}{_calls_left(outlook.dearest, left or 0)}")
 
 
 def _calls_left(dearest: Decision | None, units: int) -> str:
@@ -206,7 +223,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             because = f'{exhaustion.reopened_because} (upstream had said "{exhaustion.evidence}")'
             yield Line(f"bucket {exhaustion.bucket} was reopened at {at}: {because}")
         elif exhaustion != credential.outlook.closed:
-            yield Line(f"bucket {exhaustion.bucket} is {closed(exhaustion)}", "bad")
+            yield Line(f"bucket {exhaustion.bucket} is closed{_closed(exhaustion).rest}", "bad")
 
 
 def jobs_of(credential: CredentialRow) -> Iterator[Part]:
@@ -269,9 +286,10 @@ def _is_in_verdict(job: JobRow, credential: CredentialRow) -> bool:
     return job == credential.stopped or (outlook.full is not None and job.why == outlook.full.why())
 
 
-def closed(exhaustion: Exhaustion) -> str:
-    end = "it grants quota" if exhaustion.until_ms == NEVER else moment(exhaustion.until_ms)
-    return f'closed by upstream until {end}: "{exhaustion.evidence}"'
+def _closed(exhaustion: Exhaustion) -> Verdict:
+    is_known = exhaustion.until_ms != NEVER
+    more = " by upstream" if is_known else " by upstream until it grants quota"
+    return Verdict("closed", f'"{exhaustion.evidence}"', exhaustion.until_ms if is_known else None, more)
 
 
 def lost(loss: Loss) -> str:

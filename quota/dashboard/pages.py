@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from quota.common.clock import NEVER, local, moment, rfc3339, stamp, until
-from quota.common.text import listed, many, spaced
+from quota.common.clock import local, moment, rfc3339, stamp
+from quota.common.text import listed, many, spaced, spell
 from quota.dashboard.charts import Band, Curve, chart, colours_of
-from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Searches, Spent, forecast_of, key_of
+from quota.dashboard.reading import SPANS, SPANS_MS, Curves, Now, Reading, Spent, forecast_of, key_of
 from quota.reports.refusal import RefusalExplained
 from quota.reports.runs import Contribution, Forecast, Region, Run
 from quota.reports.spending import KeptRefusal, Spending, refused_by
 from quota.reports.status import CredentialRow, LimitRow
 from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Sliding
-from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of
+from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, Calendar, Sliding, format_duration
+from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of, verdict_of
 
 ROWS = 12
 """The most rows of a table that show at once; the rest unfolds."""
@@ -120,7 +120,7 @@ class Site:
             projects=[] if now is None else self._projects(now, state.curves.value or {}, forecast),
             read_ms=state.now.read_ms,
             spending=[_spending(project, spans) for project, spans in (state.spent.value or {}).items()],
-            spans=[duration(span_ms) for span_ms in SPANS_MS],
+            spans=SPANS,
             jobs=_freshness(region for part in state.parts for region in part.regions),
             notes=[note for part in state.parts for note in part.notes],
             refusals=_folded([{"kept": kept, "key": key_of(kept)} for kept in now.refusals] if now else [], REFUSALS),
@@ -131,13 +131,10 @@ class Site:
         )
 
     def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
-        at_ms, calls = now.status.at_ms, now.calls.get(row.settings.project)
-        now_verdict = verdict(row, calls, at_ms)
         return {
             "row": row,
             "shared_with": listed(map(short_name, row.shared_with)),
-            "verdict": last_known(now_verdict) if down else now_verdict,
-            "calls": calls,
+            "verdict": verdict(row, now.status.at_ms, down=down),
             "notes": [*early_of(row), *stopped_jobs_of(row), *notes_of(row)],
         }
 
@@ -192,7 +189,7 @@ class Site:
             now_ms,
             title=f"Run of {short_name(run.job)}",
             run=run,
-            took=None if run.ended_ms is None else duration(run.ended_ms - run.began_ms),
+            took=None if run.ended_ms is None else spell(run.ended_ms - run.began_ms),
             refusal=None if stopped is None else key_of(stopped),
         )
 
@@ -281,7 +278,7 @@ def _window(row: LimitRow) -> str:
     """The window of a limit in words, and whether the limit is on trial."""
     window, selector = row.limit.view.window, row.limit.view.selector
     if isinstance(window, Sliding):
-        text = f"in any {spelled_out(window.window_ms)}"
+        text = f"in any {format_duration(window.window_ms)}"
     else:
         text = f"in each {window.spelled_out()}"
     only = [f"only {listed(map(short_name, names))}" for names in (selector.methods, selector.jobs) if names]
@@ -352,59 +349,26 @@ def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
 
 class Verdict(NamedTuple):
     """Whether calls may leave. `state` is one of open, near, full, closed, unknown; `headline` is the
-    large text, with its end `until`; `lead` explains it, and `words` are upstream's."""
+    large text, with its end `until`; `lead` explains it."""
 
     state: str
     headline: str
     until: When | None
     lead: str
-    words: str = ""
 
 
-def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdict:
-    """The verdict of a credential, as in `quota status`. `searches`: how many are left, if its API has searches."""
-
-    def ending(state: str, headline: str, lead: str, end_ms: int | None = None, words: str = "") -> Verdict:
-        end = None if end_ms is None else when(end_ms, now_ms)
-        return Verdict(state, headline if end is None else f"{headline} until", end, lead, words)
-
-    outlook = row.outlook
-    if outlook.closed is not None:
-        x = outlook.closed
-        if x.until_ms == NEVER:
-            lead = "Upstream grants this project nothing. Waiting does not help: ask upstream for quota."
-            return ending("closed", "Closed by upstream", lead, None, x.evidence)
-        lead = f"Upstream counts {short_name(x.bucket)!r} as used up. No call that needs it leaves before the reset"
-        lead += f" at {moment(x.until_ms)}"
-        headline = "Closed by upstream"
-        if outlook.then_full and outlook.full is not None:
-            headline += ", then full"
-            lead += f", nor then: {outlook.full.why()}"
-        return ending("closed", headline, f"{lead}.", outlook.next_ms, x.evidence)
-    if outlook.full is not None:
-        return ending("full", "Full", f"No call is admitted: {outlook.full.why()}.", outlook.next_ms)
-    units, stopped = row.remaining_units, row.stopped
-    if stopped is not None:
-        lead = f"No job can go on. Job {short_name(stopped.job)}: {stopped.why}."
-        if units:
-            lead += f" Calls outside jobs have {many(units, 'unit')}."
-        state = "closed" if stopped.is_closed else "full"
-        return ending(state, f"{state.capitalize()} for its jobs", lead, stopped.retry_ms)
-    if units is None:
-        return ending("open", "Open", "Calls are admitted. No limit counts their units.")
-    near = any(limit.level != "open" for limit in row.limits if row.counts_all(limit))
-    lead = "Calls are admitted."
-    if searches is not None and searches.left:
-        lead += f" They have {many(units, 'unit')} left."
-    elif searches is not None:
-        lead = f"Calls are admitted, but no search{until(searches.retry_at_ms)}: {searches.why}."
-    return ending("near", "Open, nearly used up", lead) if near else ending("open", "Open", lead)
-
-
-def last_known(was: Verdict) -> Verdict:
-    """The verdict while the ledger does not answer."""
-    lead = "While the ledger does not answer, calls are refused, or drawn on the local allowance if there is one."
-    return was._replace(state="unknown", headline=f"Last known: {was.headline[0].lower()}{was.headline[1:]}", lead=lead)
+def verdict(row: CredentialRow, now_ms: int, *, down: bool = False) -> Verdict:
+    """The verdict of a credential, as in `quota status`. `down`: the ledger does not answer."""
+    word, lead, _, more = verdict_of(row)
+    state, headline = "full" if word == "stopped" else word, f"{word.capitalize()}{more}"
+    lead = f"calls are admitted: {lead}" if word == "open" else lead
+    if word == "open" and any(limit.level != "open" for limit in row.limits if row.counts_all(limit)):
+        state, headline = "near", "Open, nearly used up"
+    if down:
+        state, headline = "unknown", f"Last known: {headline.lower()}"
+        lead = "While the ledger does not answer, calls are refused, or drawn on the local allowance if there is one"
+    end = None if row.next_ms is None else when(row.next_ms, now_ms)
+    return Verdict(state, headline if end is None else f"{headline} until", end, f"{lead[:1].upper()}{lead[1:]}.")
 
 
 # -- times, names, shares ----------------------------------------------------------------------------------------------
@@ -423,33 +387,10 @@ def when(at_ms: int, now_ms: int) -> When:
 
 
 def away(at_ms: int, now_ms: int) -> str:
-    """`in 2 h 10 min`, `4 min ago`, `just now`. A time ahead is rounded up, one behind down."""
+    """`in 2h 10m`, `4m 00s ago`, `just now`."""
     if at_ms > now_ms:
-        return f"in {duration(at_ms - now_ms, up=True)}"
-    return f"{duration(now_ms - at_ms)} ago" if now_ms - at_ms >= 1_000 else "just now"
-
-
-def duration(span_ms: int, *, up: bool = False) -> str:
-    """A duration in its two largest units: `3 d 4 h`, `2 h 10 min`, `12 min`, `45 s`."""
-    seconds = max(0, -(-span_ms // 1000) if up else span_ms // 1000)
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes = -(-seconds // 60) if up else seconds // 60
-    hours, minutes = divmod(minutes, 60)
-    if not hours:
-        return f"{minutes} min"
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours + (1 if up and minutes else 0), 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
-
-
-def spelled_out(span_ms: int) -> str:
-    """The length of a window: `24 hours`, `7 days`, `hour`, `100 seconds`."""
-    for unit_ms, unit in ((DAY_MS, "day"), (HOUR_MS, "hour"), (MINUTE_MS, "minute"), (SECOND_MS, "second")):
-        if span_ms % unit_ms == 0 and (span_ms > unit_ms or unit_ms < DAY_MS):
-            return unit if span_ms == unit_ms else many(span_ms // unit_ms, unit)
-    return many(span_ms, "millisecond")
+        return f"in {spell(at_ms - now_ms)}"
+    return f"{spell(now_ms - at_ms)} ago" if now_ms - at_ms >= SECOND_MS else "just now"
 
 
 def short_name(text: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
@@ -23,27 +23,22 @@ from quota.common.redact import redact
 from quota.common.text import describe
 from quota.dashboard.charts import Curve, Event, curve, since
 from quota.deciding.history import charges
-from quota.decision import enforced
-from quota.errors import LedgerError, QuotaError, UsageError
+from quota.errors import LedgerError, QuotaError
 from quota.reports.metrics import Sample, of_silence, of_status, of_sums
 from quota.reports.runs import Contribution, Forecast
 from quota.reports.spending import KeptRefusal, Spending, counted, read_refusals, read_spending, read_sums
 from quota.reports.status import Status, read_status
 from quota.session import Session, projects_of
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import parse_duration
 
-SEARCH = "search.list"
-"""The call that spends most of a budget: the page counts the remaining budget in it. For other APIs it counts units."""
-
-SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
+SPANS = ("24h", "7d", "35d")
+SPANS_MS = tuple(map(parse_duration, SPANS))
 
 
 class Now(NamedTuple):
-    """The ledger as it was at `status.at_ms`. `calls` are by project. `refusals` are of all projects, the newest
-    first."""
+    """The ledger as it was at `status.at_ms`. `refusals` are of all projects, the newest first."""
 
     status: Status
-    calls: Mapping[str, Searches]
     refusals: tuple[KeptRefusal, ...]
 
 
@@ -55,23 +50,13 @@ Spent = dict[str, list[Spending]]
 """Who spent the units, by project: in each of SPANS_MS."""
 
 
-class Searches(NamedTuple):
-    """How many searches would be admitted now, one after another. If none: why, and until when."""
-
-    left: int
-    why: str = ""
-    retry_at_ms: int | None = None
-
-
 def read_now(session: Session) -> Now:
     """The state of the ledger. Raises LedgerError."""
     status = read_status(session, jobs=True)
-    admitting = {row.settings.project: row.settings.name for row in status.credentials if row.admits}
-    calls = {project: left for project, name in admitting.items() if (left := _calls(session, name))}
     projects = [session.project(credential.name) for credential in projects_of(session).values()]
     refusals = [kept for project in projects for kept in read_refusals(project)]
     refusals.sort(key=lambda kept: kept.at_ms, reverse=True)
-    return Now(status, calls, tuple(refusals))
+    return Now(status, tuple(refusals))
 
 
 def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
@@ -99,28 +84,6 @@ def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
                 view.window, status.at_ms, max(ends_ms, default=None), events, expected, others, known_ms
             )
     return curves
-
-
-def _calls(session: Session, credential: str) -> Searches | None:
-    """How many searches a credential has left; None if its API has no searches, or they are free."""
-    budget = session.budget(credential)
-    book = session.settings.credentials[credential].book.at(session.ledger.now_ms())
-    if SEARCH not in book.methods:
-        return None
-    price = book.price(SEARCH)
-    if not price.parts:
-        return None
-    try:
-        decision = budget.peek(SEARCH, units=price.units)
-    except UsageError as error:
-        return Searches(0, str(error))
-    if not decision.admitted:
-        why = decision.why()
-        if decision.reason in ("exhausted", "closed"):  # upstream's words stand below
-            why = why.partition(" (")[0]
-        return Searches(0, why, decision.retry_at_ms)
-    left = [state.remaining_units // state.cost_units for state in enforced(decision.limits) if state.cost_units]
-    return Searches(min(left)) if left else None
 
 
 def read_spent(session: Session) -> Spent:

@@ -157,7 +157,7 @@ def test_the_page_has_the_numbers_of_status_spend_and_plan(browser: Browser, pag
             if card["next_at"] is not None:
                 assert section.locator(".headline time").get_attribute("datetime") == card["next_at"]
             for words in (each["evidence"] for each in card["exhausted"]):
-                assert words in section.locator("blockquote").inner_text()
+                assert words in section.locator(".lead").inner_text()
         rows = [row for card in status["credentials"] for row in card["limits"]]
         cards = visit.page.locator("article.card")
         assert cards.count() == len(rows) == 5

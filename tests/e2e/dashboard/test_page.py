@@ -143,7 +143,7 @@ def since_when(text: str) -> str:
 
 def age_s(text: str) -> int:
     """How old is what the page shows."""
-    minutes, seconds = re.findall(r"its last state, read\s+(?:(\d+) min )?(\d+) s ago", text)[0]
+    minutes, seconds = re.findall(r"its last state, read\s+(?:(\d+)m )?(\d+)s ago", text)[0]
     return 60 * int(minutes or 0) + int(seconds)
 
 
@@ -220,7 +220,7 @@ def test_the_reason_for_a_failed_dashboard_start_is_one_line(tmp_path: Path) -> 
 
 def test_the_page_marks_a_shadow_limit_and_its_refusals(page: Served) -> None:
     text = get(page).text
-    assert len(re.findall(r"700 units in any 24 hours, only [^<]*; a shadow, which refuses no call", text)) == 1
+    assert len(re.findall(r"700 units in any 24h, only [^<]*; a shadow, which refuses no call", text)) == 1
     assert re.search(
         r"\d+ calls would have been refused by a shadow limit: <bdi>\d+ by limit &#39;trial&#39;</bdi>\.", text
     )
