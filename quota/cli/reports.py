@@ -61,7 +61,7 @@ from quota.reports.status import Status, all_jobs, read_status, unread_json
 from quota.rules.entry import others_units
 from quota.rules.spent import Spent
 from quota.session import Session, projects_of
-from quota.wording import Line, Part, Table, charge_parts, jobs_alone, refusal_parts, status_parts
+from quota.wording import Line, Table, charge_parts, jobs_alone, refusal_parts, status_parts
 
 WATCH_S = 2
 
@@ -103,73 +103,55 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
         from quota.cli.rehearsal import rehearsed
 
         with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
-            return _print_status(read_status(copy, next_capacity=as_json, jobs=True), checks, as_json, rehearsal=True)
+            current, shown = _status_now(copy, as_json, here=False)
+            return _print_status(current, {"rehearsal": True, **shown} if as_json else shown, checks)
     with opened(config, err=True) if as_json else quota.open(config) as session:
-        if watch and as_json:
-            _repeat(lambda: print_json(_json_now(session), indent=None))
-            return 0
         if watch:
-            _watch(lambda: _table_now(session))
+            _watch(session, as_json)
             return 0
-        say_progress = now_and_then()
-
-        def progress(read: int, projects: int) -> None:
-            say_progress(f"{read:,} of {many(projects, 'project')} read")
-
-        shown = progress if sys.stderr.isatty() else None
-        try:
-            current = read_status(session, progress=shown, next_capacity=as_json, jobs=True, here=True)
-        except LedgerError as error:
-            if as_json:
-                print_json(unread_json(session, error))
-            else:
-                print_rich(render_parts(_jobs_alone(session)))
-            raise
-    return _print_status(current, checks, as_json)
+        current, shown = _status_now(session, as_json, now_and_then() if sys.stderr.isatty() else None)
+        return _print_status(current, shown, checks)
 
 
-def _json_now(session: Session) -> dict[str, object]:
-    """The status, or what this machine may spend while the ledger does not answer."""
+def _status_now(
+    session: Session, as_json: bool, progress: Callable[[str], None] | None = None, *, here: bool = True
+) -> tuple[Status | LedgerError, Any]:
+    """The status, with its JSON or its parts; or why the ledger does not answer, with what is known nevertheless."""
     try:
-        return read_status(session, jobs=True, here=True).as_json()
+        current = read_status(session, progress=progress, next_capacity=as_json, jobs=True, here=here)
     except LedgerError as error:
-        return unread_json(session, error)
+        if as_json:
+            return error, unread_json(session, error)
+        return error, [*jobs_alone(list(all_jobs(session, here=True)), host_clock())]
+    return current, current.as_json() if as_json else [*status_parts(current)]
 
 
-def _table_now(session: Session) -> Any:
-    """The status for people, or why the ledger does not answer."""
-    try:
-        return render_parts(status_parts(read_status(session, next_capacity=False, jobs=True, here=True)))
-    except LedgerError as error:
-        return render_parts([Line(f"{stamp(host_clock())}: {error}"), *_jobs_alone(session)])
-
-
-def _jobs_alone(session: Session) -> Iterator[Part]:
-    """The jobs for people, while the ledger does not answer."""
-    return jobs_alone(list(all_jobs(session, here=True)), host_clock())
-
-
-def _print_status(current: Status, checks: bool, as_json: bool, **more: bool) -> int:
-    """Print a status, in JSON with these further members. Returns the exit status."""
-    if as_json:
-        print_json({**more, **current.as_json()})
+def _print_status(current: Status | LedgerError, shown: Any, checks: bool) -> int:
+    """Print a status, or what is known without the ledger. Returns the exit status."""
+    if isinstance(shown, dict):
+        print_json(shown)
     else:
-        print_rich(render_parts(status_parts(current)))
+        print_rich(render_parts(shown))
+    if isinstance(current, LedgerError):
+        raise current
     return current.exit_status if checks else 0
 
 
-def _repeat(draw: Callable[[], None]) -> None:
-    """Draw again and again, until nobody reads it."""
-    while True:
-        draw()
-        if output_lost() is not None:
-            return
-        time.sleep(WATCH_S)
+def _watch(session: Session, as_json: bool) -> None:
+    """Show the status again and again, until nobody reads it."""
 
+    def render() -> Any:
+        current, shown = _status_now(session, as_json=False)
+        why = [Line(f"{stamp(host_clock())}: {current}")] if isinstance(current, LedgerError) else []
+        return render_parts([*why, *shown])
 
-def _watch(render: Callable[[], Any]) -> None:
-    if not sys.stdout.isatty():
-        _repeat(lambda: print_rich(render()))
+    if as_json or not sys.stdout.isatty():
+        while output_lost() is None:
+            if as_json:
+                print_json(_status_now(session, as_json)[1], indent=None)
+            else:
+                print_rich(render())
+            time.sleep(WATCH_S)
         return
     from rich.live import Live
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, host_clock, rfc3339
-from quota.common.text import members
+from quota.common.text import many, members
 from quota.deciding.history import charges
 from quota.deciding.losses import Loss, losses, merged
 from quota.deciding.outlook import Outlook
@@ -218,13 +218,13 @@ class Status(NamedTuple):
 def read_status(
     session: Session,
     credential: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[str], None] | None = None,
     *,
     next_capacity: bool = True,
     jobs: bool = False,
     here: bool = False,
 ) -> Status:
-    """The status of every credential of a session, or of one. `progress` takes how many of how many are read.
+    """The status of every credential of a session, or of one. `progress` takes lines that say how many are read.
     `next_capacity=False` leaves out the `next_capacity_ms` of limits, which may need the log; `jobs` adds the jobs;
     with `here` a job goes on only if this process could run it: the dashboard's need not have the key.
     Raises LedgerError, whose message has what this machine may spend meanwhile.
@@ -232,7 +232,65 @@ def read_status(
     Each project is read once, so its credentials show the same numbers. A few threads read at once.
     """
     try:
-        return _read(session, credential, progress, next_capacity=next_capacity, jobs=jobs, here=here)
+        ledger = session.ledger
+        at_ms = ledger.now_ms()
+        credentials = session.settings.credentials
+        allowed = allowances(session, credential)
+        sharing: dict[str, list[str]] = {}
+        for name, settings in credentials.items():
+            sharing.setdefault(settings.project, []).append(name)
+        methods = _first_methods(session.settings)
+        names = credentials if credential is None else [credential]
+        firsts: dict[Project, str] = {}
+        for name in names:
+            firsts.setdefault(session.project(name), name)
+        jitter_ms = machine_jitter_ms()
+
+        def reading(name: str) -> CredentialRow:
+            settings, budget = credentials[name], session.budget(name)
+            project, outlook = project_of(budget), budget.outlook(methods.get(settings.project, []))
+            facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
+            # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
+            exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
+            closed = {x.bucket: x.opens_ms(jitter_ms) for x in exhausted if not x.reopened_ms}
+            limits = tuple(_limit_rows(budget, outlook, facts, closed, at_ms, next_capacity=next_capacity))
+            return CredentialRow(
+                outlook=outlook,
+                settings=settings,
+                owed_units=budget.owed_units(),
+                limits=limits,
+                exhausted=tuple(exhausted),
+                ahead_ms=newest_ms if newest_ms > at_ms + SLACK_MS else 0,
+                put_back=tuple(loss for loss in losses(project) if loss.at_ms > at_ms - DAY_MS),
+                early=tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
+                compared=facts.compared,
+                allowance=allowed.get(settings.project),
+            )
+
+        unwritable = next((ledger.unwritable(credentials[name].project) for name in names), "")  # the first: one ledger
+        read: dict[Project, CredentialRow] = {}
+        for project, row in zip(firsts, _read_several(reading, firsts.values()), strict=True):
+            read[project] = row
+            if progress is not None:
+                progress(f"{len(read):,} of {many(len(firsts), 'project')} read")
+        rows = []
+        for name in names:
+            settings = credentials[name]
+            shared_with = tuple(other for other in sharing[settings.project] if other != name)
+            rows.append(read[session.project(name)]._replace(settings=settings, shared_with=shared_with))
+        if jobs:
+            every = list(all_jobs(session, here=here))
+            rows = [
+                row._replace(jobs=tuple(job for job in every if job.credential == row.settings.name)) for row in rows
+            ]
+        return Status(
+            at_ms=at_ms,
+            ledger=ledger.label,
+            shared=ledger.shared,
+            built_in=session.settings.path is None,
+            credentials=tuple(rows),
+            unwritable=unwritable,
+        )
     except LedgerError as error:
         raise with_allowances(error, session, credential) from error
 
@@ -265,74 +323,6 @@ def unread_json(session: Session, error: LedgerError) -> dict[str, object]:
     at = rfc3339(host_clock())
     unread = {"at": at, "ledger": session.ledger.label, "error": str(error), "credentials": [], "allowances": stands}
     return {**unread, "jobs": [_job_json(job) for job in all_jobs(session, here=True)]}
-
-
-def _read(
-    session: Session,
-    credential: str | None,
-    progress: Callable[[int, int], None] | None,
-    *,
-    next_capacity: bool,
-    jobs: bool,
-    here: bool,
-) -> Status:
-    ledger = session.ledger
-    at_ms = ledger.now_ms()
-    credentials = session.settings.credentials
-    allowed = allowances(session, credential)
-    sharing: dict[str, list[str]] = {}
-    for name, settings in credentials.items():
-        sharing.setdefault(settings.project, []).append(name)
-    methods = _first_methods(session.settings)
-    names = credentials if credential is None else [credential]
-    firsts: dict[Project, str] = {}
-    for name in names:
-        firsts.setdefault(session.project(name), name)
-    jitter_ms = machine_jitter_ms()
-
-    def reading(name: str) -> CredentialRow:
-        settings, budget = credentials[name], session.budget(name)
-        project, outlook = project_of(budget), budget.outlook(methods.get(settings.project, []))
-        facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
-        # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
-        exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
-        closed = {x.bucket: x.opens_ms(jitter_ms) for x in exhausted if not x.reopened_ms}
-        limits = tuple(_limit_rows(budget, outlook, facts, closed, at_ms, next_capacity=next_capacity))
-        return CredentialRow(
-            outlook=outlook,
-            settings=settings,
-            owed_units=budget.owed_units(),
-            limits=limits,
-            exhausted=tuple(exhausted),
-            ahead_ms=newest_ms if newest_ms > at_ms + SLACK_MS else 0,
-            put_back=tuple(loss for loss in losses(project) if loss.at_ms > at_ms - DAY_MS),
-            early=tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
-            compared=facts.compared,
-            allowance=allowed.get(settings.project),
-        )
-
-    unwritable = next((ledger.unwritable(credentials[name].project) for name in names), "")  # the first: one ledger
-    read: dict[Project, CredentialRow] = {}
-    for project, row in zip(firsts, _read_several(reading, firsts.values()), strict=True):
-        read[project] = row
-        if progress is not None:
-            progress(len(read), len(firsts))
-    rows = []
-    for name in names:
-        settings = credentials[name]
-        shared_with = tuple(other for other in sharing[settings.project] if other != name)
-        rows.append(read[session.project(name)]._replace(settings=settings, shared_with=shared_with))
-    if jobs:
-        every = list(all_jobs(session, here=here))
-        rows = [row._replace(jobs=tuple(job for job in every if job.credential == row.settings.name)) for row in rows]
-    return Status(
-        at_ms=at_ms,
-        ledger=ledger.label,
-        shared=ledger.shared,
-        built_in=session.settings.path is None,
-        credentials=tuple(rows),
-        unwritable=unwritable,
-    )
 
 
 def _first_methods(settings: Settings) -> dict[str, list[str]]:
