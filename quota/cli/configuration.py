@@ -6,6 +6,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import replace
+from string import Template
 from typing import TYPE_CHECKING
 
 import click
@@ -245,54 +246,35 @@ def configuration_for(api: str, book: CostBook, credential: str = "") -> str:
     """The text of a configuration with one credential of this cost book; `api` is how the user named the book, and
     `credential` what the credential is called: as the book, if it is empty."""
     name = credential or re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
-    project = in_toml(re.sub("[^A-Za-z0-9._:-]", "-", book.api))
-    limits = default_limits(book)
-    is_built_in = book.api == "youtube"
-    parts = [
-        "# Configuration of quota-ledger. `quota check` finds what is wrong with it.\n"
-        "# `quota init --full FILE` writes a file with every key that there is.\n",
-        "# The ledger keeps the charges. Without `url` it is an SQLite file in your state folder. Machines that share\n"
-        "# a key must share a ledger, for example in Redis.\n"
-        '[ledger]\n# url = "redis://127.0.0.1:6379/0"\n' + (_ALLOWANCE if is_built_in else ""),
-        f"{'' if credential else _comment(api)}[credentials.{name}]\napi = {in_toml(api)}\n"
-        "# The API counts by project. Credentials of one project spend one budget, also those of other files.\n"
-        f"project = {project}\n{_login(book)}"
-        "# What the API grants, and the part of it that stays unspent. Set `quota` to what your plan has.\n"
-        "limits = [\n" + "".join(f"    {{ {_limit(book, limit)} }},\n" for limit in limits) + "]\n",
-        _TRENDING if is_built_in else _JOB,
-        "# The store keeps what jobs fetched. It deletes items that no run has fetched again for `retention`.\n"
-        '[store]\nurl = "sqlite:///store.db"\nretention = "30d"\n',
-        "# A command that gets each event as JSON on stdin; `quota doctor --notify` sends it a test.\n"
-        '# [notify]\n# command = ["/usr/local/bin/tell"]\n',
-        _first_call(name, book),
-    ]
-    return "\n".join(parts)
+    method, call = _first_call(name, book)
+    return Template(read_text("quota.config", "new.toml.in")).substitute(
+        _TRENDING if book.api == "youtube" else _OWN_JOB,
+        remarks="" if credential else _comment(api),
+        name=name,
+        api=in_toml(api),
+        project=in_toml(re.sub("[^A-Za-z0-9._:-]", "-", book.api)),
+        login=_login(book),
+        limits="\n".join(f"    {{ {_limit(book, limit)} }}," for limit in default_limits(book)),
+        method=method,
+        call=call,
+    )
 
 
-_ALLOWANCE = """\
-# While the ledger does not answer, calls of 1 unit go on, up to a tenth of what the limits leave unspent.
-unavailable = { max_cost = 1, allowance = "10%", machines = 1 }
-"""
-
-_TRENDING = """\
-# A job fetches pages for each region. `quota run trending` runs it once, `quota schedule` at these times (UTC), and
-# `quota schedule --crontab` prints a line for cron.
-[jobs.trending]
-fetch = "trending"
-regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
-pages = 4
-schedule = "*/30 * * * *"
-"""
-
-_JOB = """\
-# A job calls a function of yours for each page of each region. `quota run mine` runs it once, `quota schedule` at
-# these times (UTC), and `quota schedule --crontab` prints a line for cron.
-# [jobs.mine]
-# fetch = "my_module:fetch"
-# regions = ["one", "two"]
-# pages = 10
-# schedule = "*/30 * * * *"
-"""
+_TRENDING = {
+    "hash": "",
+    "does": "fetches pages for each region",
+    "job": "trending",
+    "fetch": "trending",
+    "regions": '["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]',
+}
+_OWN_JOB = {
+    "hash": "# ",
+    "does": "calls a function of yours for each page of each region",
+    "job": "mine",
+    "fetch": "my_module:fetch",
+    "regions": '["one", "two"]',
+}
+"""What stands in the file of a job that is built in, and of any other, whose lines are remarks: after a `hash`."""
 
 
 def _comment(api: str) -> str:
@@ -306,14 +288,12 @@ def _comment(api: str) -> str:
 
 def _login(book: CostBook) -> str:
     """The lines of the key or the token, and of the address."""
-    address = book.routes and not book.hosts
-    where = (
-        f"# The API has another host for each customer: name yours. `quota emulate` does not play it.\n"
-        f'endpoint = "{ELSEWHERE}"\n'
-        if address
-        else "# The address of a test server, such as `quota emulate` for YouTube:\n"
-        '# endpoint = "http://127.0.0.1:8765"\n'
-    )
+    where = '# The address of a test server, such as `quota emulate` for YouTube:\n# endpoint = "http://127.0.0.1:8765"'
+    if book.routes and not book.hosts:
+        where = (
+            "# The API has another host for each customer: name yours. `quota emulate` does not play it.\n"
+            f'endpoint = "{ELSEWHERE}"'
+        )
     variable = re.sub("[^A-Z0-9]|^(?=[0-9])", "_", book.api.upper())
     if not book.has_session or book.key not in (KeyPlace(), GOOGLES_KEY):
         secret = f"{variable}_{'TOKEN' if book.has_session else 'API_KEY'}"
@@ -336,20 +316,12 @@ def _limit(book: CostBook, limit: Limit) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items() if value)
 
 
-def _first_call(name: str, book: CostBook) -> str:
-    """A first call: on the command line, and from Python."""
-    route = next((route for route in book.routes if route.verb in ("GET", "")), None)
-    route = route or next(iter(book.routes), None)
+def _first_call(name: str, book: CostBook) -> tuple[str, str]:
+    """The method of a first call, and the call from Python."""
+    readings = [route for route in book.routes if route.verb in ("GET", "")]
+    route = next(iter([*readings, *book.routes]), None)
     if route is None:
         method = book.probe.method if book.probe else next(iter(book.methods), "METHOD")
-        call = f'q.google("{name}", "{book.api}", "{book.version}")'
-    else:
-        method = route.method
-        address = (book.address or ELSEWHERE) + route.path.removesuffix("**")
-        call = f'q.requests("{name}").{(route.verb or "GET").lower()}("{address}")'
-    return (
-        "# A first call from a shell, from a Python program as it is, and from Python:\n"
-        f"#   quota peek {method}\n"
-        "#   quota exec --auto --summary -- python etl.py\n"
-        f"#   with quota.open() as q: {call}\n"
-    )
+        return method, f'q.google("{name}", "{book.api}", "{book.version}")'
+    address = (book.address or ELSEWHERE) + route.path.removesuffix("**")
+    return route.method, f'q.requests("{name}").{(route.verb or "GET").lower()}("{address}")'
