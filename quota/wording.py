@@ -48,9 +48,8 @@ class Line(NamedTuple):
 
 class Table(NamedTuple):
     """Rows under headings. `numbers` are the columns with numbers, `whole` those that are never folded, because people
-    copy their values. `tones` has the tone of each row; empty: all are plain. Nobody sees the `hidden` columns. In a
-    narrow terminal those in `joined` share the column of the first of them; then it leaves out those in `without`, one
-    after the other."""
+    copy their values. `tones` has the tone of each row; empty: all are plain. In a narrow terminal those in `joined`
+    share the column of the first of them; then it leaves out those in `without`, one after the other."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -58,9 +57,13 @@ class Table(NamedTuple):
     whole: Collection[int] = ()
     tones: Sequence[Tone] = ()
     footer: Sequence[str] = ()
-    hidden: Collection[int] = ()
     joined: Sequence[int] = ()
     without: Sequence[int] = ()
+
+    @property
+    def shown(self) -> list[int]:
+        """The columns with a cell, or all if there is no row."""
+        return [n for n in range(len(self.headings)) if not self.rows or any(row[n] for row in self.rows)]
 
 
 Part = Line | Table
@@ -154,21 +157,18 @@ def _limits_of(credential: CredentialRow, at_ms: int) -> Table:
             row.limit.name,
             row.limit.view.window.name,
             f"{row.state.used_units:,}",
-            f"{row.state.limit_units:,}",
+            f"{row.state.limit_units:,}" if row.limit.paced else "",
             f"{row.enforced_units:,}",
             f"{row.state.remaining_units:,}",
             "" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}",
         )
         for row in credential.limits
     ]
-    is_paced = any(row.limit.paced for row in credential.limits)
-    is_full = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
     return Table(
         ("limit", "window", "used", "now", "limit", "remaining", "room again"),
         rows,
         numbers=(2, 3, 4, 5),
         tones=[_LEVEL_TONE[row.level] for row in credential.limits],
-        hidden=[column for column, shown in ((3, is_paced), (6, is_full)) if not shown],
         without=(1, 4),  # the name of a limit implies its window, and its number is used plus remaining
     )
 
@@ -408,7 +408,6 @@ def _now(x: RefusalExplained) -> str:
 
 def _limits(x: RefusalExplained) -> Table:
     """Each limit, then and now."""
-    headings = ["limit", "window", "then used", "of", "now used", "of", *(["room again"] if x.rooms_ms else [])]
     rows = []
     for name in x.names:
         limit = x.limits.get(name)
@@ -418,10 +417,9 @@ def _limits(x: RefusalExplained) -> Table:
             if state is not None:
                 used_of = (f"{state.used_units:,}", f"{state.limit_units + state.leave_units:,}")
             row += used_of
-        if x.rooms_ms:
-            row.append(f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else "")
-        rows.append(tuple(row))
+        rows.append((*row, f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else ""))
     tones: list[Tone] = ["bad" if name == x.kept.refused_by else "" for name in x.names]
+    headings = ("limit", "window", "then used", "of", "now used", "of", "room again")
     return Table(headings, rows, numbers=(2, 3, 4, 5), tones=tones, without=(1,))
 
 
@@ -492,13 +490,11 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
     yield Line(f"What leaves limit {x.expiring!r} next:")
     fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
     rows = []
-    has_ids = any(expiry.charge for expiry in x.expiries)
     for expiry in x.expiries:
         what = expiry.method or _WHAT[expiry.kind]
         units, room = f"{expiry.units:,}", fits if expiry.makes_room else ""
-        charge = (expiry.charge or "-",) if has_ids else ()
-        rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room, *charge))
-    headings = ("at", f"{x.noun(x.expiring)}s", "of", "job", "", *(("id",) if has_ids else ()))
+        rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room, expiry.charge or ""))
+    headings = ("at", f"{x.noun(x.expiring)}s", "of", "job", "", "id")
     yield Table(headings, rows, numbers=(1,), whole=(5,), joined=(2, 3), without=(5,))
 
 

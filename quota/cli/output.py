@@ -230,7 +230,7 @@ def layouts(table: Table, *, least_fold: int = 0) -> Iterator[RichTable]:
         table = _joined(table)
     for least in (least_fold, 0) if least_fold else (0,):
         for left_out in range(len(table.without) + 1):
-            without = {*table.hidden, *table.without[:left_out]}
+            without = table.without[:left_out]
             for padding, maximum in _LAYOUTS:
                 if not maximum or maximum >= least:
                     yield _table(table, without, padding, maximum)
@@ -238,17 +238,16 @@ def layouts(table: Table, *, least_fold: int = 0) -> Iterator[RichTable]:
 
 def _joined(table: Table) -> Table:
     """The same table, whose `joined` columns share the column of the first of them. Long values are cut."""
-    first, *others = [n for n in table.joined if n not in table.hidden]
+    first, *others = [n for n in table.joined if n in table.shown]
 
     def join(cells: Sequence[str]) -> Sequence[str]:
-        together = " ".join(shorten(cells[n], MAX_JOINED) for n in (first, *others)).rstrip()
-        return [*cells[:first], together, *cells[first + 1 :]]
+        together = " ".join(shorten(cells[n], MAX_JOINED) for n in (first, *others) if cells[n])
+        return [together if n == first else "" if n in others else cell for n, cell in enumerate(cells)]
 
     return table._replace(
         headings=join(table.headings),
         rows=[*map(join, table.rows)],
         footer=join(table.footer) if table.footer else (),
-        hidden={*table.hidden, *others},
     )
 
 
@@ -259,8 +258,7 @@ def _table(table: Table, without: Collection[int], padding: PaddingDimensions, m
 
     footer = table.footer
     drawn = RichTable(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
-    texts = (table.headings, *table.rows)
-    kept = [n for n in range(len(table.headings)) if n not in without and any(cells[n] for cells in texts)]
+    kept = [n for n in table.shown if n not in without]
     for n in kept:
         drawn.add_column(
             _cell(table.headings[n], maximum),

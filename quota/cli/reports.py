@@ -434,8 +434,8 @@ def _refusal_json(refusal: KeptRefusal) -> dict[str, object]:
 
 
 def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) -> Table:
-    """Single charges, each with the id of its call; with buckets if a call is charged to several buckets, and with
-    projects if there are `several`."""
+    """Single charges, each with the id of its call; with its bucket if the call is charged to several buckets, and
+    with its project if there are `several`."""
     rows = [
         (
             stamp(charge.id[0]),
@@ -443,25 +443,19 @@ def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) 
             f"{charge.units:,}",
             f"{charge.charged_units:,}" if charge.units != charge.charged_units else "",
             charge.method,
-            charge.bucket,
-            project,
+            charge.bucket if "+" in call_id else "",
+            project if several else "",
             charge.job or "-",
             charge.region or "-",
             charge.run or "-",
         )
         for project, call_id, charge in charges
     ]
-    shown = {
-        3: any(charge.units != charge.charged_units for _, _, charge in charges),
-        5: any("+" in call_id for _, call_id, _ in charges),
-        6: several,
-    }
     return Table(
         ("time", "id", "units", "charged", "method", "bucket", "project", "job", "region", "run"),
         rows,
         numbers=(2, 3),
         whole=(1,),
-        hidden=[column for column, needed in shown.items() if not needed],
         joined=range(4, 10),
         without=(0, 3, 4, 2),
     )
