@@ -13,7 +13,7 @@ import click
 
 import quota
 from quota.cli.options import config_option, format_option
-from quota.cli.output import fail_each, print_json, print_rich, say, unwound
+from quota.cli.output import fail_each, print_json, print_rich, render_parts, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
 from quota.common.text import listed, many
@@ -223,7 +223,7 @@ def doctor(
         raise click.UsageError(f"--acl and --{'call' if call else 'notify'} cannot be combined: --acl contacts nothing")
     if not acl and (projects or cluster):
         raise click.UsageError("--project and --cluster belong to --acl; add it")
-    from quota.cli.doctor import acl_lines, examine, render_findings
+    from quota.cli.doctor import acl_lines, examine, finding_parts
 
     if acl:
         lines = acl_lines(load_settings(config), projects, cluster=cluster)
@@ -236,7 +236,9 @@ def doctor(
         return 0
     with quota.open(config) as session:
         findings = examine(session, call=call, notify=notify)
-    return _tell(session.settings.source, findings, as_json, lambda: print_rich(render_findings(findings)), 1)
+    return _tell(
+        session.settings.source, findings, as_json, lambda: print_rich(render_parts(finding_parts(findings))), 1
+    )
 
 
 # -- init: the keys that most people need ------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
-from quota.cli.output import line, quiet_libraries, stacked
+from quota.cli.output import quiet_libraries
 from quota.clients.upstream_errors import answer_in, classify
 from quota.common.clock import host_clock, moment, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, problem, ranked, warning
@@ -40,10 +39,7 @@ from quota.settings.model import CredentialSettings, NotifySettings, Settings, s
 from quota.settings.references import read_address
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
-from quota.wording import lost
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from quota.wording import Line, Part, Tone, lost
 
 PEEKS = 20
 SLOW_MS = 100
@@ -58,7 +54,7 @@ USER, INBOUND_USER, SENTINEL_USER = "quota", "inbound", "quota"
 UNAVAILABLE = "ledger.unavailable"
 """The place of findings on an allowance that cannot be drawn."""
 
-_LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
+_LEVEL_TONE: dict[Level, Tone] = {"error": "verdict", "warning": "note", "ok": "good"}
 
 
 # -- check -------------------------------------------------------------------------------------------------------------
@@ -474,22 +470,16 @@ def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Findin
     return Finding("ok", location, "there")
 
 
-def render_findings(findings: Sequence[Finding]) -> RenderableType:
-    """Render findings: a paragraph for each, with its remedy on a line of its own, and the numbers at the end."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    parts: list[RenderableType] = []
+def finding_parts(findings: Sequence[Finding]) -> Iterator[Part]:
+    """A paragraph for each finding, with its remedy on a line of its own, and the numbers at the end."""
     for finding in findings:
-        head = Text(f"{finding.level:<8}", _LEVEL_STYLE[finding.level])
-        parts.append(Text.assemble(head, (finding.location, "bold")))
-        parts.append(Padding(line(finding.message), (0, 0, 0, 8)))
+        yield Line(f"{finding.level:<8}{finding.location}", _LEVEL_TONE[finding.level])
+        yield Line(f"        {finding.message}")
         if finding.remedy:
-            parts.append(Padding(line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
+            yield Line(f"        -> {finding.remedy}")
     levels = [finding.level for finding in findings]
     errors, warnings = (many(levels.count(level), level) for level in ("error", "warning"))
-    parts.append(line(f"{errors}, {warnings}, {levels.count('ok')} ok", "bold"))
-    return stacked(parts)
+    yield Line(f"{errors}, {warnings}, {levels.count('ok')} ok", "strong")
 
 
 # -- doctor --acl: it contacts nothing ---------------------------------------------------------------------------------

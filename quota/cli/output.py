@@ -157,12 +157,17 @@ def line(text: str, style: str = "") -> Text:
 
 
 def render_parts(parts: Iterable[Part]) -> RenderableType:
-    """Render lines and tables."""
-    from quota.wording import Table  # late: few commands draw a table
+    """Render lines and tables. Of a line that begins with spaces, all is indented."""
+    from rich.padding import Padding
 
-    return stacked(
-        fitting(part) if isinstance(part, Table) else line(part.text, _TONE_STYLE[part.tone]) for part in parts
-    )
+    from quota.wording import Line  # late: few commands draw a table
+
+    def indented(part: Line) -> RenderableType:
+        text = part.text.lstrip(" ")
+        drawn, indent = line(text, _TONE_STYLE[part.tone]), len(part.text) - len(text)
+        return Padding(drawn, (0, 0, 0, indent), expand=False) if indent else drawn
+
+    return stacked(indented(part) if isinstance(part, Line) else fitting(part) for part in parts)
 
 
 _TONE_STYLE = {

@@ -14,7 +14,7 @@ from quota.cli.output import FirstThatFits, fitting, layouts, line, render_parts
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.wording import Table, Tone, status_parts
+from quota.wording import Line, Table, Tone, status_parts
 
 WORDS = ("", "day", "pacific-day", "9,500", "search.list", "in 15h 31m", "名前", "é", "two words", "a/b_c-d@e", "x" * 9)
 
@@ -55,6 +55,11 @@ def test_a_line_is_plain_text(text: str) -> None:
     output = shown(line(text), 24)
     assert "".join(output.split()) == "".join(text.replace("\x1b", "\\x1b").split())
     assert all(len(row) <= 24 for row in output.splitlines())
+
+
+def test_a_line_is_indented_as_a_whole_and_an_empty_one_stays() -> None:
+    parts = [Line("one"), Line(""), Line("  two words")]
+    assert [row.rstrip() for row in shown(render_parts(parts), 7).splitlines()] == ["one", "", "  two", "  words"]
 
 
 NOW_MS = 1_795_255_200_000
