@@ -515,11 +515,8 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
     if kept.reason == "clock":
         yield f"It would have been admitted with clocks that agree: {SET_THE_CLOCK}."
         return
-    if kept.reason == "counting":
-        yield "It was not compared with any limit: the ledger still counted a long log for a new one."
-        return
     if not x.admits:
-        yield _why_nothing(x)
+        yield "No change of the configuration is known that would have admitted it."
         return
     yield "It would have been admitted" + (" with any one of these:" if len(x.admits) > 1 else " with:")
     for change in x.admits:
@@ -527,18 +524,6 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
     for setting in x.admits[0]:
         if setting.kind == "limit" and setting.units > setting.upstream_units > 0:
             yield f"But upstream grants {setting.upstream_units:,}: beyond that it refuses calls itself."
-
-
-def _why_nothing(x: RefusalExplained) -> str:
-    kept = x.kept
-    if kept.limits_left_out:
-        left_out = many(kept.limits_left_out, "limit")
-        return f"The ledger kept the refusal without {left_out}, so no change can be named that would have admitted it."
-    if kept.reason == "ledger-unavailable" and kept.calls > 1:
-        return "No allowance can be named that would have admitted them: the refusal lacks the cost of each call."
-    if kept.reason == "ledger-unavailable":
-        return f"Only its machine knows which allowance would have admitted it: {kept.machine or 'unknown'}."
-    return "Nothing in the configuration would have admitted it."
 
 
 def _setting(setting: Setting, job: str) -> str:

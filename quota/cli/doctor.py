@@ -31,9 +31,9 @@ from quota.ledger.factory import backend_of, open_ledger
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_usable
-from quota.reports.status import allowances, exact_from
+from quota.reports.status import allowances
 from quota.session import Session, projects_left, projects_of
-from quota.settings.lint import EXAMPLE_PROJECT, lint
+from quota.settings.lint import lint
 from quota.settings.lint_books import ageing
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
@@ -180,7 +180,6 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
     credentials = {c.project: c for c in session.settings.credentials.values()}.values()
     findings = [*_configuration(session), *_ledger(session, [c.name for c in credentials])]
     for credential in session.settings.credentials.values():
-        findings += _project(credential)
         findings += _key(session, credential, call=call)
     for book in _books(session):
         fine = Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
@@ -241,7 +240,6 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         for name in names:
             yield from _ahead(session, session.credential(name).project)
             yield from _lost(session, name)
-            yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
         if not reported:
             admits = "no call is" if session.settings.ledger.unavailable is None else "only calls on the allowance are"
@@ -330,31 +328,7 @@ def _lost(session: Session, name: str) -> Iterator[Finding]:
             yield warning(f"project {project.name}", lost(loss), remedy)
 
 
-def _young_windows(session: Session, credential: CredentialSettings) -> Iterator[Finding]:
-    """The limits whose window begins before the log of the ledger."""
-    beginning = session.ledger.begin(credential.project)
-    since_ms, now_ms = beginning.trimmed[0], beginning.clock_ms
-    for limit in credential.limits:
-        exact_ms = exact_from(limit.view.window, since_ms, now_ms)
-        if exact_ms is not None:
-            yield warning(
-                f"limit {limit.name}",
-                f"counts charges since {moment(since_ms)}, and is exact from {moment(exact_ms)}: the ledger had "
-                "dropped the older charges before a window was so long",
-                "until then, add the units that were spent before to the headroom",
-            )
-
-
 # -- credentials -------------------------------------------------------------------------------------------------------
-
-
-def _project(credential: CredentialSettings) -> Iterator[Finding]:
-    if credential.project == EXAMPLE_PROJECT:
-        yield warning(
-            f"credential {credential.name}",
-            f"its project still has the example's name {EXAMPLE_PROJECT!r}: others who kept it charge the same budget",
-            "name it after the project of your key",
-        )
 
 
 def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Iterator[Finding]:

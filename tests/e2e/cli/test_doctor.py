@@ -89,7 +89,6 @@ def test_the_configuration_is_left_to_check(command: Quota) -> None:
     expect(command, "configuration", "warning", "no quota.toml was found")
     command.configure(MAIN.replace("research", "my-project"))
     expect(command, "configuration", "warning", "1 warning -> run `quota check`")
-    expect(command, "credential main", "warning", "-> name it after the project of your key")
     command.configure(MAIN)
     expect(command, "configuration", "ok")
     assert "`quota doctor`" in " ".join(command("check", "--help").stdout.split())
