@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -165,11 +165,11 @@ def try_(
         with quota.open(config) as session:
             chosen = session.credential(credential)
             tried_by, hosts = chosen.book, chosen.hosts
-    tried = try_request(tried_by.at(host_clock()), hosts, request_, answer)
+    data, lines = try_request(tried_by.at(host_clock()), hosts, request_, answer)
     if as_json:
-        print_json({"book": tried_by.name, **tried.as_json()})
+        print_json({"book": tried_by.name, **data})
     else:
-        say(*tried.lines())
+        say(*lines)
 
 
 @book.command("diff")
@@ -337,69 +337,30 @@ def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 # -- try ---------------------------------------------------------------------------------------------------------------
 
 
-class Tried(NamedTuple):
-    """A request as the gate sees it. `method` is None if no route takes the request. `by_default`: the book does not
-    have the method, and the price is its default. `goes_on`: it continues a call, which was charged when it began.
-    `reading` is what the answer means; `is_missing`: it lacks the usage. `hosts` are metered."""
+def _meaning(reading: Reading, is_missing: bool) -> Iterator[str]:
+    """What an answer means. `is_missing`: it lacks the usage."""
+    for closing in reading.closes:
+        until = "its own reset" if closing.until_ms is None else _opens(closing.until_ms)
+        yield f"closes {closing.bucket} until {until}: {closing.why}"
+    if reading.error is not None and not reading.closes:
+        remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
+        yield f"{_MEANINGS.get(reading.error.kind, 'closed')}: {reading.error.message}{remedy}"
+    for level in filter(attrgetter("remaining_units"), reading.levels):
+        limit = "" if level.limit_units is None else f" of {level.limit_units:,}"
+        until = "" if level.reset_ms is None else f" until {_opens(level.reset_ms)}"
+        yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
+    if reading.used_units is not None:
+        yield f"it cost {many(reading.used_units, 'unit')}"
+    if is_missing:
+        from quota.clients.answer_fields import NO_USAGE
 
-    request: str
-    metered: bool
-    method: str | None
-    price: Price
-    by_default: bool = False
-    goes_on: bool = False
-    reading: Reading | None = None
-    hosts: tuple[str, ...] = ()
-    is_missing: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            **members(self, "request metered method"),
-            "units": 0 if self.goes_on else self.price.units,
-            "parts": [] if self.goes_on else [part._asdict() for part in self.price.parts],
-            "answer": None if self.reading is None else _reading_json(self.reading),
-        }
-
-    def lines(self) -> Iterator[str]:
-        if self.goes_on or not self.metered:
-            why = f"charged is what goes to {listed(self.hosts)}"
-            if self.goes_on:
-                why = "it continues a call that was charged when it began"
-            yield f"{self.request} is not charged: {why}"
-            return
-        cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in self.price.parts) or "free"
-        if self.method is None:
-            yield f"{self.request}: no route takes it; it costs the default, {cost}"
-        elif self.by_default:
-            yield f"{self.request}: {self.method}, which the book does not have; it costs the default, {cost}"
-        else:
-            yield f"{self.request}: {self.method}, {cost}"
-        if self.reading is not None:
-            yield from self._meaning(self.reading)
-
-    def _meaning(self, reading: Reading) -> Iterator[str]:
-        for closing in reading.closes:
-            until = "its own reset" if closing.until_ms is None else _opens(closing.until_ms)
-            yield f"closes {closing.bucket} until {until}: {closing.why}"
-        if reading.error is not None and not reading.closes:
-            remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
-            yield f"{_MEANINGS.get(reading.error.kind, 'closed')}: {reading.error.message}{remedy}"
-        for level in filter(attrgetter("remaining_units"), reading.levels):
-            limit = "" if level.limit_units is None else f" of {level.limit_units:,}"
-            until = "" if level.reset_ms is None else f" until {_opens(level.reset_ms)}"
-            yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
-        if reading.used_units is not None:
-            yield f"it cost {many(reading.used_units, 'unit')}"
-        if self.is_missing:
-            from quota.clients.answer_fields import NO_USAGE
-
-            yield NO_USAGE
-        for header, value in reading.unread.items():
-            yield f"{header}: {show(value)} is neither a possible number nor a time, so it changes nothing"
-        if reading.free:
-            yield "upstream does not count it: its charge is refunded"
-        if not (reading.error or reading.changes_something or reading.unread or self.is_missing):
-            yield "the answer changes nothing"
+        yield NO_USAGE
+    for header, value in reading.unread.items():
+        yield f"{header}: {show(value)} is neither a possible number nor a time, so it changes nothing"
+    if reading.free:
+        yield "upstream does not count it: its charge is refunded"
+    if not (reading.error or reading.changes_something or reading.unread or is_missing):
+        yield "the answer changes nothing"
 
 
 _MEANINGS = {
@@ -432,15 +393,15 @@ def _opens(at_ms: int) -> str:
     return "it is reopened" if at_ms == NEVER else moment(at_ms)
 
 
-def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: str | None) -> Tried:
-    """The method and the price of a request, `GET https://...`, and the meaning of the answer in a file. The API of the
-    book is on these hosts.
+def try_request(
+    book: CostBook, hosts: tuple[str, ...], request: str, answer: str | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The method and the price of a request, `GET https://...`, and the meaning of the answer in a file, as JSON and as
+    lines for people. The API of the book is on these hosts.
 
     Raises UsageError if `request` is not a request or the proxy would not pass it on, and ConfigError if the file has
     no answer.
     """
-    from quota.clients.answer_fields import Usage
-    from quota.clients.gate import MAX_PEEK_BYTES
     from quota.clients.upstream import upstream_of
     from quota.proxy.asked import UnfitError, check_target
 
@@ -455,23 +416,45 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
         raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
     if re.fullmatch(r"[A-Z0-9!#$%&'*+.^_`|~-]+", verb) is None:
         raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
-    request, at_ms = f"{verb} {url}", host_clock()
-    metered = not hosts or Hosts(hosts).serve(url)
-    if metered:
+    request, is_ours, upstream = f"{verb} {url}", not hosts or Hosts(hosts).serve(url), upstream_of(book)
+    if is_ours:
         try:
             check_target(parts.path[1:], parts.query + "#" * ("#" in url))
         except UnfitError as error:
             raise UsageError(f"{show(request)} does not pass `quota proxy`: {error}") from None
-    upstream = upstream_of(book)
-    method, goes_on = upstream.method(verb, url), metered and upstream.continues(verb, url)
+    method, goes_on = upstream.method(verb, url), is_ours and upstream.continues(verb, url)
     by_default = method is None or book.canonical(method) not in book.methods
     price = book.default_price(verb) if method is None or by_default else book.price(method)
-    tried = Tried(request, metered and not goes_on, method, price, by_default, goes_on, hosts=hosts)
+    cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in price.parts) or "free"
+    if goes_on:
+        price, says = Price(()), f"{request} is not charged: it continues a call that was charged when it began"
+    elif not is_ours:
+        says = f"{request} is not charged: charged is what goes to {listed(hosts)}"
+    elif method is None:
+        says = f"{request}: no route takes it; it costs the default, {cost}"
+    else:
+        unknown = ", which the book does not have; it costs the default" if by_default else ""
+        says = f"{request}: {method}{unknown}, {cost}"
+    metered = is_ours and not goes_on
+    data: dict[str, Any] = {"request": request, "metered": metered, "method": method, "units": price.units}
+    data |= {"parts": [part._asdict() for part in price.parts], "answer": None}
     if answer is None:
-        return tried
-    status, headers, body, _ = read_answer(answer)
+        return data, [says]
+    status, reading = _reading(book, answer, method or f"{verb} **")
+    is_missing = 200 <= status < 300 and reading.used_units is None and any(part.reserve for part in price.parts)
+    means = _meaning(reading, is_missing and not reading.free) if metered else ()
+    return {**data, "answer": _reading_json(reading)}, [says, *means]
+
+
+def _reading(book: CostBook, answer: str, method: str) -> tuple[int, Reading]:
+    """The status of the answer in a file, and what it means. Raises ConfigError."""
+    from quota.clients.answer_fields import Usage
+    from quota.clients.gate import MAX_PEEK_BYTES
+    from quota.clients.upstream import upstream_of
+
+    at_ms, (status, headers, body, _) = host_clock(), read_answer(answer)
     head = body[:MAX_PEEK_BYTES]  # as much of it as the transports look at
-    reading = upstream.read(status, headers, head, method=method or f"{verb} **", at_ms=at_ms)
+    reading = upstream_of(book).read(status, headers, head, method=method, at_ms=at_ms)
     if (used := book.answers.units) is not None:
         fields = {name.lower(): value for name, value in headers.items()}
         for of_the_wire in ("content-length", "content-encoding"):
@@ -480,5 +463,4 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
         pieces = (usage.feed(body), usage.end())
         reading = reading._replace(used_units=next((units for units in pieces if units is not None), None))
     evidence = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
-    is_missing = 200 <= status < 300 and reading.used_units is None and any(part.reserve for part in price.parts)
-    return tried._replace(reading=reading.with_evidence(evidence), is_missing=is_missing and not reading.free)
+    return status, reading.with_evidence(evidence)
