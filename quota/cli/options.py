@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -17,17 +16,6 @@ from quota.errors import UsageError
 from quota.terms.limits import parse_duration
 
 F = TypeVar("F", bound="Callable[..., Any] | click.Command")
-
-
-class _Context(click.Context):
-    """Adds the command to errors of click's parser, so that they point to the help of that command."""
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, tb: TracebackType | None
-    ) -> bool | None:
-        if isinstance(exc_value, click.UsageError) and exc_value.ctx is None:
-            exc_value.ctx = self
-        return super().__exit__(exc_type, exc_value, tb)
 
 
 class Group(click.Group):
@@ -52,7 +40,6 @@ class Group(click.Group):
             hint = f"did you mean {near[0]!r}?" if near else f"`{ctx.command_path} --help` lists the commands"
             raise click.UsageError(f"no such command {show(args[0])}; {hint}", ctx) from None
         if command is not None:
-            command.context_class = _Context
             config = None if ctx.resilient_parsing else ctx.find_root().params.get("config")
             if (
                 config is not None

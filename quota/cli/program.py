@@ -145,10 +145,9 @@ def run() -> int:
 def _usage(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "quota"
-    if "--help" in message:
+    if context is None or "--help" in message:
         return message
-    return f"{message}{' See' if message.endswith('?') else '; see'} `{path} --help`"
+    return f"{message}{' See' if message.endswith('?') else '; see'} `{context.command_path} --help`"
 
 
 def _folder_is_gone() -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from fuzz.inputs import Input, check_line
 from quota.common.clock import rfc3339
 from quota.common.text import one_line
-from quota.dashboard.reading import read_curves, read_now, read_spent
+from quota.dashboard.reading import forecast_of, read_curves, read_now, read_spent
 from quota.deciding.history import whole_since_ms
 from quota.deciding.losses import losses
 from quota.deciding.moves import carry_out, plan_move
@@ -87,7 +87,7 @@ def check_readings(r: Input, session: Session, charge_id: str) -> None:
         lambda: losses(project),
         lambda: explain_charge(session, charge_id).as_json(),
         lambda: read_now(session),
-        lambda: read_curves(session),
+        lambda: read_curves(session, forecast_of(())),
         lambda: read_spent(session),
         lambda: session.budget().usage(),
         lambda: session.budget().owed_units(),
