@@ -64,14 +64,13 @@ class Dashboard:
         self.spent = Kept(lambda: read_spent(session))
 
     def state(self) -> State:
-        """The present state. Parts that are quick to read are read anew."""
+        """The present state, with what can be read anew within PATIENCE_S."""
         for kept in self._all():
-            if not kept.slow(PATIENCE_S):
-                kept.begin()
+            kept.begin()
         until_s = elapsed_s() + PATIENCE_S
 
         def get(kept: Kept[T]) -> Reading[T]:
-            return kept.last if kept.slow(PATIENCE_S) else kept.get(max(0.0, until_s - elapsed_s()))
+            return kept.get(max(0.0, until_s - elapsed_s()))
 
         added = [(name, get(kept)) for name, kept in self.added.items()]
         now, curves, spent = get(self.now), get(self.curves), get(self.spent)
@@ -80,11 +79,6 @@ class Dashboard:
 
     def _all(self) -> list[Kept[Any]]:
         return [self.now, *self.added.values(), self.curves, self.spent]
-
-    def read_on(self) -> None:
-        """Begin to read the parts that are due. Slow parts are read after a page was made, not while it is made."""
-        for kept in self._all():
-            kept.begin()
 
     def keep_warm(self) -> None:
         """Read the parts that are due, one after the other, so that the next request finds new values."""
@@ -126,9 +120,7 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
     def overview(request: Request) -> Response:
         asked_s = number_in(request.query_params.get("refresh", ""), 0, 99_999)
         refresh_s = None if asked_s is None else min(max(asked_s, LEAST_REFRESH_S), MOST_REFRESH_S)
-        html = site.overview(dashboard.state(), refresh_s)
-        dashboard.read_on()
-        return page(html)
+        return page(site.overview(dashboard.state(), refresh_s))
 
     def refusal(request: Request) -> Response:
         now, key = dashboard.now.get(PATIENCE_S), request.path_params["key"]

@@ -138,7 +138,7 @@ class Site:
             "notes": [*early_of(row), *stopped_jobs_of(row), *notes_of(row)],
         }
 
-    def _projects(self, now: Now, read: Curves, forecast: Forecast | None) -> list[dict[str, Any]]:
+    def _projects(self, now: Now, read: Curves, forecast: Forecast) -> list[dict[str, Any]]:
         projects: dict[str, dict[str, Any]] = {}
         for row in now.status.credentials:
             project = row.settings.project
@@ -240,7 +240,7 @@ def _limit(
     at_ms: int,
     curve: Curve | None,
     colours: Mapping[str, int],
-    forecast: Forecast | None,
+    forecast: Forecast,
     project: str,
     key: str,
 ) -> dict[str, Any]:
@@ -251,9 +251,9 @@ def _limit(
         shapes = chart(curve, max(state.limit_units, row.enforced_units), colours, row.next_capacity_ms)
     use = () if curve is None else curve.ahead
     end_ms, end_units = use[-1] if use else (at_ms - 1, state.used_units)
-    ahead = None if forecast is None or not forecast.scheduled else forecast.limits.get((project, limit.name))
+    ahead = forecast.limits.get((project, limit.name)) if forecast.scheduled else None
     longer = []
-    if forecast is not None and ahead is not None and not ahead.refused_ticks and row.level != "open":
+    if ahead is not None and not ahead.refused_ticks and row.level != "open":
         # If several limits stop a run, the forecast counts it for the limit that stops it longest.
         longer = [name for (of, name), other in forecast.limits.items() if of == project and other.refused_ticks]
     return {
@@ -266,8 +266,7 @@ def _limit(
         "longer": longer,
         "ahead_end": end_units,
         "ahead_end_ms": end_ms + 1,
-        "scheduled": forecast is not None and forecast.scheduled,
-        "forecast_until_ms": None if forecast is None else forecast.until_ms,
+        "forecast": forecast,
         "chart": shapes,
         "in_use": state.used_units or row.level != "open" or (shapes is not None and shapes.bands),
         "table": None if curve is None or shapes is None else _hours(curve, shapes.bands),

@@ -59,17 +59,17 @@ def read_now(session: Session) -> Now:
     return Now(status, tuple(refusals))
 
 
-def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
+def read_curves(session: Session, forecast: Forecast) -> Curves:
     """The use of each limit, and its use by the `forecast`. Raises LedgerError."""
     status = read_status(session)
-    known_ms = forecast.until_ms if forecast is not None and forecast.scheduled else None
+    known_ms = forecast.until_ms if forecast.scheduled else None
     curves: Curves = {}
     for project, credential in projects_of(session).items():
         budget = session.budget(credential.name)
         limits = next(row.limits for row in status.credentials if row.settings.project == project)
         first_ms = min((since(limit.view.window, status.at_ms) for limit in budget.limits), default=status.at_ms)
         past = charges(project_of(budget), max(0, first_ms))
-        coming = [charge for charge in forecast.expected if charge.project == project] if forecast is not None else []
+        coming = [charge for charge in forecast.expected if charge.project == project]
         for row in limits:
             view, selector = row.limit.view, row.limit.view.selector
             ends_ms = [at_ms for at_ms in (row.resets_ms, row.next_capacity_ms, row.room_ms) if at_ms]
@@ -96,10 +96,11 @@ def read_spent(session: Session) -> Spent:
     return spent
 
 
-def forecast_of(added: Iterable[Reading[Contribution]]) -> Forecast | None:
-    """The forecast among the parts of other packages that were read."""
+def forecast_of(added: Iterable[Reading[Contribution]]) -> Forecast:
+    """The forecast among the parts of other packages that were read; one without a schedule if there is none."""
     parts = (reading.value for reading in added)
-    return next((part.forecast for part in parts if part is not None and part.forecast is not None), None)
+    forecasts = (part.forecast for part in parts if part is not None and part.forecast is not None)
+    return next(forecasts, Forecast(0, (), {}, scheduled=False))
 
 
 def read_samples(session: Session, status: Status | None) -> list[Sample]:
@@ -162,11 +163,6 @@ class Kept(Generic[T]):
         self._under_way = False
         self._due_s = 0.0  # of the monotonic clock
         self._read_s = 0.0
-        self._took_s = 0.0
-
-    def slow(self, patience_s: float) -> bool:
-        """Whether reading takes longer than that. Then the page shows the last value."""
-        return self.last.value is not None and self._took_s > patience_s
 
     def begin(self) -> None:
         """Begin to read the value, if it is due."""
@@ -206,7 +202,6 @@ class Kept(Generic[T]):
         if error is None:
             self.last = Reading(value, now_ms)
             self._read_s = elapsed_s()
-            self._took_s = took_s
         else:
             failing_ms = now_ms if last.failing_ms is None else last.failing_ms
             self.last = Reading(last.value, last.read_ms, redact(error), failing_ms)
