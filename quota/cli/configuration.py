@@ -18,6 +18,7 @@ from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
 from quota.common.text import listed, many
 from quota.errors import ConfigError, QuotaError
+from quota.reports.metrics import write_file
 from quota.session import Session
 from quota.settings.books import as_written, book_names, default_limits, load_book
 from quota.settings.load import load_settings
@@ -68,32 +69,17 @@ def init(path: str, force: bool, api: str | None, full: bool) -> None:
             api = os.path.abspath(api)  # a configuration names it from where it lies itself
         text = configuration_for(api, book)
     try:
-        _write_whole(path, f"#:schema {path_of('quota.config', 'quota.schema.json').as_uri()}\n{text}", replace=force)
-    except FileExistsError:
-        raise QuotaError(f"{path} exists already; name another file, or use --force to replace it") from None
+        mode = None
+        with suppress(FileNotFoundError), open(path, "rb", opener=readable) as before:
+            if not force:
+                raise QuotaError(f"{path} exists already; name another file, or use --force to replace it")
+            mode = os.fstat(before.fileno()).st_mode & 0o777
+        schema = path_of("quota.config", "quota.schema.json").as_uri()
+        with unwound():
+            write_file(os.path.dirname(path), os.path.basename(path), f"#:schema {schema}\n{text}", mode)
     except OSError as error:
         raise QuotaError(f"{path} cannot be written: {error.strerror}") from None
     say(f"wrote {path}; set your key and project in it, then run: quota check --config {quote(path)}")
-
-
-def _write_whole(path: str, text: str, *, replace: bool) -> None:
-    """Write the whole file, or leave the old one as it is: a disk may be full. Raises OSError."""
-    mode = None
-    if replace:
-        with suppress(FileNotFoundError), open(path, "rb", opener=readable) as before:
-            mode = os.fstat(before.fileno()).st_mode & 0o777
-    written = f"{path}.{os.getpid()}" if replace else path
-    with unwound(), open(written, "x", encoding="utf-8", opener=readable) as file:
-        try:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            if replace:
-                os.replace(written, path)
-        except BaseException:
-            os.unlink(written)
-            raise
 
 
 @click.command("check")

@@ -121,14 +121,16 @@ def file_name(project: str, job: str | None = None) -> str:
     return f"quota-{name}.prom"
 
 
-def write_file(folder: str, name: str, text: str) -> None:
-    """Write a file that everybody may read, beside the old one, and then in its place. Raises OSError."""
+def write_file(folder: str, name: str, text: str, mode: int | None = 0o644) -> None:
+    """Write a file beside the old one, and then in its place. Everybody may read it, whatever the umask: the collector
+    is another user. With `mode` None, the umask holds. Raises OSError."""
     writer = f"{os.getpid()}.{threading.get_native_id()}"  # two jobs of one scheduler may end at once
     beside = os.path.join(folder, f".{name}.{writer}")  # the collector reads only *.prom
     fd = open_alone(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            os.fchmod(fd, 0o644)  # whatever the umask: the collector is another user
+            if mode is not None:
+                os.fchmod(fd, mode)
             file.write(text)
         os.replace(beside, os.path.join(folder, name))
     except BaseException:
