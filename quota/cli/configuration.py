@@ -177,19 +177,9 @@ def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callab
 @click.option("--notify", is_flag=True, help="Also send a test event through [notify].")
 @click.option("--acl", is_flag=True, help="Only print the rights that a Redis user needs.")
 @click.option("--project", "projects", metavar="P", multiple=True, help="With --acl: only the rights for this project.")
-@click.option("--cluster", is_flag=True, help="With --acl: for a Redis cluster.")
 @format_option
 @config_option
-def doctor(
-    *,
-    call: bool,
-    notify: bool,
-    acl: bool,
-    projects: tuple[str, ...],
-    cluster: bool,
-    as_json: bool,
-    config: str | None,
-) -> int:
+def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], as_json: bool, config: str | None) -> int:
     """Examine the ledger, this machine and the keys. Exit with 1 on an error.
 
     Each line is one finding. If something is wrong, the line says what to do. `quota check` examines the configuration.
@@ -207,12 +197,12 @@ def doctor(
     """
     if acl and (call or notify):
         raise click.UsageError(f"--acl and --{'call' if call else 'notify'} cannot be combined: --acl contacts nothing")
-    if not acl and (projects or cluster):
-        raise click.UsageError("--project and --cluster belong to --acl; add it")
+    if not acl and projects:
+        raise click.UsageError("--project belongs to --acl; add it")
     from quota.cli.doctor import acl_lines, examine, finding_parts
 
     if acl:
-        lines = acl_lines(load_settings(config), projects, cluster=cluster)
+        lines = acl_lines(load_settings(config), projects)
         if as_json:
             print_json({"acl": lines})
             return 0

@@ -459,21 +459,21 @@ def finding_parts(findings: Sequence[Finding]) -> Iterator[Part]:
 # -- doctor --acl: it contacts nothing ---------------------------------------------------------------------------------
 
 
-def acl_lines(settings: Settings, projects: Sequence[str], *, cluster: bool) -> list[str]:
+def acl_lines(settings: Settings, projects: Sequence[str]) -> list[str]:
     """A line for the user of the ledger, and for the users of its sentinels and of the inbound storage, if any."""
     for project in projects:
         if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", project):
             raise UsageError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
     url, inbound = _of_redis(settings.ledger.url), _inbound_url(settings)
     keys = [pattern_of(project) for project in projects or ("*",)]
-    commands = [*COMMANDS, *_of_the_way(url, cluster=cluster)]
+    commands = [*COMMANDS, *_of_the_way(url)]
     user, beside = _user(url, USER), []
     if inbound:
         from quota.inbound.redis_storage import COMMANDS as OF_INBOUND
         from quota.inbound.redis_storage import KEYS as INBOUND_KEYS
 
         inbound_user = _user(inbound, INBOUND_USER)
-        inbound_commands = [*OF_INBOUND, *_of_the_way(inbound, cluster=False)]
+        inbound_commands = [*OF_INBOUND, *_of_the_way(inbound)]
         if inbound_user == user:  # one user, maybe on two servers
             keys, commands = [*keys, INBOUND_KEYS], [*dict.fromkeys((*commands, *inbound_commands))]
         else:
@@ -497,10 +497,9 @@ def _of_redis(url: str) -> str:
     return url if url and backend_of(url).has_acl else ""
 
 
-def _of_the_way(url: str, *, cluster: bool) -> list[str]:
+def _of_the_way(url: str) -> list[str]:
     """The commands that a client needs before it reaches the keys of a url."""
-    of_a_cluster = OF_A_CLUSTER if cluster or "+cluster:" in url else ()
-    return [*of_a_cluster, *(("select",) if database_of(url) else ())]
+    return [*(OF_A_CLUSTER if "+cluster:" in url else ()), *(("select",) if database_of(url) else ())]
 
 
 def _user(url: str, otherwise: str) -> str:

@@ -367,7 +367,6 @@ def test_the_printed_rights_are_enough_for_a_user(command: Quota, server: RedisS
     ("config", "options", "lines"),
     [
         ("", ("--project", "a", "--project", "b"), [("quota", ["quota:{a}:*", "quota:{b}:*"], [])]),
-        ("redis://h:1/0", ("--cluster",), [("quota", ["quota:{*}:*"], ["cluster|slots", "asking"])]),
         ("redis+cluster://app:s3cret@h:1", (), [("app", ["quota:{*}:*"], ["cluster|slots", "asking"])]),
         ("redis://h:1/2?username=app&password=s3cret", (), [("app", ["quota:{*}:*"], ["select"])]),
         (
