@@ -9,11 +9,12 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from string import Template
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from quota.common.clock import host_clock, utc
-from quota.common.files import read_named
+from quota.common.files import read_named, read_text
 from quota.common.text import one_line
 from quota.errors import ConfigError
 from quota.settings.toml import in_toml
@@ -77,39 +78,18 @@ def draft(name: str, paths: Iterable[str]) -> str:
 
 def _draft(name: str, answers: list[Recorded]) -> str:
     figures = _figures(answers)
-    hosts = sorted({_host(answer.request) for answer in answers} - {""})
     limit = _recorded(figures.get("limit", ""), answers)
-    levels = [f"{what} = {_field(what, header, answers)}" for what, header in figures.items()]
     units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
-    lines = [
-        "# What the API counts, and for whom; the page of each number; what differs by plan; what is missing.",
-        "",
-        f"api = {in_toml(name)}",
-        f"hosts = [{', '.join(map(in_toml, hosts))}]",
-        'source = ""  # the vendor\'s page',
-        f"read_on = {utc(host_clock()).date()}",
-        "",
-        "[buckets.requests]",
-        f"quota = {units}" + ("  # from an answer; compare it with the vendor's page" if limit else ""),
-        'resets = ""  # "1h", or { calendar = "day", zone = "UTC" }',
-        "",
-        "[default]",
-        "get = 1",
-        "other = 1",
-        "",
-        "[methods]",
-        "read = 1",
-        "write = 1",
-        "",
-        "[routes]",
-        '"GET /**" = "read"',
-        '"**" = "write"',
-        "",
-        "[answers]",
-        *(levels if "remaining" in figures else ()),
-        *_closed(answers, timed="reset" in figures),
-    ]
-    return "\n".join(lines) + "\n"
+    levels = [f"{what} = {_field(what, header, answers)}" for what, header in figures.items()]
+    told = [*(levels if "remaining" in figures else ()), *_closed(answers, timed="reset" in figures)]
+    draft = Template(read_text("quota.config", "new-book.toml.in")).substitute(
+        api=in_toml(name),
+        hosts=", ".join(map(in_toml, sorted({_host(answer.request) for answer in answers} - {""}))),
+        read_on=utc(host_clock()).date(),
+        quota=units + ("  # from an answer; compare it with the vendor's page" if limit else ""),
+        answers="\n".join(told),
+    )
+    return draft.rstrip("\n") + "\n"
 
 
 def _host(request: str) -> str:
