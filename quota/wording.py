@@ -18,8 +18,8 @@ from quota.terms.limits import MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
     from quota.deciding.losses import Loss
-    from quota.reports.charge import ChargeExplained
     from quota.reports.refusal import Fill, Filled, RefusalExplained, Setting
+    from quota.reports.spending import ChargeExplained
     from quota.reports.status import CredentialRow, JobRow, Status
     from quota.rules.facts import Exhaustion
     from quota.terms.costs import CostBook

@@ -45,13 +45,13 @@ from quota.common.text import listed, many, members, nearest, one_line, show
 from quota.deciding.corrections import catch_up
 from quota.deciding.history import whole_since_ms
 from quota.errors import LedgerError, QuotaError
-from quota.reports.charge import explain_charge
 from quota.reports.refusal import explain_refusal, unreported
 from quota.reports.runs import Bought, stands_out
 from quota.reports.spending import (
     SPEND_FIELDS,
     KeptRefusal,
     Spending,
+    explain_charge,
     read_charges,
     read_refusals,
     read_spending,

@@ -20,8 +20,8 @@ from quota.common.clock import rfc3339
 from quota.deciding.history import charges
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge
-from quota.reports.charge import explain_charge
 from quota.reports.refusal import EXPIRIES, Change, explain_refusal
+from quota.reports.spending import explain_charge
 from quota.rules.facts import Grant
 from quota.rules.refusals import refusal_text
 from quota.session import Session

@@ -19,8 +19,8 @@ import quota
 from quota.cli.output import render_parts
 from quota.common.clock import host_clock
 from quota.dashboard.app import Dashboard
-from quota.reports.charge import ChargeExplained, explain_charge
 from quota.reports.metrics import of_status
+from quota.reports.spending import ChargeExplained, explain_charge
 from quota.reports.status import RESERVED_MS, read_status
 from quota.rules.spent import Spent as Entry
 from quota.session import Session

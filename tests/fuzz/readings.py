@@ -16,8 +16,7 @@ from quota.deciding.moves import carry_out, plan_move
 from quota.deciding.repairs import ahead, repair
 from quota.errors import LedgerError, QuotaError, UnknownCharge
 from quota.ledger.memory_log import MemoryLog
-from quota.reports.charge import explain_charge
-from quota.reports.spending import SPEND_FIELDS, read_charges, read_refusals, read_spending, read_sums
+from quota.reports.spending import SPEND_FIELDS, explain_charge, read_charges, read_refusals, read_spending, read_sums
 from quota.reports.status import read_status
 from quota.rules.refusals import RefusalCount
 from quota.session import Session
