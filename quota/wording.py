@@ -18,7 +18,7 @@ from quota.terms.limits import MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
     from quota.deciding.losses import Loss
-    from quota.reports.refusal import Fill, Filled, RefusalExplained, Setting
+    from quota.reports.refusal import Fill, Filled, RefusalExplained
     from quota.reports.spending import ChargeExplained
     from quota.reports.status import CredentialRow, JobRow, Status
     from quota.rules.facts import Exhaustion
@@ -520,25 +520,23 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
         return
     yield "It would have been admitted" + (" with any one of these:" if len(x.admits) > 1 else " with:")
     for change in x.admits:
-        yield f"  {', and '.join(_setting(setting, kept.job) for setting in change)}"
+        settings = [_SETTINGS[x.kind].format(**x._asdict(), cost=many(x.units, "unit"), job=kept.job) for x in change]
+        yield f"  {', and '.join(settings)}"
     for setting in x.admits[0]:
         if setting.kind == "limit" and setting.units > setting.upstream_units > 0:
             yield f"But upstream grants {setting.upstream_units:,}: beyond that it refuses calls itself."
 
 
-def _setting(setting: Setting, job: str) -> str:
-    instead = f"instead of {setting.was_units:,}"
-    if setting.kind == "limit":
-        return f"limit {setting.name!r}: {setting.units:,} {instead}"
-    if setting.kind == "leave":
-        return f"jobs.{job}: leave = {setting.units:,} of limit {setting.name!r} {instead}"
-    if setting.kind == "pace":
-        return f"limit {setting.name!r} without pacing"
-    if setting.kind == "price":
-        return f"{setting.name} at {many(setting.units, 'unit')} {instead}"
-    if setting.kind == "reopen":
-        return f"bucket {setting.name} open: `quota reopen {setting.name} --because TEXT`, if upstream has quota again"
-    return f"[ledger] unavailable: {setting.kind} = {setting.units:,} {instead}"
+_SETTINGS = {
+    "limit": "limit {name!r}: {units:,} instead of {was_units:,}",
+    "leave": "jobs.{job}: leave = {units:,} of limit {name!r} instead of {was_units:,}",
+    "pace": "limit {name!r} without pacing",
+    "price": "{name} at {cost} instead of {was_units:,}",
+    "reopen": "bucket {name} open: `quota reopen {name} --because TEXT`, if upstream has quota again",
+    "max_cost": "[ledger] unavailable: max_cost = {units:,} instead of {was_units:,}",
+    "allowance": "[ledger] unavailable: allowance = {units:,} instead of {was_units:,}",
+}
+"""Each kind of `Setting`, in words."""
 
 
 # -- a charge ----------------------------------------------------------------------------------------------------------

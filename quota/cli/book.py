@@ -16,7 +16,7 @@ import click
 
 import quota
 from quota.cli.drafts import draft, read_answer
-from quota.cli.options import Group, book_credential_option, config_option, format_option, rows_format_option
+from quota.cli.options import Group, apart, book_credential_option, config_option, format_option, rows_format_option
 from quota.cli.output import fail_each, print_csv, print_json, print_rich, render_parts, say
 from quota.common.clock import NEVER, host_clock, moment
 from quota.common.text import listed, many, members, nearest, one_line, show
@@ -155,9 +155,8 @@ def try_(
       quota book try "GET https://api.github.com/users" --book ./github.toml
       quota book try "GET https://api.github.com/users" --answer answer.json
     """
-    if name is not None and (credential is not None or config is not None):
-        option = "--config" if credential is None else "--credential"
-        raise click.UsageError(f"{option} has a cost book of its own; leave {option} or --book out")
+    apart(book=name, credential=credential)
+    apart(book=name, config=config)
     if name is not None:
         tried_by = load_book(name)
         hosts = tried_by.hosts

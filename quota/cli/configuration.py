@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import config_option, format_option
+from quota.cli.options import apart, config_option, format_option
 from quota.cli.output import fail_each, print_json, print_rich, render_parts, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
@@ -57,8 +57,7 @@ def init(path: str, force: bool, api: str | None, full: bool) -> None:
 
     if path in ("", "-"):
         raise click.UsageError(f"{path!r} is not the path of a file")
-    if full and api is not None:
-        raise click.UsageError("--full writes the file for youtube-v3; leave --api out")
+    apart(full=full, api=api)
     if full:
         text = read_text("quota.config", "quota.toml")
     elif api is None:
@@ -100,10 +99,8 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
       quota check --schema > quota.schema.json
       quota check --show    # includes variables such as QUOTA__LEDGER__URL
     """
-    if schema and show:
-        raise click.UsageError("--schema and --show cannot be combined: leave one out")
-    if schema and config is not None:
-        raise click.UsageError("--schema is the same for every configuration; leave --config out")
+    apart(schema=schema, show=show)
+    apart(schema=schema, config=config)
     if schema:
         from quota.settings.tables import json_schema
 
@@ -195,8 +192,8 @@ def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], as
       quota doctor --acl --project research
       quota doctor --call --json | jq '.findings[] | select(.level != "ok")'
     """
-    if acl and (call or notify):
-        raise click.UsageError(f"--acl and --{'call' if call else 'notify'} cannot be combined: --acl contacts nothing")
+    apart(acl=acl, call=call)
+    apart(acl=acl, notify=notify)
     if not acl and projects:
         raise click.UsageError("--project belongs to --acl; add it")
     from quota.cli.doctor import acl_lines, examine, finding_parts

@@ -183,8 +183,6 @@ def read_calls(path: str) -> list[Line]:
         ) from None
     if len(data) > MAX_FILE_BYTES:
         raise UsageError(f"{name}: larger than {MAX_FILE_BYTES >> 10} KiB, so it is not a list of calls")
-    if path == "-" and not data:
-        raise UsageError(f"{name}: stdin is closed or empty; pipe METHOD [UNITS] into it, a call on a line")
     lines: list[Line] = []
     for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         place = f"{name}, line {number}"

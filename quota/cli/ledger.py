@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import quota
-from quota.cli.options import Group, config_option, dry_run_option, format_option, yes_option
+from quota.cli.options import Group, apart, config_option, dry_run_option, format_option, yes_option
 from quota.cli.output import can_ask, confirmed, now_and_then, print_json, say
 from quota.common.clock import host_clock, rfc3339, stamp
 from quota.common.text import listed, many, members
@@ -213,8 +213,7 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
       quota ledger repair --dry-run
       quota ledger repair --yes
     """
-    if dry_run and yes:
-        raise UsageError("--dry-run and --yes cannot be combined: leave one out")
+    apart(dry_run=dry_run, yes=yes)
     with quota.open(config) as session:
         log, projects = session.ledger, list(projects_of(session))
         ahead_of = {project: repairs.ahead(log, project) for project in projects}

@@ -170,6 +170,13 @@ textfile_option = click.option(
 )
 
 
+def apart(**options: object) -> None:
+    """Refuse options that cannot be combined, by their names."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} cannot be combined: leave one out")
+
+
 def duration_ms(option: str, value: str) -> int:
     """The milliseconds in the value of an option. Raises UsageError."""
     try:

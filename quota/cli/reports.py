@@ -13,6 +13,7 @@ import click
 import quota
 from quota.budget import Budget, project_of
 from quota.cli.options import (
+    apart,
     clock_option,
     config_option,
     credential_option,
@@ -95,11 +96,9 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
       quota status --watch --json     # one line of JSON each time
       quota status --clock +6h        # if nobody charges until then
     """
-    if watch and checks:
-        raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
+    apart(watch=watch, check=checks)
+    apart(watch=watch, clock=at)
     if at is not None:
-        if watch:
-            raise click.UsageError("--clock and --watch cannot be combined: nobody charges in a rehearsal")
         from quota.cli.rehearsal import rehearsed
 
         with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
@@ -196,8 +195,8 @@ def spend(
       quota spend --bought --since 7d
       quota spend --by day --since 30d
     """
-    if bought and (by is not None or credential is not None):
-        raise click.UsageError("--bought cannot be combined with --by or --credential: it is by job and page")
+    apart(bought=bought, by=by)
+    apart(bought=bought, credential=credential)
     fields = ["method"] if by is None else list(dict.fromkeys(field.strip() for field in by.split(",")))
     for field in fields:
         if field not in SPEND_FIELDS:

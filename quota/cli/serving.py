@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import Listen, config_option, listen_option
+from quota.cli.options import Listen, apart, config_option, listen_option
 from quota.cli.output import log_to_stderr, say
 from quota.common.hosts import is_loopback
 from quota.common.redact import register
@@ -82,8 +82,7 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
     from quota.settings.references import read_key
     from quota.web.serving import address_of, listen, listening_at, names_of, require_web, serve
 
-    if listen_at is not None and unix is not None:
-        raise click.UsageError("--listen and --unix cannot be combined: leave one out")
+    apart(listen=listen_at, unix=unix)
     host, port = listen_at or PROXY_LISTENS
     if token is not None and not token.startswith("file:"):
         raise click.UsageError("--token: write file:PATH; every user of this machine could see the token itself")

@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_read_is_one_line(quota: Quota, tmp_path: Path, na
 
 def test_charge_rejects_a_closed_stdin(quota: Quota) -> None:
     line = one_line(quota.shell("quota charge --file - <&-"), 2)
-    assert line == "calls from stdin: stdin is closed or empty; pipe METHOD [UNITS] into it, a call on a line"
+    assert line == "calls from stdin: no call in it; write METHOD [UNITS] on a line"
 
 
 def test_a_method_with_units_may_have_any_name(quota: Quota) -> None:

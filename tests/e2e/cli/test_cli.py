@@ -103,7 +103,7 @@ def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) 
     assert credentials(*before, "status", *own) == ["main", "other"], "the command's own wins"
     assert "small.toml" in one_line(quota(*before, "run", "no-such-job"), 2), "commands of other packages read it too"
     assert "`quota prove` reads no configuration" in one_line(quota(*before, "prove"), 2)
-    assert "leave --config out" in one_line(quota("check", "--schema", *before), 2)
+    assert "--schema and --config cannot be combined" in one_line(quota("check", "--schema", *before), 2)
 
 
 def test_help_fits_eighty_columns() -> None:

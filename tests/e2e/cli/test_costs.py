@@ -134,7 +134,7 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
         (["GET https://a:99999/b"], 2, "'GET https://a:99999/b' is not a request; write"),
         (["GET https://api.github.com/a/../b"], 2, "'GET https://api.github.com/a/../b' does not pass `quota proxy`: "),
         (["--answer", "github.toml"], 2, "Missing argument 'REQUEST'; see"),
-        (["GET https://a.b/c", "--credential", "main"], 2, "--credential has a cost book of its own; leave"),
+        (["GET https://a.b/c", "--credential", "main"], 2, "--book and --credential cannot be combined"),
         (["GET https://a.b/c", "--answer", "github.toml"], 78, 'github.toml: not an answer; write {"status": 403'),
         (["GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
     ],

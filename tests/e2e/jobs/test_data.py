@@ -485,7 +485,7 @@ def test_the_yield_of_pages_is_known_by_number(site: Site) -> None:
     assert f"in the last 7 days {message}" in " ".join(site.quota("plan").stdout.split())
     with quota.open(site.folder / "quota.toml") as session:
         assert f"in the last 7 days {message}" in jobs(session).notes
-    assert "cannot be combined with --by" in one_line(site.quota("spend", "--bought", "--by", "job"), 2)
+    assert "--bought and --by cannot be combined" in one_line(site.quota("spend", "--bought", "--by", "job"), 2)
 
 
 def test_places_show_the_next_page_and_are_reset_one_by_one(site: Site) -> None:

@@ -50,7 +50,7 @@ def test_a_new_configuration_has_what_a_person_needs_and_fits_on_a_screen(tmp_pa
 
 def test_the_full_configuration_is_of_one_api(tmp_path: Path) -> None:
     done = CliRunner().invoke(init, [str(tmp_path / "quota.toml"), "--full", "--api", "github"])
-    assert (done.exit_code, "leave --api out" in done.output) == (2, True)
+    assert (done.exit_code, "--full and --api cannot be combined" in done.output) == (2, True)
 
 
 def test_new_configurations_of_two_apis_have_two_projects(tmp_path: Path, state_dir: Path) -> None:
