@@ -147,8 +147,11 @@ class Site:
             curves = [read.get((project, limit.limit.name)) for limit in row.limits]
             colours = colours_of(self._by_size(curve for curve in curves if curve is not None))
             limits = [
-                _limit(limit, now.status.at_ms, curves[n], colours, forecast, project, f"limit-{len(projects)}-{n}")
-                for n, limit in enumerate(row.limits)
+                {
+                    "key": f"limit-{len(projects)}-{n}",
+                    **_limit(limit, now.status.at_ms, curve, colours, forecast, project),
+                }
+                for n, (limit, curve) in enumerate(zip(row.limits, curves, strict=True))
             ]
             used = [limit for limit in limits if limit["in_use"]] or limits
             unused = [limit for limit in limits if limit not in used]
@@ -236,13 +239,7 @@ def _notices(state: State) -> list[dict[str, Any]]:
 
 
 def _limit(
-    row: LimitRow,
-    at_ms: int,
-    curve: Curve | None,
-    colours: Mapping[str, int],
-    forecast: Forecast,
-    project: str,
-    key: str,
+    row: LimitRow, at_ms: int, curve: Curve | None, colours: Mapping[str, int], forecast: Forecast, project: str
 ) -> dict[str, Any]:
     limit, state, window = row.limit, row.state, row.limit.view.window
     reset_ms = window.edges(at_ms)[1] if isinstance(window, Calendar) else row.resets_ms
@@ -257,7 +254,6 @@ def _limit(
         # If several limits stop a run, the forecast counts it for the limit that stops it longest.
         longer = [name for (of, name), other in forecast.limits.items() if of == project and other.refused_ticks]
     return {
-        "key": key,
         "row": row,
         "window": _window(row),
         "reset_ms": reset_ms,
@@ -359,7 +355,8 @@ class Verdict(NamedTuple):
 def verdict(row: CredentialRow, now_ms: int, *, down: bool = False) -> Verdict:
     """The verdict of a credential, as in `quota status`. `down`: the ledger does not answer."""
     word, lead, _, more = verdict_of(row)
-    state, headline = "full" if word == "stopped" else word, f"{word.capitalize()}{more}"
+    state: str = "full" if word == "stopped" else word
+    headline = f"{word.capitalize()}{more}"
     lead = f"calls are admitted: {lead}" if word == "open" else lead
     if word == "open" and any(limit.level != "open" for limit in row.limits if row.counts_all(limit)):
         state, headline = "near", "Open, nearly used up"

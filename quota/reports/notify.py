@@ -233,14 +233,21 @@ def _why(error: Exception) -> str:
 
 def _send(url: str, body: bytes | None, timeout_s: float) -> None:
     """POST the body, or GET without one. Redirects are not followed. Raises OSError or ValueError."""
-    connections: list[HTTPConnection] = []
-    failed: list[Exception] = []
+    parts = urlsplit(url)
+    connection = _connection(parts, timeout_s)
+    headers = {"User-Agent": "quota-ledger", **_authorization("Authorization", parts)}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    outcome: list[int | Exception] = []
 
     def work() -> None:
         try:
-            _exchange(url, body, timeout_s, connections)
+            connection.request("POST" if body is not None else "GET", path, body, headers)
+            outcome.append(connection.getresponse().status)
         except Exception as error:  # raised below, in the caller's thread
-            failed.append(error)
+            outcome.append(error)
+        connection.close()
 
     thread = threading.Thread(target=work, daemon=True)
     try:
@@ -248,31 +255,16 @@ def _send(url: str, body: bytes | None, timeout_s: float) -> None:
     except RuntimeError as error:  # no more threads can be started
         raise OSError(str(error)) from error
     thread.join(max(0.0, timeout_s))
-    too_late = thread.is_alive()
-    for connection in connections if too_late else ():  # an answer that comes byte by byte would hold it for days
+    ended = outcome[0] if outcome else TimeoutError()
+    if not outcome:  # an answer that comes byte by byte would hold it for days
         with contextlib.suppress(OSError, AttributeError):  # it is not open yet, or not any more
             connection.sock.shutdown(socket.SHUT_RDWR)
-    if too_late or (failed and isinstance(failed[0], TimeoutError)):
+    if isinstance(ended, TimeoutError):
         raise TimeoutError(f"no answer within {DEADLINE_S:g} s")
-    if failed:
-        raise ValueError(_why(failed[0]))
-
-
-def _exchange(url: str, body: bytes | None, timeout_s: float, connections: list[HTTPConnection]) -> None:
-    parts = urlsplit(url)
-    connection = _connection(parts, timeout_s)
-    connections.append(connection)
-    headers = {"User-Agent": "quota-ledger", **_authorization("Authorization", parts)}
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-    try:
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST" if body is not None else "GET", path, body, headers)
-        status = connection.getresponse().status
-    finally:
-        connection.close()
-    if status >= 300:
-        raise ValueError(f"it answered {status}")
+    if isinstance(ended, Exception):
+        raise ValueError(_why(ended))
+    if ended >= 300:
+        raise ValueError(f"it answered {ended}")
 
 
 def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:

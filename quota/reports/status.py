@@ -21,7 +21,7 @@ from quota.decision import AllowanceState, Decision, LimitState
 from quota.errors import ConfigError, LedgerError, OtherApi, Refused
 from quota.rules.calls import cap
 from quota.rules.entry import others_units
-from quota.rules.facts import Exhaustion, Facts, Grant
+from quota.rules.facts import Exhaustion, Grant
 from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, Settings
 from quota.terms.costs import Bucket, CostBook
@@ -253,7 +253,7 @@ def read_status(
             # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
             exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
             closed = {x.bucket: x.opens_ms(jitter_ms) for x in exhausted if not x.reopened_ms}
-            limits = tuple(_limit_rows(budget, outlook, facts, closed, at_ms, next_capacity=next_capacity))
+            limits = tuple(_limit_rows(budget, outlook, closed, at_ms, next_capacity=next_capacity))
             return CredentialRow(
                 outlook=outlook,
                 settings=settings,
@@ -273,16 +273,13 @@ def read_status(
             read[project] = row
             if progress is not None:
                 progress(f"{len(read):,} of {many(len(firsts), 'project')} read")
-        rows = []
+        every, rows = list(all_jobs(session, here=here)) if jobs else [], []
         for name in names:
             settings = credentials[name]
             shared_with = tuple(other for other in sharing[settings.project] if other != name)
-            rows.append(read[session.project(name)]._replace(settings=settings, shared_with=shared_with))
-        if jobs:
-            every = list(all_jobs(session, here=here))
-            rows = [
-                row._replace(jobs=tuple(job for job in every if job.credential == row.settings.name)) for row in rows
-            ]
+            of_name = tuple(job for job in every if job.credential == name)
+            row = read[session.project(name)]
+            rows.append(row._replace(settings=settings, shared_with=shared_with, jobs=of_name))
         return Status(
             at_ms=at_ms,
             ledger=ledger.label,
@@ -367,15 +364,10 @@ def _shown_until(x: Exhaustion, jitter_ms: int) -> int:
 
 
 def _limit_rows(
-    budget: Budget,
-    outlook: Outlook,
-    facts: Facts,
-    closed: Mapping[str, int],
-    at_ms: int,
-    *,
-    next_capacity: bool,
+    budget: Budget, outlook: Outlook, closed: Mapping[str, int], at_ms: int, *, next_capacity: bool
 ) -> Iterator[LimitRow]:
     project = project_of(budget)
+    facts = project.reading.facts  # as the outlook saw them
     counts_since_ms = project.reading.trimmed[0]
     reserved = _reserved_units(project, budget.limits, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in facts.grants if grant.believed_at(at_ms)}
