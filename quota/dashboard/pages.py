@@ -139,7 +139,7 @@ class Site:
         }
 
     def _projects(self, now: Now, read: Curves, forecast: Forecast) -> list[dict[str, Any]]:
-        projects: dict[str, dict[str, Any]] = {}
+        projects, at_ms = dict[str, dict[str, Any]](), now.status.at_ms
         for row in now.status.credentials:
             project = row.settings.project
             if project in projects:
@@ -147,11 +147,8 @@ class Site:
             curves = [read.get((project, limit.limit.name)) for limit in row.limits]
             colours = colours_of(self._by_size(curve for curve in curves if curve is not None))
             limits = [
-                {
-                    "key": f"limit-{len(projects)}-{n}",
-                    **_limit(limit, now.status.at_ms, curve, colours, forecast, project),
-                }
-                for n, (limit, curve) in enumerate(zip(row.limits, curves, strict=True))
+                {"key": f"limit-{len(projects)}-{n}", **_limit(limit, at_ms, curves[n], colours, forecast, project)}
+                for n, limit in enumerate(row.limits)
             ]
             used = [limit for limit in limits if limit["in_use"]] or limits
             unused = [limit for limit in limits if limit not in used]
