@@ -27,7 +27,7 @@ from quota.common.text import describe, many, one_line
 from quota.deciding.losses import losses, merged
 from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
-from quota.ledger.factory import backend_of, open_ledger
+from quota.ledger.factory import backend_of
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_usable
@@ -65,7 +65,7 @@ def check(session: Session) -> list[Finding]:
     return ranked(
         [
             *lint(session.settings),
-            *ask_ledger(session.settings),
+            *ask_ledger(session),
             *_journals(session),
             *(finding for finding in _allowances(session) if finding.location == UNAVAILABLE),
             *_renamed(session),
@@ -142,32 +142,29 @@ def _renamed(session: Session) -> Iterator[Finding]:
         )
 
 
-def ask_ledger(settings: Settings) -> list[Finding]:
+def ask_ledger(session: Session) -> list[Finding]:
     """Begin to read the log of every project, as each program does first; return what is wrong with the ledger.
 
     A ledger that no command can use, for example of another format, is an error. A ledger that does not answer now is a
     warning. Does not create a missing ledger file.
     """
-    url, path = settings.ledger.url, settings.ledger.file
+    settings = session.settings
+    path = settings.ledger.file
     if path is not None:
         prevented = obstacle(path)
         if prevented is not None:
             why, remedy = prevented
-            return [warning("ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)]
+            return [warning("ledger.url", f"ledger {one_line(settings.ledger.url)} cannot be opened: {why}", remedy)]
         if not os.path.lexists(path):
             return []
     try:
-        ledger = open_ledger(url)
+        for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
+            check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
     except ConfigError:  # `lint` reports it
         return []
-    try:
-        for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
-            check_usable(ledger.label, project, api, ledger.begin(project, (), (API,)))
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
         return [finding_of(level, "ledger.url", error, "see `quota doctor`")]
-    finally:
-        ledger.close()
     return []
 
 

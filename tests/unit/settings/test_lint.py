@@ -18,6 +18,7 @@ from quota.cli.doctor import ask_ledger
 from quota.common.findings import file_system
 from quota.errors import ConfigError
 from quota.jobs.store.store import Store
+from quota.session import Session
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
 from quota.settings.model import Unavailable
@@ -582,7 +583,8 @@ ALONE = '[credentials.main]\napi = "youtube-v3"\n[credentials.two]\napi = "gmail
 
 
 def asked(tmp_path: Path, url: str) -> list[str]:
-    return list(map(str, ask_ledger(load_settings(_written(tmp_path, f'[ledger]\nurl = "{url}"\n' + ALONE)))))
+    with Session(load_settings(_written(tmp_path, f'[ledger]\nurl = "{url}"\n' + ALONE))) as session:
+        return list(map(str, ask_ledger(session)))
 
 
 def test_a_ledger_that_answers_has_no_finding(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -648,7 +650,7 @@ def test_check_names_every_file_that_no_run_could_make_or_use(tmp_path: Path, ke
         rule = '[inbound.all]\nlimit = 5\nwindow = "1s"\n' if key == "inbound" else ""
         settings = load_settings(_written(tmp_path, f'[{key}]\nurl = "sqlite:///{url}"\n{rule}{ALONE}'))
         with not_root():
-            reported = [*lint(settings), *ask_ledger(settings)]
+            reported = [*lint(settings), *ask_ledger(Session(settings))]
         return [(finding.level, bool(finding.remedy)) for finding in reported if finding.location == f"{key}.url"]
 
     os.mkfifo(tmp_path / "pipe", 0o600)
