@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
 
 import click
 
@@ -12,9 +12,6 @@ from quota.cli.options import Listen, apart, config_option, listen_option
 from quota.cli.output import log_to_stderr, say
 from quota.common.hosts import is_loopback
 from quota.common.redact import register
-
-if TYPE_CHECKING:
-    from quota.web.documents import App
 
 PROXY_LISTENS = Listen("127.0.0.1", 8790)
 DASHBOARD_LISTENS = Listen("127.0.0.1", 8770)
@@ -45,16 +42,13 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
             f"use ssh -L {port}:127.0.0.1:{port}"
         )
     require_web("jinja2")
+    from quota.dashboard.app import make_app
+
     log_to_stderr()
     with quota.open(config) as session:
         listener = listen(host, port)
         address = address_of(listener)
-
-        def app() -> App:
-            from quota.dashboard.app import make_app
-
-            return make_app(session, names_of(host))
-
+        app = partial(make_app, session, names_of(host))
         serve(app, listener, ready=lambda: say(f"quota dashboard: {address} ({session.settings.source})"))
 
 
@@ -93,17 +87,14 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
     secret = None if token is None else read_key(token, "token")
     register(secret)
     require_web("aiohttp")
+    from quota.proxy.app import make_app
+
     log_to_stderr()
     with quota.open(config) as session:  # a wrong configuration fails before the server listens
         source = session.settings.source
     with ExitStack() as stack:
         listener = stack.enter_context(listen(host, port) if unix is None else listening_at(unix))
         address = address_of(listener)
-
-        def app() -> App:
-            from quota.proxy.app import make_app
-
-            local = unix is None and is_loopback(host)
-            return make_app(quota.open_async(config), names_of(host) if local else None, secret)
-
+        hosts = names_of(host) if unix is None and is_loopback(host) else None
+        app = partial(make_app, quota.open_async(config), hosts, secret)
         serve(app, listener, ready=lambda: say(f"quota proxy: {address} ({source})"), passes_on=True)
