@@ -28,7 +28,7 @@
 --       6 seq        the first number of a new millisecond
 --       7 keep_ms    the author's longest window
 --       8 clock_ms   0 = the server's clock; another value is for tests and simulation
---       9 must       another entry that this log must have; '' = none
+--       9 must       other entries that this log must have, between spaces; '' = none
 --      10 new_epoch  the epoch for an empty log
 --      11 rooms      replaces `room` for several limits, as JSON: [[UNITS, COUNTS_CALLS, BUCKETS, METHODS, JOBS], ...]; the last
 --                    three are lists of names, [] = all; '' = `room` applies
@@ -40,7 +40,7 @@
 --       READ       there was nothing to append
 --       AGAIN      others changed what the decision depends on
 --       CLOCK      the clock is before now_ms or after latest_ms
---       BEHIND     this is another log, it lacks `seen` or `must`, or appends are fenced off; the reply has no entries
+--       BEHIND     this is another log, it lacks `seen` or any of `must`, or appends are fenced off; the reply has no entries
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, byte, args = redis.call, string.match, string.byte, ARGV
@@ -84,7 +84,9 @@ if not has_seen or must ~= '' then
   local function lacks(id) -- a trimmed entry is not lacking
     return before(trimmed, id) and #call('XRANGE', log, id, id) == 0
   end
-  if (not has_seen and seen ~= trimmed) or (must ~= '' and lacks(must)) then return { 'BEHIND', clock_ms, stored } end
+  local is_behind = not has_seen and seen ~= trimmed
+  for id in string.gmatch(must, '%S+') do is_behind = is_behind or lacks(id) end
+  if is_behind then return { 'BEHIND', clock_ms, stored } end
 end
 
 local first = has_seen and 2 or 1

@@ -145,7 +145,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     epoch, tip = beginning.epoch, beginning.tip
     charges: list[Entry] = []
     # If an id is missing but no key, the same entries have other ids: a new epoch makes everybody read them again.
-    noted = {journal.newest(epoch), journal.late(epoch)}
+    noted = {journal.newest(epoch), *journal.late(epoch)}
     is_missing = not {entry.id for entry in have}.issuperset(x for x in noted if x > beginning.trimmed)
     if lost or fence or is_missing:
         done, fence = log.fence(name, beginning.epoch, project.keys.next())

@@ -22,7 +22,7 @@ from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of, longest_stands
-from quota.rules.entry import END, START, Entry, Id, Keys, Others, just_before
+from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
 from quota.rules.facts import FACTS, Facts, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
@@ -125,10 +125,11 @@ class Project(OfOneProcess):
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         """A request after this mark, decided at `now_ms`. Without charges it only reads."""
         epoch, seen = mark
-        must = START
+        must: Sequence[Id] = ()
         if self.journal is not None:  # of all processes of this machine
             newest = self.journal.newest(epoch)
-            must = newest if newest > seen else self.journal.late(epoch)
+            must = self.journal.late(epoch)
+            must = (newest, *must) if newest > seen else must
         return Append(
             epoch=epoch,
             seen=seen,
@@ -158,7 +159,7 @@ class Project(OfOneProcess):
                 raise
             self.reading.pending[request.entries[0].key] = None
             reply = self.log.append(self.name, request)
-        if self.journal is not None and request.must != START and reply.word != "BEHIND":
+        if self.journal is not None and request.must and reply.word != "BEHIND":
             self.journal.proved(request.epoch, request.must)
         return reply, self.in_turn(partial(self._hear, request, reply, views))
 
@@ -179,7 +180,11 @@ class Project(OfOneProcess):
             entries = [*unseen, *own]
         reading.take(Mark(request.epoch, request.seen), epoch, entries)
         if entries:  # also of another log than this process reads: the journal is compared with it
+            noted = START if self.journal is None else self.journal.newest(epoch)
             self._note(epoch, unseen, own)
+            is_lacking = request.seen < noted <= entries[-1].id and all(entry.id != noted for entry in entries)
+            if is_lacking and self.journal is not None:  # it was noted, and lost, while the request was on its way
+                self.journal.doubt(epoch, noted)
         totals = [reading.totals[view] for view in views if view in reading.totals]
         return tuple([total.used_units for total in totals]) if len(totals) == len(views) else None
 
@@ -240,19 +245,15 @@ class Project(OfOneProcess):
 
     def is_behind(self, beginning: Beginning) -> bool:
         """Whether this machine's journal has records that nobody has compared with this log, or the log lacks the
-        newest entry that this machine has read of it, or a late one. Others may have appended since."""
+        newest entry that this machine has noted of it, or a late one. Others may have appended since."""
         journal = self.journal
         if journal is None:
             return False
         if journal.uncompared(beginning.epoch):
             return True
-        for entry_id in (journal.newest(beginning.epoch), journal.late(beginning.epoch)):
-            if entry_id > beginning.trimmed and entry_id != beginning.tip:
-                ms, seq = entry_id
-                before = (ms, seq - 1) if seq else (ms - 1, END[1])
-                if not self.log.read(self.name, before, entry_id, 1):
-                    return True
-        return False
+        must = {journal.newest(beginning.epoch), *journal.late(beginning.epoch)} - {START, beginning.tip}
+        request = self.request(Mark(beginning.epoch, max(beginning.tip, beginning.trimmed)))._replace(must=[*must])
+        return bool(must) and self.log.append(self.name, request).word == "BEHIND"
 
     def whole_facts(self, beginning: Beginning) -> str:
         """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.

@@ -254,6 +254,17 @@ class DayFiles:
                 yield lines
             yield [torn]
 
+    def has_another(self, name: str, start: int, end: int, epoch: str) -> bool:
+        """Whether an entry of another epoch is between these bytes."""
+        beginning = f"{epoch}\t".encode(errors=SPELLING)
+        for lines in self.lines(name, start, end):
+            for line in lines:
+                if line and not line.startswith(beginning):
+                    record = read_record(line)
+                    if record is not None and record.text and record.epoch != epoch:
+                        return True
+        return False
+
     def ends(self) -> dict[str, int]:
         """The end of the last whole line of each file."""
         self._look()

@@ -35,7 +35,6 @@ from quota.common.text import one_line
 from quota.errors import LedgerError
 from quota.journal.draws import Draws
 from quota.journal.files import (
-    SPELLING,
     DayFiles,
     FileLock,
     Marks,
@@ -66,6 +65,9 @@ MAX_IN_MEMORY = 100_000
 
 MAX_RECENT = 20_000
 """A process remembers its last keys, up to so many, and does not write them again."""
+
+MAX_LATE = 100
+"""The most late entries that a process looks for."""
 
 TAIL_BYTES = 2**14
 """How much of a new file a process reads at its end. The note after a long batch has the newest entry."""
@@ -118,7 +120,7 @@ class Journal(OfOneProcess):
         self._recent: dict[str, None] = {}
         self._recent_epoch = ""
         self._newest: dict[str, Id] = {}
-        self._late = ("", START)
+        self._late: tuple[str, tuple[Id, ...]] = ("", ())
         self._confirmed: set[str] = set()
         self._noted: set[str] = set()
         """The epochs of the entries noted since the last full comparison; "" stands for any epoch."""
@@ -192,16 +194,23 @@ class Journal(OfOneProcess):
             self._tried(look)
             return self._newest.get(epoch, START)
 
-    def late(self, epoch: str) -> Id:
-        """The last entry of this epoch that was noted after a newer one, until it is `proved`; START if there is none.
-        An old copy of the log may have come back between the two, and then the newest entry does not show the loss."""
-        of_epoch, entry_id = self._late
-        return entry_id if of_epoch == epoch else START
+    def late(self, epoch: str) -> Sequence[Id]:
+        """The last entries of this epoch that were noted after a newer one, until they are `proved`. An old copy of the
+        log may have come back between, and then the newest entry does not show the loss."""
+        of_epoch, late = self._late
+        return late if of_epoch == epoch else ()
 
-    def proved(self, epoch: str, entry_id: Id) -> None:
-        """Note that the log has this entry."""
-        if self._late == (epoch, entry_id):
-            self._late = ("", START)
+    def proved(self, epoch: str, entries: Sequence[Id]) -> None:
+        """Note that the log has these entries."""
+        with self._lock:
+            if late := self.late(epoch):
+                self._late = (epoch, tuple(entry_id for entry_id in late if entry_id not in entries))
+
+    def doubt(self, epoch: str, entry_id: Id) -> None:
+        """Note an entry once more, now late, because the log may lack it: all processes of this machine look for it."""
+        with self._lock:
+            self._tried(lambda files: self._append(files, [record_line(epoch, entry_id)], entry_id))
+            self._note_newest(epoch, entry_id)
 
     def check_writable(self) -> None:
         """Try to open the file for the next entry. `trouble` says why it cannot be written."""
@@ -423,7 +432,7 @@ class Journal(OfOneProcess):
     def _note_newest(self, epoch: str, entry_id: Id) -> None:
         newest = self._newest.get(epoch, START)
         if entry_id < newest:
-            self._late = (epoch, entry_id)
+            self._late = (epoch, (*self.late(epoch), entry_id)[-MAX_LATE:])
         elif entry_id > newest:
             self._newest[epoch] = entry_id
             if len(self._newest) > _MAX_EPOCHS:
@@ -476,7 +485,7 @@ class Journal(OfOneProcess):
             since = {name: max(since.get(name, 0), self._clean_ends.get(name, 0)) for name in ends}
         if files is not None:
             for name, end in ends.items():
-                if name and _has_another(files, name, _start(since, name, end), end, epoch):
+                if name and files.has_another(name, _start(since, name, end), end, epoch):
                     return False, {}, 0
         if any(noted != epoch for noted, _ in self._remembered_since(since)):
             return False, {}, 0
@@ -586,15 +595,3 @@ def _start(since: Position, name: str, end: int) -> int:
     """Where to go on in a file. If it is shorter than before, it is another file: then at its beginning."""
     at = since.get(name, 0)
     return at if at <= end else 0
-
-
-def _has_another(files: DayFiles, name: str, start: int, end: int, epoch: str) -> bool:
-    """Whether an entry of another epoch is between these bytes."""
-    beginning = f"{epoch}\t".encode(errors=SPELLING)
-    for lines in files.lines(name, start, end):
-        for line in lines:
-            if line and not line.startswith(beginning):
-                record = read_record(line)
-                if record is not None and record.text and record.epoch != epoch:
-                    return True
-    return False

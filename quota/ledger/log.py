@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
-from quota.rules.entry import END, START, Entry, Id, read_id
+from quota.rules.entry import END, Entry, Id, read_id
 from quota.terms.limits import DAY_MS, Selector
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class Room(NamedTuple):
 class Append(NamedTuple):
     """A request to a log. Without entries it only reads.
 
-    The author has read the log `epoch` up to the entry `seen` ("" and START: an empty log). `must` is the newest entry
-    of this epoch that its machine has read, if that is later than `seen`. The author decided by the time `now_ms`, and
-    accepts no clock later than `latest_ms`. `seq` are 40 random bits for the id: see `next_id`. An empty log gets the
-    epoch `new_epoch`.
+    The author has read the log `epoch` up to the entry `seen` ("" and START: an empty log). `must` are other
+    entries of this epoch that its machine has read, and that the log must have. The author decided by the time
+    `now_ms`, and accepts no clock later than `latest_ms`. `seq` are 40 random bits for the id: see `next_id`. An empty
+    log gets the epoch `new_epoch`.
 
     `room` is how many units others may have taken without changing the decision: each charge takes at least 1, a
     correction takes what it adds, and `others` take all their units (`weight`). Behind an unread marker or an
@@ -99,7 +99,7 @@ class Append(NamedTuple):
     room: int = 0
     now_ms: int = 0
     latest_ms: int = 2**53
-    must: Id = START
+    must: Sequence[Id] = ()
     rooms: Sequence[Room] = ()
     seq: int = 0
     new_epoch: str = ""
@@ -118,8 +118,8 @@ class Reply(NamedTuple):
     READ       the request had no entries to append
     AGAIN      unread entries might change the decision; nothing was appended
     CLOCK      the ledger's clock is before `now_ms`, or later than `latest_ms`; nothing was appended
-    BEHIND     the author has read another log; or this log lacks `seen` or `must`, or has trimmed entries after `seen`;
-               or a fence or a seal stands (in `epoch`). Nothing was appended or read
+    BEHIND     the author has read another log; or this log lacks `seen` or any of `must`, or has trimmed entries after
+               `seen`; or a fence or a seal stands (in `epoch`). Nothing was appended or read
 
     `clock_ms` is the ledger's clock. `unseen` has the entries after `seen`, in order, without those appended now: at
     most MAX_UNSEEN entries. `whole`: these are all.

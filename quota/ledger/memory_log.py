@@ -157,7 +157,7 @@ class MemoryLog(OfOneProcess):
             epoch, seen = moment.epoch, request.seen
             clock_ms = self._clock() if request.clock_ms is None else request.clock_ms
             is_another = request.epoch not in ("", epoch) or is_closed(epoch)
-            if is_another or seen < moment.trimmed or not (moment.has(seen) and moment.has(request.must)):
+            if is_another or seen < moment.trimmed or not all(map(moment.has, (seen, *request.must))):
                 return Reply("BEHIND", clock_ms, epoch), None
             unseen = moment.behind(seen, MAX_UNSEEN + 1)
             whole, unseen = len(unseen) <= MAX_UNSEEN, unseen[:MAX_UNSEEN]

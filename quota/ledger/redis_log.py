@@ -160,7 +160,7 @@ class RedisLog(OfOneProcess):
             str(seq),
             str(keep_ms),
             self._clock_text(clock_ms),
-            id_text(must) if must != START else "",
+            " ".join(map(id_text, must)),
             new_epoch,
             _rooms_text(rooms) if rooms else "",
             *map(packed, entries),

@@ -214,7 +214,8 @@ class SqliteLog(OfOneProcess):
             epoch, tip = _standing(db, project)
             if seen != tip:
                 return Reply("BEHIND", clock_ms, epoch)
-        if request.epoch not in ("", epoch) or is_closed(epoch) or not _has(db, project, request.must, unseen):
+        is_whole = all(_has(db, project, entry_id, unseen) for entry_id in request.must)
+        if request.epoch not in ("", epoch) or is_closed(epoch) or not is_whole:
             return Reply("BEHIND", clock_ms, _standing(db, project)[0])
         whole = len(unseen) <= MAX_UNSEEN
         del unseen[MAX_UNSEEN:]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,6 +27,7 @@ from quota.terms.limits import DAY_MS, HOUR_MS
 from quota.wording import status_parts
 from support.commands import Quota
 from support.explaining import shown_lines
+from support.losses import Fault, FaultyLog
 from support.setup import NOW_MS, Setup, budget_of, limit
 
 STEP_MS, STEPS = 3 * HOUR_MS, 400
@@ -198,27 +198,6 @@ def test_charges_since_a_time_come_with_all_corrections_until_now(setup: Setup) 
         trim(setup, count)
 
 
-class Trimming:
-    """A ledger that somebody trims just after something was read of it."""
-
-    def __init__(self, setup: Setup, method: str, count: int) -> None:
-        self._setup, self._method, self._count = setup, method, count
-
-    def __getattr__(self, name: str) -> Any:
-        ask = getattr(self._setup.ledger, name)
-        if name != self._method or not self._count:
-            return ask
-
-        def and_trim(*args: Any) -> Any:
-            answer = ask(*args)
-            count, self._count = self._count, 0
-            if count:
-                trim(self._setup, count)
-            return answer
-
-        return and_trim
-
-
 @pytest.mark.parametrize(
     ("method", "count", "most"), [("begin", 1, 1), ("begin", 3, 100), ("past", 2, 100), ("past", 3, 1), ("read", 3, 1)]
 )
@@ -231,7 +210,8 @@ def test_an_entry_trimmed_during_a_read_comes_once(
     every = [entry for part in stored(setup) for entry in part]
     monkeypatch.setattr("quota.deciding.history.MAX_READ", most)
     project = setup.opened()
-    monkeypatch.setattr(project, "log", Trimming(setup, method, count))
+    trims = {1: Fault(after=lambda: trim(setup, count))}
+    monkeypatch.setattr(project, "log", FaultyLog(setup.ledger, trims, method))
     assert [*entries(project)] == every
 
 

@@ -307,10 +307,11 @@ class Torture:
         os.kill(process.pid, signal.SIGCONT)
 
     def _restore_or_copy(self) -> None:
-        if not self._copies or self.dice.random() < 0.4:
-            self._copies.append(self.storage.copy())
-            time.sleep(self.dice.uniform(0, 0.3))
-        self.storage.overwrite(self.dice.choice(self._copies))
+        copy = self.dice.choice(self._copies) if self._copies else None
+        if copy is None or self.dice.random() < 0.4:
+            self._copies.append(copy := self.storage.copy())
+            time.sleep(self.dice.uniform(0, self.dice.choice((0.003, 0.3))))  # also while a charge is on its way
+        self.storage.overwrite(copy)
 
     def _delete_a_key(self) -> None:
         assert isinstance(self.storage, RedisStorage)

@@ -53,8 +53,11 @@ def test_the_newest_is_that_of_all_processes_and_of_the_epoch(tmp_path: Path) ->
     others.write("f", [entry(NOW_MS + 1)])
     assert mine.newest("e") == (NOW_MS, 299)
     assert mine.newest("f") == (NOW_MS + 1, 0)
-    mine.write("e", [entry(seq=200)])
+    for seq in (200, 100):
+        mine.write("e", [entry(seq=seq)])
     assert mine.newest("e") == others.newest("e") == journal(tmp_path).newest("e") == (NOW_MS, 299)
+    mine.proved("e", [(NOW_MS, 100)])
+    assert mine.late("e") == ((NOW_MS, 200),)
 
 
 def test_the_newest_stands_at_the_end_also_behind_what_was_read_late(tmp_path: Path) -> None:

@@ -188,16 +188,16 @@ def test_a_log_that_lacks_what_its_author_or_the_authors_machine_has_seen_is_beh
     ask(log, charge(), seen=(NOW_MS, 7), clock_ms=NOW_MS + 1, seq=10)
     assert not is_behind(log, "first", (NOW_MS, 7))
     assert is_behind(log, "first", lacking)
-    assert is_behind(log, "first", (NOW_MS, 7), must=lacking)
+    assert is_behind(log, "first", (NOW_MS, 7), must=[(NOW_MS, 7), lacking])
 
 
 def test_a_log_that_has_what_the_machine_has_seen_is_not_behind(log: Log) -> None:
     first, second, third = added(log, charge(), charge(), charge())
     for must in (first, second, third):
-        assert not is_behind(log, "first", first.id, must=must.id)
+        assert not is_behind(log, "first", first.id, must=[must.id])
     add_far = [charge() for _ in range(600)]
     *_, last = added(log, *add_far)
-    assert ask(log, epoch="first", seen=first.id, must=last.id).word == "READ"
+    assert ask(log, epoch="first", seen=first.id, must=[last.id]).word == "READ"
 
 
 def test_a_trimmed_entry_is_not_missing_but_a_later_entry_may_be(log: Log, clock: Clock) -> None:
@@ -209,11 +209,11 @@ def test_a_trimmed_entry_is_not_missing_but_a_later_entry_may_be(log: Log, clock
     assert log.begin(P).trimmed == second.id
     assert list(ask(log, epoch="first", seen=second.id).unseen) == [last]
     for must in (first.id, second.id, (NOW_MS - 5, 0)):
-        assert ask(log, epoch="first", seen=last.id, must=must).word == "READ"
+        assert ask(log, epoch="first", seen=last.id, must=[must]).word == "READ"
     assert is_behind(log, "first", first.id)
     assert is_behind(log, "first", (NOW_MS - 5, 0))
     assert is_behind(log, "first", (second.id[0], second.id[1] + 1))
-    assert is_behind(log, "first", last.id, must=(second.id[0], second.id[1] + 1))
+    assert is_behind(log, "first", last.id, must=[(second.id[0], second.id[1] + 1)])
 
 
 def test_a_log_that_was_trimmed_to_its_end_goes_on(log: Log) -> None:

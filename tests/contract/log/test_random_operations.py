@@ -99,7 +99,7 @@ class Pair:
             room=dice.choice((0, 1, 10, 500, ANY - 1, ANY)) if room is None else room,
             now_ms=self.clock.now_ms - dice.choice((0, 0, 0, 5, -1)),
             latest_ms=self.clock.now_ms + dice.choice((0, 10, 10, -1)),
-            must=dice.choice(self.marks)[1] if dice.random() < 0.1 else START,
+            must=[dice.choice(self.marks)[1] for _ in range(dice.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)))],
             rooms=[Room(selector, dice.randrange(20)), Room(Selector(), 500)] if dice.random() < 0.3 else (),
             seq=dice.getrandbits(40),
             new_epoch=f"e{dice.getrandbits(30)}",

@@ -126,7 +126,7 @@ def test_a_restored_copy_is_another_log(log: SqliteLog, path: Path) -> None:
     for side in ("-wal", "-shm"):
         path.with_name(path.name + side).unlink()
     assert ask(log, epoch="first", seen=lost).word == "BEHIND"
-    assert ask(log, epoch="first", seen=seen, must=lost).word == "BEHIND"
+    assert ask(log, epoch="first", seen=seen, must=[lost]).word == "BEHIND"
     assert ask(log, epoch="first", seen=seen).word == "READ"
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from quota.budget import Budget, project_of
 from quota.deciding import corrections, decide, losses, project
-from quota.errors import LedgerError
-from quota.ledger.log import MAX_UNSEEN, Append, Log, Reply
+from quota.ledger.log import MAX_UNSEEN, Append, Log
 from quota.rules.entry import START, Entry, Id
 from quota.terms.limits import DAY_MS
 from support.losses import Fault, FaultyLog, Machine, Site
@@ -167,48 +166,56 @@ def test_a_bucket_stays_closed_though_another_machine_puts_back_older_facts(site
     assert budget.charge("videos.list").reason == "exhausted"
 
 
-class Late:
-    """A ledger whose answer to a charge arrives late, or never: first something else happens."""
-
-    def __init__(self, log: Log, meanwhile: Callable[[], object], *, never: bool = False) -> None:
-        self._log, self._meanwhile, self._never = log, meanwhile, never
-
-    def append(self, name: str, request: Append) -> Reply:
-        reply = self._log.append(name, request)
-        if reply.word == "APPENDED":
-            self._meanwhile()
-            if self._never:
-                raise LedgerError("the answer is lost")
-        return reply
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
+OLD_COPY = ["another process, on an old copy", "a third process, on an old copy"]
 
 
-@pytest.mark.parametrize("who", ["another process", "another thread", "another process, on an old copy"])
+@pytest.mark.parametrize("who", ["another process", "another thread", *OLD_COPY])
 def test_a_charge_whose_answer_came_after_the_loss_is_put_back_before_the_next_call(site: Site, who: str) -> None:
     """Whoever made it may never ask again. The others of its machine go on with the new log, and look for it there."""
     machine = site.machine()
-    slow, quick = machine.budget(HUNDRED), machine.budget(HUNDRED)
+    slow, quick, asked = machine.budget(HUNDRED), machine.budget(HUNDRED), machine.budget(HUNDRED)
     if who == "another thread":
         quick = slow
     quick.charge("videos.list")
     slow.peek("videos.list")
+    asked = asked if who == OLD_COPY[1] and asked.peek("videos.list") else quick
     copy = site.place.copy()
 
     def lose() -> None:
         slow._project.log = machine.ledger
-        if who == "another process, on an old copy":
+        if who in OLD_COPY:
             site.place.overwrite(copy)
             site.now_ms += 1
         else:
             site.clear()
         in_threads(charge, (quick, 3))
 
-    slow._project.log = Late(machine.ledger, lose)
+    slow._project.log = FaultyLog(machine.ledger, {1: Fault(after=lose)}, "append")
     assert slow.charge("videos.list", units=50).admitted
-    assert quick.charge("videos.list").limits[0].used_units == 1 + 3 + 50 + 1
+    assert asked.charge("videos.list").limits[0].used_units == 1 + 3 + 50 + 1
     assert sorted(charge.units for charge in charges_at(machine.ledger)) == [1, 1, 3, 50]
+
+
+@pytest.mark.parametrize("who", ["another process", "another thread"])
+def test_a_charge_is_put_back_that_was_made_and_lost_while_another_was_on_its_way(site: Site, who: str) -> None:
+    """That one has the later time, and its process asks no more."""
+    machine = site.machine()
+    slow, quick = machine.budget(HUNDRED), machine.budget(HUNDRED)
+    quick = slow if who == "another thread" else quick
+    quick.charge("videos.list")
+    slow.peek("videos.list")
+    copy = site.place.copy()
+
+    def lose() -> None:
+        slow._project.log = machine.ledger
+        site.now_ms -= 1
+        in_threads(charge, (quick, 50))
+        site.place.overwrite(copy)
+
+    site.now_ms += 1
+    slow._project.log = FaultyLog(machine.ledger, {1: Fault(lose)}, "append")
+    assert slow.charge("videos.list", units=3).admitted
+    assert machine.budget(HUNDRED).charge("videos.list").limits[0].used_units == 1 + 3 + 50 + 1
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["others had read it", "nobody had read it"])
@@ -227,7 +234,7 @@ def test_a_charge_whose_answer_was_lost_with_its_log_counts_once(site: Site, rea
         site.clear()
         theirs.peek("videos.list")
 
-    budget._project.log = Late(machine.ledger, lose, never=True)
+    budget._project.log = FaultyLog(machine.ledger, {1: Fault(after=lose, is_lost=True)}, "append")
     decision = budget.charge("videos.list", units=units)
     assert (decision.admitted, decision.limits[0].used_units) == (True, 1 + units)
     assert [charge.units for charge in charges_at(machine.ledger)] == [1, units]
