@@ -19,7 +19,7 @@ from quota.deciding.project import Project
 from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
 from quota.ledger.log import ANY, LEASE_MS, in_pieces
-from quota.rules.entry import END, START, Entry, Id, is_reservation, just_before
+from quota.rules.entry import END, START, Entry, Id, just_before
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
         for key in keys:
             wanted = units if key == keys[0] else 0
             counted[key] = standing[key].units if key in standing else charges[key].units
-            if wanted != counted[key] or (key not in standing and is_reservation(key)):
+            if key not in standing or wanted != counted[key]:  # the first too: an older, lost one may come back
                 correction = charges[key]._replace(
                     units=wanted,
                     key=project.keys.next(),

@@ -229,6 +229,7 @@ class RandomOperations:
         """So many of the windows: longer ones join later."""
         self.clock_ms = int(self.random.choice(CLOCK_CHANGES).timestamp() * 1000)
         self.latest_ms = self.clock_ms
+        self.corrected = set[str]()
         self.name = f"random-{seed}"
         self.log = Watched(open_ledger(url, clock=self.clock))
         self.oracle = LogOracle()
@@ -553,7 +554,8 @@ class RandomOperations:
         first = charges[0]
         units = 0 if refunds else self.random.choice((0, first.units, first.units + 3, first.units // 2, 250))
         self._note(caller, f"{'refund' if refunds else f'settle with {units}'} {made}")
-        changed = [charge for charge in charges if charge.units != (units if charge is first else 0)]
+        becomes = {charge.key: units if charge is first else 0 for charge in charges}
+        changed = [x for x in charges if x.key not in self.corrected or x.units != becomes[x.key]]
         there = all(charge.ms > self.trimmed[0] or charge in self.oracle.charges for charge in charges)
         try:
             before = caller.budget.refund(made.id) if refunds else caller.budget.settle(made.id, units)
@@ -569,8 +571,9 @@ class RandomOperations:
         if not there or (before.units, before.method, before.job) != (first.units, first.method, first.job):
             raise self._difference(before, f"{first}, in the log: {there}")
         for charge in changed:
-            self.oracle.correct(charge, units if charge is first else 0)
+            self.oracle.correct(charge, becomes[charge.key])
             self.oracle.date(self.clock_ms)
+            self.corrected.add(charge.key)
         self.counts["refunded" if refunds else "settled"] += 1
         if len(charges) > 1:
             self.counts["pair refunded"] += 1

@@ -96,14 +96,15 @@ def test_a_process_compares_an_old_copy_before_it_settles_or_reads_on(site: Site
     assert ours.usage()[0].used_units == 1 + 5 + 2 + settles
 
 
-def test_a_charge_keeps_its_last_units_though_an_old_copy_has_the_same(site: Site) -> None:
-    budget = site.machine().budget(HUNDRED)
+@pytest.mark.parametrize("last", ["ours", "theirs"])
+def test_a_charge_keeps_its_last_units_though_an_old_copy_has_the_same(site: Site, last: str) -> None:
+    budget = site.machine("ours").budget(HUNDRED)
     charged = str(budget.charge("videos.list", units=5).id)
     copy = site.place.copy()
     budget.settle(charged, 3)
     site.place.overwrite(copy)
     site.now_ms += 1
-    budget.settle(charged, 5)
+    site.machine(last).budget(HUNDRED).settle(charged, 5)
     assert budget.usage()[0].used_units == 5
 
 
