@@ -216,7 +216,7 @@ def test_a_run_without_a_place_for_its_lock_does_not_start(machine: Machine) -> 
         (machine.folder / "quota.toml").read_text().replace(str(machine.folder / "store"), "/proc/no")
     )
     machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
-    assert "set QUOTA_STATE_DIR to another folder" in one_line(machine.quota("run", "t"), 78)
+    assert "set QUOTA_STATE_DIR to a folder of your own" in one_line(machine.quota("run", "t"), 78)
     assert machine.requests == 0
 
 

@@ -326,4 +326,4 @@ def test_a_configuration_that_contradicts_itself_is_one_line(tmp_path: Path, sto
     shell = Quota(tmp_path)
     shell.configure(text if each else text.replace('places = "ledger"', store))
     line = one_line(shell("place", "list"), 78)
-    assert ("remove its machines" if each else "store.") in line or "[store]" in line, line
+    assert ("remove machines" if each else "store.") in line or "[store]" in line, line
