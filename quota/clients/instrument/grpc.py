@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial, partialmethod
-from http import HTTPStatus
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +22,21 @@ from quota.errors import QuotaError
 from quota.terms.api import RequestBody
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+STATUS = {
+    "OK": 200,
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "OUT_OF_RANGE": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "ABORTED": 409,
+    "RESOURCE_EXHAUSTED": 429,
+}
+"""The HTTP status of a code over REST. gRPC also makes the other codes by itself, without an answer: there the charge
+stands."""
 
 
 def grpc_seams(payers: Payers) -> Iterator[Seam]:
@@ -97,18 +111,9 @@ def _json(message: Any) -> bytes:
         return b""
 
 
-def _status(code: Any) -> int | None:
-    """The HTTP status of a code over REST; None for a code that gRPC also makes by itself, without an answer: there the
-    charge stands."""
-    if code.name == "OK":
-        return 200
-    status = import_module("google.api_core.exceptions").exception_class_for_grpc_status(code).code
-    return None if status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or code.name == "CANCELLED" else status
-
-
 def _answer(code: Any, details: str | None, response: Any) -> tuple[int, bytes] | None:
     """Status and body as over REST; None if there may have been no answer."""
-    status, text = _status(code), details or ""
+    status, text = STATUS.get(code.name), details or ""
     if status is None or "message larger than max" in text:  # gRPC's own bound on the size of messages
         return None
     if status == 200:

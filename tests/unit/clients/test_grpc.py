@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quota.clients.instrument.grpc import _place, _without_retries
+from quota.clients.instrument.grpc import _answer, _place, _without_retries
 
 METERED: Any = SimpleNamespace(knows=lambda host, port: port == 8765)
 
@@ -32,3 +32,8 @@ def test_a_channel_makes_no_retries_whatever_its_program_wants() -> None:
     """Of two values for one option the first would count."""
     options = _without_retries([("grpc.enable_retries", 1), ("grpc.max_send_message_length", 9)])
     assert options == (("grpc.max_send_message_length", 9), ("grpc.enable_retries", 0))
+
+
+def test_a_code_is_read_in_programs_without_other_packages_of_google() -> None:
+    answers = [_answer(SimpleNamespace(name=name), "", None) for name in ("OK", "RESOURCE_EXHAUSTED", "UNAVAILABLE")]
+    assert [answer and answer[0] for answer in answers] == [200, 429, None]
