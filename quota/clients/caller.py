@@ -5,10 +5,9 @@ A redirect is a new request. So no other host sees the key, whatever a client do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote_plus, urlencode, urlsplit, urlunsplit
 
@@ -49,7 +48,8 @@ class Caller:
             raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
         if self.credentials is not None:
             fields = signed if self.googles else {}
-            self.credentials.before_request(_renewing(), verb, url, fields)
+            with _renewing() as ask:
+                self.credentials.before_request(ask, verb, url, fields)
             signed["authorization"] = fields["authorization"]  # the others are for Google alone
         elif self.place.query:
             own = urlencode([(self.place.query, self.key)])
@@ -77,7 +77,8 @@ class Caller:
         if response.status_code != 401 or not renewable or not self._hosts.serve(url):
             return response
         response.close()
-        self.credentials.refresh(_renewing())
+        with _renewing() as ask:
+            self.credentials.refresh(ask)
         return attempt()
 
     def _strip(self, headers: MutableMapping[str, str]) -> None:
@@ -95,11 +96,17 @@ def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
     return urlunsplit(parts._replace(query="&".join([*fields, *([more] if more else [])])))
 
 
-def _renewing() -> Any:
+@contextmanager
+def _renewing() -> Iterator[Any]:
     """The transport with which google-auth fetches tokens. It is not metered."""
-    from google.auth.transport.requests import Request  # late: it imports requests
+    import google_auth_httplib2
+    import httplib2
 
-    return partial(Request(), timeout=RENEW_S)
+    http = httplib2.Http(timeout=RENEW_S)
+    try:
+        yield google_auth_httplib2.Request(http)
+    finally:
+        http.close()
 
 
 RENEW_S = 10.0

@@ -128,6 +128,7 @@ def test_a_credential_of_google_authenticates_alike_through_every_seam(site: Sit
             [{"units": 4}] if auth != "account" else [{"units": 1}] * 4  # each asks for a token of its own
         )
     assert len({asked_for(request) for request in site.tokens.arrived}) == (auth == "account")
+    assert not any("authorization" in request.headers for request in site.tokens.arrived), "the login of ~/.netrc left"
 
 
 @pytest.mark.parametrize(
@@ -213,9 +214,9 @@ def test_an_account_asks_for_the_scopes_of_its_credential_or_of_the_book(
 @pytest.mark.parametrize("auth", ["authorized-user:user.json", "adc"])
 def test_a_user_keeps_the_scopes_that_were_granted(site: Site, auth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     info = {"client_id": "c", "client_secret": "secret", "refresh_token": "r", "type": "authorized_user"}
-    (site.folder / "user.json").write_text(json.dumps({**info, "scopes": ["https://scopes.example/granted"]}))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "user.json"))
     file = site.folder / "user.json"
+    file.write_text(json.dumps({**info, "scopes": ["https://scopes.example/granted"]}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
     credentials = login(auth.replace("user.json", str(file)), "here", ["https://scopes.example/others"])
     assert credentials.scopes == ["https://scopes.example/granted"]
 
@@ -241,14 +242,12 @@ def test_google_headers_go_to_no_other_api(site: Site, kind: str, host: str, mon
         client_of(session, kind).get(f"{site.api.address}/things/1")
     fields = site.api.arrived[0].headers
     assert fields["authorization"].startswith("Bearer ")
-    assert [name in fields for name in ("x-goog-user-project", "x-goog-api-client")] == [
-        host != "api.things.example"
-    ] * 2
+    of_google = [name in fields for name in ("x-goog-user-project", "x-goog-api-client")]
+    assert of_google == [host != "api.things.example"] * 2
 
 
 def test_a_secret_never_goes_anywhere_in_plain_text(site: Site, kind: str) -> None:
-    session = site.open()
-    session.close()
+    site.open().close()
     config = site.folder / "quota.toml"
     config.write_text(config.read_text().replace(f'endpoint = "{site.api.address}"\n', ""))
     with quota.open(config) as session:
