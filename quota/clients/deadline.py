@@ -36,12 +36,13 @@ class Watch(threading.local):
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """One request of this thread, including its redirects."""
+        """One request of this thread, including its redirects. Its body may make another."""
+        outer_until_s = self._until_s
         self.begin()
         try:
             yield
         finally:
-            self._until_s = None
+            self._until_s = outer_until_s
 
     def begin(self) -> None:
         """From now on this thread's request has the time of an answer."""

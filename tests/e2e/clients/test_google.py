@@ -29,6 +29,8 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpl
 
 import quota
 from quota.budget import Budget
+from quota.clients.answer_fields import AnswerLimits
+from quota.clients.deadline import Watch
 from quota.clients.google import GoogleGate, service
 from quota.clients.metering import Meter
 from quota.clients.upstream import Routes, description, methods_of
@@ -261,21 +263,15 @@ def opens_upload(request: Arrived) -> Answer:
 
 
 def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Log, connect: Connect) -> None:
-    """captions.update opens with the verb that chunks have."""
+    """captions.update opens with the verb that chunks have. An empty upload has a length and no chunks."""
     with PlainServer(opens_upload) as server:
-        youtube = connect(server.address)
-        media = MediaInMemoryUpload(b"x" * 10, mimetype="text/xml", resumable=True)
-        youtube.captions().update(part="id", body={"id": "c"}, media_body=media).execute()
-        assert [request.verb for request in server.arrived] == ["PUT", "PUT"]
-    assert charged(ledger) == {"captions.update": 1}
-
-
-def test_an_empty_upload_has_a_length_and_no_chunks(connect: Connect) -> None:
-    with PlainServer(opens_upload) as server:
-        media = MediaInMemoryUpload(b"", mimetype="text/xml", chunksize=-1, resumable=True)
-        connect(server.address).captions().insert(part="id", body={}, media_body=media).execute()
-        (_, sent) = server.arrived
-    assert (sent.headers["content-length"], "transfer-encoding" in sent.headers) == ("0", False)
+        for content in (b"x" * 10, b""):
+            media = MediaInMemoryUpload(content, mimetype="text/xml", chunksize=-1, resumable=True)
+            connect(server.address).captions().update(part="id", body={"id": "c"}, media_body=media).execute()
+        assert [request.verb for request in server.arrived] == ["PUT"] * 4
+        sent = server.arrived[-1].headers
+    assert (sent["content-length"], "transfer-encoding" in sent) == ("0", False)
+    assert charged(ledger) == {"captions.update": 2}
 
 
 # -- what carries no method's name -------------------------------------------------------------------------------------
@@ -568,10 +564,8 @@ def test_the_body_of_a_redirect_is_not_read(connect: Connect) -> None:
         if "/moved" in request.target:
             yield whole(b"{}")
             return
-        yield (
-            head("Location: /moved", "Content-Encoding: gzip", "Content-Length: 300000000", status="302 Found")
-            + b"\r\n"
-        )
+        moved = head("Location: /moved", "Content-Encoding: gzip", "Content-Length: 300000000", status="302 Found")
+        yield moved + b"\r\n"
         for number in range(300):
             sent.append(number)
             yield b"x" * 1_000_000
@@ -661,6 +655,15 @@ def test_a_proxy_has_the_time_of_an_answer_to_connect(
         with pytest.raises(error):
             popular(connect("https://upstream.invalid", max_answer_s=1)).execute()
     assert charged(ledger) == {}
+
+
+def test_a_request_that_the_body_of_another_makes_leaves_the_other_its_time() -> None:
+    watch = Watch(AnswerLimits(max_answer_s=0), None)
+    with watch.request():
+        with watch.request():
+            pass
+        with pytest.raises(SlowAnswer):
+            watch.left_s()
 
 
 @pytest.mark.parametrize(
