@@ -344,8 +344,13 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
+Left = dict[tuple[str, int | str], dict[str, int]]
+"""What jobs leave, by credential and value: many jobs leave the same units of many limits."""
+
+
 def _jobs(rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
-    jobs = {name: _job(name, row, credentials) for name, row in rows.items()}
+    left: Left = {}
+    jobs = {name: _job(name, row, credentials, left) for name, row in rows.items()}
     first: dict[str, JobSettings] = {}
     for job in jobs.values():
         for name, table in job.tables.items():
@@ -356,7 +361,7 @@ def _jobs(rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSet
     return jobs
 
 
-def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings]) -> JobSettings:
+def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings], left: Left) -> JobSettings:
     if "credential" not in row and len(credentials) > 1:
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
     credential = row.read("credential") or next(iter(credentials))
@@ -366,7 +371,7 @@ def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings
         credential=credential,
         **row.members("fetch regions pages max_body_mb max_answer_s max_items insecure_endpoint max_units"),
         misfire_grace_ms=row.read("misfire_grace"),
-        leave=_leave(row, credentials[credential]) if "leave" in row else {},
+        leave=_leave(row, credentials[credential], left) if "leave" in row else {},
         options=_options(row.read("options")),
         on_each_machine=row.read("machines") == "each",
         ping_ref=row.read("ping"),
@@ -409,7 +414,7 @@ def _schedule(row: TomlTable) -> dict[str, Any]:
     return {"schedule": text, "timezone": zone, "stagger_ms": stagger_ms, "jitter_ms": jitter_ms}
 
 
-def _leave(row: TomlTable, credential: CredentialSettings) -> dict[str, int]:
+def _leave(row: TomlTable, credential: CredentialSettings, left: Left) -> dict[str, int]:
     """Units by limit name. A bare number, or a share of the quota, applies to every limit that counts all calls of the
     main bucket. A share is rounded down, so a small limit still has room.
     """
@@ -419,11 +424,14 @@ def _leave(row: TomlTable, credential: CredentialSettings) -> dict[str, int]:
         for name in value.data:
             value.check_choice(name, names, name, f"credential {credential.name!r} has no such limit")
         return {name: value.read(name) for name in value.data}
-    main = credential.book.main_bucket.name
-    whole = [limit for limit in credential.limits if not limit.narrow and main in limit.view.selector.buckets]
-    return {
-        limit.name: value if isinstance(value, int) else limit.quota_units * int(value[:-1]) // 100 for limit in whole
-    }
+    if (credential.name, value) not in left:
+        main = credential.book.main_bucket.name
+        left[credential.name, value] = {
+            limit.name: value if isinstance(value, int) else limit.quota_units * int(value[:-1]) // 100
+            for limit in credential.limits
+            if not limit.narrow and main in limit.view.selector.buckets
+        }
+    return left[credential.name, value]
 
 
 def _options(table: TomlTable) -> dict[str, object]:

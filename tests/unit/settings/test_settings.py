@@ -157,8 +157,10 @@ def test_a_limit_counts_the_buckets_that_its_methods_are_charged_to(write: Any) 
 
 def test_a_number_to_leave_is_for_the_limits_of_the_main_bucket(write: Any) -> None:
     """A job of searches alone takes nothing of `units`, so it is not held back."""
-    path = write('[credentials.x]\napi = "youtube-v3-buckets"\n[jobs.j]\nfetch = "trending"\nleave = 9_499\n')
-    assert load_settings(path).jobs["j"].leave == {"day": 9_499, "pacific-day": 9_499}
+    jobs = "".join(f'[jobs.{name}]\nfetch = "trending"\nleave = 9_499\n' for name in "jk")
+    first, second = load_settings(write(f'[credentials.x]\napi = "youtube-v3-buckets"\n{jobs}')).jobs.values()
+    assert first.leave == {"day": 9_499, "pacific-day": 9_499}
+    assert second.leave is first.leave, "many jobs leave the same units of many limits"
 
 
 def test_the_file_that_was_named_wins_then_the_variable_then_here_then_the_users(
