@@ -152,10 +152,10 @@ def _read(body: bytes) -> _ErrorBody:
     metadata = [info for detail in details for info in _dicts([detail.get("metadata")])]
     errors = list(_dicts(error.get("errors")))
     reasons = [_word(item.get("reason")) for item in (*details, *errors)]
-    messages = [item.get("message") for item in (error, *errors)]
+    messages = (_plain(text) for item in (error, *errors) if isinstance(text := item.get("message"), str))
     return _ErrorBody(
         words=words,
-        message=next((_plain(text) for text in messages if isinstance(text, str) and text), ""),
+        message=next(filter(None, messages), ""),
         structured=True,
         status=_word(error.get("status")),
         reasons=tuple(reason for reason in reasons if reason),

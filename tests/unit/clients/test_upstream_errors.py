@@ -70,6 +70,7 @@ def test_every_recorded_body_is_what_its_index_says(shared_data: Path) -> None:
         (429, body(PER_DAY, "quotaExceeded", metadata={"quota_unit": "1/min/{project}"}), "transient_rate"),
         (403, body(PER_MINUTE, "quotaExceeded"), "transient_rate"),
         (429, body(PER_DAY, "rateLimitExceeded"), "daily_exhausted"),
+        (429, body(PER_DAY, "rateLimitExceeded").replace(PER_DAY.encode(), b" ", 1), "daily_exhausted"),
         (403, body("Spent.", "quotaExceeded"), "daily_exhausted"),
         # A limit of 0 does not recover at any reset. One for each user may be open to others.
         (429, body("No.", "rateLimitExceeded", metadata={**SEARCH_DAY, "quota_limit_value": "0"}), "project_blocked"),
@@ -108,11 +109,8 @@ def test_the_bucket_to_close_is_the_one_that_the_error_names(raw: bytes, method:
 
 
 def test_under_the_book_with_buckets_an_unmarked_error_closes_the_methods_own() -> None:
-    assert classify(403, body("Spent.", "quotaExceeded"), method="search.list", book=BUCKETS).bucket == "search"
-    assert (
-        classify(403, body("Spent.", "quotaExceeded"), method="videos.batchGetStats", book=BUCKETS).bucket
-        == "batch-stats"
-    )
+    for method, bucket in ("search.list", "search"), ("videos.batchGetStats", "batch-stats"):
+        assert classify(403, body("Spent.", "quotaExceeded"), method=method, book=BUCKETS).bucket == bucket
 
 
 GARBAGE = [
@@ -149,9 +147,8 @@ def test_a_body_that_cannot_be_read_is_judged_by_its_status(status: int, kind: s
     for raw in GARBAGE:
         error = classify(status, raw, method="videos.list", book=POOL)
         assert (error.kind, error.bucket) == (kind, None), raw[:60]
-        assert error.message
         assert error.message.isprintable()
-        assert len(error.message) <= MAX_MESSAGE_LENGTH
+        assert 0 < len(error.message) <= MAX_MESSAGE_LENGTH
 
 
 def test_a_message_is_one_line_without_markup_and_without_keys() -> None:
@@ -162,9 +159,8 @@ def test_a_message_is_one_line_without_markup_and_without_keys() -> None:
         "quotaExceeded",
     )
     message = classify(403, raw, method="videos.list", book=POOL).message
-    assert message.startswith(
-        "Line one of quota & more; referer <empty>. https://x/?key=[redacted] [redacted] [redacted]"
-    )
+    cleaned = "Line one of quota & more; referer <empty>. https://x/?key=[redacted] [redacted] [redacted]"
+    assert message.startswith(cleaned)
     assert message.endswith("...")
     assert len(message) == MAX_MESSAGE_LENGTH
     assert "\x1b" not in message
