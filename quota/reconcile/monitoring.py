@@ -194,6 +194,8 @@ def _page(http: Any, address: str, project: str, fields: dict[str, Any]) -> dict
         raise _failed(f"was silent for {SILENCE_S:g} s; run again later") from None
     except GoogleAuthError as error:
         raise _failed(f"was not asked: {refused_login(error)}") from None
+    except httplib2.ServerNotFoundError:
+        raise _failed("cannot be reached: its host has no address; check the network") from None
     except (OSError, HTTPException, httplib2.HttpLib2Error, ValueError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise _failed(f"cannot be reached, or hung up: {shorten(spaced(str(why)), 80)}; run again later") from None

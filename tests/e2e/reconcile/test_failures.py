@@ -87,7 +87,6 @@ ANSWERS = [
     (Answer(500, ERROR), "answered with 500 (Backend, Error [redacted])"),
     (Answer(302, headers={"Location": "https://elsewhere.example/"}), "answered with 302; nothing was changed; check"),
     (Answer(200, b"<html>", {"Content-Type": "text/html"}), "is no JSON object (text/html, 6 bytes)"),
-    (Answer(200, GOOD[:-7]), "is no JSON object"),
     (Answer(200, GOOD, hang_up=True, headers={"Transfer-Encoding": "chunked"}), "is no HTTP"),
     (Answer(200, b"", hang_up=True, headers={"Transfer-Encoding": "chunked"}), "cannot be reached, or hung up"),
     (Answer(200, b'{"timeSeries": [{}]}'), "something else than time series"),
@@ -243,9 +242,8 @@ def test_a_token_goes_to_no_other_machine_in_plain_text(site: Site) -> None:
     with pytest.raises(ConfigError, match="endpoint: the secret would go there in plain text"):
         site.reconcile()
     config.write_text("".join([*lines, "insecure_endpoint = true\n"]))
-    with pytest.raises(QuotaError) as error:
+    with pytest.raises(QuotaError, match="its host has no address"):
         site.reconcile()
-    assert "plain text" not in str(error.value)
 
 
 def test_a_token_that_is_renewed_is_asked_for_where_the_file_says_and_never_shown(site: Site) -> None:
