@@ -50,7 +50,7 @@ def read_key(ref: str, what: str = "key") -> str:
     key = read_secret(ref, what)
     # Any other character would fail later, inside a client that prints the value.
     if not all(" " < c <= "~" for c in key):
-        raise ConfigError(f"{_where(ref, what)} has a space or a sign that no {what} has; store only the {what} in it")
+        raise ConfigError(f"{_where(ref, what)} has a space or an invalid character; store only the {what} in it")
     return key
 
 
@@ -99,7 +99,7 @@ def read_secret(ref: str, what: str) -> str:
     if not secret:
         raise ConfigError(f"{where} is empty; put the {what} into it")
     if len(secret) > _MAX_CHARS or not secret.isprintable():
-        raise ConfigError(f"{where} is too long, or has a sign that no {what} has; store only the {what} in it")
+        raise ConfigError(f"{where} is too long, or has an invalid character; store only the {what} in it")
     return secret
 
 

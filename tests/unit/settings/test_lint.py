@@ -314,9 +314,8 @@ FINDINGS = [
 def test_a_finding_says_where_what_and_what_to_do(tmp_path: Path, text: str, instead: str, message: str) -> None:
     assert text in GOOD
     reported = [str(finding) for finding in findings(tmp_path, GOOD.replace(text, instead, 1))]
-    reported = [
-        line.replace("required keyword-only argument", "required argument") for line in reported
-    ]  # as of Python 3.12
+    # As of Python 3.12.
+    reported = [line.replace("required keyword-only argument", "required argument") for line in reported]
     assert message in reported
     # A number for `leave` stands for several limits, and each of them says so.
     assert len({line.partition(" of limit")[0] for line in reported}) == 1
@@ -329,9 +328,7 @@ def test_a_key_or_token_is_one_budget_in_each_api(tmp_path: Path) -> None:
 
     assert message('key = "env:LINT_KEY"', "youtube-v3", "calendar-v3") == []
     assert message('auth = "bearer:env:LINT_KEY"', "github", "github-graphql") == []
-    assert message('auth = "service-account:account.json"', "gmail-v1", "gmail-v1") == [], (
-        "it may call for several projects"
-    )
+    assert message('auth = "service-account:account.json"', "gmail-v1", "gmail-v1") == []  # it may call for several
     for login, what, api in (("key = ", "key", "youtube-v3"), ("auth = ", "token", "github")):
         ref = '"env:LINT_KEY"' if what == "key" else '"bearer:env:LINT_KEY"'
         assert message(login + ref, api, api) == [

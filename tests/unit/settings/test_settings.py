@@ -538,10 +538,10 @@ def test_a_zone_or_a_home_that_nobody_has_is_a_config_error(tables: dict[str, An
     ("content", "expected"),
     [
         (b"\n\n", "is empty; put the key into it"),
-        (b"top secret", "has a space or a sign that no key has; store only the key in it"),
-        (b"secret\x00", "is too long, or has a sign that no key has; store only the key in it"),
-        ("sécret→".encode(), "has a space or a sign that no key has; store only the key in it"),
-        (b"secret" * 9_000, "is too long, or has a sign that no key has; store only the key in it"),
+        (b"top secret", "has a space or an invalid character; store only the key in it"),
+        (b"secret\x00", "is too long, or has an invalid character; store only the key in it"),
+        ("sécret→".encode(), "has a space or an invalid character; store only the key in it"),
+        (b"secret" * 9_000, "is too long, or has an invalid character; store only the key in it"),
     ],
 )
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(tmp_path: Path, content: bytes, expected: str) -> None:
