@@ -268,13 +268,14 @@ def _send(url: str, body: bytes | None, timeout_s: float) -> None:
 
 
 def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:
-    """To the address, or through the proxy that HTTPS_PROXY names for it. A proxy sees no http:// address."""
+    """To the address, or through the proxy that HTTPS_PROXY names for it. A proxy sees no http:// address. The port is
+    given, because http.client would look for it in an address of IPv6."""
     host, timeout_s = parts.hostname or "", max(0.1, timeout_s)
     if parts.scheme != "https":
-        return HTTPConnection(host, parts.port, timeout=timeout_s)
+        return HTTPConnection(host, parts.port or 80, timeout=timeout_s)
     named = getproxies().get("https", "")
     if not named or proxy_bypass(host):
-        return HTTPSConnection(host, parts.port, timeout=timeout_s)
+        return HTTPSConnection(host, parts.port or 443, timeout=timeout_s)
     proxy = urlsplit(named if "://" in named else f"http://{named}")
     register(proxy.password)
     try:
@@ -283,7 +284,7 @@ def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:
         port = 0
     if port == 0:
         raise ValueError("HTTPS_PROXY names no http:// proxy; set one, or name the address's host in NO_PROXY")
-    connection = HTTPSConnection(proxy.hostname or "", port, timeout=timeout_s)
+    connection = HTTPSConnection(proxy.hostname or "", port or 443, timeout=timeout_s)
     connection.set_tunnel(host, parts.port or 443, _authorization("Proxy-Authorization", proxy))
     return connection
 

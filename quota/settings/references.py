@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
@@ -62,13 +63,12 @@ def read_address(ref: str, setting: str, *, insecure: bool) -> str:
     """
     url = read_key(ref, "address")
     register(url)
-    parts = urlsplit(url) if url.startswith(("https://", "http://")) else None
-    try:
-        sound = parts is not None and bool(parts.hostname) and parts.port != 0 and not is_ambiguous(url)
+    sound = False
+    with suppress(ValueError):  # its message shows the port or the host, which may be part of the secret
+        parts = urlsplit(url)
+        sound = url.startswith(("https://", "http://")) and bool(parts.hostname) and parts.port != 0
         # A question mark right behind the host may belong to a password.
-        sound = sound and parts is not None and (bool(parts.path) or "@" not in parts.query)
-    except ValueError:  # its message shows the port, which may be part of the secret
-        sound = False
+        sound = sound and not is_ambiguous(url) and (bool(parts.path) or "@" not in parts.query)
     if not sound:
         raise ConfigError(f"{one_line(ref)} holds no https:// address; store one, with %XX for special characters")
     if not insecure and is_readable_on_the_way(url):

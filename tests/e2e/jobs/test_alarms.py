@@ -475,16 +475,16 @@ def test_a_machine_where_the_job_does_not_run_says_nothing_of_its_runs(tmp_path:
 
 def test_a_health_check_that_is_away_is_one_line_each(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream, alerts="", job='ping = "env:PING"')
-    done = command("run", "trending", PING=f"http://127.0.0.1:{free_port()}/a-secret-check")
-    assert done.returncode == 0
-    assert sorted(line.split(": ")[1] for line in done.stderr.splitlines() if "ping_failed" in line) == [
-        "ping_failed job=trending ping=0",
-        "ping_failed job=trending ping=start",
-    ]
-    assert "a-secret-check" not in done.stderr
-    done = command("run", "trending", PING="https://hc.example:a-secret-port/")
-    assert "a-secret-port" not in done.stderr, "nor a part of an address that is none"
-    assert "ping_failed job=trending ping=0: env:PING holds no https:// address" in done.stderr
+    failed = ["ping_failed job=trending ping=0", "ping_failed job=trending ping=start"]
+    for address in (f"http://127.0.0.1:{free_port()}", "https://[::ffff:127.0.0.1]"):
+        done = command("run", "trending", PING=f"{address}/a-secret-check")
+        assert done.returncode == 0
+        assert sorted(line.split(": ")[1] for line in done.stderr.splitlines() if "ping_failed" in line) == failed
+        assert "a-secret-check" not in done.stderr
+    for address in ("hc.example:a-secret", "[a-secret"):
+        done = command("run", "trending", PING=f"https://{address}/")
+        assert "a-secret" not in done.stderr, "nor a part of an address that is none"
+        assert "ping_failed job=trending ping=0: env:PING holds no https:// address" in done.stderr
 
 
 @pytest.mark.usefixtures("here")
