@@ -145,6 +145,8 @@ def run() -> int:
 def _usage(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
+    if context is None and isinstance(error, click.BadOptionUsage):  # click does not say of which command
+        return f"{message}; see the --help of the command"
     if context is None or "--help" in message:
         return message
     return f"{message}{' See' if message.endswith('?') else '; see'} `{context.command_path} --help`"

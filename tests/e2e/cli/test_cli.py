@@ -165,6 +165,7 @@ def test_peek_charges_nothing(quota: Quota) -> None:
         (["charge", "videos.list", "--file", "x"], "METHOD and --file cannot be combined: leave METHOD or --file out"),
         (["charge", "--file", "x", "--units", "3"], "with --file, write the units into the file, after the method"),
         (["peek"], "Missing argument 'METHOD'"),
+        (["log", "--since"], "Option '--since' requires an argument; see the --help of the command"),
         (["exec", "videos.list", "touch", "--", "ran"], "Got unexpected extra argument (touch)"),
         (["exec", "--auto", "python", "etl.py", "-v"], "write -- before the command; see `quota exec --help`"),
     ],
