@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -119,14 +120,12 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
     doctor = " ".join(command("doctor").stdout.split())
     assert "1 run of the last day noted no end" in doctor, "whatever came then"
     assert "not fetched since: US, DE ->" in doctor
-    line = one_line(command("explain"), 1)
-    assert runs(command)[0]["run"] in line, "the ledger did not answer, and has no refusal"
-    assert "`quota runs`" in line
+    assert re.search(f"{runs(command)[0]['run']}.*`quota runs`", one_line(command("explain"), 1)), "it did not report"
     (command.folder / "open").mkdir()
     (command.folder / "open").chmod(0o777)
     for url in (f"redis://127.0.0.1:{free_port()}/0", f"sqlite:///{command.folder}/open/ledger.db"):
         table = command("runs", QUOTA__LEDGER__URL=url)
-        assert (table.returncode, "it runs, or was" in table.stdout) == (0, True), "without a ledger, too"
+        assert re.search("[?] of 2 .* it runs, or was", table.stdout), "without a ledger, too"
         assert table.stderr.startswith("the units of runs without an end are not known: ledger ")
     assert command("run", "trending").returncode == 0
     assert "noted no end" not in command("doctor").stdout, "its regions are fetched"
