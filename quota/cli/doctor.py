@@ -106,7 +106,7 @@ def _journals(session: Session) -> Iterator[Finding]:
                 journal.noted("losses")
                 journal.check_writable()
             for owner, units in journal.draws.owed_by_others().items():
-                why = f"{many(units, 'unit')} drawn without the ledger by the configuration {one_line(owner)} are owed"
+                why = f"the configuration {one_line(owner)} owes {many(units, 'unit')} that it drew without the ledger"
                 yield warning(f"project {project.name}", why, "run `quota status` with that configuration")
         except LedgerError as error:
             yield finding_of("warning", f"journal of {project.name}", error, "let the process that holds it end")

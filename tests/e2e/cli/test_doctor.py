@@ -241,7 +241,7 @@ def test_doctor_reports_a_silent_server(command: Quota, server: RedisServer) -> 
     other = f'[ledger]\nurl = "{server.url}"\nunavailable = {{ max_cost = 1, allowance = 9 }}\n'
     (command.folder / "other.toml").write_text(other + MAIN, encoding="utf-8")
     assert command("charge", "videos.list", "--config", "other.toml").returncode == 0
-    expect(command, "project research", "warning", "1 unit drawn", f"{command.folder}/other.toml are owed -> run")
+    expect(command, "project research", "warning", f"{command.folder}/other.toml owes 1 unit that it")
     expect(command, "ledger", "error", "cannot be reached")
     server.start()
     expect(command, "ledger", "ok", f"(median of {PEEKS} peeks)")
