@@ -61,7 +61,7 @@ def fetches(settings: Settings) -> Iterator[Finding]:
 
     looks: dict[str, Callable[[Settings, JobSettings], object]] = {"fetch": fetch_to_look_at, "sink": sink_to_look_at}
     users = regions_of_users(settings)
-    listed = {*REGIONS, *users}
+    codes = {*REGIONS, *users}
     for job in settings.jobs.values():
         for key, look in looks.items():
             try:
@@ -75,20 +75,20 @@ def fetches(settings: Settings) -> Iterator[Finding]:
             yield from _unfit_call(settings, job, fetch)
             yield from _odd_ids(job, fetch)
         if job.fetch in BUILT_IN_FETCHES:
-            yield from _unknown_regions(job, users, listed)
+            yield from _unknown_regions(job, users, codes)
             items = PAGE_COMMENTS if job.fetch == "comments" else PAGE_ITEMS
             if job.max_items < items:
                 message = f"a page of this job has up to {items} items, and a region fails at one with more"
                 yield warning(f"jobs.{job.name}.max_items", message, f"raise it to {items}, or remove it")
 
 
-def _unknown_regions(job: JobSettings, users: frozenset[str], listed: Set[str]) -> Iterator[Finding]:
+def _unknown_regions(job: JobSettings, users: frozenset[str], codes: Set[str]) -> Iterator[Finding]:
     errors = {location: (message, near) for location, message, near in no_region_codes(job, users)}
     for index, region in enumerate(job.regions):
         location = f"jobs.{job.name}.regions[{index}]"
         if location in errors:
             yield Finding("error", location, *errors[location])
-        elif region not in listed:
+        elif region not in codes:
             yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
 
 

@@ -520,8 +520,11 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
         return
     yield "It would have been admitted" + (" with any one of these:" if len(x.admits) > 1 else " with:")
     for change in x.admits:
-        settings = [_SETTINGS[x.kind].format(**x._asdict(), cost=many(x.units, "unit"), job=kept.job) for x in change]
-        yield f"  {', and '.join(settings)}"
+        words = [
+            _SETTINGS[setting.kind].format(**setting._asdict(), cost=many(setting.units, "unit"), job=kept.job)
+            for setting in change
+        ]
+        yield f"  {', and '.join(words)}"
     for setting in x.admits[0]:
         if setting.kind == "limit" and setting.units > setting.upstream_units > 0:
             yield f"But upstream grants {setting.upstream_units:,}: beyond that it refuses calls itself."

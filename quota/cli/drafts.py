@@ -81,15 +81,15 @@ def _draft(name: str, answers: list[Recorded]) -> str:
     limit = _recorded(figures.get("limit", ""), answers)
     units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
     levels = [f"{what} = {_field(what, header, answers)}" for what, header in figures.items()]
-    told = [*(levels if "remaining" in figures else ()), *_closed(answers, timed="reset" in figures)]
-    draft = Template(read_text("quota.config", "new-book.toml.in")).substitute(
+    fields = [*(levels if "remaining" in figures else ()), *_closed(answers, timed="reset" in figures)]
+    text = Template(read_text("quota.config", "new-book.toml.in")).substitute(
         api=in_toml(name),
         hosts=", ".join(map(in_toml, sorted({_host(answer.request) for answer in answers} - {""}))),
         read_on=utc(host_clock()).date(),
         quota=units + ("  # from an answer; compare it with the vendor's page" if limit else ""),
-        answers="\n".join(told),
+        answers="\n".join(fields),
     )
-    return draft.rstrip("\n") + "\n"
+    return text.rstrip("\n") + "\n"
 
 
 def _host(request: str) -> str:
