@@ -162,9 +162,8 @@ def make_plan(
     default over DEFAULT_DAYS, or until each limit has had a whole window.
 
     With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
-    schedule fits even if jobs are refused, if that is only because of the `state`. `progress` is
-    that of `simulate`. Raises UsageError for too many days. Also raises ConfigError and UsageError if a run of one of
-    the jobs would.
+    schedule fits even if jobs are refused, if that is only because of the `state`. `progress` is that of `simulate`.
+    Raises UsageError for too many days. Also raises ConfigError and UsageError if a run of one of the jobs would.
     """
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
