@@ -1,7 +1,8 @@
 -- change.lua: change fields of a project's state if they have the expected texts, and append a marker to the log.
 --
 -- Guarantee: one atomic step. If a field is not as expected, nothing changes; nor while appends are fenced off, unless the caller
--- expects exactly this epoch. The marker tells every author of a decision to read the state again.
+-- expects exactly this epoch. So it sets and renews a fence, which ends appends for a moment, and a seal, which is kept for 400
+-- days. The marker tells every author of a decision to read the state again.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
 -- ARGV  1 clock_ms   0 = the server's clock; another value is for tests and simulation
@@ -16,6 +17,7 @@ local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, args = redis.call, ARGV
 local seq, marker, new_epoch, expected = args[2], args[3], args[4], tonumber(args[5])
 local FIRST = 6
+local SEALED_MS = 34560000000
 local FIRST_BECOMES = FIRST + 2 * expected
 
 -- @include parts/clock.lua
@@ -34,8 +36,11 @@ local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 
 local done, texts = FIRST_BECOMES <= #args, {}
 for at = FIRST, #args, 2 do
-  if at < FIRST_BECOMES and args[at] == 'epoch' and args[at + 1] == '=' .. epoch then is_closed = false end
   local text = fields[FIRST_TEXT + (at - FIRST) / 2]
+  if args[at] == 'epoch' then
+    text = epoch ~= '' and epoch or nil
+    if at < FIRST_BECOMES then is_closed = false end -- this epoch, or else nothing changes
+  end
   texts[args[at]] = text
   if at < FIRST_BECOMES and args[at + 1] ~= (text and '=' .. text or '-') then done = false end
 end
@@ -60,6 +65,7 @@ if done then
     call('XADD', log, ms .. '-' .. int(seq), 'e', marker)
   end
   live_on(keep_ms)
+  if string.sub(epoch, 1, 1) == '!' then call('PEXPIRE', state, SEALED_MS) end
 end
 local reply = { done and 1 or 0, clock_ms, epoch }
 for name, text in pairs(texts) do

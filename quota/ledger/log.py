@@ -22,7 +22,7 @@ are safe to use from several threads, from a signal handler that interrupts a th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from quota.rules.entry import END, Entry, Id, read_id
@@ -65,9 +65,6 @@ PAST_MS = 35 * DAY_MS
 MAX_PAST = 500_000
 """Trimmed entries go to the past, which keeps so many, for so long. The newest of the older entries stays, as a sign
 that there were more."""
-
-KEPT_MS = 400 * DAY_MS
-"""How long a seal is kept."""
 
 
 class Room(NamedTuple):
@@ -196,6 +193,7 @@ class Log(Protocol):
     def exclusive(self, project: str) -> AbstractContextManager[bool]:
         """Keep others from appending inside this block, for an author whom others overtook several times. Gives False
         if the ledger cannot do that."""
+        return nullcontext(False)
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         """At most `count` entries with after < id <= through, in order. A fence or a seal does not prevent reading."""
@@ -205,6 +203,9 @@ class Log(Protocol):
 
     def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
         """Keep these totals of the log, if it still has this epoch. Also extends the lifetime of the keys."""
+        if is_closed(epoch):
+            return False
+        return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
 
     def change(
         self,
@@ -228,6 +229,15 @@ class Log(Protocol):
     def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
         """Keep everybody from appending: the epoch becomes `~TOKEN:END_MS`, if it is `epoch`, this token's own fence,
         or a fence that is over. A seal stays. Returns whether it was done, and the current epoch."""
+        _, clock_ms, stands, _ = self.change(project, {}, {})
+        if is_fence(stands):
+            may_fence = stands.startswith(f"{FENCE}{token}:") or fence_is_over(stands, clock_ms)
+        else:
+            may_fence = stands == epoch and not is_seal(stands)
+        if not may_fence:
+            return False, stands
+        changed = self.change(project, {EPOCH: stands or None}, {EPOCH: f"{FENCE}{token}:{clock_ms + lease_ms}"})
+        return changed.done, changed.epoch
 
     def replace(
         self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
@@ -238,7 +248,9 @@ class Log(Protocol):
         replaces."""
 
     def seal(self, project: str, fence: str, url: str) -> bool:
-        """Close the log behind this fence: it has moved to `url`. The ledger keeps the seal for KEPT_MS."""
+        """Close the log behind this fence: it has moved to `url`. The ledger keeps the seal for 400 days."""
+        stands = self.change(project, {}, {}).epoch
+        return is_of(fence, stands) and self.change(project, {EPOCH: stands}, {EPOCH: SEAL + url}).done
 
     def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
         """Move up to `count` entries dated before `before_ms` from the log to the past, oldest first; returns how many.
@@ -311,16 +323,6 @@ def is_of(fence: str, stands: str) -> bool:
 def may_replace(fence: str, stands: str) -> bool:
     """Whether an owner of this fence may replace the log. A move back works behind the standing seal instead."""
     return is_of(fence, stands) or (is_seal(fence) and fence == stands)
-
-
-def fenced(stands: str, epoch: str, token: str, clock_ms: int, lease_ms: int) -> str | None:
-    """The epoch of the fence that replaces `stands`; None if this token must not replace it. See `Log.fence`;
-    `lua/fence.lua` decides the same."""
-    if is_fence(stands):
-        may_fence = stands.startswith(f"{FENCE}{token}:") or fence_is_over(stands, clock_ms)
-    else:
-        may_fence = stands == epoch and not is_seal(stands)
-    return f"{FENCE}{token}:{clock_ms + lease_ms}" if may_fence else None
 
 
 def word_of(

@@ -11,29 +11,25 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.fork import OfOneProcess
 from quota.ledger.log import (
     EPOCH,
-    LEASE_MS,
     MAX_PAST,
     MAX_READ,
     MAX_UNSEEN,
     PAST_MS,
-    SEAL,
     VIEW,
     Append,
     Beginning,
     Changed,
     Correction,
+    Log,
     Reply,
     earliest_head,
-    fenced,
     is_closed,
-    is_of,
     may_replace,
     next_id,
     word_of,
@@ -111,7 +107,7 @@ class _Moment(NamedTuple):
         return {name: state[name] for name in names if name in state}
 
 
-class MemoryLog(OfOneProcess):
+class MemoryLog(OfOneProcess, Log):
     """The logs of all projects of this process. A forked child goes on with a copy. `clock` is the ledger's clock, in
     ms since 1970. The past is kept for `past_ms`."""
 
@@ -170,10 +166,6 @@ class MemoryLog(OfOneProcess):
 
         return self._change(project, rule)
 
-    def exclusive(self, project: str) -> AbstractContextManager[bool]:
-        """Not needed here: of several appends at once, one always succeeds."""
-        return nullcontext(False)
-
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return [entry for entry in self._now(project).behind(after, count) if entry.id <= through]
 
@@ -183,11 +175,6 @@ class MemoryLog(OfOneProcess):
         return {key: corrections[key] for key in keys if key in corrections}
 
     # -- the state ---------------------------------------------------------------------------------------------------
-
-    def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
-        if is_closed(epoch):
-            return False
-        return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
 
     def change(
         self,
@@ -218,13 +205,6 @@ class MemoryLog(OfOneProcess):
 
     # -- another log in its place ------------------------------------------------------------------------------------
 
-    def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
-        def rule(moment: _Moment) -> tuple[tuple[bool, str], _Moment | None]:
-            fence = fenced(moment.epoch, epoch, token, self._clock(), lease_ms)
-            return ((False, moment.epoch), None) if fence is None else ((True, fence), moment.becomes(epoch=fence))
-
-        return self._change(project, rule)
-
     def replace(
         self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
     ) -> bool:
@@ -239,14 +219,6 @@ class MemoryLog(OfOneProcess):
                 state={name: text for name, text in moment.state.items() if not name.startswith(VIEW)},
                 trimmed=moment.trimmed if trimmed is None else trimmed,
             )
-
-        return self._change(project, rule)
-
-    def seal(self, project: str, fence: str, url: str) -> bool:
-        def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
-            if not is_of(fence, moment.epoch):
-                return False, None
-            return True, moment.becomes(epoch=SEAL + url)
 
         return self._change(project, rule)
 

@@ -13,7 +13,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -25,8 +24,6 @@ from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.ledger.log import (
     BUILDING_MS,
     EPOCH,
-    KEPT_MS,
-    LEASE_MS,
     MAX_PAST,
     MAX_READ,
     VIEW,
@@ -34,9 +31,9 @@ from quota.ledger.log import (
     Beginning,
     Changed,
     Correction,
+    Log,
     Reply,
     Room,
-    is_closed,
 )
 from quota.ledger.redis_connection import Cluster, Connections, client_of
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NotRedis, error_of, explained, is_denied
@@ -111,7 +108,7 @@ def keys_of(project: str) -> Keys:
     return Keys(*(f"quota:{{{project}}}:ledger:{key}" for key in Keys._fields))
 
 
-class RedisLog(OfOneProcess):
+class RedisLog(OfOneProcess, Log):
     """The logs of a server, of the primary that sentinels name, or of a cluster. Contacts nothing until it is asked. In
     tests and simulations, `clock` replaces the server's clock."""
 
@@ -167,9 +164,6 @@ class RedisLog(OfOneProcess):
         )
         return self._read(_reply, self._run("append", (log, state, corrected), args, reads=not entries))
 
-    def exclusive(self, project: str) -> AbstractContextManager[bool]:
-        return nullcontext(False)
-
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return self._range(keys_of(project).log, after, through, count)
 
@@ -181,11 +175,6 @@ class RedisLog(OfOneProcess):
         return corrections
 
     # -- the state ---------------------------------------------------------------------------------------------------
-
-    def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
-        if is_closed(epoch):
-            return False
-        return self.change(project, {EPOCH: epoch}, {f"{VIEW}{name}": kept for name, kept in views.items()}).done
 
     def change(
         self,
@@ -211,17 +200,6 @@ class RedisLog(OfOneProcess):
         return sorted(name for name in fields if name not in OF_THE_LOG and not name.startswith(VIEW))
 
     # -- another log in its place ------------------------------------------------------------------------------------
-
-    def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
-        return self._close_log(project, epoch, token, lease_ms)
-
-    def seal(self, project: str, fence: str, url: str) -> bool:
-        return self._close_log(project, fence, "", KEPT_MS, url)[0]
-
-    def _close_log(self, project: str, epoch: str, token: str, lease_ms: int, url: str = "") -> tuple[bool, str]:
-        args = [self._clock_text(), epoch, token, str(lease_ms), url]
-        done, stands = self._run("fence", keys_of(project)[:3], args)
-        return done == 1, stands
 
     def replace(
         self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None

@@ -26,22 +26,19 @@ from quota.ledger.files import file_wording, label_of, path_of, refuse_others
 from quota.ledger.log import (
     BROKEN,
     EPOCH,
-    LEASE_MS,
     MAX_PAST,
     MAX_READ,
     MAX_UNSEEN,
     PAST_MS,
-    SEAL,
     VIEW,
     Append,
     Beginning,
     Changed,
     Correction,
+    Log,
     Reply,
     earliest_head,
-    fenced,
     is_closed,
-    is_of,
     may_replace,
     next_id,
     word_of,
@@ -150,7 +147,7 @@ class LogFile(SqliteFile):
         self._held = None
 
 
-class SqliteLog(OfOneProcess):
+class SqliteLog(OfOneProcess, Log):
     """The log at `sqlite:///relative/path` or `sqlite:////absolute/path`, or in memory (`sqlite://`). `clock` is the
     ledger's clock, in ms since 1970."""
 
@@ -247,11 +244,6 @@ class SqliteLog(OfOneProcess):
 
     # -- the state ---------------------------------------------------------------------------------------------------
 
-    def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
-        if is_closed(epoch):
-            return False
-        return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
-
     def change(
         self,
         project: str,
@@ -266,8 +258,10 @@ class SqliteLog(OfOneProcess):
             now_ms = self._clock() if clock_ms is None else clock_ms
             epoch, trimmed = _standing(db, project)
             state = _fields(db, project, names)
+            if EPOCH in names and epoch:
+                state[EPOCH] = epoch
             is_so = all(state.get(name) == text for name, text in expected.items())
-            if not becomes or not is_so or (is_closed(epoch) and expected.get(EPOCH) != epoch):
+            if not becomes or not is_so or (is_closed(epoch) and EPOCH not in expected):
                 return Changed(False, now_ms, epoch, state)
             _put(db, project, becomes)
             epoch = (becomes[EPOCH] or "") if EPOCH in becomes else epoch
@@ -286,17 +280,6 @@ class SqliteLog(OfOneProcess):
         return self._file.transact(work, write=None)
 
     # -- another log in its place ------------------------------------------------------------------------------------
-
-    def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
-        def work(db: sqlite3.Connection) -> tuple[bool, str]:
-            stands, _ = _standing(db, project)
-            fence = fenced(stands, epoch, token, self._clock(), lease_ms)
-            if fence is None:
-                return False, stands
-            _put(db, project, {EPOCH: fence})
-            return True, fence
-
-        return self._file.transact(work, write=True)
 
     def replace(
         self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
@@ -317,15 +300,6 @@ class SqliteLog(OfOneProcess):
             # With TRIMMED, an empty log is whole; without it, it would be BROKEN.
             has_left = trimmed_until_now if trimmed is None else trimmed
             _put(db, project, {EPOCH: epoch or stands, TRIMMED: id_text(has_left)})
-            return True
-
-        return self._file.transact(work, write=True)
-
-    def seal(self, project: str, fence: str, url: str) -> bool:
-        def work(db: sqlite3.Connection) -> bool:
-            if not is_of(fence, _standing(db, project)[0]):
-                return False
-            _put(db, project, {EPOCH: SEAL + url})
             return True
 
         return self._file.transact(work, write=True)
