@@ -64,9 +64,9 @@ class Project(OfOneProcess):
     """The log of a project, with what this process has read of it. Safe to share between threads: while one waits for
     the ledger, the others go on.
 
-    `clock` replaces the ledger's clock and the caller's, in ms since 1970; `wall` only the caller's. `longest_ms` is
-    the longest window of the configuration. `jitter_ms` is the most that is added to the end of an exhaustion. `api` is
-    the only API whose charges the log may have; "": any.
+    `clock`, in ms since 1970, is the clock of a ledger that was opened with it, and the caller's; `wall` replaces only
+    the caller's. `longest_ms` is the longest window of the configuration. `jitter_ms` is the most that is added to the
+    end of an exhaustion. `api` is the only API whose charges the log may have; "": any.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Project(OfOneProcess):
         self.wall = wall or clock or host_clock
         # The ledger may lose the facts of this process before anybody reads them, and may have lost others already.
         self.state = State(
-            log, name, self.keys.next, clock, lambda text: self._note_facts(*self.reading.mark, text, unite=True)
+            log, name, self.keys.next, lambda text: self._note_facts(*self.reading.mark, text, unite=True)
         )
         self.reading = Reading()
         self.drawn: dict[str, int] = {}
@@ -140,7 +140,6 @@ class Project(OfOneProcess):
             must=must,
             seq=hash(charges[0].key) & _MAX_SEQ if charges else 0,
             new_epoch=self.keys.next() if not epoch else "",
-            clock_ms=None if self._clock is None else self._clock(),
             keep_ms=self.longest_ms + SLACK_MS,
         )
 

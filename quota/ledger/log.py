@@ -87,7 +87,7 @@ class Append(NamedTuple):
     unreadable entry, only ANY is room enough. With `rooms` each limit has its own room, and only entries that the limit
     counts take from it. So the charges of others to other limits delay nobody.
 
-    In simulations, `clock_ms` replaces the ledger's clock. `keep_ms` is the longest window of the author.
+    `keep_ms` is the longest window of the author.
     """
 
     epoch: str
@@ -100,7 +100,6 @@ class Append(NamedTuple):
     rooms: Sequence[Room] = ()
     seq: int = 0
     new_epoch: str = ""
-    clock_ms: int | None = None
     keep_ms: int = 0
 
 
@@ -213,7 +212,6 @@ class Log(Protocol):
         expected: Mapping[str, str | None],
         becomes: Mapping[str, str | None],
         marker: Entry | None = None,
-        clock_ms: int | None = None,
     ) -> Changed:
         """Change fields of the state to `becomes` (None: remove the field), if all fields are as `expected` (None: no
         such field). The same atomic step appends the `marker` to the log, so that no decision can overlook the change.

@@ -151,7 +151,7 @@ class MemoryLog(OfOneProcess, Log):
     def append(self, project: str, request: Append) -> Reply:
         def rule(moment: _Moment) -> tuple[Reply, _Moment | None]:
             epoch, seen = moment.epoch, request.seen
-            clock_ms = self._clock() if request.clock_ms is None else request.clock_ms
+            clock_ms = self._clock()
             is_another = request.epoch not in ("", epoch) or is_closed(epoch)
             if is_another or seen < moment.trimmed or not all(map(moment.has, (seen, *request.must))):
                 return Reply("BEHIND", clock_ms, epoch), None
@@ -182,12 +182,11 @@ class MemoryLog(OfOneProcess, Log):
         expected: Mapping[str, str | None],
         becomes: Mapping[str, str | None],
         marker: Entry | None = None,
-        clock_ms: int | None = None,
     ) -> Changed:
         names = [*expected, *becomes]
 
         def rule(moment: _Moment) -> tuple[Changed, _Moment | None]:
-            now_ms = self._clock() if clock_ms is None else clock_ms
+            now_ms = self._clock()
             state = moment.named(names)
             is_so = all(state.get(name) == text for name, text in expected.items())
             if not becomes or not is_so or (is_closed(moment.epoch) and EPOCH not in expected):

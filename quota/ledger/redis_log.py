@@ -146,7 +146,7 @@ class RedisLog(OfOneProcess, Log):
         return beginning
 
     def append(self, project: str, request: Append) -> Reply:
-        epoch, seen, entries, room, now_ms, latest_ms, must, rooms, seq, new_epoch, clock_ms, keep_ms = request
+        epoch, seen, entries, room, now_ms, latest_ms, must, rooms, seq, new_epoch, keep_ms = request
         log, state, corrected, _ = keys_of(project)
         args = (
             epoch,
@@ -156,7 +156,7 @@ class RedisLog(OfOneProcess, Log):
             str(room),
             str(seq),
             str(keep_ms),
-            self._clock_text(clock_ms),
+            self._clock_text(),
             " ".join(map(id_text, must)),
             new_epoch,
             _rooms_text(rooms) if rooms else "",
@@ -182,10 +182,9 @@ class RedisLog(OfOneProcess, Log):
         expected: Mapping[str, str | None],
         becomes: Mapping[str, str | None],
         marker: Entry | None = None,
-        clock_ms: int | None = None,
     ) -> Changed:
         line, new_epoch = ("", "") if marker is None else (packed(marker), marker.key)
-        args = [self._clock_text(clock_ms), str(int.from_bytes(os.urandom(5))), line, new_epoch, str(len(expected))]
+        args = [self._clock_text(), str(int.from_bytes(os.urandom(5))), line, new_epoch, str(len(expected))]
         for name, text in (*expected.items(), *becomes.items()):
             args += (name, "-" if text is None else f"={text}")
 
@@ -304,11 +303,9 @@ class RedisLog(OfOneProcess, Log):
 
     # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
-    def _clock_text(self, clock_ms: int | None = None) -> str:
+    def _clock_text(self) -> str:
         """The clock for the scripts; "0" means the server's own clock."""
-        if clock_ms is None:
-            clock_ms = 0 if self._clock is None else self._clock()
-        return str(clock_ms)
+        return "0" if self._clock is None else str(self._clock())
 
     def _connected(self) -> Connections | Cluster:
         client = self._client

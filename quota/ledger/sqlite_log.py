@@ -201,7 +201,7 @@ class SqliteLog(OfOneProcess, Log):
 
     def _append(self, project: str, request: Append, db: sqlite3.Connection) -> Reply:
         seen = tip = request.seen
-        clock_ms = self._clock() if request.clock_ms is None else request.clock_ms
+        clock_ms = self._clock()
         stored = db.execute(_GET, (project, EPOCH)).fetchone()
         epoch = str(stored[0]) if stored else ""
         unseen = _entries(db.execute(_READ_FROM, (project, *seen, MAX_UNSEEN + 2)))
@@ -250,12 +250,11 @@ class SqliteLog(OfOneProcess, Log):
         expected: Mapping[str, str | None],
         becomes: Mapping[str, str | None],
         marker: Entry | None = None,
-        clock_ms: int | None = None,
     ) -> Changed:
         names = [*expected, *becomes]
 
         def work(db: sqlite3.Connection) -> Changed:
-            now_ms = self._clock() if clock_ms is None else clock_ms
+            now_ms = self._clock()
             epoch, trimmed = _standing(db, project)
             state = _fields(db, project, names)
             if EPOCH in names and epoch:

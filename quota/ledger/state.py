@@ -73,17 +73,16 @@ def change(
     names: Sequence[str],
     rule: Rule[T],
     marker_key: str | None = None,
-    clock_ms: int | None = None,
 ) -> T:
     """Change the state of a project by a rule, which gets the named fields that exist.
 
-    With `marker_key` the same step appends a marker with this key to the log. If nothing changes, it writes nothing. In
-    simulations, `clock_ms` replaces the ledger's clock. Raises LedgerError if the ledger cannot answer, if others are
-    always quicker, or if a fence stands; UnusableLedger if the log has moved.
+    With `marker_key` the same step appends a marker with this key to the log. If nothing changes, it writes nothing.
+    Raises LedgerError if the ledger cannot answer, if others are always quicker, or if a fence stands; UnusableLedger
+    if the log has moved.
     """
     marker = None if marker_key is None else Entry(START, 0, "", "", "", "", marker_key, "marker")
     began_s, is_lost = elapsed_s(), False
-    stands = _read(log, project, names, clock_ms)
+    stands = _read(log, project, names)
     for _ in range(MAX_CHANGES):
         if is_seal(stands.epoch):
             raise moved(log.label, stands.epoch)
@@ -94,14 +93,14 @@ def change(
             return answer
         expected = {name: fields.get(name) for name in names}
         try:
-            stands = log.change(project, expected, becomes, marker, clock_ms)
+            stands = log.change(project, expected, becomes, marker)
         except UnusableLedger:
             raise
         except LedgerError:
             if is_lost:
                 raise
             is_lost = True
-            stands = _read(log, project, names, clock_ms)
+            stands = _read(log, project, names)
             continue
         if stands.done:
             return answer
@@ -114,8 +113,8 @@ def change(
     raise LedgerError(f"ledger {log.label}: other processes were quicker each time; run again in a moment")
 
 
-def _read(log: Log, project: str, names: Sequence[str], clock_ms: int | None) -> Changed:
-    return log.change(project, dict.fromkeys(names), {}, clock_ms=clock_ms)
+def _read(log: Log, project: str, names: Sequence[str]) -> Changed:
+    return log.change(project, dict.fromkeys(names), {})
 
 
 def moved(label: str, epoch: str) -> UnusableLedger:
@@ -164,20 +163,19 @@ def check_usable(label: str, project: str, api: str, beginning: Beginning) -> No
 
 @dataclass(frozen=True)
 class State:
-    """The state of one project. `new_key` makes the key of a marker, or of an addition. In simulations, `clock`
-    replaces the ledger's clock. `note` gets the text of the facts after each change of this process."""
+    """The state of one project. `new_key` makes the key of a marker, or of an addition. `note` gets the text of the
+    facts after each change of this process."""
 
     log: Log
     project: str
     new_key: Callable[[], str]
-    clock: Callable[[], int] | None = None
     note: Callable[[str], None] = lambda _: None
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
         """The current facts, also of a log that is fenced or has moved."""
-        return Facts.read(_read(self.log, self.project, (FACTS,), None).state.get(FACTS, ""))
+        return Facts.read(_read(self.log, self.project, (FACTS,)).state.get(FACTS, ""))
 
     def exhaust(self, exhaustion: Exhaustion) -> Exhaustion:
         """Close a bucket. Returns the exhaustion that stands then: this one, an earlier one, or one that somebody has
@@ -308,14 +306,13 @@ class State:
 
     def refusals(self, since_ms: int = 0) -> Refusals:
         """The refusals of all hours that end after `since_ms`, also of a log that is fenced or has moved."""
-        stored = _read(self.log, self.project, (REFUSALS,), None).state.get(REFUSALS, "")
+        stored = _read(self.log, self.project, (REFUSALS,)).state.get(REFUSALS, "")
         names = refusals_rules.names_to_read(stored, since_ms)
-        return refusals_rules.read(_read(self.log, self.project, names, None).state)
+        return refusals_rules.read(_read(self.log, self.project, names).state)
 
     def refused_sums(self) -> Sequence[RefusedSum]:
         """The sums of all refused calls ever, also of a log that is fenced or has moved."""
-        return refusals_rules.read(_read(self.log, self.project, (REFUSED_SUMS,), None).state).sums
+        return refusals_rules.read(_read(self.log, self.project, (REFUSED_SUMS,)).state).sums
 
     def _change(self, names: Sequence[str], rule: Rule[T], marker_key: str | None = None) -> T:
-        clock_ms = None if self.clock is None else self.clock()
-        return change(self.log, self.project, names, rule, marker_key, clock_ms)
+        return change(self.log, self.project, names, rule, marker_key)

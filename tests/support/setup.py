@@ -111,7 +111,8 @@ class Clocked:
 
     def __post_init__(self) -> None:
         keys = count()
-        self.state = State(self.log, self.project, lambda: f"k{next(keys)}{self.name}", lambda: self.now_ms)
+        getattr(self.log, "_log", self.log)._clock = lambda: self.now_ms
+        self.state = State(self.log, self.project, lambda: f"k{next(keys)}{self.name}")
 
 
 def claim_of(owner: str, run: str = "", *regions: str, **more: Any) -> Claim:

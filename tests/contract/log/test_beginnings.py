@@ -183,9 +183,12 @@ def test_a_log_is_behind_for_whoever_has_read_another_log_or_what_an_empty_log_l
 
 
 @pytest.mark.parametrize("lacking", [(NOW_MS - 1, 7), (NOW_MS, 6), (NOW_MS, 8), (NOW_MS, 10), (NOW_MS + 1, 0)])
-def test_a_log_that_lacks_what_its_author_or_the_authors_machine_has_seen_is_behind(log: Log, lacking: Id) -> None:
+def test_a_log_that_lacks_what_its_author_or_the_authors_machine_has_seen_is_behind(
+    log: Log, lacking: Id, clock: Clock
+) -> None:
     ask(log, charge(), seq=7)
-    ask(log, charge(), seen=(NOW_MS, 7), clock_ms=NOW_MS + 1, seq=10)
+    clock.now_ms += 1
+    ask(log, charge(), seen=(NOW_MS, 7), seq=10)
     assert not is_behind(log, "first", (NOW_MS, 7))
     assert is_behind(log, "first", lacking)
     assert is_behind(log, "first", (NOW_MS, 7), must=[(NOW_MS, 7), lacking])

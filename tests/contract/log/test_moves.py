@@ -130,7 +130,7 @@ def used(log: Log, clock: Clock) -> None:
     added(log, correction(new[0], 5), charge(30))
     added(log, correction(new[0], 8, before_units=5))
     keys = (f"k{n}" for n in itertools.count())
-    state = State(log, P, lambda: next(keys), clock)
+    state = State(log, P, lambda: next(keys))
     state.exhaust(Exhaustion("search", NOW_MS, NOW_MS + 2 * DAY_MS, "quota", "web1"))
     state.claim(CLAIM)
     state.keep_places(CLAIM, "job", {"DE": "page 2\n'\"é\t"})
@@ -215,7 +215,7 @@ def test_a_target_that_is_in_use_gets_the_union(pair: Pair) -> None:
 
 def test_the_facts_of_both_states_are_united(pair: Pair) -> None:
     keys = (f"k{n}" for n in itertools.count())
-    ours, theirs = (State(log, P, lambda: next(keys), pair.clock) for log in (pair.old, pair.new))
+    ours, theirs = (State(log, P, lambda: next(keys)) for log in (pair.old, pair.new))
     ours.exhaust(Exhaustion("search", NOW_MS, NOW_MS + DAY_MS, "quota", "web1"))
     theirs.exhaust(Exhaustion("uploads", NOW_MS, NOW_MS + DAY_MS, "quota", "web2"))
     ours.add_refusals([RefusalCount(NOW_MS, "day", "a", "limit", 3), RefusalCount(NOW_MS, "day", "b", "limit", 2)])
@@ -232,7 +232,7 @@ def test_the_facts_of_both_states_are_united(pair: Pair) -> None:
     assert [each.bucket for each in Facts.read(state[FACTS]).exhaustions] == ["search", "uploads"]
     assert state[LONGEST] == str(DAY_MS), "the log is kept for the longest window of both"
     assert (state["claim:job"], "claim:other" in state) == (claimed, True)
-    refusals = State(pair.new, P, lambda: "k", pair.clock).refusals()
+    refusals = State(pair.new, P, lambda: "k").refusals()
     assert {(count.job, count.calls) for count in refusals.counts} == {("a", 5), ("b", 2)}
     assert {(count.job, count.calls) for count in refusals.sums} == {("a", 5), ("b", 2)}
     assert Sums.read(state[SUMS]).rows() == [ChargedSum("search.list", "job", 7, 10, 7)]
@@ -305,7 +305,7 @@ def test_one_ledger_under_two_urls_stays_as_it_is(pair: Pair, holds: str) -> Non
     if holds == "charges":
         used(pair.old, pair.clock)
     elif holds == "claims":
-        State(pair.old, P, lambda: "k", pair.clock).claim(CLAIM)
+        State(pair.old, P, lambda: "k").claim(CLAIM)
     before, epoch = content(pair.old), pair.old.begin(P).epoch
 
     def move_there() -> None:

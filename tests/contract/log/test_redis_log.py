@@ -103,9 +103,11 @@ def test_all_keys_live_on_before_half_their_time_is_over(log: RedisLog, admin: r
     for key in (LOG, STATE, CORRECTED):
         admin.pexpire(key, 1_000_000)
     later_ms = log.now_ms() + PAST_MS // 3
-    tip = append(log, "e1", tip, charge(5, key="k5"), clock_ms=later_ms).id or START
+    log._clock = lambda: later_ms
+    tip = append(log, "e1", tip, charge(5, key="k5")).id or START
     assert admin.pttl(LOG) <= 1_000_000
-    append(log, "e1", tip, charge(5, key="k6"), clock_ms=later_ms + PAST_MS // 4)
+    later_ms += PAST_MS // 4
+    append(log, "e1", tip, charge(5, key="k6"))
     assert min(admin.pttl(key) for key in (LOG, STATE, CORRECTED)) > PAST_MS - DAY_MS
 
 

@@ -142,7 +142,7 @@ def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
 
 def test_a_repair_removes_future_exhaustions_only(log: Log, clock: Clock) -> None:
     clock.now_ms = NOW_MS + YEAR_MS
-    state = State(log, P, lambda: "k", clock)
+    state = State(log, P, lambda: "k")
     state.exhaust(Exhaustion("search", clock.now_ms, clock.now_ms + DAY_MS, "quota", "web1"))
     state.exhaust(Exhaustion("units", NOW_MS, NOW_MS + 2 * YEAR_MS, "quota", "web1"))
     state.exhaust(Exhaustion("uploads", NOW_MS, NOW_MS + 2 * YEAR_MS, "quota", "web1"))
@@ -157,7 +157,7 @@ def test_a_repair_removes_future_exhaustions_only(log: Log, clock: Clock) -> Non
 def test_future_claims_lapse_like_present_claims(log: Log, clock: Clock) -> None:
     """Each time they are read they would be dated now, and never lapse."""
     sound = Claim("sound", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
-    state = State(log, P, lambda: "k", clock)
+    state = State(log, P, lambda: "k")
     state.claim(sound._replace(hold_ms=2 * HOUR_MS))
     before = dict(log.begin(P, (), ("claim:sound",)).state)
     clock.now_ms = NOW_MS + YEAR_MS
