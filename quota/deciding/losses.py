@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from quota.common.clock import LATEST_MS, elapsed_s
+from quota.common.clock import elapsed_s
 from quota.common.log import warn
 from quota.common.text import listed, one_line
 from quota.deciding.project import BehindError, Project
@@ -33,7 +33,7 @@ from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.total import total_of
 from quota.rules.union import missing, union
-from quota.terms.arguments import MAX_NUMBER, machine_name, text, whole
+from quota.terms.arguments import checked, machine_name
 from quota.terms.limits import SLACK_MS
 
 T = TypeVar("T")
@@ -271,15 +271,6 @@ def _united(*several: Sequence[Loss]) -> list[Loss]:
 def _read_losses(stored: str) -> list[Loss]:
     """Never raises: a text that cannot be read counts as empty."""
     try:
-        return [
-            Loss(
-                at_ms=whole(at_ms, "ms: a time", 0, LATEST_MS - 1),
-                machine=text(machine, "machine"),
-                charges=whole(charges, "charges", 0, MAX_NUMBER),
-                units=whole(units, "units", 0, MAX_NUMBER),
-                since_ms=whole(since_ms, "ms: a time", 0, LATEST_MS - 1),
-            )
-            for at_ms, machine, charges, units, since_ms in json.loads(stored or "[]")
-        ]
+        return [checked(Loss(*row)) for row in json.loads(stored or "[]")]
     except (ValueError, TypeError, RecursionError, UsageError):
         return []

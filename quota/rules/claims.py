@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from quota.errors import UsageError
-from quota.terms.arguments import MAX_NUMBER, text, whole
+from quota.terms.arguments import checked, text, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 MAX_HOLD_MS = 49 * HOUR_MS
@@ -108,19 +108,13 @@ def checked_claim(claim: Claim) -> Claim:
     """The claim with each value of its type and in its bounds. Raises UsageError."""
     if len(claim.regions) > MAX_REGIONS:
         raise UsageError(f"{len(claim.regions):,} regions: at most {MAX_REGIONS:,} are claimed at once")
-    for value in (claim.name, claim.owner, claim.run):
-        if text(value, "claim") == "":
-            raise UsageError("a claim needs a name, an owner and a run")
-    return claim._replace(
-        machine=text(claim.machine, "machine"),
-        host=text(claim.host, "host"),
-        regions=tuple(text(region, "region") for region in claim.regions),
-        due=tuple(text(region, "region") for region in claim.due),
-        hold_ms=whole(claim.hold_ms, "ms: how long a region stays with its store", 1, MAX_HOLD_MS),
-        lease_ms=whole(claim.lease_ms, "ms: how long a run may be silent", 1, MAX_HOLD_MS),
-        tick=text(claim.tick, "tick"),
-        tick_ms=whole(claim.tick_ms, "ms: how long a tick is remembered", 1, MAX_TICK_MS),
-    )
+    claim = checked(claim)
+    if "" in (claim.name, claim.owner, claim.run):
+        raise UsageError("a claim needs a name, an owner and a run")
+    whole(claim.hold_ms, "ms: how long a region stays with its store", 1, MAX_HOLD_MS)
+    whole(claim.lease_ms, "ms: how long a run may be silent", 1, MAX_HOLD_MS)
+    whole(claim.tick_ms, "ms: how long a tick is remembered", 1, MAX_TICK_MS)
+    return claim
 
 
 CLAIM, PLACE = "claim:", "place:"
@@ -303,18 +297,16 @@ class Record:
 
 
 def _tick(row: Any, now_ms: int) -> _Tick:
-    until_ms, left = row
-    until_ms = min(whole(until_ms, "until_ms", 0, MAX_NUMBER), now_ms + MAX_TICK_MS)
-    return _Tick(until_ms, tuple(text(region, "region") for region in left))
+    tick = checked(_Tick(*row))
+    return tick._replace(until_ms=min(tick.until_ms, now_ms + MAX_TICK_MS))
 
 
 def _run(row: Any, now_ms: int) -> _Run:
     """A run of the record. If `seen_ms` is ahead of now, all its times are moved back by as much."""
-    owner, run, machine, host, tick = (text(row[name], name) for name in ("owner", "run", "machine", "host", "tick"))
-    seen_ms, alive_until_ms, until_ms = (
-        whole(row[name], name, 0, MAX_NUMBER) for name in ("seen_ms", "alive_until_ms", "until_ms")
+    run = checked(_Run(**row))
+    ahead_ms = max(0, run.seen_ms - now_ms)
+    return run._replace(
+        seen_ms=run.seen_ms - ahead_ms,
+        alive_until_ms=run.alive_until_ms - ahead_ms,
+        until_ms=min(run.until_ms - ahead_ms, now_ms + MAX_HOLD_MS),
     )
-    ahead_ms = max(0, seen_ms - now_ms)
-    regions = tuple(text(region, "region") for region in row["regions"] or ())
-    alive_until_ms, until_ms = alive_until_ms - ahead_ms, min(until_ms - ahead_ms, now_ms + MAX_HOLD_MS)
-    return _Run(owner, run, machine, host, seen_ms - ahead_ms, alive_until_ms, until_ms, tick, regions)

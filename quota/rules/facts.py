@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.errors import UsageError
-from quota.terms.arguments import text, whole
+from quota.terms.arguments import checked
 from quota.terms.limits import DAY_MS
 
 FACTS = "facts"
@@ -47,8 +47,6 @@ MAX_CHANGES = 20
 
 MAX_TEXT_CHARS = 500
 """Longer evidence and reasons are cut, because every new process reads the facts."""
-
-_LARGEST = 10**15 - 1
 
 
 class Exhaustion(NamedTuple):
@@ -144,7 +142,7 @@ class Facts:
             _exhaustions(_read(data.get("exhaustions"), Exhaustion, checked_exhaustion)),
             tuple(sorted(_read(data.get("grants"), Grant, checked_grant))[:MAX_GRANTS]),
             granted_ms if type(granted_ms) is int and 0 <= granted_ms < LATEST_MS else 0,
-            _compared(_read(data.get("compared"), Compared, checked_compared)),
+            _compared(_read(data.get("compared"), Compared, _of_bucket)),
             _changed_by(_read(data.get("changed_by"), DatedKey, checked_key)),
         )
 
@@ -204,13 +202,13 @@ def reopen(facts: Facts, bucket: str, because: str, now_ms: int) -> Facts:
 
 def grant(facts: Facts, grants: Iterable[Grant], compared: Iterable[Compared] | None, now_ms: int) -> Facts:
     """Replace the grants, and the comparisons (None: they stay). Raises UsageError for an invalid value."""
-    checked = [checked_grant(granted) for granted in grants]
-    if len(checked) > MAX_GRANTS:
-        raise UsageError(f"{len(checked):,} grants: a project has at most {MAX_GRANTS}")
-    changed = replace(facts, grants=tuple(sorted(checked)), granted_ms=now_ms)
+    several = [checked_grant(granted) for granted in grants]
+    if len(several) > MAX_GRANTS:
+        raise UsageError(f"{len(several):,} grants: a project has at most {MAX_GRANTS}")
+    changed = replace(facts, grants=tuple(sorted(several)), granted_ms=now_ms)
     if compared is None:
         return changed
-    return replace(changed, compared=_compared([checked_compared(comparison) for comparison in compared]))
+    return replace(changed, compared=_compared(map(_of_bucket, compared)))
 
 
 def union(first: Facts, second: Facts) -> Facts:
@@ -245,6 +243,7 @@ def _others(facts: Facts, bucket: str) -> list[Exhaustion]:
 # -- in order, and bounded ---------------------------------------------------------------------------------------------
 
 B = TypeVar("B", Exhaustion, Compared)
+F = TypeVar("F", Exhaustion, Grant, Compared)
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
@@ -274,72 +273,42 @@ def _newest(several: Iterable[B], order: Callable[[B], tuple[object, ...]]) -> I
 
 def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
     """The exhaustion with each value of its type and in its bounds. Raises UsageError."""
-    return Exhaustion(
-        bucket=_bucket(exhaustion.bucket),
-        since_ms=_ms(exhaustion.since_ms),
-        until_ms=NEVER if exhaustion.until_ms == NEVER else _ms(exhaustion.until_ms),
-        evidence=text(exhaustion.evidence, "evidence")[:MAX_TEXT_CHARS],
-        reported_by=text(exhaustion.reported_by, "reporter")[:MAX_TEXT_CHARS],
-        reopened_ms=_ms(exhaustion.reopened_ms),
-        reopened_because=text(exhaustion.reopened_because, "reason")[:MAX_TEXT_CHARS],
-        is_pause=exhaustion.is_pause is True,
+    exhaustion = _of_bucket(exhaustion)
+    return exhaustion._replace(
+        evidence=exhaustion.evidence[:MAX_TEXT_CHARS],
+        reported_by=exhaustion.reported_by[:MAX_TEXT_CHARS],
+        reopened_because=exhaustion.reopened_because[:MAX_TEXT_CHARS],
     )
 
 
 def checked_grant(granted: Grant) -> Grant:
     """The grant with each value of its type and in its bounds. Raises UsageError."""
-    checked = Grant(
-        bucket=_bucket(granted.bucket),
-        quota_units=_units(granted.quota_units),
-        since_ms=_ms(granted.since_ms),
-        until_ms=_ms(granted.until_ms),
-    )
-    if checked.since_ms >= checked.until_ms:
-        raise UsageError(f"the grant of {checked.bucket} ends before it begins")
-    return checked
-
-
-def checked_compared(comparison: Compared) -> Compared:
-    """The comparison with each value of its type and in its bounds. Raises UsageError."""
-    return Compared(
-        bucket=_bucket(comparison.bucket),
-        upstream_units=_units(comparison.upstream_units),
-        our_units=_units(comparison.our_units),
-        unknown_units=_units(comparison.unknown_units),
-        drift_units=_units(comparison.drift_units),
-        since_ms=_ms(comparison.since_ms),
-        through_ms=_ms(comparison.through_ms),
-        at_ms=_ms(comparison.at_ms),
-    )
+    granted = _of_bucket(granted)
+    if granted.since_ms >= granted.until_ms:
+        raise UsageError(f"the grant of {granted.bucket} ends before it begins")
+    return granted
 
 
 def checked_key(change: DatedKey) -> DatedKey:
     """The change with each value of its type and in its bounds. Raises UsageError."""
-    key = text(change.key, "key")
-    if not 0 < len(key) <= MAX_TEXT_CHARS:
+    change = checked(change)
+    if not 0 < len(change.key) <= MAX_TEXT_CHARS:
         raise UsageError("a change needs the key of its marker")
-    return DatedKey(_ms(change.at_ms), key)
+    return change
 
 
-def _bucket(name: object) -> str:
-    bucket = text(name, "bucket")
-    if re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", bucket) is None:
-        raise UsageError(f"bucket {bucket!r:.100}: a name has 1 to 64 letters, digits and . _ : -")
-    return bucket
+def _of_bucket(fact: F) -> F:
+    """The fact of a bucket, with each value of its type and in its bounds. Raises UsageError."""
+    fact = checked(fact)
+    if re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", fact.bucket) is None:
+        raise UsageError(f"bucket {fact.bucket!r:.100}: a name has 1 to 64 letters, digits and . _ : -")
+    return fact
 
 
-def _ms(value: object) -> int:
-    return whole(value, "ms: a time", 0, LATEST_MS - 1)
-
-
-def _units(value: object) -> int:
-    return whole(value, "units: what upstream says", 0, _LARGEST)
-
-
-def _read(rows: object, make: Callable[..., T], checked: Callable[[T], T]) -> list[T]:
+def _read(rows: object, make: Callable[..., T], check: Callable[[T], T]) -> list[T]:
     """The values of the rows. Leaves out rows that cannot be read."""
     values = []
     for row in rows if isinstance(rows, list) else ():
         with suppress(TypeError, UsageError):
-            values.append(checked(make(*row)))
+            values.append(check(make(*row)))
     return values

@@ -28,10 +28,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.clock import LATEST_MS, rfc3339
+from quota.common.clock import rfc3339
 from quota.common.text import one_line
 from quota.errors import UsageError
-from quota.terms.arguments import MAX_NUMBER, text, whole
+from quota.terms.arguments import MAX_NUMBER, checked, text
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
@@ -98,19 +98,14 @@ class _Head(NamedTuple):
     """The field `refusals`."""
 
     kept: int = 0
-    hours: Sequence[int] = ()
-    keys: Sequence[str] = ()
+    hours_ms: tuple[int, ...] = ()
+    keys: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, stored: str) -> _Head:
         """The field in a text. Never raises: a text that cannot be read counts as empty."""
         try:
-            kept, hours, keys = json.loads(stored)
-            return cls(
-                whole(kept, "refusals", 0, MAX_NUMBER),
-                [whole(hour_ms, "ms: an hour", 0, LATEST_MS) for hour_ms in hours],
-                [text(key, "key") for key in keys],
-            )
+            return checked(cls(*json.loads(stored)))
         except (ValueError, TypeError, RecursionError, UsageError):
             return cls()
 
@@ -171,12 +166,12 @@ def add(
             stored = fields.get(_hour_field(count.hour_ms), "")
             _add_to(hours.setdefault(count.hour_ms, _read_rows(stored)), row, count.calls)
     becomes: dict[str, str | None] = {_hour_field(hour_ms): _text(rows) for hour_ms, rows in hours.items()}
-    for hour_ms in head.hours:
+    for hour_ms in head.hours_ms:
         if not _is_kept(hour_ms, now_ms):
             becomes[_hour_field(hour_ms)] = None
     for number, refusal in enumerate(newest[-MAX_REFUSALS:], head.kept):
         becomes[_refusal_field(number)] = _checked_refusal(refusal)
-    all_hours = sorted(hour_ms for hour_ms in {*head.hours, *hours} if _is_kept(hour_ms, now_ms))
+    all_hours = sorted(hour_ms for hour_ms in {*head.hours_ms, *hours} if _is_kept(hour_ms, now_ms))
     keys = [*head.keys, text(key, "key")][-MAX_KEYS:]
     becomes[REFUSED_SUMS] = _text(sums)
     becomes[REFUSALS] = json.dumps([head.kept + len(newest[-MAX_REFUSALS:]), all_hours, keys], separators=(",", ":"))
@@ -189,7 +184,7 @@ def add(
 def names_to_read(stored: str, since_ms: int = 0) -> tuple[str, ...]:
     """The fields that `read` needs for the hours that end after `since_ms`. `stored` is the field `refusals`."""
     head = _Head.read(stored)
-    hours = [_hour_field(hour_ms) for hour_ms in head.hours if hour_ms + HOUR_MS > since_ms]
+    hours = [_hour_field(hour_ms) for hour_ms in head.hours_ms if hour_ms + HOUR_MS > since_ms]
     texts = [_refusal_field(number) for number in range(min(head.kept, MAX_REFUSALS))]
     return REFUSALS, REFUSED_SUMS, *hours, *texts
 
@@ -201,7 +196,7 @@ def read(fields: Mapping[str, str]) -> Refusals:
     return Refusals(
         counts=[
             RefusalCount(hour_ms, *row, calls)
-            for hour_ms in head.hours
+            for hour_ms in head.hours_ms
             for row, calls in _read_rows(fields.get(_hour_field(hour_ms), "")).items()
         ],
         sums=[RefusedSum(*row, calls) for row, calls in _read_rows(fields.get(REFUSED_SUMS, "")).items()],
@@ -228,9 +223,9 @@ def _is_kept(hour_ms: int, now_ms: int) -> bool:
 def _read_rows(stored: str) -> dict[Row, int]:
     rows: dict[Row, int] = {}
     try:
-        for limit, job, reason, calls in json.loads(stored or "[]"):
-            row = text(limit, "limit"), text(job, "job"), text(reason, "reason")
-            rows[row] = whole(calls, "calls", 0, MAX_NUMBER)
+        for row in json.loads(stored or "[]"):
+            limit, job, reason, calls = checked(RefusedSum(*row))
+            rows[limit, job, reason] = calls
     except (ValueError, TypeError, RecursionError, UsageError):
         pass  # not ours: keep the rows read so far
     return rows
@@ -253,16 +248,7 @@ def _cut(name: str) -> str:
 def _checked_counts(counts: Sequence[RefusalCount]) -> list[RefusalCount]:
     if len(counts) > MAX_COUNTS:
         raise UsageError(f"{len(counts):,} counts: at most {MAX_COUNTS} are added at once")
-    return [
-        RefusalCount(
-            hour_ms=whole(count.hour_ms, "ms: an hour", 0, LATEST_MS) // HOUR_MS * HOUR_MS,
-            limit=text(count.limit, "limit"),
-            job=text(count.job, "job"),
-            reason=text(count.reason, "reason"),
-            calls=whole(count.calls, "calls", 0, MAX_NUMBER),
-        )
-        for count in counts
-    ]
+    return [count._replace(hour_ms=count.hour_ms // HOUR_MS * HOUR_MS) for count in map(checked, counts)]
 
 
 def _checked_refusal(refusal: str) -> str:

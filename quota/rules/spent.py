@@ -15,7 +15,7 @@ from typing import NamedTuple
 from quota.errors import UsageError
 from quota.rules.entry import RUN_CHARS, START, Entry, Id, id_text, is_first, is_reservation, read_id
 from quota.rules.refusals import MAX_ROWS, OTHER
-from quota.terms.arguments import MAX_NUMBER, text, whole
+from quota.terms.arguments import checked
 
 
 class Spent(NamedTuple):
@@ -104,7 +104,7 @@ class Sums:
         """The sums in a text. Never raises: a text that cannot be read counts as empty."""
         try:
             head, rows = json.loads(stored)
-            return cls(read_id(head), [_checked(*row) for row in rows])
+            return cls(read_id(head), [checked(ChargedSum(*row)) for row in rows])
         except (ValueError, TypeError, AttributeError, RecursionError, UsageError):
             return cls()
 
@@ -132,13 +132,3 @@ class Sums:
             units=before.units + units,
             corrected_units=before.corrected_units + corrected_units,
         )
-
-
-def _checked(method: object, job: object, charges: object, units: object, corrected_units: object) -> ChargedSum:
-    return ChargedSum(
-        method=text(method, "method"),
-        job=text(job, "job"),
-        charges=whole(charges, "charges", 0, MAX_NUMBER),
-        units=whole(units, "units", 0, MAX_NUMBER),
-        corrected_units=whole(corrected_units, "units", 0, MAX_NUMBER),
-    )

@@ -11,14 +11,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from quota.common.clock import LATEST_MS, NEVER
 from quota.common.text import show
 from quota.errors import UsageError
 
 T = TypeVar("T")
+R = TypeVar("R", bound=tuple[Any, ...])
 
 MAX_NUMBER = 2**53 - 1
 """Larger numbers are not exact in Lua and JSON."""
@@ -85,6 +87,33 @@ def texts(value: str | Iterable[str], what: str) -> tuple[str, ...]:
     if "" in names:
         raise UsageError(f"{what} '' is an empty name")
     return names
+
+
+def checked(record: R) -> R:
+    """A named tuple with each value of the type that its class names. A number is 0 or more; a time (`_ms`) is one that
+    may be stored, and an end (`until_ms`) may be NEVER. Raises UsageError, and TypeError for a list that is none."""
+    kind = type(record)
+    values: list[Any] = [_checked(value, *field) for value, field in zip(record, _fields_of(kind), strict=True)]
+    return kind(*values)
+
+
+@cache
+def _fields_of(kind: type[tuple[Any, ...]]) -> list[tuple[str, object]]:
+    return [*get_type_hints(kind).items()]
+
+
+def _checked(value: Any, name: str, kind: object) -> object:
+    if kind is str:
+        return text(value, name)
+    if kind is bool:
+        return value is True
+    if kind == tuple[str, ...]:
+        return tuple([text(part, name) for part in value])
+    if kind == tuple[int, ...]:
+        return tuple([_checked(part, name, int) for part in value])
+    if name == "until_ms" and value == NEVER:
+        return NEVER
+    return whole(value, f"{name}: that", 0, LATEST_MS - 1 if name.endswith("_ms") else MAX_NUMBER)
 
 
 def made_by(func: Any) -> str:

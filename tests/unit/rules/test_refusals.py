@@ -127,8 +127,8 @@ def test_long_names_are_cut(fields: Fields) -> None:
     ("counts", "newest", "message"),
     [
         ([count(1)] * (MAX_COUNTS + 1), [], "201 counts: at most 200 are added at once"),
-        ([count(-1)], [], "calls is a whole number"),
-        ([count(1, hour_ms=1.5)], [], "an hour is a whole number"),  # type: ignore[arg-type]
+        ([count(-1)], [], "calls: that is a whole number"),
+        ([count(1, hour_ms=1.5)], [], "hour_ms: that is a whole number"),  # type: ignore[arg-type]
         ([count(1, job=None)], [], "is not a str"),  # type: ignore[arg-type]
         ([], ["é" * 2_000 + "x"], "a refusal of 4,001 bytes: a ledger keeps at most 4,000 of each"),
     ],
