@@ -301,17 +301,6 @@ class Budget(OfOneProcess):
         first_ms = None if outcome.first is None else outcome.first[0]
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)
 
-    def _ask_allowance(
-        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool
-    ) -> list[Decision]:
-        """The decision about priced calls while the ledger does not answer. `read` is how far this process had read
-        before it asked."""
-        if self._recorder is not None:
-            self._recorder.unanswered()
-        decision = self._by_allowance(checklist, charges, trouble, read=read, commit=commit)
-        first_ms = decision.decided_at_ms if decision.source else None
-        return self._of_each(checklist, charges, decision, first_ms, commit=commit)
-
     def _of_each(
         self,
         checklist: Checklist,
@@ -386,28 +375,18 @@ class Budget(OfOneProcess):
 
     def _free(self, checklist: Checklist) -> list[Decision]:
         """The decisions about calls that cost nothing. They need no ledger."""
-        free = Decision(
-            admitted=True,
-            id=None,
-            source=None,
-            credential=self.credential,
-            project=self.project,
-            method=checklist.method,
-            cost_units=0,
-            reason="ok",
-            refused_by=None,
-            remaining_units=0,
-            decided_at_ms=self._project.wall(),
-            retry_at_ms=None,
-            limits=(),
-        )
+        now_ms = self._project.wall()
+        free = Decision(admitted=True, credential=self.credential, project=self.project, decided_at_ms=now_ms)
         return [free._replace(method=call.method) for call in checklist.calls]
 
-    def _by_allowance(
+    def _ask_allowance(
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool
-    ) -> Decision:
+    ) -> list[Decision]:
         """The decision while the ledger does not answer: the local allowance decides; without an allowance the calls
-        are refused. A project of another API draws nothing: nobody could hand that over."""
+        are refused. A project of another API draws nothing: nobody could hand that over. `read` is how far this process
+        had read before it asked."""
+        if self._recorder is not None:
+            self._recorder.unanswered()
         detail, left_units, allowance = str(trouble), None, None
         misconfigured = isinstance(trouble, OtherApi)
         if self._allowance is not None and not misconfigured:
@@ -419,25 +398,23 @@ class Budget(OfOneProcess):
         admitted = left_units is not None
         if not admitted and allowance is not None:
             detail = f"{detail}; {allowance}"
-        return Decision(
+        decision = Decision(
             admitted=admitted,
-            id=None,
             source="allowance" if admitted and commit else None,
             credential=self.credential,
             project=self.project,
             method=checklist.method,
             cost_units=checklist.units,
             reason="ok" if admitted else "ledger-unavailable",
-            refused_by=None,
             remaining_units=left_units or 0,
             decided_at_ms=self._project.wall(),
-            retry_at_ms=None,
-            limits=(),
             detail=detail,
             lasting=isinstance(trouble, UnusableLedger),
             allowance=allowance,
             misconfigured=misconfigured,
         )
+        first_ms = decision.decided_at_ms if decision.source else None
+        return self._of_each(checklist, charges, decision, first_ms, commit=commit)
 
 
 def charge_id(ms: int, key: str, further: int) -> str:

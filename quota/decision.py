@@ -116,18 +116,18 @@ class Decision(NamedTuple):
     """
 
     admitted: bool
-    id: str | None
-    source: Source | None
-    credential: str
-    project: str
-    method: str
-    cost_units: int
-    reason: Reason
-    refused_by: str | None
-    remaining_units: int
-    decided_at_ms: int
-    retry_at_ms: int | None
-    limits: tuple[LimitState, ...]
+    id: str | None = None
+    source: Source | None = None
+    credential: str = ""
+    project: str = ""
+    method: str = ""
+    cost_units: int = 0
+    reason: Reason = "ok"
+    refused_by: str | None = None
+    remaining_units: int = 0
+    decided_at_ms: int = 0
+    retry_at_ms: int | None = None
+    limits: tuple[LimitState, ...] = ()
     detail: str = ""
     ahead_ms: int = 0
     lasting: bool = False

@@ -80,7 +80,6 @@ class Answers:
         tightest = min(enforced(states), key=lambda x: x.remaining_units // max(x.cost_units, 1), default=None)
         return Decision(
             admitted=admitted,
-            id=None,
             source="ledger" if admitted and commit else None,
             credential=self.credential,
             project=self.project.name,

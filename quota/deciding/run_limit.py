@@ -44,8 +44,6 @@ class RunLimit:
         left = max(0, self.max_units - self.spent_units)
         return Decision(
             admitted=False,
-            id=None,
-            source=None,
             credential=credential,
             project=project,
             method=method,
@@ -54,7 +52,6 @@ class RunLimit:
             refused_by=MAX_UNITS,
             remaining_units=left,
             decided_at_ms=at_ms,
-            retry_at_ms=None,
             limits=(LimitState(MAX_UNITS, units, self.spent_units, self.max_units, left),),
             detail=f"this run has spent {self.spent_units:,} of its {many(self.max_units, 'unit')}",
         )
