@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, of
 from quota.errors import MoveRefused
-from quota.ledger.log import MAX_READ, SEAL, Log, is_closed, is_fence, is_seal
+from quota.ledger.log import SEAL, Log, Progress, everything, is_closed, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
@@ -42,9 +42,6 @@ PAST_AT_ONCE = 50_000
 
 MAX_TRIES = 3
 """How often a move begins again because another process was quicker."""
-
-Progress = Callable[[str, int], None]
-"""Gets the project, and the number of its entries that were read."""
 
 Kind = Literal["nothing", "move", "go on", "moved already"]
 
@@ -167,7 +164,8 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
 
 def _copy_past(old: Log, new: Log, project: str, after: Id, progress: Progress) -> Id:
     """Copy the entries of the past after an id; returns the newest id."""
-    while entries := _entries(old.past, project, after, progress, PAST_AT_ONCE):
+    while entries := old.past(project, after, END, PAST_AT_ONCE):
+        progress(project, len(entries))
         new.add_past(project, [entry for entry in entries if entry.kind != "unreadable"])
         after = entries[-1].id
     return after
@@ -179,7 +177,7 @@ def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[
     edge = min(_edge(old, project), _edge(new, project))
     is_whole = all(log.begin(project).trimmed == START for log in (old, new))
     trimmed = START if is_whole else edge
-    have, seen = (_everything(log, project, trimmed, progress) for log in (new, old))
+    have, seen = (everything(log, project, trimmed, progress) for log in (new, old))
     return union(have, missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
 
 
@@ -194,29 +192,7 @@ def _edge(log: Log, project: str) -> Id:
 
 def _charges(log: Log, project: str) -> int:
     """How many charges of a project a ledger has, in its log and its past."""
-    return sum(entry.kind == "charge" for entry in _everything(log, project, START, lambda *_: None))
-
-
-def _everything(log: Log, project: str, after: Id, progress: Progress) -> list[Entry]:
-    """The entries of the past and the log after an id. An entry that is in both comes once."""
-    past, rest = (_entries(read, project, after, progress) for read in (log.past, log.read))
-    return [*{entry.key: entry for entry in (*past, *rest)}.values()]
-
-
-def _entries(
-    read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, progress: Progress, most: int = 2**53
-) -> list[Entry]:
-    """At most `most` entries after an id, read in pieces."""
-    entries: list[Entry] = []
-    while len(entries) < most:
-        wanted = min(MAX_READ, most - len(entries))
-        piece = read(project, after, END, wanted)
-        entries += piece
-        progress(project, len(entries))
-        if len(piece) < wanted:
-            break
-        after = piece[-1].id
-    return entries
+    return sum(entry.kind == "charge" for entry in everything(log, project, START))
 
 
 # -- the state ---------------------------------------------------------------------------------------------------------

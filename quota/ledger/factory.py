@@ -1,4 +1,4 @@
-"""Finds the ledger of a configuration, and opens it. BACKENDS has a row for each kind: its URLs, and how to open a log.
+"""Finds the ledger of a configuration, and opens it. BACKENDS has a row for each kind: its URLs, and its log.
 
 A new kind needs a row in BACKENDS. Opening a ledger imports its driver, and no other.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from importlib import import_module
 from typing import NamedTuple
 
 from quota.errors import ConfigError
@@ -19,34 +20,16 @@ Clock = Callable[[], int]
 
 
 class Backend(NamedTuple):
-    """One kind of ledger.
+    """One kind of ledger, and the class of its `log`.
 
     `file` returns the path of the file that a URL names, empty for a ledger in memory; it is None for a server.
     `has_acl`: `quota doctor --acl` can print the rights that its users need.
     """
 
     schemes: tuple[str, ...]
-    open: Callable[[str, Clock | None], Log]
+    log: str
     file: Callable[[str], str] | None = None
     has_acl: bool = False
-
-
-def _open_memory(_: str, clock: Clock | None) -> Log:
-    from quota.ledger.memory_log import MemoryLog
-
-    return MemoryLog(clock=clock)
-
-
-def _open_sqlite(url: str, clock: Clock | None) -> Log:
-    from quota.ledger.sqlite_log import SqliteLog
-
-    return SqliteLog(url, clock=clock)
-
-
-def _open_redis(url: str, clock: Clock | None) -> Log:
-    from quota.ledger.redis_log import RedisLog
-
-    return RedisLog(url, clock=clock)
 
 
 REDIS_SCHEMES = (
@@ -55,9 +38,9 @@ REDIS_SCHEMES = (
 )
 
 BACKENDS = (
-    Backend(("sqlite",), _open_sqlite, file=path_of),
-    Backend(REDIS_SCHEMES, _open_redis, has_acl=True),
-    Backend(("memory",), _open_memory, file=lambda _: ""),
+    Backend(("sqlite",), "quota.ledger.sqlite_log:SqliteLog", file=path_of),
+    Backend(REDIS_SCHEMES, "quota.ledger.redis_log:RedisLog", has_acl=True),
+    Backend(("memory",), "quota.ledger.memory_log:MemoryLog", file=lambda _: ""),
 )
 
 SCHEMES = tuple(scheme for backend in BACKENDS for scheme in backend.schemes)
@@ -111,7 +94,9 @@ def open_ledger(url: str, *, clock: Clock | None = None) -> Log:
     It contacts nothing before the first use. `clock` (ms since 1970) replaces the ledger's own clock, for tests and
     simulation only. Raises ConfigError for any other scheme.
     """
-    return backend_of(url).open(canonical(url), clock)
+    module, _, name = backend_of(url).log.partition(":")
+    log: Log = getattr(import_module(module), name)(canonical(url), clock=clock)
+    return log
 
 
 class Identity(NamedTuple):

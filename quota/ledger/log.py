@@ -294,6 +294,20 @@ def all_between(
     return [entry for piece in in_pieces(read, project, after, through) for entry in piece]
 
 
+Progress = Callable[[str, int], None]
+"""Gets the project, and the number of its entries that were read."""
+
+
+def everything(log: Log, project: str, after: Id, progress: Progress = lambda *_: None) -> list[Entry]:
+    """The entries of the past and the log after an id. An entry that is in both comes once."""
+    entries: dict[str, Entry] = {}
+    for read in (log.past, log.read):
+        for piece in in_pieces(read, project, after):
+            entries |= {entry.key: entry for entry in piece}
+            progress(project, len(entries))
+    return [*entries.values()]
+
+
 def is_fence(epoch: str) -> bool:
     return epoch.startswith(FENCE)
 

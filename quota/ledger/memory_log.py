@@ -111,10 +111,12 @@ class MemoryLog(OfOneProcess, Log):
     """The logs of all projects of this process. A forked child goes on with a copy. `clock` is the ledger's clock, in
     ms since 1970. The past is kept for `past_ms`."""
 
-    label = "memory:"
     shared = False
 
-    def __init__(self, *, clock: Callable[[], int] | None = None, past_ms: int = PAST_MS) -> None:
+    def __init__(
+        self, label: str = "memory:", *, clock: Callable[[], int] | None = None, past_ms: int = PAST_MS
+    ) -> None:
+        self.label = label
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._past_ms = past_ms
         self._moments: dict[str, _Moment] = {}

@@ -172,13 +172,6 @@ class Checklist:
         return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
 
 
-MAX_LOOKS = 100
-"""The most looks that are kept."""
-
-_looks: dict[tuple[int, int], tuple[CostBook, Checklist]] = {}
-"""Checklists by the addresses of book and limits, which they keep alive. Many credentials share them."""
-
-
 class Checklists(dict[Key, Checklist]):
     """The checklists of a budget, by kind of call, each made on first use.
 
@@ -259,15 +252,9 @@ class Checklists(dict[Key, Checklist]):
         """The checklist of the cheapest call of the main bucket, in each bucket that all its calls spend. Each limit
         counts the least that it can count."""
         book, limits = self._book.at(self._clock()), self.shown
-        cached = _looks.get((id(book), id(limits)))
-        if cached is None:
-            # `quota check` reports a smaller limit as an error; here it is full when used up.
-            costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
-            checklist = Checklists("", book, limits, {}, self._clock).of("", book.least_parts(), limits, costs, "")
-            if len(_looks) >= MAX_LOOKS:
-                _looks.clear()
-            cached = _looks[id(book), id(limits)] = book, checklist
-        return cached[1]
+        # `quota check` reports a smaller limit as an error; here it is full when used up.
+        costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
+        return self.of("", book.least_parts(), limits, costs, "")
 
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
         """One checklist for calls that are decided together: each limit that counts any of them, with their sum."""

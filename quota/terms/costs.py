@@ -252,16 +252,9 @@ class CostBook(NamedTuple):
 
     def at(self, at_ms: int) -> CostBook:
         """This book with only the prices that are valid at `at_ms`."""
-        valid = _valid.get(id(self))
-        if valid is None or not valid.since_ms <= at_ms < valid.until_ms:
-            prices = {method: self.price_at(method, at_ms) for method in self.methods}
-            since_ms = max((since for _, (since, _) in prices.values()), default=0)
-            until_ms = min((until for _, (_, until) in prices.values()), default=NEVER)
-            book = self._replace(methods={method: (price,) for method, (price, _) in prices.items()})
-            if len(_valid) >= MAX_VALID:
-                _valid.clear()
-            valid = _valid[id(self)] = _Valid(self, since_ms, until_ms, book)
-        return valid.book
+        dated = [method for method, prices in self.methods.items() if len(prices) > 1]
+        valid = {method: (self.price_at(method, at_ms)[0],) for method in dated}
+        return self._replace(methods={**self.methods, **valid}) if dated else self
 
     @property
     def zone(self) -> str:
@@ -306,23 +299,6 @@ class CostBook(NamedTuple):
             for method in selector.methods
         )
         return min(filter(None, counted), default=1)
-
-
-class _Valid(NamedTuple):
-    """A book with the prices that are valid between two times. It keeps `of` alive, so no other book gets its
-    address."""
-
-    of: CostBook
-    since_ms: int
-    until_ms: int
-    book: CostBook
-
-
-MAX_VALID = 100
-"""The most books in the cache."""
-
-_valid: dict[int, _Valid] = {}
-"""A cache of `CostBook.at`, by the book's address: many credentials share one book."""
 
 
 def covers(limit: Limit, bucket: str, book: CostBook) -> bool:

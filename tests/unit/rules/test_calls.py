@@ -266,19 +266,11 @@ def test_a_limit_counts_of_a_call_the_buckets_that_it_selects() -> None:
     assert made.closed_by == ("units", "search")
 
 
-def test_a_look_asks_for_the_cheapest_call_and_is_kept_for_its_book_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cache in ("quota.rules.calls._looks", "quota.terms.costs._valid"):  # one may be full, and is emptied meanwhile
-        monkeypatch.setattr(cache, {})
-    limits = (limit(),)
-    first, same = (Checklists("main", BOOK, limits, {}, lambda: NOON) for _ in range(2))
-    other = checklists(limit(2_000))
-    look = first.of_a_look()
-    assert (look.units, look.costs, look.parts) == (1, (1,), (Part("units", 1),))
-    assert same.of_a_look() is look
-    assert other.of_a_look().caps == (2_000,)
-    dearer = Checklists("main", BOOK._replace(methods={}, default_get=BOOK.default_other), limits, {}, lambda: NOON)
-    assert dearer.of_a_look().units == 50
-    assert first.of_a_look() is look
+def test_a_look_asks_for_the_cheapest_call() -> None:
+    look = checklists(limit(2_000)).of_a_look()
+    assert (look.units, look.costs, look.parts, look.caps) == (1, (1,), (Part("units", 1),), (2_000,))
+    dearer = BOOK._replace(methods={}, default_get=BOOK.default_other)
+    assert Checklists("main", dearer, (limit(),), {}, lambda: NOON).of_a_look().units == 50
 
 
 @pytest.mark.parametrize(
