@@ -97,25 +97,17 @@ def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
     """The fault and the remedy, in one line that does not quote the url. `where` is a name and a url's label; `user` is
     the user who asked."""
     message = (str(error).splitlines() or [""])[0][:200]
-    secure = "s" if " rediss" in where else ""
-    if isinstance(error, Misconfigured):
-        return f"{where}: {message}"
-    if isinstance(error, NoAnswer):
-        waited = f"{timeout_s:g} s"
-        return f"{where} did not answer within {waited}; see whether the server is busy or the network slow"
-    if "Authentication required" in message or "authenticated" in message:
-        return f'{where} wants a password; add password = "env:NAME" or "file:PATH"'
-    if isinstance(error, NotRedis):
-        return f"{where} is not Redis; check the url"
-    if isinstance(error, Lost) and "number of clients" in message:
-        return f"{where} has too many clients; raise its maxclients"
-    if "cluster support disabled" in message:
-        return f"{where} is no cluster; write redis{secure}:// for a single server"
-    if isinstance(error, Lost) and "see no primary" in message:
-        return f"{where} has no primary now, as its sentinels see it; run again in a moment"
-    if not isinstance(error, ErrorReply):
-        return f"{where} cannot be reached; see whether the server is running there"
-    return _reply_explained(error, message, where, user, secure)
+    fault = f"{getattr(error, 'code', '')} {message} {type(error).__name__}"
+    line = next(line for pattern, line in _FAULTS.items() if re.search(pattern, fault))
+    return where + line.format(
+        message=message,
+        timeout_s=timeout_s,
+        secure="s" if " rediss" in where else "",
+        who="its sentinels' user" if "'sentinel" in message else f"user {user}",
+        what=_what_is_denied(message),
+        numbers=", which has no database numbers" if "SELECT" in message else "",
+        owner=where.rpartition(" ")[0],
+    )
 
 
 def _what_is_denied(message: str) -> str:
@@ -125,21 +117,19 @@ def _what_is_denied(message: str) -> str:
     return "run a command that it needs" if named is None else f"run {(named[1] or named[2]).upper().replace('|', ' ')}"
 
 
-def _reply_explained(error: ErrorReply, message: str, where: str, user: str, secure: str) -> str:
-    if error.asks_for_password:
-        remedy = "check username and password, or make that user: `quota doctor --acl` prints how"
-        return f"{where} refused the password; {remedy}"
-    if error.code == "NOPERM" or is_denied(message):
-        who = "its sentinels' user" if "'sentinel" in message else f"user {user}"
-        return f"{where}: {who} may not {_what_is_denied(message)}; give it the rights that `quota doctor --acl` prints"
-    reply = f"{error.code} {message}"
-    line = next((line for pattern, line in _REPLIES.items() if re.search(pattern, reply)), ": {message}")
-    numbers = ", which has no database numbers" if "SELECT" in message else ""
-    owner = where.rpartition(" ")[0]
-    return where + line.format(message=message, secure=secure, numbers=numbers, owner=owner)
-
-
-_REPLIES = {
+_FAULTS = {
+    "Misconfigured$": ": {message}",
+    "NoAnswer$": " did not answer within {timeout_s:g} s; see whether the server is busy or the network slow",
+    "Authentication required|authenticated": ' wants a password; add password = "env:NAME" or "file:PATH"',
+    "NotRedis$": " is not Redis; check the url",
+    "number of clients.* Lost$": " has too many clients; raise its maxclients",
+    "cluster support disabled": " is no cluster; write redis{secure}:// for a single server",
+    "see no primary.* Lost$": " has no primary now, as its sentinels see it; run again in a moment",
+    "(Lost|Failed)$": " cannot be reached; see whether the server is running there",
+    f"^(NOAUTH|WRONGPASS) |{_PASSWORD.pattern}": (
+        " refused the password; check username and password, or make that user: `quota doctor --acl` prints how"
+    ),
+    _DENIED.pattern: ": {who} may not {what}; give it the rights that `quota doctor --acl` prints",
     "^(MOVED|ASK) |not allowed in cluster mode": (
         " is a node of a cluster{numbers}; write redis{secure}+cluster://HOST:PORT"
     ),
@@ -168,8 +158,9 @@ _REPLIES = {
         " is a sentinel, or runs no scripts; for sentinels write redis{secure}+sentinel://HOST:PORT/SERVICE"
     ),
     "(?i)unknown command": " is older than Redis 6.2; upgrade it",
+    "": ": {message}",
 }
-"""Explanations of replies, by a pattern in their first word and text. The first match counts."""
+"""Explanations of failures, by a pattern in their code, their text and their kind. The first match counts."""
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------
