@@ -22,12 +22,7 @@ from quota.errors import ConfigError
 from quota.ledger.redis_errors import Misconfigured, check_files
 
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
-_NEEDLESS = (
-    *("health_check_interval", "max_connections", "retry_on_timeout", "retry_on_error"),
-    *("encoding", "encoding_errors", "decode_responses"),
-)
-"""Options of redis-py that our connections ignore."""
-_OPTIONS = ("db", "username", "password", "client_name", "protocol", "socket_keepalive", *_TIMEOUTS)
+_OPTIONS = ("db", "username", "password", "client_name", *_TIMEOUTS)
 _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 _OF_SENTINELS = ("sentinel_username", "sentinel_password", "sentinel_ssl")
 
@@ -149,7 +144,6 @@ def target_of(url: str, timeout_s: float) -> Target:
     sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
     tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
     answer_s, connect_s = _times(given, timeout_s)
-    keepalive = {"socket_keepalive": given.get("socket_keepalive", "0").upper() not in FALSE} if kind != "unix" else {}
     shared = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2, "driver_info": None}
     named_port = given.get("port", "26379" if kind == "sentinel" else "6379")
     nodes = []
@@ -174,7 +168,6 @@ def target_of(url: str, timeout_s: float) -> Target:
             "client_name": given.get("client_name") or None,
             "socket_timeout": answer_s,
             "socket_connect_timeout": connect_s,
-            **keepalive,
         },
         sentinel_options={
             **shared,
@@ -194,7 +187,7 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
     given = {name: values[0] for name, values in several.items()}
     of_sentinels = _OF_SENTINELS if kind == "sentinel" else ()
     secure = _OF_TLS if is_secure or (of_sentinels and given.get("sentinel_ssl") == "true") else ()
-    options = (*_OPTIONS, *elsewhere, *secure, *of_sentinels, *_NEEDLESS)
+    options = (*_OPTIONS, *elsewhere, *secure, *of_sentinels)
     not_clear = "what looks like an option may be a piece of a password"
     if any("@" in field and field.partition("=")[0] not in _OF_TLS for field in query.split("&")):
         raise ValueError(not_clear)
@@ -227,9 +220,6 @@ def _port(text: str) -> int:
 
 def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
     """How long an answer may take, and how long connecting may take."""
-    numbers = (given.get(name, "0") for name in ("health_check_interval", "max_connections"))
-    if given.get("protocol", "2") not in ("2", "3") or not all(number.isdecimal() for number in numbers):
-        raise ValueError("an option is none")
     answer_s, connect_s = (float(given.get(name, timeout_s)) for name in _TIMEOUTS)
     if not (0 < answer_s <= _LONGEST_S and 0 < connect_s <= _LONGEST_S):
         raise ValueError("no time to wait")
