@@ -37,10 +37,6 @@ MAX_CLOCK_TRIES = 3
 """How often a decision begins again because the ledger's clock went back."""
 
 
-class OvertakenError(Exception):
-    """Others have overtaken a decision several times, and the log can exclude them for a moment."""
-
-
 def decide(project: Project, question: Question, *, commit: bool) -> Outcome:
     """Decide about calls that leave together. With `commit`, admitted calls are charged when this returns.
 
@@ -48,11 +44,7 @@ def decide(project: Project, question: Question, *, commit: bool) -> Outcome:
     """
     try:
         repay(project, must=commit)
-        try:
-            outcome = _decide(project, question, question.charges if commit else ())
-        except OvertakenError:
-            with project.log.exclusive(project.name):
-                outcome = _decide(project, question, question.charges, is_alone=True)
+        outcome = _decide(project, question, question.charges if commit else ())
     except StillCountingError:
         project.keep()
         return Outcome("counting", project.now_ms())
@@ -63,7 +55,7 @@ def decide(project: Project, question: Question, *, commit: bool) -> Outcome:
     return outcome
 
 
-def _decide(project: Project, question: Question, charges: Sequence[Entry], *, is_alone: bool = False) -> Outcome:
+def _decide(project: Project, question: Question, charges: Sequence[Entry]) -> Outcome:
     ends_s = elapsed_s() + COUNT_WITHIN_S
     fresh, losses, clock_tries, overtaken = False, 0, 0, 0
     while True:
@@ -76,8 +68,6 @@ def _decide(project: Project, question: Question, charges: Sequence[Entry], *, i
             return outcome
         request = project.request(outcome.mark, outcome.now_ms, charges if fits else (), outcome.room)
         if overtaken >= ROOMS_AFTER and request.entries:
-            if not (project.log.shared or is_alone):
-                raise OvertakenError
             request = request._replace(rooms=question.rooms(outcome.caps, outcome.used_units))
         if project.journal is not None and project.journal.is_late(request.epoch):
             reply, used_units = Reply("BEHIND", request.now_ms, request.epoch), None

@@ -22,7 +22,7 @@ are safe to use from several threads, from a signal handler that interrupts a th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from quota.rules.entry import END, Entry, Id, read_id
@@ -188,11 +188,6 @@ class Log(Protocol):
         entry if that is later. A correction is noted by the key of its charge. The log sends nothing twice: if an
         answer is lost it raises LedgerError, and the author asks again.
         """
-
-    def exclusive(self, project: str) -> AbstractContextManager[bool]:
-        """Keep others from appending inside this block, for an author whom others overtook several times. Gives False
-        if the ledger cannot do that."""
-        return nullcontext(False)
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         """At most `count` entries with after < id <= through, in order. A fence or a seal does not prevent reading."""

@@ -3,19 +3,15 @@
 An append is one `BEGIN IMMEDIATE` transaction: it reads the entries that its author has not read, asks `word_of`, and
 appends. The author has already added up what the limits count, so an append costs the same for any limits, units and
 history.
-
-    LogFile      an SQLite file in which a thread may keep its transaction open over several pieces of work
-    SqliteLog    the log in it
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
 from quota.common.files import has_room
@@ -48,8 +44,6 @@ from quota.terms.arguments import whole_clock
 
 if TYPE_CHECKING:
     from quota.common.findings import Finding
-
-T = TypeVar("T")
 
 SCHEMA_VERSION = 20
 APPLICATION_ID = 0x51_4C_47_31
@@ -85,68 +79,6 @@ _GET = "SELECT value FROM state WHERE project = ? AND name = ?"
 _PUT = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
 
 
-class LogFile(SqliteFile):
-    """An SQLite file in which each piece of work is a transaction of its own, except in a block of `held`.
-
-    `_held` is the connection whose transaction is open for the next piece of work. `_is_working`: such a piece is under
-    way, so any other call comes from a signal handler.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._held: sqlite3.Connection | None = None
-        self._is_working = False
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep others from writing until this thread has written. `transact` commits before it returns, so the rest of
-        the block delays nobody."""
-        with self._lock:
-            try:
-                super().transact(lambda db: db.execute("BEGIN IMMEDIATE"), write=None)
-                self._held = self._db
-                yield
-            finally:
-                # Not in its own function: a signal handler may raise as the function begins.
-                if self._db is not None:
-                    self._db.rollback()  # does nothing outside a transaction
-                self._held = None
-
-    def transact(
-        self, work: Callable[[sqlite3.Connection], T], *, write: bool | None, within_s: float | None = None
-    ) -> T:
-        """As `SqliteFile.transact`, in the held transaction if there is one.
-
-        If a signal handler or an error ends that transaction, the work begins again in a new transaction.
-        """
-        with self._lock:
-            if self._held is not None and not self._is_working:
-                self._is_working = True
-                try:
-                    db = self._held
-                    if db is not None:  # a handler may have ended it just now
-                        answer = work(db)
-                        if write:
-                            db.execute("COMMIT")
-                            self._held = None
-                        return answer
-                except (sqlite3.Error, DamagedError, TypeError):
-                    # A handler closed the connection; or `super` raises what is wrong.
-                    self._release()
-                except BaseException:
-                    self._release()
-                    raise
-                finally:
-                    self._is_working = False
-            return super().transact(work, write=write, within_s=within_s)
-
-    def _release(self) -> None:
-        """Roll back the held transaction."""
-        if self._held is not None and self._held is self._db:
-            self._held.rollback()
-        self._held = None
-
-
 class SqliteLog(OfOneProcess, Log):
     """The log at `sqlite:///relative/path` or `sqlite:////absolute/path`, or in memory (`sqlite://`). `clock` is the
     ledger's clock, in ms since 1970."""
@@ -159,7 +91,7 @@ class SqliteLog(OfOneProcess, Log):
         path = path_of(url)
         self.label = label_of(path)
         refuse_others(path, "ledger")
-        self._file = LogFile(
+        self._file = SqliteFile(
             path,
             schema=("quota.ledger", "log.sql"),
             application_id=APPLICATION_ID,
@@ -221,12 +153,6 @@ class SqliteLog(OfOneProcess, Log):
             first = next_id(unseen[-1].id if unseen else tip, clock_ms, request.seq)
             epoch = _add(db, project, request.entries, first, epoch, request.new_epoch)
         return Reply(word, clock_ms, epoch, unseen, whole, first)
-
-    @contextmanager
-    def exclusive(self, project: str) -> Iterator[bool]:
-        """Lasts until this thread has appended: `append` commits before it returns. Others may always read."""
-        with self._file.held():
-            yield True
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return self._read(_READ_LOG, (project, *after, *through, count))

@@ -165,7 +165,7 @@ class FaultyLog:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._log, name)
-        uncounted = ("close", "exclusive", "unwritable")
+        uncounted = ("close", "unwritable")
         if not callable(method) or name in uncounted or name not in (self._methods or (name,)):
             return method
         return partial(self._call, name, method)

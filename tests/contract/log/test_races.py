@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
-import pytest
-
-from contract.log.logs import P, Place, add, ask, charge, entries_of
+from contract.log.logs import P, Place, add, charge, entries_of
 from quota.ledger.log import Append, Log
 from quota.rules.entry import START
 from support.processes import Children, in_child
@@ -48,26 +43,3 @@ def test_a_forked_child_goes_on_with_the_log_of_its_parent(place: Place, stored:
     assert in_child(lambda: add(log, charge())) == entries_of(log)[1].id
     add(log, charge())
     assert len(entries_of(log)) == 3
-
-
-def test_other_threads_wait_for_exclusive(place: Place) -> None:
-    log = place.open()
-    seen = add(log, charge())
-    with log.exclusive(P) as is_exclusive:
-        ask(log, epoch="first", seen=seen)
-        thread = threading.Thread(target=add, args=(log, charge()))
-        thread.start()
-        time.sleep(0.05)
-        assert ask(log, charge(), epoch="first", seen=seen, room=0 if is_exclusive else 9).word == "APPENDED"
-    thread.join()
-    assert len(entries_of(log)) == 3
-
-
-def test_exclusive_that_appends_nothing_changes_nothing(log: Log, place: Place) -> None:
-    add(log, charge())
-    with log.exclusive(P):
-        ask(log)
-    with pytest.raises(ValueError, match="of the caller"), log.exclusive(P):
-        raise ValueError("of the caller" if ask(log).unseen else "")
-    assert len(entries_of(log)) == 1
-    add(place.open(), charge())

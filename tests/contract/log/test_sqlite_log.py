@@ -13,8 +13,7 @@ import pytest
 from contract.log.logs import P, add, added, ask, charge, entries_of
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.sqlite_log import APPLICATION_ID, SCHEMA_VERSION, SqliteLog
-from quota.rules.entry import END, START, Entry
-from support.interrupts import STEP, at_every_place, others_can_write
+from quota.rules.entry import END, START
 
 
 @pytest.fixture
@@ -99,8 +98,6 @@ def test_a_file_that_is_locked_raises_in_the_end(path: Path, monkeypatch: pytest
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerError, match="is locked by another process"):
             ask(log, charge(), room=9)
-        with pytest.raises(LedgerError, match="is locked by another process"), log.exclusive(P):
-            pass
         assert ask(log).word == "READ"
         other.execute("ROLLBACK")
         assert ask(log, charge(), room=9).word == "APPENDED"
@@ -128,47 +125,3 @@ def test_a_restored_copy_is_another_log(log: SqliteLog, path: Path) -> None:
     assert ask(log, epoch="first", seen=lost).word == "BEHIND"
     assert ask(log, epoch="first", seen=seen, must=[lost]).word == "BEHIND"
     assert ask(log, epoch="first", seen=seen).word == "READ"
-
-
-def test_exclusive_ends_with_the_appended_entries(log: SqliteLog, path: Path) -> None:
-    """The answer says that it is in the log, so it is, whatever becomes of the block."""
-    with log.exclusive(P) as is_exclusive, closing(SqliteLog(f"sqlite:///{path}")) as other:
-        assert is_exclusive
-        add(log, charge())
-        assert len(entries_of(other)) == 1
-        add(other, charge())
-        add(log, charge())
-    assert len(entries_of(log)) == 3
-
-
-def test_a_handler_in_an_exclusive_block_loses_nothing(log: SqliteLog) -> None:
-    made, shown = list[str](), list[Entry]()
-    add(log, charge())
-
-    def handler() -> None:
-        entry = charge()
-        add(log, entry)
-        made.append(entry.key)
-        shown[:] = entries_of(log)
-
-    def work() -> None:
-        with log.exclusive(P):
-            entry, tip = charge(), log.begin(P).tip
-            if ask(log, entry, epoch="first", seen=tip, room=0, seq=0).word == "APPENDED":
-                made.append(entry.key)
-                assert log.read(P, tip, END, 1)[0].key == entry.key
-
-    for error in at_every_place(handler, work, step=STEP):
-        assert error is None
-        assert entries_of(log)[: len(shown)] == shown
-    assert sorted(entry.key for entry in entries_of(log)[1:]) == sorted(made)
-
-
-def test_a_block_that_was_never_entered_holds_nobody_back(log: SqliteLog, path: Path) -> None:
-    """As where a handler raises between its beginning and its first line."""
-    add(log, charge())
-    block = log.exclusive(P)
-    block.__enter__()
-    assert not others_can_write(path)
-    del block
-    assert others_can_write(path)
