@@ -1,7 +1,7 @@
 """How a budget decides: it asks the ledger, reads the answer, and corrects charges afterwards.
 
-question      the question of a decision, the numbers that it sees, and its outcome
-decide        reads, compares, and has the ledger append. Calls are refused here
+decide        the question of a decision and its outcome. It reads, compares, and has the ledger append. Calls are
+              refused here
 project       one project's log, as far as this process has read it. Threads share it
 answers       turns an outcome into the decision for the caller
 losses        puts back charges that a ledger has lost

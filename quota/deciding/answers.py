@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many
+from quota.deciding.decide import Outcome, Question
 from quota.deciding.project import Project
-from quota.deciding.question import Outcome, Question
 from quota.decision import COUNTING, Decision, LimitState, Reason, both_clocks, enforced
 from quota.errors import LedgerError
 from quota.rules.calls import NO_CAP, NO_GRANTS, Believed, Checklist, Checklists, believed, cap

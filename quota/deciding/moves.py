@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, of
 from quota.errors import MoveRefused
@@ -28,10 +28,10 @@ from quota.ledger.log import SEAL, Log, Progress, everything, is_closed, is_fenc
 from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
-from quota.rules.entry import END, START, Entry, Id, just_before
+from quota.rules.entry import END, START, Entry, Id, just_before, read_id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.refusals import MAX_KEYS, REFUSALS, REFUSED_SUMS
-from quota.rules.spent import SUMS, ChargedSum, Sums
+from quota.rules.spent import SUMS
 from quota.rules.union import missing, union
 
 FIELDS_AT_ONCE = 20
@@ -218,29 +218,27 @@ def _together(name: str, ours: str, theirs: str) -> str:
         if name.startswith((CLAIM, PLACE)):  # UNTIL_MS TEXT
             return max(ours, theirs, key=lambda text: int(text.partition(" ")[0]))
         if name == SUMS:
-            return _larger_sums(Sums.read(ours), Sums.read(theirs)).text()
+            (head, rows), (their_head, their_rows) = json.loads(ours), json.loads(theirs)
+            return _json([max(head, their_head, key=read_id), _larger(rows, their_rows)])
         if name == REFUSED_SUMS or name.startswith("refused:"):
-            return _larger_rows(ours, theirs)
+            return _json(_larger(json.loads(ours), json.loads(theirs)))
         if name == REFUSALS:
             (kept, hours, keys), (their_kept, their_hours, their_keys) = json.loads(ours), json.loads(theirs)
             all_keys = [*dict.fromkeys([*their_keys, *keys])][-MAX_KEYS:]
-            return json.dumps([max(kept, their_kept), sorted({*hours, *their_hours}), all_keys], separators=(",", ":"))
-    except (ValueError, TypeError, RecursionError):
+            return _json([max(kept, their_kept), sorted({*hours, *their_hours}), all_keys])
+    except (ValueError, TypeError, AttributeError, RecursionError):
         pass  # one of them cannot be read
     return ours
 
 
-def _larger_rows(ours: str, theirs: str) -> str:
-    """The union of rows of names and a number, with the larger numbers."""
-    rows: dict[tuple[str, ...], int] = {}
-    for *names, calls in [*json.loads(theirs), *json.loads(ours)]:
-        rows[tuple(names)] = max(calls, rows.get(tuple(names), 0))
-    return json.dumps([[*names, calls] for names, calls in rows.items()], separators=(",", ":"))
+def _larger(ours: list[list[Any]], theirs: list[list[Any]]) -> list[list[Any]]:
+    """The union of rows of names and numbers, with the larger numbers."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for row in [*theirs, *ours]:
+        names, numbers = tuple(x for x in row if isinstance(x, str)), [x for x in row if not isinstance(x, str)]
+        rows[names] = [*map(max, numbers, rows.get(names, numbers))]
+    return [[*names, *numbers] for names, numbers in rows.items()]
 
 
-def _larger_sums(ours: Sums, theirs: Sums) -> Sums:
-    rows: dict[tuple[str, str], ChargedSum] = {}
-    for row in [*theirs.rows(), *ours.rows()]:
-        before = rows.get((row.method, row.job), row)
-        rows[row.method, row.job] = ChargedSum(*row[:2], *map(max, row[2:], before[2:]))
-    return Sums(max(ours.head, theirs.head), rows.values())
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -7,15 +7,13 @@ look        reads it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import compress
 from typing import NamedTuple
 
 from quota.common.clock import NEVER, elapsed_s
 from quota.deciding.answers import Answers
-from quota.deciding.decide import decide
+from quota.deciding.decide import Outcome, Question, decide
 from quota.deciding.project import Project
-from quota.deciding.question import Outcome, Question
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision, LimitState, both_clocks
 from quota.errors import LedgerError, UsageError
 from quota.rules.calls import Checklist, charges_of
@@ -84,13 +82,8 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
         not limit.narrow and any(limit.view.selector.counts_bucket(part.bucket) for part in checklist.parts)
         for limit in checklist.limits
     ]
-    of_these = replace(
-        checklist,
-        limits=tuple(compress(checklist.limits, count_all)),
-        leaves=tuple(compress(checklist.leaves, count_all)),
-        caps=tuple(compress(checklist.caps, count_all)),
-        costs=tuple(compress(checklist.costs, count_all)),
-    )
+    limits, costs = tuple(compress(checklist.limits, count_all)), tuple(compress(checklist.costs, count_all))
+    of_these = answers.checklists.of("", checklist.parts, limits, costs, "")
     seen = outcome._replace(
         reason="limit",
         used_units=tuple(compress(outcome.used_units, count_all)),

@@ -128,7 +128,6 @@ class Journal(OfOneProcess):
         self._clean: tuple[object, ...] = ()
         self._clean_ends: Position = {}
         self._marks, self._marks_look = Marks(), -1
-        self._facts, self._facts_look = NotedFacts(), -1
         self._texts: dict[str, str] = {}
         self.trouble = ""
         """Why entries stay in memory, in one line; "" if they are written."""
@@ -313,16 +312,15 @@ class Journal(OfOneProcess):
 
     def facts(self) -> str:
         """The newest facts; "" if there are none."""
-        return self._read_facts().text
+        return _facts_in(self.noted("facts")).text
 
     def write_facts(self, epoch: str, text: str, seen: Id = START, *, unite: bool = False) -> None:
         """Note facts: see NotedFacts. Older facts of the same epoch do not replace newer facts. With `unite`, the noted
         facts stay, too: the ledger may have lost them."""
-        if self._read_facts() == NotedFacts(epoch, seen, text):
+        if _facts_in(self.noted("facts")) == NotedFacts(epoch, seen, text):
             return
         with suppress(LedgerError), self.locked(), self._lock:
-            self._facts_look = -1
-            before = self._read_facts()
+            before = _facts_in(self.noted("facts"))
             is_newer = before.epoch == epoch and before.seen > seen
             if is_newer and not unite:
                 return
@@ -330,16 +328,14 @@ class Journal(OfOneProcess):
                 text = union(Facts.read(before.text), Facts.read(text)).text()
             if is_newer:
                 seen = before.seen
-            self._facts = NotedFacts(epoch, seen, text)
-            self._replace("facts", f"{epoch}\t{id_text(seen)}\t{text}")
+            self.note("facts", f"{epoch}\t{id_text(seen)}\t{text}")
 
     # Texts
 
     def noted(self, name: str) -> str:
         """The last text that was noted under this name; "" if there is none."""
         with self._lock:
-            text = self._tried(lambda files: read_text(files.path(name)))
-            if text is not None:
+            if text := self._tried(lambda files: read_text(files.path(name))):
                 self._texts[name] = text
             return self._texts.get(name, "")
 
@@ -518,16 +514,6 @@ class Journal(OfOneProcess):
             self._marks = changed(before)
             if self._marks != before:
                 self._replace("marks", marks_text(self._marks))
-
-    def _read_facts(self) -> NotedFacts:
-        def read(files: DayFiles) -> None:
-            files.growing()
-            if files.looks != self._facts_look:
-                self._facts, self._facts_look = _facts_in(read_text(files.path("facts"))), files.looks
-
-        with self._lock:
-            self._tried(read)
-            return self._facts
 
     def _tried(self, work: Callable[[DayFiles], T]) -> T | None:
         """What `work` returns; None without files, or if they cannot be used."""

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = (
     "quota/budget.py",
     *(f"quota/deciding/{name}.py" for name in ("allowance", "answers", "corrections", "fence", "losses", "moves")),
-    *(f"quota/deciding/{name}.py" for name in ("project", "question", "repairs")),
+    *(f"quota/deciding/{name}.py" for name in ("decide", "project", "repairs")),
     *(f"quota/journal/{name}.py" for name in ("draws", "files", "journal")),
     *(f"quota/ledger/{name}.py" for name in ("log", "memory_log", "sqlite_log", "state")),
     *(f"quota/rules/{name}.py" for name in ("calls", "claims", "entry", "facts", "reading", "refusals", "retry")),

@@ -10,8 +10,8 @@ import pytest
 
 from quota.common.clock import NEVER
 from quota.deciding.answers import COUNT_AGAIN_MS, Answers
+from quota.deciding.decide import Outcome
 from quota.deciding.project import Project
-from quota.deciding.question import Outcome
 from quota.decision import Decision
 from quota.errors import LedgerError
 from quota.ledger.memory_log import MemoryLog
