@@ -16,8 +16,8 @@ from quota.deciding.allowance import try_to_repay
 from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import Project
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS, Beginning, is_seal
-from quota.ledger.state import moved
+from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS, Beginning
+from quota.ledger.state import check_usable
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
 from quota.terms.limits import DAY_MS
@@ -33,8 +33,7 @@ def charges(project: Project, since_ms: int = 0) -> list[Spent]:
 def begin(project: Project) -> Beginning:
     """Where the log begins and ends. Raises UnusableLedger if it has moved: its history goes on in the new ledger."""
     beginning = project.log.begin(project.name)
-    if is_seal(beginning.epoch):
-        raise moved(project.log.label, beginning.epoch)
+    check_usable(project.log.label, project.name, "", beginning)
     return beginning
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from quota.deciding.fence import Fence, given_back
 from quota.decision import SET_THE_CLOCK, both_clocks
 from quota.errors import RepairRefused
-from quota.ledger.log import Log, all_between, everything, is_seal
-from quota.ledger.state import LONGEST, longest_of, moved
+from quota.ledger.log import Log, all_between, everything
+from quota.ledger.state import LONGEST, check_usable, longest_of
 from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, just_before
 from quota.rules.facts import FACTS, Facts
@@ -50,8 +50,7 @@ class Ahead(NamedTuple):
 def ahead(log: Log, project: str) -> Ahead:
     """Count what a repair would change now. Raises LedgerError."""
     beginning = log.begin(project, (), (FACTS,))
-    if is_seal(beginning.epoch):
-        raise moved(log.label, beginning.epoch)
+    check_usable(log.label, project, "", beginning)
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
     charges = spent(all_between(log.read, project, (now_ms, END[1])))
     return Ahead(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 from weakref import finalize
 
@@ -199,11 +199,9 @@ class Connections:
 
 
 def _disconnect(idle: list[redis.Connection]) -> None:
-    while idle:
-        try:
+    with suppress(IndexError):  # none is left, or another thread was quicker
+        while True:
             idle.pop().disconnect()
-        except IndexError:  # another thread was quicker
-            break
 
 
 def _is_quiet(line: redis.Connection) -> bool:

@@ -119,7 +119,7 @@ def target_of(url: str, timeout_s: float) -> Target:
     if any("$" in (part.hostname or "") for part in parts):
         raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
     given = _given(query, kind, is_secure=is_secure)
-    if not kind and not parts[0].hostname and "host" not in given:
+    if not kind and not parts[0].hostname:
         raise Misconfigured(f"it names no host; write {base}://HOST:PORT/DB, for this machine with localhost")
     sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
     if sentinel_ssl not in ("true", "false"):
@@ -129,27 +129,20 @@ def target_of(url: str, timeout_s: float) -> Target:
         if text:
             _only_once(name, name in given)
             given[name] = unquote(text)
-    first = parts[0]
-    _only_once("host", "host" in given and bool(first.hostname))
-    _only_once("port", "port" in given and first.port is not None)
-    _only_once("path", "path" in given and bool(path))
     _only_once("db", len({int(number) for number in _databases(url) if number}) > 1)
-    if kind == "unix":
-        path = path or given.get("path", "")
-    elif kind == "cluster" and (database_of(url) or path.strip("0")):
+    if kind == "cluster" and (database_of(url) or path.strip("0")):
         raise Misconfigured("a cluster has no database numbers")
-    elif kind == "sentinel" and not path.partition("/")[0]:
+    if kind == "sentinel" and not path.partition("/")[0]:
         secure = "s" if is_secure else ""
         raise Misconfigured(f"name the service too: redis{secure}+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
     sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
     tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
     answer_s, connect_s = _times(given, timeout_s)
     shared = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2, "driver_info": None}
-    named_port = given.get("port", "26379" if kind == "sentinel" else "6379")
-    nodes = []
-    for part in parts:
-        port = _port(named_port if part.port is None else str(part.port))
-        nodes.append((unquote(part.hostname or "") or given.get("host", ""), port))
+    usual_port = 26379 if kind == "sentinel" else 6379
+    nodes = [(unquote(part.hostname or ""), usual_port if part.port is None else part.port) for part in parts]
+    if not all(port for _, port in nodes):
+        raise ValueError("not a port")
     remedy, sentinel_remedy = _remedies(kind, is_secure=is_secure, sentinels_are_secure=sentinels_are_secure)
     return Target(
         kind=kind,
@@ -182,12 +175,11 @@ def target_of(url: str, timeout_s: float) -> Target:
 
 def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
     """The options of a url. Raises Misconfigured for an unknown option."""
-    elsewhere = {"": ("host", "port"), "unix": ("path",)}.get(kind, ())
     several = parse_qs(query, keep_blank_values=True)
     given = {name: values[0] for name, values in several.items()}
     of_sentinels = _OF_SENTINELS if kind == "sentinel" else ()
     secure = _OF_TLS if is_secure or (of_sentinels and given.get("sentinel_ssl") == "true") else ()
-    options = (*_OPTIONS, *elsewhere, *secure, *of_sentinels)
+    options = (*_OPTIONS, *secure, *of_sentinels)
     not_clear = "what looks like an option may be a piece of a password"
     if any("@" in field and field.partition("=")[0] not in _OF_TLS for field in query.split("&")):
         raise ValueError(not_clear)
@@ -210,12 +202,6 @@ def _only_once(name: str, again: bool) -> None:
     """Raises Misconfigured if a part of a url is there twice: redis-py would read only one of them."""
     if again:
         raise Misconfigured(f"it has two of {name}; keep one of them")
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65_536):
-        raise ValueError("not a port")
-    return int(text)
 
 
 def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:

@@ -22,22 +22,10 @@ from quota.common.clock import elapsed_s
 from quota.common.text import many, one_line, show
 from quota.errors import LedgerError, OtherApi, UnusableLedger, UsageError
 from quota.ledger.log import SEAL, Beginning, Changed, Log, is_fence, is_seal
+from quota.rules import claims
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
-from quota.rules.claims import (
-    MAX_REGIONS,
-    Claim,
-    Claimed,
-    Ending,
-    Holder,
-    Record,
-    checked_claim,
-    checked_place,
-    claim_field,
-    place_field,
-    read_place,
-    stored_place,
-)
+from quota.rules.claims import Claim, Claimed, Ending, Holder, Record
 from quota.rules.entry import START, Entry
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
 from quota.rules.refusals import REFUSALS, REFUSED_SUMS, RefusalCount, Refusals, RefusedSum
@@ -242,9 +230,9 @@ class State:
         """The current holders of the regions of a job."""
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[list[Holder]]:
-            return Change(Record(fields.get(claim_field(name), ""), now_ms).holders())
+            return Change(Record(fields.get(claims.claim_field(name), ""), now_ms).holders())
 
-        return self._change((claim_field(name),), rule)
+        return self._change((claims.claim_field(name),), rule)
 
     def end_claim(self, claim: Claim, ending: Ending) -> None:
         """Note that a run has ended."""
@@ -252,12 +240,14 @@ class State:
 
     def places(self, name: str, regions: Sequence[str]) -> Mapping[str, str]:
         """The places of a job that are kept, by region."""
-        if len(regions) > MAX_REGIONS:
-            raise UsageError(f"{many(len(regions), 'region')}: the places of at most {MAX_REGIONS:,} are read at once")
-        regions_of = {place_field(name, region): region for region in regions}
+        if len(regions) > claims.MAX_REGIONS:
+            raise UsageError(
+                f"{many(len(regions), 'region')}: the places of at most {claims.MAX_REGIONS:,} are read at once"
+            )
+        regions_of = {claims.place_field(name, region): region for region in regions}
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[dict[str, str]]:
-            places = {regions_of[field]: read_place(stored, now_ms) for field, stored in fields.items()}
+            places = {regions_of[field]: claims.read_place(stored, now_ms) for field, stored in fields.items()}
             return Change({region: place for region, place in places.items() if place is not None})
 
         return self._change(tuple(regions_of), rule)
@@ -267,11 +257,13 @@ class State:
         in `elsewhere`."""
         if unclaimed := [region for region in places if region not in claim.regions]:
             raise UsageError(f"region {unclaimed[0]!r:.100}: claim a region before you keep its place")
-        checked = {region: (place_field(name, region), checked_place(place)) for region, place in places.items()}
+        checked = {
+            region: (claims.place_field(name, region), claims.checked_place(place)) for region, place in places.items()
+        }
 
         def becomes(claimed: Claimed) -> dict[str, str]:
             own = [checked[region] for region in checked if region not in claimed.elsewhere]
-            return {field: stored_place(place, claimed.now_ms) for field, place in own}
+            return {field: claims.stored_place(place, claimed.now_ms) for field, place in own}
 
         return self._change_claims(claim, Record.renew, becomes)
 
@@ -282,8 +274,8 @@ class State:
         also: Callable[[T], Mapping[str, str]] = lambda _: {},
     ) -> T:
         """Change the record of a job's claims, and the fields that `also` derives from the answer."""
-        claim = checked_claim(claim)
-        field = claim_field(claim.name)
+        claim = claims.checked_claim(claim)
+        field = claims.claim_field(claim.name)
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
             record = Record(fields.get(field, ""), now_ms)

@@ -63,8 +63,6 @@ NO_GRANTS = Believed()
 
 def believed(facts: Facts, now_ms: int) -> Believed:
     """The grants in the facts that count now: neither outdated, nor dated in the future by a wrong clock."""
-    if not facts.grants:
-        return NO_GRANTS
     grants = tuple(grant for grant in facts.grants if grant.believed_at(now_ms))
     turns_ms = [0, NEVER, *(ms for grant in facts.grants for ms in grant.believed_ms)]
     units = {grant.bucket: grant.quota_units for grant in grants}

@@ -121,7 +121,7 @@ def test_grants_are_believed_until_the_first_of_them_ends() -> None:
         units = {grant.bucket: grant.quota_units for grant in grants}
         assert believed(facts, now_ms) == Believed(grants, units, since_ms, until_ms)
     assert believed(facts, MIDNIGHT).until_ms_of("units") == MIDNIGHT + 9
-    assert believed(Facts(), MIDNIGHT) is NO_GRANTS
+    assert believed(Facts(), MIDNIGHT) == NO_GRANTS
 
 
 @pytest.mark.parametrize(
