@@ -19,7 +19,7 @@ from threading import Event, RLock, Thread
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import LedgerError, MoveRefused
-from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, SEAL, Beginning, Log, fence_is_over, is_fence, is_seal
+from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Beginning, Log, fence_is_over, is_fence, is_seal
 from quota.rules.entry import Entry, Id
 
 WAIT_S = 5.0
@@ -133,9 +133,7 @@ class Fence:
 
     def give_back(self) -> None:
         """Restore the epoch that the log had before. If that was a fence too, our lease just ends."""
-        if is_seal(self.stood) and is_fence(self.epoch):
-            self.log.seal(self.project, self.epoch, self.stood.removeprefix(SEAL))
-        elif is_fence(self.epoch) and not is_fence(self.stood):
+        if is_fence(self.epoch) and not is_fence(self.stood):
             self.log.change(self.project, {EPOCH: self.epoch}, {EPOCH: self.stood or None})
 
     def overtaken(self) -> FenceLostError:

@@ -176,6 +176,7 @@ class Log(Protocol):
     def unwritable(self, project: str) -> str:
         """Why a log that can be read takes no append now, in one line; "" if no reason is known. Changes and raises
         nothing."""
+        return ""
 
     def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
         """Read one moment of the log: its tip, the fields of the state, the kept views (as fields `view:NAME`), and the

@@ -279,9 +279,6 @@ class MemoryLog(OfOneProcess, Log):
 
         return [warning("ledger", "in memory: it ends with this process", "name a file in the url")]
 
-    def unwritable(self, project: str) -> str:
-        return ""
-
     def now_ms(self) -> int:
         return self._clock()
 

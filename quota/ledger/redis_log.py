@@ -75,20 +75,14 @@ _LASTING_WORDS = re.compile("WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command
 
 _OF_A_PROJECT = re.compile("[A-Za-z0-9._:-]{1,64}")
 _LOG_KEY = re.compile(r"quota:\{(.*)\}:ledger:log")
-
-
-_INCLUDE = "-- @include "
-"""Begins a line of a script that a file of `lua/parts/` replaces."""
+_INCLUDE = re.compile("^-- @include (.*)\n", re.MULTILINE)
+"""A line of a script that a file of `lua/parts/` replaces."""
 
 
 @cache
 def script(name: str) -> tuple[str, str]:
     """The whole text of `lua/NAME.lua`, and its SHA-1 for EVALSHA."""
-    lines = read_text("quota.lua", f"{name}.lua").splitlines(keepends=True)
-    text = "".join(
-        read_text("quota.lua", line.removeprefix(_INCLUDE).rstrip()) if line.startswith(_INCLUDE) else line
-        for line in lines
-    )
+    text = _INCLUDE.sub(lambda match: read_text("quota.lua", match[1]), read_text("quota.lua", f"{name}.lua"))
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

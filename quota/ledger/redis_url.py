@@ -32,10 +32,6 @@ _LONGEST_S = 1e6
 
 def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger url") -> Target:
     """The target of a url. Raises ConfigError, which calls the url `what` and `label`, if it cannot be used."""
-    if not is_ambiguous(url) and not all(map(_is_database, _databases(url))):
-        raise ConfigError(
-            f"{what} {label}: its database is not a number; end it in /0, or in ?db=0 after a unix socket"
-        )
     try:
         return target_of(url, timeout_s)
     except Misconfigured as error:
@@ -100,6 +96,8 @@ def target_of(url: str, timeout_s: float) -> Target:
     scheme, slashes, rest = url.partition("://")
     if not slashes or is_ambiguous(url):
         raise ValueError("it is unclear which part is the host")
+    if not all(map(_is_database, _databases(url))):
+        raise Misconfigured("its database is not a number; end it in /0, or in ?db=0 after a unix socket")
     base, _, kind = scheme.partition("+")
     kind, is_secure = "unix" if base == "unix" else kind, base == "rediss"
     if kind in ("sentinel", "cluster"):

@@ -119,6 +119,8 @@ def test_all_keys_live_as_long_as_the_longest_window_ever_named(log: RedisLog, a
     assert put_together(log, [*log.read(P, START, END, 10)])
     lifetimes_ms = [admin.pttl(key) for key in (LOG, STATE, CORRECTED)]
     assert min(lifetimes_ms) > 60 * DAY_MS + SLACK_MS - DAY_MS
+    assert log.seal(P, fence(log), "redis://elsewhere/0")
+    assert admin.pttl(STATE) > 399 * DAY_MS, "the seal"
 
 
 @pytest.mark.parametrize(
