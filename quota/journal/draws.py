@@ -16,11 +16,9 @@ All processes of the machine and all identities of one upstream project share on
 not draw the allowance twice. A draw is on the disk before its call leaves; if the disk fails, nothing is drawn. After
 somebody restores an old copy of the file, draws may be handed over again: the ledger recognizes them by their keys.
 
-Each line of the file has a length and a checksum, and is one of these:
+Each line of the file is a draw as it stands then, with a length and a checksum. The last line of a key counts:
 
-    d  IDENTITY  EPOCH  SEEN  MS-SEQ  ENTRY...    a draw. Its first try had read the log of EPOCH up to SEEN
-    s  KEY  UNITS                                 the draw counts UNITS
-    h  KEY  EPOCH  ID  UNITS                      the log of EPOCH has the draw at ID, with UNITS
+    IDENTITY  EPOCH  SEEN  CHARGED-UNITS  HANDED-EPOCH  HANDED-ID  HANDED-UNITS  MS-SEQ  ENTRY...    see `Draw`
 """
 
 from __future__ import annotations
@@ -83,6 +81,9 @@ class Draw(NamedTuple):
         """Whether the ledger lacks the draw, or its last correction."""
         return self.handed_id is None or self.handed_units != self.entry.units
 
+    def settled(self, units: int) -> Draw:
+        return self._replace(entry=self.entry._replace(units=units), handed_units=_UNKNOWN)
+
     @property
     def is_settled(self) -> bool:
         """Whether the ledger may lack a correction, if it has the draw."""
@@ -129,7 +130,7 @@ class Draws:
             self._forget_old(draws, lines, now_ms, max(window_ms, self._keep_ms))
             if read_text(self._owner(self._identity.hash)) != self._identity.ledger:
                 replace_text(self._owner(self._identity.hash), self._identity.ledger)
-            self._append([_draw_line(Draw(self._identity.hash, entry, entry.units, epoch, seen)) for entry in news])
+            self._append([Draw(self._identity.hash, entry, entry.units, epoch, seen) for entry in news])
             return True
 
     def drawn(self, now_ms: int, window_ms: int) -> list[Draw]:
@@ -197,7 +198,11 @@ class Draws:
         again, and the log recognizes them."""
         try:
             with self._alone(), self._errors():
-                self._append([_handed_line(draw.entry.key, epoch, at, draw.entry.units) for draw, at in handed])
+                draws, now = self._draws()[0], []
+                for draw, at in handed:
+                    stands = draws.get(draw.entry.key, draw)
+                    now.append(stands._replace(handed_epoch=epoch, handed_id=at, handed_units=draw.entry.units))
+                self._append(now)
         except LedgerError as error:
             self._complain(error)
             return False
@@ -223,7 +228,7 @@ class Draws:
             draws = self._draws()[0]
             if not units.keys() <= draws.keys():
                 return None
-            self._append([f"s\t{key}\t{n}" for key, n in units.items()])
+            self._append([draws[key].settled(n) for key, n in units.items()])
             return draws[next(iter(units))]
 
     def start_over(self) -> None:
@@ -263,9 +268,9 @@ class Draws:
         self._read = (state, draws, len(lines))
         return draws, len(lines)
 
-    def _append(self, lines: Sequence[str]) -> None:
-        """Write all lines to the disk, or none."""
-        if not lines:
+    def _append(self, draws: Sequence[Draw]) -> None:
+        """Write all of these draws to the disk, or none."""
+        if not draws:
             return
         try:
             fd = open_alone(self._path, os.O_RDWR | os.O_APPEND)
@@ -275,7 +280,7 @@ class Draws:
         try:
             before_bytes = os.fstat(fd).st_size
             try:
-                _write_all(fd, lines)
+                _write_all(fd, draws)
             except BaseException:
                 os.ftruncate(fd, before_bytes)
                 raise
@@ -294,7 +299,7 @@ class Draws:
         if not is_ahead and lines <= 4 * len(kept) + SPARE_LINES:
             return
         with os.fdopen(open_alone(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            _write_all(file.fileno(), [line for draw in kept.values() for line in _lines_of(draw)])
+            _write_all(file.fileno(), kept.values())
         os.replace(f"{self._path}.new", self._path)
         self._sync_folders()
 
@@ -310,48 +315,30 @@ class Draws:
             folder = os.path.dirname(folder)
 
 
-def _write_all(fd: int, lines: Sequence[str]) -> None:
-    """Write lines. Each begins with a newline, so that a torn line spoils no other."""
-    data = b"".join(b"\n" + framed(line.replace("\n", " ").encode(errors=SPELLING)) for line in lines) + b"\n"
+def _write_all(fd: int, draws: Iterable[Draw]) -> None:
+    """Write draws. Each line begins with a newline, so that a torn line spoils no other."""
+    data = b"".join(b"\n" + framed(_line(draw).replace("\n", " ").encode(errors=SPELLING)) for draw in draws) + b"\n"
     while data:
         data = data[os.write(fd, data) :]
     os.fsync(fd)
 
 
-def _lines_of(draw: Draw) -> Iterator[str]:
-    yield _draw_line(draw)
-    if draw.is_settled:
-        yield f"s\t{draw.entry.key}\t{draw.entry.units}"
-    if draw.handed_id is not None:
-        yield _handed_line(draw.entry.key, draw.handed_epoch, draw.handed_id, draw.handed_units)
-
-
-def _draw_line(draw: Draw) -> str:
-    charge = draw.entry._replace(units=draw.charged_units)
-    return "\t".join(("d", draw.identity, draw.epoch, id_text(draw.seen), id_text(charge.id), packed(charge)))
-
-
-def _handed_line(key: str, epoch: str, at: Id, units: int) -> str:
-    return f"h\t{key}\t{epoch}\t{id_text(at)}\t{units}"
+def _line(draw: Draw) -> str:
+    handed = "" if draw.handed_id is None else id_text(draw.handed_id)
+    first_try = draw.identity, draw.epoch, id_text(draw.seen), str(draw.charged_units)
+    after = draw.handed_epoch, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
+    return "\t".join((*first_try, *after))
 
 
 def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
     """The draws after these lines. Ignores torn and damaged lines."""
     draws: dict[str, Draw] = {}
     for body in filter(None, map(unframed, lines)):
-        with suppress(ValueError, KeyError):
-            kind, rest = body.decode(errors=SPELLING).split("\t", 1)
-            if kind == "d":
-                identity, epoch, seen, at, text = rest.split("\t", 4)
-                entry = unpacked(read_id(at), text)
-                if entry.kind == "charge":
-                    draws[entry.key] = Draw(identity, entry, entry.units, epoch, read_id(seen))
-            elif kind == "s":
-                key, units = rest.split("\t")
-                draw = draws[key]
-                settled = draw.entry._replace(units=int(units))
-                draws[key] = draw._replace(entry=settled, handed_units=_UNKNOWN)
-            elif kind == "h":
-                key, epoch, at, units = rest.split("\t")
-                draws[key] = draws[key]._replace(handed_epoch=epoch, handed_id=read_id(at), handed_units=int(units))
+        with suppress(ValueError):
+            fields = body.decode(errors=SPELLING).split("\t", 8)
+            identity, epoch, seen, charged, handed_epoch, handed_id, handed_units, at, text = fields
+            entry = unpacked(read_id(at), text)
+            if entry.kind == "charge":
+                after = handed_epoch, read_id(handed_id) if handed_id else None, int(handed_units)
+                draws[entry.key] = Draw(identity, entry, int(charged), epoch, read_id(seen), *after)
     return draws
