@@ -151,14 +151,14 @@ def decision_status(decision: Decision) -> int:
 
 
 def behind(error: BaseException) -> Iterator[BaseException]:
-    """An error, and all errors behind it."""
+    """An error, and all errors behind it, also those in its attributes."""
     seen: dict[int, BaseException] = {}
-    left: list[BaseException | None] = [error]
+    left: list[object] = [error]
     while left:
         cause = left.pop()
-        if cause is not None and id(cause) not in seen:
+        if isinstance(cause, BaseException) and id(cause) not in seen:
             seen[id(cause)] = cause
             yield cause
-            left += [cause.__cause__, cause.__context__]
+            left += [cause.__cause__, cause.__context__, *vars(cause).values()]
             if isinstance(cause, BaseExceptionGroup):
                 left += cause.exceptions

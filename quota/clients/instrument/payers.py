@@ -61,7 +61,7 @@ class Payer:
         """The answer of 429 to a refused request. Raises the `error` of the program's library if the program gets no
         answer."""
         if not self.answers(refusal):
-            raise error from refusal
+            raise with_refusal(error, refusal) from refusal
         return answer_to(refusal.decision)._replace(status=429)
 
     @property
@@ -84,6 +84,16 @@ class Payer:
             self._ended = True
             if self._async_gate is not None:
                 self._async_gate.close()
+
+
+REFUSAL = "_quota_refusal"
+"""The attribute in which an error or an answer of 429 keeps its refusal."""
+
+
+def with_refusal(error: Exception, refusal: BaseException) -> Exception:
+    """The error, which keeps its refusal when it is pickled. A pool of processes replaces its `__cause__`."""
+    setattr(error, REFUSAL, refusal)
+    return error
 
 
 class Payers:

@@ -31,7 +31,7 @@ from typing import Any
 from quota.clients.gate import MAX_PEEK_BYTES, Peeked, unpacked
 from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
-from quota.clients.instrument.payers import Payer, Payers
+from quota.clients.instrument.payers import REFUSAL, Payer, Payers, with_refusal
 from quota.clients.metering import Attempt
 from quota.common.hosts import default_port, has_hung_up
 from quota.errors import QuotaError
@@ -103,7 +103,7 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
         def _increment(
             retries: Any, method: Any = None, url: Any = None, response: Any = None, *args: Any, **more: Any
         ) -> Any:
-            refusal = getattr(response, _REFUSAL, None)
+            refusal = getattr(response, REFUSAL, None)
             if refusal is None:
                 return increment(retries, method, url, response, *args, **more)
             raise _no_retry(sys.modules[library], more.get("_pool"), url or "", refusal) from refusal
@@ -138,15 +138,11 @@ def _refused_by_urllib3(
         request_url=url,
         retries=options.get("retries"),
     )
-    setattr(response, _REFUSAL, refusal)
+    setattr(response, REFUSAL, refusal)  # without it, a `Retry` would sleep for Retry-After and try again
     return response
 
 
 _REASON = HTTPStatus.TOO_MANY_REQUESTS.phrase
-
-_REFUSAL = "_quota_refusal"
-"""The attribute in which a 429 keeps its refusal. Without it, a `Retry` would sleep for Retry-After and try again."""
-
 
 def _no_retry(library: Any, pool: Any, url: str, refusal: QuotaError) -> Exception:
     error: Exception = library.exceptions.MaxRetryError(pool, url.partition("?")[0], refusal)
@@ -171,7 +167,8 @@ def _requests(library: str) -> Iterator[Seam]:
             if not isinstance(refusal, QuotaError):
                 raise
             kind = sys.modules[f"{library}.exceptions"].RequestException
-            raise kind(str(refusal), request=getattr(error, "request", None)) from refusal
+            named = kind(str(refusal), request=getattr(error, "request", None))
+            raise with_refusal(named, refusal) from refusal
 
     def named_awaited(send: Callable[..., Any]) -> Callable[..., Any]:
         async def _send(*args: Any, **options: Any) -> Any:
@@ -308,7 +305,8 @@ def _httplib2() -> Seam:
                 response, content = conn_request(http, conn, *args, **options)
             except OSError as error:
                 if isinstance(error.__cause__, QuotaError):
-                    raise sys.modules["httplib2"].HttpLib2Error(str(error)) from error.__cause__
+                    refused = sys.modules["httplib2"].HttpLib2Error(str(error))
+                    raise with_refusal(refused, error.__cause__) from error.__cause__
                 raise
             attempt = _noted(sender)
             if attempt is not None:

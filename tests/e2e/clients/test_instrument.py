@@ -61,7 +61,7 @@ from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.httpx import httpx_transport
 from quota.clients.instrument import patches
 from quota.clients.instrument.payers import Payer, Payers
-from quota.errors import Refused
+from quota.errors import Refused, behind
 from support.emulator import Emulator
 from support.http_clients import Aiohttp, AsyncHttpx, AsyncHttpx2, Httpx, Httpx2, Reply, Requests, asked_once
 from support.interrupts import at_every_place, interrupt
@@ -472,6 +472,8 @@ def test_a_refusal_says_itself_in_another_process_and_as_a_copy(name: str, serve
         assert type(same) is type(refused.value)
         assert (str(same), repr(same.args)) == (str(refused.value), repr(refused.value.args))
         assert str(same).removeprefix("<urlopen error ").startswith("refused ")
+        same.__cause__ = None  # a pool puts a traceback there
+        assert any(isinstance(cause, Refused) for cause in behind(same))
 
 
 def test_a_request_in_pieces_by_http_client_is_refused_whole(server: PlainServer) -> None:
