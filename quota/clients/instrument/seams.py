@@ -23,7 +23,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
-from http import HTTPStatus
 from http.client import HTTPResponse
 from types import SimpleNamespace
 from typing import Any
@@ -130,7 +129,7 @@ def _refused_by_urllib3(
         body=io.BytesIO(b"" if method == "HEAD" else answer.body()),
         headers=dict(answer.fields()),
         status=answer.status,
-        reason=_REASON,
+        reason=answer.detail,
         version=11,
         preload_content=options.get("preload_content", True),
         decode_content=options.get("decode_content", True),
@@ -141,8 +140,6 @@ def _refused_by_urllib3(
     setattr(response, REFUSAL, refusal)  # without it, a `Retry` would sleep for Retry-After and try again
     return response
 
-
-_REASON = HTTPStatus.TOO_MANY_REQUESTS.phrase
 
 def _no_retry(library: Any, pool: Any, url: str, refusal: QuotaError) -> Exception:
     error: Exception = library.exceptions.MaxRetryError(pool, url.partition("?")[0], refusal)
@@ -230,7 +227,8 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
 def _refused_by_httpx(httpx: Any, refusal: QuotaError, payer: Payer, request: Any) -> Any:
     answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
     stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body())
-    return httpx.Response(answer.status, headers=answer.fields(), stream=stream, request=request)
+    reason = {"reason_phrase": answer.detail.encode("ascii", "replace")}
+    return httpx.Response(answer.status, headers=answer.fields(), stream=stream, request=request, extensions=reason)
 
 
 # -- aiohttp -----------------------------------------------------------------------------------------------------------
@@ -285,7 +283,7 @@ def _refused_by_aiohttp(refusal: QuotaError, payer: Payer, request: Any) -> Any:
     content = aiohttp.StreamReader(aiohttp.base_protocol.BaseProtocol(request.loop), 1 << 16, loop=request.loop)
     content.feed_data(b"" if request.method == "HEAD" else answer.body())
     content.feed_eof()
-    response.version, response.status, response.reason = aiohttp.HttpVersion11, answer.status, _REASON
+    response.version, response.status, response.reason = aiohttp.HttpVersion11, answer.status, answer.detail
     response._headers = CIMultiDictProxy(CIMultiDict(answer.fields()))
     response._raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.fields())
     response.content = content
@@ -476,8 +474,9 @@ def _head_of_chunks(response: HTTPResponse) -> tuple[bytes, bool]:
 
 def _made(conn: Any, answer: Problem) -> HTTPResponse:
     """A 429 for a refusal, as http.client reads an answer."""
-    lines = [f"HTTP/1.1 {answer.status} {_REASON}", *(f"{name}: {text}" for name, text in answer.fields()), "", ""]
+    lines = [f"HTTP/1.1 {answer.status}", *(f"{name}: {text}" for name, text in answer.fields()), "", ""]
     sock = SimpleNamespace(makefile=lambda *_: io.BytesIO("\r\n".join(lines).encode() + answer.body()))
     response: HTTPResponse = conn.response_class(sock, method=conn._method)
     response.begin()
+    response.reason = answer.detail
     return response

@@ -393,7 +393,7 @@ def test_a_refusal_may_be_an_answer_of_429(client: Client, server: PlainServer) 
     )
 
 
-def test_a_made_answer_of_httpx_is_read_like_any_other_and_says_when_to_come_back(server: PlainServer) -> None:
+def test_a_made_answer_is_read_like_any_other_and_says_why_and_when_to_come_back(server: PlainServer) -> None:
     instrument(server.address, units=1, more=AS_429)
     with httpx.Client(trust_env=False) as client:
         assert client.get(server.address).status_code == 200
@@ -404,6 +404,11 @@ def test_a_made_answer_of_httpx_is_read_like_any_other_and_says_when_to_come_bac
         assert client.head(server.address).content == b""
         with client.stream("GET", server.address) as response:
             assert b"refused" in b"".join(response.iter_raw())
+    for answer in (refused, requests.get(server.address, timeout=100)):
+        with pytest.raises((httpx.HTTPStatusError, requests.HTTPError), match="429.* refused read"):
+            answer.raise_for_status()
+    with pytest.raises(urllib.error.HTTPError, match="429: refused read"):
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(server.address)
 
 
 # -- clients that try again --------------------------------------------------------------------------------------------
@@ -477,30 +482,22 @@ def test_a_refusal_says_itself_in_another_process_and_as_a_copy(name: str, serve
 
 
 def test_a_request_in_pieces_by_http_client_is_refused_whole(server: PlainServer) -> None:
-    instrument(server.address, units=6, more=AS_429)
-    conn = http.client.HTTPConnection(server.address.partition("//")[2])
-    with closing(conn):
-        for verb, status in (("POST", 200), ("POST", 429), ("GET", 200), ("GET", 429)):
+    """Also if nobody reads the answer, which waits in the connection."""
+    instrument(server.address, units=7, more=AS_429)
+    steps = (("POST", 200), ("POST", 429), ("POST", None), ("GET", 200), ("GET", 200), ("GET", 429))
+    with closing(http.client.HTTPConnection(server.host, timeout=5)) as conn:
+        for verb, status in steps:
             conn.putrequest(verb, "/a")
             conn.putheader("Content-Length", "3" if verb == "POST" else "0")
             conn.endheaders()
             if verb == "POST":
                 conn.send(b"abc")
+            if status is None:
+                conn.close()
+                continue
             answer = conn.getresponse()
             assert (answer.status, bool(answer.read())) == (status, True)
-    assert [arrived.verb for arrived in server.arrived] == ["POST", "GET"]
-
-
-def test_a_refusal_whose_answer_nobody_reads_does_not_hold_back_the_next_request(server: PlainServer) -> None:
-    """By http.client, where the answer waits in the connection."""
-    instrument(server.address, units=10, more=AS_429)
-    requests.get(server.address, timeout=100)
-    with closing(http.client.HTTPConnection(server.address.partition("//")[2], timeout=5)) as conn:
-        conn.request("GET", "/search")
-        conn.close()
-        conn.request("GET", "/a")
-        assert conn.getresponse().status == 200
-    assert [arrived.target for arrived in server.arrived] == ["/", "/a"]
+    assert [arrived.verb for arrived in server.arrived] == ["POST", "GET", "GET"]
 
 
 def test_an_error_that_stalls_has_its_status_in_urllib(server: PlainServer) -> None:
