@@ -402,9 +402,11 @@ class Usage:
         kind = headers.get("content-type", "").lower()
         self._events = kind.startswith("text/event-stream")
         length = "" if headers.get("content-encoding") else headers.get("content-length", "")
-        self._to_come = int(length) if re.fullmatch("[0-9]{1,15}", length, re.ASCII) else 0
-        """The length in bytes that the headers announce."""
-        framed = framed or bool(headers.get("content-length") or headers.get("transfer-encoding"))
+        same = re.fullmatch(r"([0-9]{1,15})(\s*,\s*\1)*", length.strip(), re.ASCII)
+        self._to_come = int(same[1]) if same else math.inf if length else 0
+        """The length in bytes that the headers announce. No body has all of a length that cannot be read."""
+        in_chunks = "chunked" in headers.get("transfer-encoding", "").lower()
+        framed = framed or in_chunks or bool(headers.get("content-length"))
         self._end_is_clear = framed or re.match(r"(application/([^;]*\+)?json\s*(;|$)|$)", kind) is not None
         """A JSON document shows its own end. Lines of JSON and events do not."""
         self._may_be_packed = headers.get("content-encoding", "").strip().lower() in ("gzip", "x-gzip", "deflate")

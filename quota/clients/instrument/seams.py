@@ -308,7 +308,8 @@ def _httplib2() -> Seam:
                 raise
             attempt = _noted(sender)
             if attempt is not None:
-                attempt.answered(int(response.status), content, response)
+                whole = response.get("content-length", "0").isdecimal()
+                attempt.answered(int(response.status), content, response, whole=whole, read=False)
                 attempt.settle_by(response, content)
             return response, content
 
@@ -415,6 +416,7 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     head, whole = b"", response.length == 0
     if not whole and attempt.reads_body(status, headers):
         head, whole = _head(response)
+    whole = whole and headers.get("content-length", "0").isdecimal()
     head = unpacked(headers.get("content-encoding", ""), head)
     attempt.answered(status, head, headers, whole=whole, read=False)
     usage = attempt.usage(headers)

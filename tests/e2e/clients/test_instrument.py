@@ -242,7 +242,11 @@ def answer(request: Arrived) -> Answer:
         case "/chat" if b"chunks" in request.body:
             return Answer(200, in_chunks(b'{"usage": 7}\n'), {"Transfer-Encoding": "chunked"}, hang_up=True)
         case "/chat" if b"short" in request.body:
-            return Answer(200, b'{"usage": 0, "free": true}', {"Content-Length": "900"}, hang_up=True)
+            length = "900, 900" if b"listed" in request.body else "900"
+            return Answer(200, b'{"usage": 0, "free": true}', {"Content-Length": length}, hang_up=True)
+        case "/chat" if b"lines" in request.body:
+            fields = {"Transfer-Encoding": "identity", "Content-Type": "application/jsonl"}
+            return Answer(200, b'{"usage": 7}\n', fields, hang_up=True)
         case "/chat" if b"zipped" in request.body:
             return Answer(200, gzip.compress(b'{"usage": 7}'), {"Content-Encoding": "gzip"})
         case "/chat":
@@ -622,9 +626,11 @@ def test_the_length_of_a_streamed_body_counts_however_its_field_is_spelled(serve
 def test_an_answer_that_is_shorter_than_announced_settles_and_frees_nothing(
     client: Client, server: PlainServer
 ) -> None:
+    """Nor one that ends with its connection, unless its text shows an end."""
     instrument(server.address, book=BOOK.replace("closed = [", 'free = [{ json = "/free" }]\nclosed = ['))
-    with contextlib.suppress(Exception):  # most clients say that it broke off
-        client(f"{server.address}/chat", "POST", b'{"max_tokens": 50, "how": "short"}')
+    for how in ("short", "short, listed", "lines"):
+        with contextlib.suppress(Exception):  # most clients say that it broke off
+            client(f"{server.address}/chat", "POST", b'{"max_tokens": 50, "how": "%s"}' % how.encode())
     assert {units for _, units in charged()} == {50}
 
 

@@ -62,10 +62,11 @@ def test_a_body_that_may_be_cut_settles_nothing() -> None:
     document = event(5)[6:].strip() + b"\n"
     for fields, body, units in (
         ({"transfer-encoding": "chunked"}, event(5), 5),
-        ({"connection": "Close"}, event(5), None),  # also HTTP/1.0
+        *((fields, event(5), None) for fields in ({"connection": "Close"}, {"transfer-encoding": "identity"})),
         ({}, event(5) + b"data: [DONE]\n\n", 5),
         ({"content-type": "application/json; charset=utf-8"}, document, 5),
         ({"content-type": "application/jsonl"}, document, None),
+        *(({"content-length": text}, event(5), units) for text, units in (("38 , 38", 5), ("900, 900", None), ("x", None))),
     ):
         reader = Usage(TOTAL, {"content-type": "text/event-stream", **fields})
         assert (reader.feed(body) or reader.end()) == units, fields
