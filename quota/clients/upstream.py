@@ -138,6 +138,8 @@ def _dearest(book: CostBook, verb: str, path: str, first: Callable[[str], Route 
         return plain
     leads_elsewhere = any("/../" in f"{reading}/" for reading in routes)
     counted = [route for route in routes.values() if route is not None or plain is None or leads_elsewhere]
+    if len(set(counted)) == 1:
+        return counted[0]
     return max(counted, key=lambda route: dearness(book, verb, "" if route is None else route.method))
 
 
