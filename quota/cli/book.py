@@ -19,6 +19,7 @@ from quota.cli.drafts import draft, read_answer
 from quota.cli.options import Group, apart, book_credential_option, config_option, format_option, rows_format_option
 from quota.cli.output import fail_each, print_csv, print_json, print_rich, render_parts, say
 from quota.common.clock import NEVER, host_clock, moment
+from quota.common.redact import redact
 from quota.common.text import listed, many, members, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.settings.books import book_names, book_tables, load_book
@@ -412,10 +413,10 @@ def try_request(
     except ValueError:
         sound = False
     if not sound or not url.isprintable():
-        raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
+        raise UsageError(f'{show(redact(request))} is not a request; write for example "GET https://api.example.com/users"')
     if re.fullmatch(r"[A-Z0-9!#$%&'*+.^_`|~-]+", verb) is None:
         raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
-    request, is_ours, upstream = f"{verb} {url}", not hosts or Hosts(hosts).serve(url), upstream_of(book)
+    request, is_ours, upstream = redact(f"{verb} {url}"), not hosts or Hosts(hosts).serve(url), upstream_of(book)
     if is_ours:
         try:
             check_target(parts.path[1:], parts.query + "#" * ("#" in url))

@@ -131,7 +131,7 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     [
         (["GE/T https://a.b/c"], 2, "'GE/T' is not an HTTP verb; did you mean 'GET'?"),
         (["GET /repos/a"], 2, "'GET /repos/a' is not a request; write for example \"GET https://api"),
-        (["GET https://a:99999/b"], 2, "'GET https://a:99999/b' is not a request; write"),
+        (["GET https://a:99999/b?key=k"], 2, "'GET https://a:99999/b?key=[redacted]' is not a request; write"),
         (["GET https://api.github.com/a/../b"], 2, "'GET https://api.github.com/a/../b' does not pass `quota proxy`: "),
         (["--answer", "github.toml"], 2, "Missing argument 'REQUEST'; see"),
         (["GET https://a.b/c", "--credential", "main"], 2, "--book and --credential cannot be combined"),
@@ -178,8 +178,8 @@ def test_a_request_to_google_is_tried_as_it_is_charged(
 
 def test_a_request_to_the_endpoint_of_a_credential_is_tried_as_charged(quota: Quota) -> None:
     quota.configure('[credentials.main]\napi = "github.toml"\nendpoint = "http://127.0.0.1:8765"\n')
-    there = quota("book", "try", "GET http://127.0.0.1:8765/repos/a")
-    assert there.stdout == "GET http://127.0.0.1:8765/repos/a: read, 2 units of core\n"
+    there = quota("book", "try", "GET http://me:s3cret@127.0.0.1:8765/repos/a")
+    assert there.stdout == "GET http://me:[redacted]@127.0.0.1:8765/repos/a: read, 2 units of core\n"
     elsewhere = quota("book", "try", "GET https://api.github.com/repos/a")
     assert "is not charged: charged is what goes to 127.0.0.1:8765\n" in elsewhere.stdout
 
