@@ -31,7 +31,7 @@ from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import VERBS, ClosedRule, LevelRule, Route
+from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, LevelRule, Route
 from quota.terms.costs import CostBook
 from quota.terms.evidence import Heard, Level
 from quota.terms.limits import SECOND_MS, as_long
@@ -252,8 +252,7 @@ class Google:
             path = urlsplit(url).path
             return self.named(routes, verb, path) or f"{verb} {path}"
 
-        secret_fields = ("key", "access_token", "oauth_token")
-        return Access(root, tuple(scopes_of(document)), method, routes.is_batch, routes.is_part, secret_fields)
+        return Access(root, tuple(scopes_of(document)), method, routes.is_batch, routes.is_part, GOOGLES_FIELDS)
 
 
 class Described(Google):

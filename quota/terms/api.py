@@ -351,6 +351,9 @@ class KeyPlace(NamedTuple):
 GOOGLES_KEY = KeyPlace("x-goog-api-key", "")
 """Where Google's APIs take a key. Servers and proxies log URLs, so the key is not there."""
 
+GOOGLES_FIELDS = ("key", "access_token", "oauth_token")
+"""The fields of a query in which Google's APIs also take a key or a token."""
+
 
 class LevelRule(NamedTuple):
     """Where an answer says what remains of a bucket. `bucket` is its name, or the place where the answer names it;

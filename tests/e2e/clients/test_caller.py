@@ -122,6 +122,7 @@ def test_a_credential_of_google_authenticates_alike_through_every_seam(site: Sit
         url = f"{google.address}/youtube/v3/videos"
         with quota.open(file) as session:
             session.google().videos().list(**asked).execute()
+            asked["key"] = "of-the-program-before"
             assert [client_of(session, kind).get(url, params=asked).status_code for kind in KINDS] == [200] * len(KINDS)
         by_project = google.usage()["by_project"]
         assert [project["units"] for project in by_project.values()] == (
