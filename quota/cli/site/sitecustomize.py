@@ -79,7 +79,10 @@ def _instrument_what_is_started() -> None:
         execve(path, argv, _instrumented(env))
 
     def forked(args: "Any", programs: "Any", closes: "Any", passed: "Any", cwd: "Any", env: "Any", *more: "Any") -> int:
-        name_program(args)
+        # By the file that will run: `executable`, `cwd` and the child's own PATH may name another than `args` do here.
+        paths = [os.path.join(os.fsencode(cwd or ""), os.fsencode(program)) for program in programs]
+        there = [path for path in paths if os.access(path, os.X_OK)]
+        name_program([*(there or args)[:1], *args[1:]])
         if env is None:
             _keep_our_environment()
         else:

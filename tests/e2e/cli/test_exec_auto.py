@@ -263,7 +263,8 @@ def test_a_program_whose_requests_nobody_sees_is_named(quota: Quota, command: li
 
 CHILDREN = """\
 import os, subprocess
-subprocess.run(["./ran"])
+subprocess.run(["called"], executable="./ran")
+subprocess.run(["in_its_path"], env={"PATH": "."})
 subprocess.run("uname | ./ran", shell=True)
 os.system("./from_a_shell")
 os.waitpid(os.posix_spawn("./spawned", ["spawned"], os.environ), 0)
@@ -272,7 +273,7 @@ os.execv("./gone_on_as", ["gone_on_as"])
 
 
 def test_a_child_whose_requests_nobody_sees_is_named_once(quota: Quota) -> None:
-    names = ("ran", "from_a_shell", "spawned", "gone_on_as")
+    names = ("ran", "in_its_path", "from_a_shell", "spawned", "gone_on_as")
     for name in names:
         (quota.folder / name).symlink_to("/bin/true")
     done = quota("exec", "--auto", "--", sys.executable, "-c", CHILDREN)
