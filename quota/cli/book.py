@@ -413,7 +413,7 @@ def try_request(
     except ValueError:
         sound = False
     if not sound or not url.isprintable():
-        raise UsageError(f'{show(redact(request))} is not a request; write for example "GET https://api.example.com/users"')
+        raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
     if re.fullmatch(r"[A-Z0-9!#$%&'*+.^_`|~-]+", verb) is None:
         raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
     request, is_ours, upstream = redact(f"{verb} {url}"), not hosts or Hosts(hosts).serve(url), upstream_of(book)

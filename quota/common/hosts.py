@@ -96,7 +96,8 @@ def readings_of(path: str) -> tuple[str, ...]:
         for slashed in (text, text.replace("\\", "/")):
             for unmarked in (slashed, re.sub(";[^/]*", "", slashed)):
                 unended = re.sub(r"(?<![/.\s])[.\s]+(?=/|$)", "", unmarked)
-                for shorter in (unmarked, unended, _FORMAT.sub("", unmarked), re.split("[?#\0]", unmarked, maxsplit=1)[0]):
+                before_end = re.split("[?#\0]", unmarked, maxsplit=1)[0]
+                for shorter in (unmarked, unended, _FORMAT.sub("", unmarked), before_end):
                     parts = [part for part in shorter.split("/") if part]
                     readings[f"/{'/'.join(parts)}"] = None
                     readings[f"/{'/'.join(without_dots(parts))}"] = None
