@@ -58,7 +58,10 @@ def absolute_path(text: str, folder: Path) -> str:
 
 
 def check_options(url: str, what: str) -> None:
-    """Raises ConfigError for a URL with an option, because SQLite would take it for a part of the file's name."""
+    """Raises ConfigError for a URL with an option or a fragment: SQLite would take it for a part of the file's name."""
+    if re.search(r"\.\w+#[^/]*$", url):
+        place = url.rpartition("#")[0]
+        raise ConfigError(f"{what} {place}: an SQLite url has no fragment; remove the # and what is behind it")
     place, mark, option = url.partition("?")
     name, equals, _ = option.partition("=")
     if mark and equals and name.isidentifier():

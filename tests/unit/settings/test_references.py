@@ -208,6 +208,7 @@ OPTIONS = [
     ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
     ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
     ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none cannot be read"),
+    ("sqlite:///a#b/ledger.db#s3cret", "url sqlite:///a#b/ledger.db: an SQLite url has no fragment; remove the #"),
     ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
 ]
 WITH_XX = (
