@@ -116,6 +116,8 @@ def target_of(url: str, timeout_s: float) -> Target:
             raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
     if any("$" in (part.hostname or "") for part in parts):
         raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
+    if not kind and "," in (parts[0].hostname or ""):
+        raise Misconfigured("it names several hosts; write redis+sentinel:// or redis+cluster://, or one host")
     given = _given(query, kind, is_secure=is_secure)
     if not kind and not parts[0].hostname:
         raise Misconfigured(f"it names no host; write {base}://HOST:PORT/DB, for this machine with localhost")

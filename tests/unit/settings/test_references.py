@@ -234,6 +234,7 @@ TWICE = [
     ),
     ("redis://$HOST/0", "no variable is replaced in it; write url = "),
     ("redis://h/0?db=3", "it has two of db"),
+    ("redis://h,i:6379/0", "it names several hosts; write redis+sentinel:// or redis+cluster://, or one host"),
     ("redis://:s3cret@h/0?password=s3cret", "it has two of password"),
     ("redis://h/0?host=i", "it has no option 'host'"),
     ("unix://run/redis.sock", "a socket is on this machine and has no host; write unix:///PATH"),
