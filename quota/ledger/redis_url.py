@@ -118,6 +118,8 @@ def target_of(url: str, timeout_s: float) -> Target:
         raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
     if not kind and "," in (parts[0].hostname or ""):
         raise Misconfigured("it names several hosts; write redis+sentinel:// or redis+cluster://, or one host")
+    if any(re.search(r"[^\w.:%-]", part.hostname or "") for part in parts):
+        raise ValueError("no host has such a character")
     given = _given(query, kind, is_secure=is_secure)
     if not kind and not parts[0].hostname:
         raise Misconfigured(f"it names no host; write {base}://HOST:PORT/DB, for this machine with localhost")

@@ -224,7 +224,7 @@ UNCLEAR = [
     # What redis-py, or Python's parser, would drop.
     *("redis+cluster://me:s3cret@h:1,me:s3cret@i:1", "redis://me:s3cret@h:1,me:s3cret@i:1/0"),
     *("redis://h:6379/0#s3cret", "unix:///run/redis#s3cret.sock", "redis+cluster://h:6379#s3cret"),
-    *("redis://a[::1]:6379/0", "redis://[::1]a:6379/0", "redis+sentinel://h,[::1]a:26379/main"),
+    *("redis://a[::1]:6379/0", "redis://[::1]a:6379/0", "redis+sentinel://h,[::1]a:26379/main", "redis://h;i/0"),
     *("redis://h:0/0", "redis://s3\tcret:6379/0"),
 ]
 TWICE = [
