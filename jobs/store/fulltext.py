@@ -54,7 +54,7 @@ _ACCENTS = (
     "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0640"  # Arabic vowels
     "\u093c"  # the dot of Devanagari
     "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variants of a glyph: the heart in colour or not
-    "\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"  # where a line breaks, how it runs: invisible
+    "\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"  # how a line breaks and runs: invisible
     "]+"
 )
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
@@ -70,7 +70,7 @@ _DIGIT = r"[^\D\x00-\x7f]"
 
 _TYPED = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "ǽ": "ae", "Ǽ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH"}
-    | dict(zip("øØǿǾłŁđĐħĦŧŦðÐ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDinN\u0433Г#", strict=True))
+    | dict(zip("øØǿǾłŁđĐħĦŧŦðÐəƏɓƁɗƊƙƘƴƳ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDeEbBdDkKyYinN\u0433Г#", strict=True))
     | dict.fromkeys("\u02b9\u02bb\u02bc\u02bd\u02be\u02bf", "'")  # Hawai\u02bbi, o\u02bbzbek
     | dict(zip("\u0671\u0649\u06cc\u06a9\u0629", "\u0627\u064a\u064a\u0643\u0647", strict=True))  # Arabic, Persian
 )
@@ -86,6 +86,9 @@ _SYMBOLS = r"[^\w\s\x00-\x7f]+"
 
 _EMOJI_PUNCTUATION = "\u3030\u303d"
 """The emoji that Unicode calls punctuation: a wavy dash and a part alternation mark."""
+
+_STAR_KEY = "\\*\ufe0f?\u20e3"
+"""Matches the emoji of the key *, which without its marks would be a plain star."""
 
 _DOUBLE_MARKS = str.maketrans({"\u203c": "\u2757", "\u2049": "\u2757\u2753"})
 """The emoji !! and !?, of which NFKC makes plain punctuation, as the emoji of each mark."""
@@ -197,5 +200,6 @@ def _compatible(text: str) -> str:
     """The text in normal form NFKC. A trademark sign becomes a word, because NFKC makes letters of it. NFKC sorts the
     marks of one letter in quadratic time, and upstream may send a million of them. Unicode's stream-safe form therefore
     splits them with a mark that counts as an accent here."""
-    marked = re.sub(_THIRTY_MARKS, "\\g<0>\u034f", re.sub("[\u2120\u2122]", r" \g<0>", text))
+    text = re.sub(_STAR_KEY, "\u2731", re.sub("[\u2120\u2122]", r" \g<0>", text))
+    marked = re.sub(_THIRTY_MARKS, "\\g<0>\u034f", text)
     return unicodedata.normalize("NFKC", marked.translate(_DOUBLE_MARKS))

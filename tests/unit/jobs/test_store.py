@@ -195,6 +195,7 @@ def test_no_input_is_query_syntax(store: Store) -> None:
         ("Goal! 🔥🔥🔥", ["🔥", "🔥🔥", "goal 🔥", "GOAL🔥"], ["🥶", "goal 🥶"]),
         ("win🫠goal", ["win", "goal", "wi*"], ["winx"]),  # SQLite's tables of letters are of 2012
         ("Goal\u203c\ufe0f Why\u2049 \u3030\ufe0f", ["\u203c", "goal \u2049\ufe0f", "\u3030"], ["🥶", "\u303d"]),
+        ("press *\ufe0f\u20e3", ["*\ufe0f\u20e3", "*\u20e3", "press"], ["\u203c", "press \u203c"]),
         ("win🔥goal 🇩🇪 - 🇫🇷", ["🔥", "win goal", "win🥶goal", "🇩🇪", "🇫🇷", "🇫🇷 🇩🇪"], ["🥶", "🇪🇺", "🇩🇫"]),
         ("👍🏽 👨\u200d👩\u200d👧", ["👍", "👍🏿", "👩", "👨\u200d👩\u200d👧"], ["👎"]),
         ("Learn C++ and F#", ["c++", "C++", "F#", "c", "f"], ["C#", "F++", "c+", "++"]),
@@ -238,10 +239,11 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
         ("مُحَمَّد", ["محمد"], []),
         # What people type for what is displayed.
         ("Ελλάδα ΟΔΌΣ", ["ελλαδα", "ΕΛΛΆΔΑ", "οδος", "Οδός"], []),
-        ("soft\u00adware wo\u2060rd", ["software", "soft\u00adware", "word"], ["soft", "ware"]),
+        ("soft\u00adware wo\u2060rd a\u200bbc", ["software", "soft\u00adware", "word", "abc"], ["soft", "ware"]),
         ("\u200fשמש\u200e \u202bעמק\u202c a\u2066b\u2069c", ["שמש", "עמק", "abc"], []),
         ("ёлка МОЙ ўсё їжа ґанок", ["елка", "ЁЛКА", "мой", "іжа", "ганок", "ўсе"], ["мои", "усё"]),
-        ("Łódź Tromsø Điện Þór Œuvre", ["lodz", "tromso", "DIEN", "thor", "oeuvre", "łódź"], []),
+        ("Łódź Tromsø Điện Þór Œuvre Mən", ["lodz", "tromso", "DIEN", "thor", "oeuvre", "łódź", "men"], []),
+        ("Ɗan Ƙasa Ɓauna Ƴar", ["dan kasa", "BAUNA", "yar", "ɗan"], []),
         ("İstanbul \u0131rmak", ["istanbul", "irmak", "IRMAK"], []),
         ("أحمد إلى مكتبة كـــتاب ٣٤", ["احمد", "الي", "مكتبه", "كتاب", "34", "۳۴", "३४"], []),
         ("Hawai\u02bbi o\u02bbzbek", ["hawai'i", "o'zbek", "o\u02bczbek"], []),
