@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from quota.cli.options import clock_option, config_option, format_option, textfile_option
-from quota.cli.output import fail, log_to_stderr, print_json, say, unprinted
+from quota.cli.output import fail, log_to_stderr, naming_allowances, print_json, say, unprinted
 from quota.common.text import printable, show
 from quota.errors import ConfigError, LedgerError, QuotaError, Refused
 from quota.jobs.interruption import interruptible
@@ -241,7 +241,7 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
     import quota
     from quota.settings.model import NO_FILE
 
-    with quota.open(config) as session:
+    with quota.open(config) as session, naming_allowances(session):
         if session.settings.path is None:
             raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")
         if textfile is not None:

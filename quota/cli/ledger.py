@@ -10,7 +10,7 @@ import click
 
 import quota
 from quota.cli.options import Group, apart, config_option, dry_run_option, format_option, yes_option
-from quota.cli.output import can_ask, confirmed, now_and_then, print_json, say
+from quota.cli.output import can_ask, confirmed, naming_allowances, now_and_then, print_json, say
 from quota.common.clock import host_clock, rfc3339, stamp
 from quota.common.text import listed, many, members
 from quota.deciding import repairs
@@ -214,7 +214,7 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
       quota ledger repair --yes
     """
     apart(dry_run=dry_run, yes=yes)
-    with quota.open(config) as session:
+    with quota.open(config) as session, naming_allowances(session):
         log, projects = session.ledger, list(projects_of(session))
         ahead_of = {project: repairs.ahead(log, project) for project in projects}
         there_ms = log.now_ms()

@@ -131,19 +131,24 @@ def now_and_then() -> Callable[[str], None]:
 
 @contextmanager
 def opened(config: str | None, *, err: bool) -> Iterator[Session]:
-    """A session. Without a configuration it says so, because the user may expect another budget to be charged. If the
-    ledger does not answer, the error has what this machine may spend meanwhile."""
+    """A session. Without a configuration it says so, because the user may expect another budget to be charged."""
     from quota.settings.model import BUILT_IN_NOTICE
 
-    with quota.open(config) as session:
+    with quota.open(config) as session, naming_allowances(session):
         if session.settings.path is None:
             say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
-        try:
-            yield session
-        except LedgerError as error:
-            from quota.reports.status import with_allowances  # late: few commands need it
+        yield session
 
-            raise with_allowances(error, session) from error
+
+@contextmanager
+def naming_allowances(session: Session) -> Iterator[None]:
+    """If the ledger does not answer, the error of the block has what this machine may spend meanwhile."""
+    try:
+        yield
+    except LedgerError as error:
+        from quota.reports.status import with_allowances  # late: few commands need it
+
+        raise with_allowances(error, session) from error
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import click
 
-from quota.cli.output import fail
+from quota.cli.output import fail, naming_allowances
 from quota.common.clock import host_clock
 from quota.common.hosts import is_loopback
 from quota.common.text import show
@@ -56,7 +56,7 @@ def rehearsed(
 
     with _prefixed(as_json):
         try:
-            with copied(session, clock, store=store) as copy, _alone():
+            with naming_allowances(session), copied(session, clock, store=store) as copy, _alone():
                 yield copy, clock
         except QuotaError as error:
             fail(str(error))
