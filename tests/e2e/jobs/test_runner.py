@@ -732,7 +732,12 @@ def test_a_run_that_fails_before_it_asks_for_its_first_page_has_an_end(bench: Be
 
 
 @pytest.mark.parametrize(
-    ("source", "status"), [("def fetch(client, region, cursor):\n    {}['x']\n", 1), ("import sys\nsys.exit(3)\n", 78)]
+    ("source", "status"),
+    [
+        ("def fetch(client, region, cursor):\n    {}['x']\n", 1),
+        ("def fetch(client, region, cursor):\n    raise MemoryError\n", 1),
+        ("import sys\nsys.exit(3)\n", 78),
+    ],
 )
 def test_an_exception_of_a_users_function_names_its_file_and_line(bench: Bench, source: str, status: int) -> None:
     fetch = bench.own_fetch(source)
