@@ -30,7 +30,7 @@ from quota.settings.references import address_of, read_address, read_key
 from quota.settings.tables import ROOT, inbound_table
 from quota.settings.toml import read_file
 from quota.terms.costs import Bucket, Quota, covers, headrooms
-from quota.terms.limits import DAY_MS, Calendar, Limit
+from quota.terms.limits import DAY_MS, SECOND_MS, Calendar, Limit, format_duration
 
 STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
 """The built-in fetch functions that keep their place in the store."""
@@ -429,6 +429,10 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
             f"a call of this job costs {many(dearest, 'unit')}, more than {job.max_units:,}: it could never be made",
             f"raise it to {dearest:_} or more",
         )
+    if job.schedule is not None and job.misfire_grace_ms < SECOND_MS:
+        grace = format_duration(job.misfire_grace_ms)
+        message = f"a tick starts some milliseconds late, and after {grace} it is dropped"
+        yield warning(f"{location}.misfire_grace", message, 'set "1m" or more')
     if job.ping_ref is not None:
         yield from _address(f"{location}.ping", job.ping_ref, "ping", insecure=job.insecure_endpoint)
     if job.on_each_machine and settings.ledger.file is not None:

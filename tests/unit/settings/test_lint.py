@@ -255,6 +255,12 @@ FINDINGS = [
         "raise it to 50, or remove it",
     ),
     (
+        "leave = 500",
+        'schedule = "0 * * * *"\nmisfire_grace = "20ms"',
+        "warning: jobs.trending.misfire_grace: a tick starts some milliseconds late, and after 20ms it is dropped; "
+        'set "1m" or more',
+    ),
+    (
         'key = "env:LINT_KEY"\n',
         "",
         "error: credentials.main.key: there is no key, so the API answers only programs that bring their own; "
