@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import quota
 from quota import Budget, Decision, Session
-from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, passed_a_client, refused_login
+from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, passed, refused_login
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line
 from quota.common.redact import redact
@@ -260,10 +260,13 @@ class Attempts:
         return refusal_of(self._budget, self.job, self.fetch, checkpoint)
 
     def _address(self, error: Exception) -> str:
-        """The address of a failed call: from the error, if it is of requests or httpx, else the client's address."""
+        """The address of a failed call: from the error, if it is of requests or httpx, else the client's address. The
+        client asks another server for its tokens."""
         url = urlsplit(str(getattr(_request_of(error), "url", "")))
         if url.netloc:
             return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+        if passed(error, "google.auth.", "google.oauth2."):
+            return "the token server"
         if self.client is None:
             return "upstream"
         return self._upstream.address(self.client, self.session.credential(self.job.credential).endpoint)
@@ -282,7 +285,7 @@ class Attempts:
 
 def _is_of_a_client(error: Exception) -> bool:
     """Whether an error came out of a client that asks an API: a metered one, or one that names its request."""
-    return any(_request_of(cause) is not None or passed_a_client(cause) for cause in behind(error))
+    return any(_request_of(cause) is not None or passed(cause, "quota.clients.") for cause in behind(error))
 
 
 def _request_of(error: BaseException) -> object:

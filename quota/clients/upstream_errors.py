@@ -366,10 +366,10 @@ def is_transient(error: Exception) -> bool:
     return is_any(error, _TRANSIENT)
 
 
-def passed_a_client(error: BaseException) -> bool:
-    """Whether an exception came through a client of this package."""
+def passed(error: BaseException, *packages: str) -> bool:
+    """Whether an exception came through a module whose name begins with one of these."""
     frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__", "").startswith("quota.clients.") for frame, _ in frames)
+    return any(frame.f_globals.get("__name__", "").startswith(packages) for frame, _ in frames)
 
 
 def refused_login(error: Exception) -> str | None:

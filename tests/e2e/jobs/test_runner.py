@@ -26,6 +26,7 @@ from quota.jobs.runner import _refused, run_job
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
+from support.certificates import private_key
 from support.configurations import configuration
 from support.emulator import Emulator, faulted
 from support.installation import Installation, outcomes
@@ -392,13 +393,20 @@ def fetch(client, region, cursor):
     assert bench.rows("SELECT rank, video_id FROM rankings") == [(1, "v1"), (2, "v2")]
 
 
-def test_an_absent_server_ends_the_run_in_the_second_region(bench: Bench) -> None:
-    bench.configure(endpoint="http://127.0.0.1:9")
+@pytest.mark.parametrize("away", ["http://127.0.0.1:9", "the token server"])
+def test_an_absent_server_ends_the_run_in_the_second_region(bench: Bench, away: str) -> None:
+    if away == "the token server":
+        account = {"client_email": "a@b.example", "token_uri": "http://127.0.0.1:9/", "private_key": private_key()}
+        bench.configure(key=json.dumps(account))
+        text = Path(bench.config).read_text().replace('key = "file:key"', 'auth = "service-account:key"')
+        Path(bench.config).write_text(text)
+    else:
+        bench.configure(endpoint=away)
     report = bench.run()
     assert [*outcomes(report).values()] == ["failed"] * 2 + ["skipped"] * 5
-    assert "in 1 attempt to reach http://127.0.0.1:9; check " in str(report.regions[1].error)
+    assert f"in 1 attempt to reach {away}; check " in str(report.regions[1].error)
     assert (report.outcome, report.exit_status) == ("failed", 1)
-    assert report.why == "http://127.0.0.1:9 does not answer; the other regions wait for the next run"
+    assert report.why == f"{away} does not answer; the other regions wait for the next run"
 
 
 def test_an_upstream_that_is_down_is_asked_once_in_each_further_region(bench: Bench) -> None:
