@@ -314,7 +314,9 @@ def _refusal(
                 RunLimit(job.max_units).take(decision.cost_units)
             if not decision.admitted:
                 return decision.why(), decision
-    except (quota.UsageError, quota.LedgerError) as error:
+        if here and (session.credential(job.credential).key_ref or "").startswith("file:"):
+            session.check_key(job.credential)  # not a variable, which cron alone may have
+    except (quota.ConfigError, quota.UsageError, quota.LedgerError) as error:
         return str(error), None
     return "", None
 
