@@ -17,7 +17,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from heapq import merge
 from itertools import chain, pairwise
 from pathlib import Path
@@ -133,9 +133,9 @@ def _lines(job: JobSettings) -> Iterator[str]:
         yield f"# {job.name}: cron cannot run a job {job.schedule!r}; choose a cron line, or use `quota schedule`."
         return
     names_minutes_only = line.split()[1:] == ["*"] * 4
-    if not names_minutes_only and not _is_local(job.timezone):
+    if not _is_local(job.timezone, timedelta(hours=1) if names_minutes_only else timedelta(weeks=1)):
         yield f"# {job.name}: these times are in {job.timezone}, and cron goes by the zone of this machine."
-        yield f"# Put CRON_TZ={job.timezone} above the line if your cron knows it (cronie); else change the hours."
+        yield f"# Put CRON_TZ={job.timezone} above the line if your cron knows it (cronie); else change the times."
     at_once = f"it starts {many(len(job.regions), 'region')} at once"
     for key, pause_ms, instead in (
         ("stagger", job.stagger_ms, at_once),
@@ -144,7 +144,9 @@ def _lines(job: JobSettings) -> Iterator[str]:
         if pause_ms:
             text = format_duration(pause_ms)
             yield f"# {job.name}: cron has no {key} ({text}): {instead}; for the {key} use `quota schedule`."
-    yield f"{line}  {_command()} run {_escaped(job.name)} --quiet"
+    name = _escaped(job.name)
+    words = f"--quiet -- {name}" if job.name.startswith("-") else f"{name} --quiet"
+    yield f"{line}  {_command()} run {words}"
 
 
 def _cron_line(schedule: str) -> str | None:
@@ -161,11 +163,12 @@ def _cron_line(schedule: str) -> str | None:
     return None
 
 
-def _is_local(zone: str) -> bool:
-    """Whether a zone has the wall clock of this machine, all the year."""
+def _is_local(zone: str, period: timedelta) -> bool:
+    """Whether the wall clock of a zone differs from this machine's by whole periods only, all the year."""
     year, there = datetime.now(UTC).year, load_zone(zone)
     days = [datetime(year, month, 1, 12, tzinfo=UTC) for month in range(1, 13)]
-    return all(day.astimezone().utcoffset() == day.astimezone(there).utcoffset() for day in days)
+    walls = [(day.astimezone().replace(tzinfo=None), day.astimezone(there).replace(tzinfo=None)) for day in days]
+    return not any((here - wall) % period for here, wall in walls)
 
 
 def _command() -> str:

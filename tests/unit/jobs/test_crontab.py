@@ -59,12 +59,15 @@ def test_a_comment_above_a_crontab_line_names_what_cron_does_differently(tmp_pat
     assert "no stagger (2m): it starts 2 regions at once" in stagger
     assert "no jitter (30s)" in jitter
     assert line.startswith("15 6 * * *  ")
-    assert len(lines(tmp_path, 'schedule = "*/5 * * * *"\ntimezone = "Europe/Berlin"')) == 1
+    for zone, count in (("Europe/Berlin", 1), ("Asia/Kathmandu", 3)):  # 15 minutes apart, too
+        assert len(lines(tmp_path, f'schedule = "*/20 * * * *"\ntimezone = "{zone}"')) == count
 
 
 def test_a_name_is_quoted_for_the_shell_and_for_cron(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, 'schedule = "0 * * * *"', name="50% off")
     assert line.endswith("run '50\\% off' --quiet")
+    (line,) = lines(tmp_path, 'schedule = "0 * * * *"', name="-x")
+    assert line.endswith("run --quiet -- -x")
 
 
 def test_the_crontab_head_names_the_configuration_and_every_variable_that_a_run_reads(
