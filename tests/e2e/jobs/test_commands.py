@@ -59,6 +59,7 @@ def test_the_status_is_not_open_if_no_job_could_go_on(quota: Quota) -> None:
         ('fetch = "search"', 78),
         ('fetch = "search"\nmax_units = 99\noptions = { words = ["cat"] }', 2),
         ('fetch = "trending"\nsink = "nowhere:put"', 78),
+        ('fetch = "trending"\nregions = ["US", "UK"]', 78),
     ],
 )
 def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
@@ -69,6 +70,7 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
     assert states["trending"]["could_go_on"] is True
     assert states["words"]["could_go_on"] is False
     assert states["words"]["why"] in one_line(quota("run", "words", "--quiet"), status)
+    assert upstream.usage()["requests"] == 0
 
 
 @pytest.mark.parametrize(

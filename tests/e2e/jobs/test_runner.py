@@ -712,13 +712,6 @@ def test_a_second_signal_while_it_waits_between_two_attempts_changes_nothing(ben
     assert bench.count("rankings") == 50
 
 
-def test_a_region_that_upstream_cannot_know_ends_a_run_before_any_call(bench: Bench) -> None:
-    bench.configure(regions=["US", "UK"])
-    done = bench.quota("run", "t")
-    assert (done.returncode, bench.requests) == (78, 0)
-    assert "jobs.t.regions[1]: 'UK' is no region code" in done.stderr
-
-
 def test_check_and_run_report_a_first_call_that_fits_no_limit(bench: Bench) -> None:
     """No region loses its turn."""
     bench.configure(fetch="search", regions=["US", "GB"], units=50, more='options = { words = "cats" }')
