@@ -134,18 +134,21 @@ class Mistakes(list[str]):
 
     def raise_any(self, source: str) -> None:
         """Raise ConfigError if there are mistakes."""
+        if self:
+            raise self.error(source)
+
+    def error(self, source: str) -> ConfigError:
+        """The error that names the mistakes, each once."""
         mistakes = [*dict.fromkeys(self)]
-        if not mistakes:
-            return
         if len(mistakes) == 1:
-            raise ConfigError(mistakes[0])
+            return ConfigError(mistakes[0])
         shown, start = mistakes[:MAX_MISTAKES], f"{source}: "
         if len(mistakes) > MAX_MISTAKES:
             shown.append(f"{start}and {len(mistakes) - MAX_MISTAKES:,} more")
         numbered = [f"({n}) {mistake.removeprefix(start)}" for n, mistake in enumerate(shown, 1)]
         error = ConfigError(f"{start}{len(mistakes):,} mistakes: {' '.join(numbered)}")
         error.mistakes = tuple(shown)
-        raise error
+        return error
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
@@ -160,8 +163,9 @@ def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
     except ConfigError:  # only now, because each command reads a book at its start
         wrong = Mistakes()
         wrong.look_for(root)
-        wrong.raise_any(source)
-        raise
+        if not wrong:
+            raise
+        raise wrong.error(source) from None
 
 
 def _book_of(root: TomlTable, name: str) -> CostBook:

@@ -164,8 +164,7 @@ def settings_of(config: Config) -> Settings:
     except ConfigError as error:
         wrong = Mistakes(error.mistakes or (str(error),))
         wrong.look_for(root)
-        wrong.raise_any(config.source)
-        raise
+        raise wrong.error(config.source) from None
 
 
 def _settings_of(root: TomlTable, config: Config) -> Settings:
