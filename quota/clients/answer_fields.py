@@ -5,8 +5,8 @@
     Answer         an answer; each method answers one question of the book
     Usage          finds the figures of a call's usage in a body while the caller reads it
 
-A missing or absurd header counts as absent, and so does a header that was sent with several values, but for what
-remains: its smallest value counts.
+A missing or absurd header counts as absent, and so does a header that was sent with several values. But the smallest
+counts of several numbers that remain, and the latest of several times.
 `Answer.unread` has the headers that could not be read.
 """
 
@@ -170,8 +170,13 @@ class Answer:
         return value if isinstance(value, str) and value else None
 
     def moment_ms(self, field: Field, group: str) -> int | None:
+        """The time in this place; of a header that was sent with several times, the latest."""
         value = self._once(field, group)
         at_ms = self._moment_ms(value)
+        if at_ms is None and field.header and isinstance(value, str):
+            parts = _BETWEEN_TIMES.split(value[:MAX_HEADER_LENGTH])
+            times = [time for part in parts if (time := self._moment_ms(part)) is not None]
+            at_ms = max(times) if len(times) == len(parts) else None
         if at_ms is None:
             self._note_unread(field.header, value)
         return at_ms
@@ -198,7 +203,8 @@ class Answer:
         """Each policy in `RateLimit`, with what `RateLimit-Policy` says of it (draft-ietf-httpapi-ratelimit-headers).
         In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about. Older drafts have a
         header for each of its figures."""
-        older, reset = self._headers.get("ratelimit-limit", ""), self._headers.get("ratelimit-reset", "")
+        older, resets = self._headers.get("ratelimit-limit", ""), self._headers.get("ratelimit-reset", "")
+        reset = max(filter(str.isdecimal, resets[:MAX_HEADER_LENGTH].split(", ")), key=int, default="")
         remaining, _ = self.remaining(OLDER_REMAINING)
         text = self._headers.get("ratelimit") or f"limit={older}, remaining={remaining}, reset={reset}"
         more_text = self._headers.get("ratelimit-policy") or older
@@ -209,17 +215,22 @@ class Answer:
         for name, figures in items:
             own = [more for other, more in described if other == name]
             same = [more for more in own if more.get("q") == figures.get("q", more.get("q"))]
-            figures = same[0] | figures if same else figures
+            figures = same[0] | figures if same and all(each == same[0] for each in same) else figures
             remaining = _whole(figures.get("r"))
             if remaining is not None:
                 window_ms = _whole(figures.get("w"), lambda seconds: math.ceil(seconds * SECOND_MS))
                 limit, reset_ms = _whole(figures.get("q")), self._moment_ms(figures.get("t"))
                 is_only = not has_several and bool(same or not described)
-                counts_calls = figures.get("qu", "requests") == "requests"
+                counts_calls = all(each.get("qu", "requests") == "requests" for each in (figures, *same))
                 policies.append(Policy(name, remaining, limit, reset_ms, window_ms, counts_calls, is_only))
         if not policies:
-            self._note_unread("ratelimit", self._headers.get("ratelimit"))
+            self.note_unmatched()
         return policies
+
+    def note_unmatched(self) -> None:
+        """Note that a figure in `RateLimit`, or in the older fields, is no number or of no window of the book."""
+        header = next((name for name in ("ratelimit", "ratelimit-remaining") if name in self._headers), "")
+        self._note_unread(header, self._headers.get(header))
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -309,6 +320,9 @@ def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int |
     figure = _figure(value)
     return None if figure is None else rounded(figure)
 
+
+_BETWEEN_TIMES = re.compile(r"(?<!Mon|Tue|Wed|Thu|Fri|Sat|Sun), ")
+"""A date has a comma of its own."""
 
 _DECIMAL = r"(?:[0-9]{1,16}(?:\.[0-9]{0,16})?|\.[0-9]{1,16})(?:[eE]\+?[0-9]{1,2})?"
 """Go, Lua and PHP write large numbers as `1.8e+09`."""

@@ -232,7 +232,7 @@ class Attempt:
         reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
         for header, value in reading.unread.items():
             shown = shorten(redact(value), 60)
-            detail = "it holds neither a possible number nor a time, so it changes nothing"
+            detail = "it is of no window of the book, or no possible number or time; it changes nothing"
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
         free = reading.free and (whole or book.answers.frees(status))
         reading = reading._replace(free=free, used_units=reading.used_units if whole and read else None)

@@ -32,9 +32,9 @@ from quota.common.hosts import readings_of
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, LevelRule, Route
-from quota.terms.costs import CostBook
+from quota.terms.costs import CostBook, Quota
 from quota.terms.evidence import Heard, Level
-from quota.terms.limits import SECOND_MS, as_long
+from quota.terms.limits import SECOND_MS, as_long, leaves_at
 
 Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
@@ -72,9 +72,13 @@ class Reading(NamedTuple):
     def with_evidence(self, heard: Sequence[Heard]) -> Reading:
         """The reading with what follows from its levels: these alone, and a bucket of which nothing remains is
         closed."""
-        emptied = [Closing(each.level.bucket, each.until_ms, each.why_empty) for each in heard if each.why_empty]
+        emptied = {
+            each.level.bucket: Closing(each.level.bucket, each.until_ms, each.why_empty)
+            for each in sorted(heard, key=attrgetter("until_ms"))  # of several windows the last to end
+            if each.why_empty
+        }
         levels = tuple([each.level for each in heard])
-        return self._replace(levels=levels, heard=tuple(heard), closes=(*self.closes, *emptied))
+        return self._replace(levels=levels, heard=tuple(heard), closes=(*self.closes, *emptied.values()))
 
 
 NOTHING = Reading()
@@ -309,7 +313,7 @@ class Described(Google):
         open_buckets = self.book.buckets.keys() - {closing.bucket for closing in closes}
         own = [state for state in states if not state.is_others]
         levels = (
-            Level(state.bucket, state.remaining_units, state.limit_units, state.reset_ms)
+            Level(state.bucket, state.remaining_units, state.limit_units, state.reset_ms, state.window_ms)
             for state in own
             if state.bucket in open_buckets and state.remaining_units is not None and not state.is_over(at_ms)
         )
@@ -385,8 +389,20 @@ class Described(Google):
             own_ms = answer.at_ms + lasts if isinstance(lasts, int) else answer.lasts_until_ms(lasts)
             until_ms = until_ms if own_ms is None else own_ms
         if until_ms is None:
-            return None
+            return self._shorter_end_ms([state for state in own if state.is_empty], answer.at_ms)
         return min(max(until_ms, answer.at_ms + PAUSE_MS), answer.at_ms + self._period_ms(bucket))
+
+    def _shorter_end_ms(self, empty: Sequence[_PoolState], at_ms: int) -> int | None:
+        """When the windows end that these states of one bucket name. None if one of them names none, or the longest."""
+        ends: list[int] = []
+        for state in empty:
+            quotas = self.book.buckets[state.bucket].quotas if state.bucket in self.book.buckets else ()
+            longest_ms = self._period_ms(state.bucket)
+            windows = [quota.window for quota in quotas if state.names(quota)]
+            if len(windows) != 1 or windows[0].longest_ms == longest_ms:
+                return None
+            ends.append(leaves_at(windows[0], at_ms))
+        return max(ends, default=None)
 
     def _period_ms(self, bucket: str) -> int:
         return self.book.buckets.get(bucket, self.book.main_bucket).window.longest_ms
@@ -404,8 +420,12 @@ class Described(Google):
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
                 yield self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
+        has_rule = any(rule.remaining.header.startswith("ratelimit") for rule in self.book.answers.levels)
         for policy in answer.policies():
             state = self._state_by(policy, answer.at_ms)
+            changes = state is not None and (answer.status in (403, 429) or not state.is_others)
+            if not (changes or has_rule):
+                answer.note_unmatched()
             if state is not None:
                 yield self._checked(answer, state)
 
@@ -415,18 +435,24 @@ class Described(Google):
         if not bucket and len(self.book.buckets) > 1:
             return None
         if bucket or self._is_of_main_bucket(policy):
-            return _PoolState(bucket or main, True, policy.remaining_units, policy.limit_units, policy.reset_ms)
+            figures = policy.remaining_units, policy.limit_units, policy.reset_ms, policy.window_ms
+            return _PoolState(bucket or main, True, *figures)
         reset_ms = policy.reset_ms or policy.ends_ms(at_ms)
         if policy.remaining_units or reset_ms is None:
             return None
         return _PoolState(main, True, 0, None, reset_ms, is_others=True)
 
     def _is_of_main_bucket(self, policy: Policy) -> bool:
-        """Whether a policy without a bucket's name is about the book's only bucket: nothing speaks against it."""
-        main = self.book.main_bucket
+        """Whether a policy without a bucket's name is about a window of the book's only bucket: by its length, else by
+        its limit, else because the answer has no other."""
+        quotas = self.book.main_bucket.quotas
+        if not policy.counts_calls:
+            return False
         if policy.window_ms is not None:
-            return policy.counts_calls and as_long(policy.window_ms, main.window.longest_ms)
-        return policy.is_only and policy.counts_calls and policy.limit_units in (None, main.quota_units)
+            return any(as_long(policy.window_ms, quota.window.longest_ms) for quota in quotas)
+        if policy.limit_units is not None:
+            return policy.limit_units in [quota.units for quota in quotas]
+        return policy.is_only
 
     def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
         """The pool of a rule's figures, and whether the answer names it; "" for a pool outside the book."""
@@ -442,13 +468,17 @@ class Described(Google):
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
     def _checked(self, answer: Answer, state: _PoolState) -> _PoolState:
-        """The state without impossible values: more remaining than the limit, or a reset beyond the period."""
+        """The state without impossible values: more remaining than the limit, or a reset beyond the period. If nothing
+        remains, a later Retry-After is the reset."""
         remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms
         if remaining is not None and limit is not None and remaining > limit:
             state = state._replace(remaining_units=None, limit_units=None)
-        if reset_ms is not None and reset_ms > answer.at_ms + self._period_ms(state.bucket) + CLOCK_MS:
-            state = state._replace(reset_ms=None)
-        return state
+        latest_ms = answer.at_ms + self._period_ms(state.bucket)
+        if reset_ms is not None and reset_ms > latest_ms + CLOCK_MS:
+            reset_ms = None
+        if state.is_empty and (answer.retry_at_ms or 0) > max(answer.at_ms, reset_ms or 0):
+            reset_ms = min(answer.retry_at_ms or 0, latest_ms)
+        return state._replace(reset_ms=reset_ms)
 
 
 PAUSE_MS = SECOND_MS
@@ -467,11 +497,18 @@ class _PoolState(NamedTuple):
     remaining_units: int | None
     limit_units: int | None
     reset_ms: int | None
+    window_ms: int | None = None
     is_others: bool = False
 
     @property
     def is_empty(self) -> bool:
         return self.remaining_units == 0
+
+    def names(self, quota: Quota) -> bool:
+        """Whether this is the state of a quota: by the length of its window, else by its number."""
+        if self.window_ms is not None:
+            return as_long(self.window_ms, quota.window.longest_ms)
+        return self.limit_units == quota.units
 
     def is_over(self, at_ms: int) -> bool:
         """Whether the window of this state has ended."""

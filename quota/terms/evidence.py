@@ -11,8 +11,8 @@ difference. An example with a limit of 5,000 units an hour, of which we have cha
     remaining 4,400   upstream counted 600. The other 100 are in flight, or from before its reset. Nothing follows
     remaining 4,000   upstream counted 1,000, so others have used 300. They count here until upstream's reset
 
-**Which window.** A bucket may have several windows, and an answer seldom names one. We take the window whose quota is
-the answer's limit, else the shortest window that may last until the answer's reset, else the shortest. A wrong guess
+**Which window.** A bucket may have several windows, and an answer seldom names one. We take the window of the answer's
+length, else the one whose quota is its limit, else the shortest that may last until its reset, or of all. A wrong guess
 does no harm: upstream refuses calls when any window is full, so no more than this remains in the other windows either,
 and any excess is gone at that reset.
 
@@ -32,15 +32,17 @@ from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Window, as
 
 
 class Level(NamedTuple):
-    """What an answer says about one bucket: `remaining_units` of `limit_units` until `reset_ms`.
+    """What an answer says about one bucket: `remaining_units` of `limit_units` until `reset_ms`, in a window that lasts
+    `window_ms`.
 
-    `limit_units` and `reset_ms` (ms since 1970, by the ledger's clock) are None if the answer does not name them.
+    The last three are None if the answer does not name them. `reset_ms` is in ms since 1970, by the ledger's clock.
     """
 
     bucket: str
     remaining_units: int
     limit_units: int | None = None
     reset_ms: int | None = None
+    window_ms: int | None = None
 
 
 class Heard(NamedTuple):
@@ -96,6 +98,8 @@ def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int
 def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -> Window:
     """The window of its bucket that a level is about."""
     windows = sorted([quota.window for quota in bucket.quotas], key=lambda window: window.longest_ms)
+    if level.window_ms is not None:
+        windows = [window for window in windows if as_long(level.window_ms, window.longest_ms)] or windows
 
     def numbers(window: Window) -> set[int]:
         granted = {quota.units for quota in bucket.quotas if quota.window == window}
