@@ -26,6 +26,7 @@ from quota.settings.books import book_names, book_tables, load_book
 from quota.terms.api import VERBS, Hosts
 from quota.terms.costs import CostBook, Price
 from quota.terms.evidence import heard
+from quota.terms.limits import leaves_at
 from quota.wording import Table
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ def try_(
 ) -> None:
     """Show which method a REQUEST calls, and what it costs.
 
-    Nothing is sent or charged. --answer takes JSON: {"status": 403, "headers": {}, "body": {}}.
+    Nothing is sent or charged. --answer takes JSON: {"status": 403, "headers": {}, "body": {}}. A header that
+    was sent twice has a list of values.
 
     \b
     Example:
@@ -337,10 +339,12 @@ def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 # -- try ---------------------------------------------------------------------------------------------------------------
 
 
-def _meaning(reading: Reading, is_missing: bool) -> Iterator[str]:
-    """What an answer means. `is_missing`: it lacks the usage."""
+def _meaning(reading: Reading, book: CostBook, at_ms: int, *, is_missing: bool) -> Iterator[str]:
+    """What an answer of `at_ms` means. `is_missing`: it lacks the usage."""
     for closing in reading.closes:
-        until = "its own reset" if closing.until_ms is None else _opens(closing.until_ms)
+        window = book.buckets.get(closing.bucket, book.main_bucket).window
+        until = _opens(leaves_at(window, at_ms) if closing.until_ms is None else closing.until_ms)
+        until += f", when its window {window.name} resets" if closing.until_ms is None else ""
         yield f"closes {closing.bucket} until {until}: {closing.why}"
     if reading.error is not None and not reading.closes:
         remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
@@ -356,7 +360,7 @@ def _meaning(reading: Reading, is_missing: bool) -> Iterator[str]:
 
         yield NO_USAGE
     for header, value in reading.unread.items():
-        yield f"{header}: {show(value)} is neither a possible number nor a time, so it changes nothing"
+        yield f"{header}: {show(value)} is of no window of the book, or no possible number or time; it changes nothing"
     if reading.free:
         yield "upstream does not count it: its charge is refunded"
     if not (reading.error or reading.changes_something or reading.unread or is_missing):
@@ -440,19 +444,20 @@ def try_request(
     data |= {"parts": [part._asdict() for part in price.parts], "answer": None}
     if answer is None:
         return data, [says]
-    status, reading = _reading(book, answer, method or f"{verb} **")
+    at_ms = host_clock()
+    status, reading = _reading(book, answer, method or f"{verb} **", at_ms)
     is_missing = 200 <= status < 300 and reading.used_units is None and any(part.reserve for part in price.parts)
-    means = _meaning(reading, is_missing and not reading.free) if metered else ()
+    means = _meaning(reading, book, at_ms, is_missing=is_missing and not reading.free) if metered else ()
     return {**data, "answer": _reading_json(reading)}, [says, *means]
 
 
-def _reading(book: CostBook, answer: str, method: str) -> tuple[int, Reading]:
-    """The status of the answer in a file, and what it means. Raises ConfigError."""
+def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int, Reading]:
+    """The status of the answer in a file, and what it means at `at_ms`. Raises ConfigError."""
     from quota.clients.answer_fields import Usage
     from quota.clients.gate import MAX_PEEK_BYTES
     from quota.clients.upstream import upstream_of
 
-    at_ms, (status, headers, body, _) = host_clock(), read_answer(answer)
+    status, headers, body, _ = read_answer(answer)
     head = body[:MAX_PEEK_BYTES]  # as much of it as the transports look at
     reading = upstream_of(book).read(status, headers, head, method=method, at_ms=at_ms)
     if (used := book.answers.units) is not None:

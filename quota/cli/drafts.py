@@ -31,8 +31,8 @@ class Recorded(NamedTuple):
 
 
 def read_answer(path: str) -> Recorded:
-    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`. The body is text or JSON. Raises
-    ConfigError for any other file."""
+    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`. The body is text or JSON; a header that
+    was sent twice is a list. Raises ConfigError for any other file."""
     source = one_line(path)
     try:
         answer = json.loads(read_named(path, 1 << 20))
@@ -44,13 +44,17 @@ def read_answer(path: str) -> Recorded:
     status, headers, body = answer.get("status"), answer.get("headers", {}), answer.get("body", "")
     if type(status) is not int or not 100 <= status <= 599 or not isinstance(headers, dict):
         raise ConfigError(f'{source}: not an answer; write {{"status": 403, "headers": {{...}}, "body": ...}}')
-    text, request = body if isinstance(body, str) else json.dumps(body), answer.get("request")
+    request = answer.get("request")
     return Recorded(
         status,
-        {name: str(value) for name, value in headers.items()},
-        text.encode(errors="replace"),
+        {name: ", ".join(map(_text, value if isinstance(value, list) else [value])) for name, value in headers.items()},
+        _text(body).encode(errors="replace"),
         request if isinstance(request, str) else "",
     )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 # -- a draft -----------------------------------------------------------------------------------------------------------

@@ -113,8 +113,11 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
         "the answer changes nothing"
     ]
     assert meanings(304) == ["upstream does not count it: its charge is refunded"]
-    unread = meanings(200, **limited, X_RateLimit_Remaining="1,000")
-    assert unread == ["x-ratelimit-remaining: '1,000' is neither a possible number nor a time, so it changes nothing"]
+    why = "is of no window of the book, or no possible number or time; it changes nothing"
+    unread = meanings(200, **limited, X_RateLimit_Remaining=["1,000", "few"])
+    assert unread == [f"x-ratelimit-remaining: '1,000, few' {why}"]
+    (reset,) = meanings(403, {"error": {"errors": [{"reason": "dailyLimitExceeded", "message": "spent"}]}})
+    assert (reset[:20], reset[43:]) == ("closes core until 20", ", when its window 1h resets: spent")
     assert meanings(403)[0].startswith("upstream does not accept the credential: HTTP 403")
     assert meanings(500, "Oops") == ["upstream is in trouble: Oops"]
     whole = quota.json(*command, answer(quota, 429, **limited, X_RateLimit_Remaining=0))
