@@ -131,8 +131,9 @@ class Calendar:
 
     @property
     def longest_ms(self) -> int:
-        """With a clock change, which lengthens a day, week or month by an hour."""
-        return PERIOD_MS[self.period] + (HOUR_MS if PERIOD_MS[self.period] >= DAY_MS else 0)
+        """With a clock change, which lengthens a day, week or month by an hour. UTC has none."""
+        changes = PERIOD_MS[self.period] >= DAY_MS and load_zone(self.zone).utcoffset(None) is None
+        return PERIOD_MS[self.period] + (HOUR_MS if changes else 0)
 
     def spelled_out(self) -> str:
         """For sentences, after "each" or "the": `month from day 15 on in UTC`."""

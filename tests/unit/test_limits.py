@@ -171,16 +171,9 @@ def test_an_unknown_calendar_raises_where_it_is_given(arguments: tuple[Any, ...]
     ("calendar", "at", "edges"),
     [
         (Calendar("month", "UTC"), "2026-12-31T23:59:59.999", "2026-12-01T00:00 2027-01-01T00:00 2027-02-01T00:00"),
-        (Calendar("month", PACIFIC), "2026-11-15T00:00", "2026-11-01T07:00 2026-12-01T08:00 2027-01-01T08:00"),
         # 2026-11-25 is a Wednesday.
         (Calendar("week", "UTC"), "2026-11-25T12:00", "2026-11-23T00:00 2026-11-30T00:00 2026-12-07T00:00"),
         (Calendar("week", "UTC"), "2026-11-30T00:00", "2026-11-30T00:00 2026-12-07T00:00 2026-12-14T00:00"),
-        # The clocks go forward on the Sunday.
-        (
-            Calendar("week", PACIFIC, starts="sunday"),
-            "2026-03-10T00:00",
-            "2026-03-08T08:00 2026-03-15T07:00 2026-03-22T07:00",
-        ),
         # A week that begins on a date that was left out.
         (
             Calendar("week", "Pacific/Apia", starts="friday"),
@@ -190,7 +183,6 @@ def test_an_unknown_calendar_raises_where_it_is_given(arguments: tuple[Any, ...]
         # A billing period from the 15th on.
         (Calendar("month", "UTC", 15), "2026-11-14T23:59", "2026-10-15T00:00 2026-11-15T00:00 2026-12-15T00:00"),
         # A month that has no such day begins on its last one.
-        (Calendar("month", "UTC", 31), "2027-02-27T23:59", "2027-01-31T00:00 2027-02-28T00:00 2027-03-31T00:00"),
         (Calendar("month", "UTC", 30), "2028-02-29T00:00", "2028-02-29T00:00 2028-03-30T00:00 2028-04-30T00:00"),
         (Calendar("month", PACIFIC, 8), "2026-03-08T07:59", "2026-02-08T08:00 2026-03-08T08:00 2026-04-08T07:00"),
         # An hour that comes twice counts twice. Hours begin where the wall shows a full one.
@@ -231,7 +223,7 @@ def first_shown(zone: str) -> list[tuple[int, date]]:
     return dates
 
 
-@pytest.mark.parametrize("zone", [*ZONES, "Asia/Beirut"])
+@pytest.mark.parametrize("zone", [*ZONES, "Asia/Beirut", "UTC"])
 @pytest.mark.parametrize(
     ("period", "day", "starts"),
     [("day", 1, "monday"), ("week", 1, "sunday"), ("month", 1, "monday"), ("month", 31, "monday")],
@@ -240,6 +232,7 @@ def test_calendar_periods_agree_with_a_wall_clock(zone: str, period: Period, day
     calendar = Calendar(period, zone, day, starts)
     changes = [at_ms for at_ms, shown in first_shown(zone)[1:] if begins(calendar, shown)]
     assert len(changes) >= 13
+    assert (calendar.longest_ms % DAY_MS == 0) == (zone == "UTC")
     for (start_ms, next_ms), (_, after_ms) in pairwise(pairwise(changes)):
         assert next_ms - start_ms <= calendar.longest_ms or zone == "Antarctica/Troll", "its clocks change by two hours"
         for at_ms in (start_ms, start_ms + 1, (start_ms + next_ms) // 2, next_ms - 1):
