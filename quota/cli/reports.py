@@ -433,16 +433,18 @@ def _refusal_json(refusal: KeptRefusal) -> dict[str, object]:
 
 
 def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) -> Table:
-    """Single charges, each with the id of its call; with its bucket if the call is charged to several buckets, and
-    with its project if there are `several`."""
+    """Single charges, each with the id of its call; with what was charged if one was corrected, with their buckets if a
+    call is charged to several buckets, and with their projects if there are `several`."""
+    corrected = any(charge.units != charge.charged_units for _, _, charge in charges)
+    has_parts = any("+" in call_id for _, call_id, _ in charges)
     rows = [
         (
             stamp(charge.id[0]),
             call_id,
             f"{charge.units:,}",
-            f"{charge.charged_units:,}" if charge.units != charge.charged_units else "",
+            f"{charge.charged_units:,}" if corrected else "",
             charge.method,
-            charge.bucket if "+" in call_id else "",
+            charge.bucket if has_parts else "",
             project if several else "",
             charge.job or "-",
             charge.region or "-",

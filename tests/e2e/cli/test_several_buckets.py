@@ -87,8 +87,10 @@ def test_spend_counts_a_call_once(quota: Quota) -> None:
 
 def test_the_log_names_the_bucket_of_each_charge_of_a_call(quota: Quota) -> None:
     quota("charge", "write", "--job", "nightly")
+    quota("settle", quota.json("charge", "other", "--units", "2")["id"], "3")
     lines = [line.split()[2:-1] for line in quota("log", COLUMNS="200").stdout.splitlines()]
-    assert lines[2:] == [["1", "write", "core", "nightly", "-"], ["5", "write", "points", "nightly", "-"]]
+    of_write = [["1", "1", "write", "core", "nightly", "-"], ["5", "5", "write", "points", "nightly", "-"]]
+    assert lines[2:] == [*of_write, ["3", "2", "other", "core", "-", "-"]]
     quota.configure('[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "youtube-v3"\nproject = "one"\n')
     quota("charge", "videos.list")
     assert "bucket" not in quota("log").stdout, "no call is charged to several"
