@@ -351,8 +351,13 @@ def charges_of(
 
 
 def charge_units(units: object) -> int:
-    """The units of a charge, checked. Raises UsageError."""
-    return whole(units, "units: a charge", 1, MAX_CHARGE_UNITS)
+    """The units of a charge, checked. Raises UsageError; CostExceedsLimit if no limit can ever hold them."""
+    try:
+        return whole(units, "units: a charge", 1, MAX_CHARGE_UNITS)
+    except UsageError as error:
+        if isinstance(units, int) and units > MAX_CHARGE_UNITS:
+            raise CostExceedsLimit(str(error)) from None
+        raise
 
 
 def settled_units(units: object) -> int:
