@@ -335,7 +335,7 @@ class Passage:
         except ConfigError as error:
             raise UnfitError(500, str(error)) from None
         except GoogleAuthError as error:
-            raise UnfitError(502, f"credential {target.credential}: {refused_login(error)}") from None
+            raise self._unanswered(502, f"credential {target.credential}: {refused_login(error)}") from None
         return url, narrowed(fields, reads_good_answers=target.reads_good_answers), Mask(secret)
 
     async def _exchange(self, attempt: Attempt, url: str, fields: Fields, mask: Mask) -> None:
@@ -365,15 +365,20 @@ class Passage:
                 )
         except aiohttp.ClientConnectorError as error:
             why = error.os_error.strerror or type(error.os_error).__name__
-            raise UnfitError(502, f"{host} cannot be reached: {why}. Nothing was charged.") from None
+            raise self._unanswered(502, f"{host} cannot be reached: {why}. Nothing was charged.") from None
         except TimeoutError:
-            raise UnfitError(504, f"{host} is silent.") from None
+            raise self._unanswered(504, f"{host} is silent.") from None
         except (aiohttp.ClientError, ValueError) as error:
             if self._caller.gone:
                 raise CallerGoneError from None
             if isinstance(error, _LostError):
-                raise UnfitError(502, f"{host} closed the connection before it answered.") from None
-            raise UnfitError(502, f"{host} did not answer in HTTP ({type(error).__name__}).") from None
+                raise self._unanswered(502, f"{host} closed the connection before it answered.") from None
+            raise self._unanswered(502, f"{host} did not answer in HTTP ({type(error).__name__}).") from None
+
+    def _unanswered(self, status: int, detail: str) -> UnfitError:
+        """The answer in place of upstream's, which the log has too."""
+        warn("proxy_cut", detail, credential=self._asked.credential, status=status)
+        return UnfitError(status, detail)
 
     # -- the answer --------------------------------------------------------------------------------------------------
 
@@ -390,7 +395,7 @@ class Passage:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:
-            raise UnfitError(502, f"{host} did not answer in valid HTTP.")
+            raise self._unanswered(502, f"{host} did not answer in valid HTTP.")
         watch(gate, attempt, answer)
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         try:

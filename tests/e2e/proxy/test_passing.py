@@ -166,6 +166,7 @@ def test_a_refused_request_gets_retry_after_and_nothing_leaves(house: House, cap
 def test_a_request_that_can_never_be_charged_is_not_sent(house: House) -> None:
     with house.open():
         assert house.ask("/dear", "POST").status == 422
+        assert house.ask("/chat", "POST", b'{"max_tokens": 1000000001}').status == 422
         detail = house.ask("/x", credential="mian").problem["detail"]
         assert detail == "Ask for /CREDENTIAL/PATH: there is no credential 'mian' here; did you mean 'main'?"
         assert (house.ask("/x", credential="mian").status, house.units) == (404, 0)
@@ -259,7 +260,7 @@ def test_events_come_one_by_one_and_the_last_one_settles(house: House) -> None:
         assert house.units == 4
 
 
-def test_only_requests_that_never_left_are_refunded(house: House) -> None:
+def test_only_requests_that_never_left_are_refunded(house: House, caplog: pytest.LogCaptureFixture) -> None:
     with house.open(address=f"http://127.0.0.1:{free_port()}"):
         got = house.ask("/things", "POST", b"x")
         assert (got.status, house.units, got.field("quota-charge")) == (502, 0, None)
@@ -268,6 +269,7 @@ def test_only_requests_that_never_left_are_refunded(house: House) -> None:
     with house.open():  # what is sent on a connection that dies is not sent again
         answers = [house.ask("/things") for _ in range(6)]
         assert [got.status for got in answers] == [200, 502] * 3
+        assert sum(text.startswith("proxy_cut credential=main") for text in caplog.messages) == 4
         assert all((got.field("quota-charge") or "").endswith("; units=1") for got in answers)
         assert house.units == len(house.upstream.reached) == 6
 
