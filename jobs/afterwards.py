@@ -15,15 +15,16 @@ ledger_away    a run spent the machine's allowance                 once a day, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import quota
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import warn
 from quota.common.text import many, members, one_line, spell
 from quota.jobs.job import Away, RunReport
-from quota.jobs.places import checkpoints_of
+from quota.jobs.places import checkpoints_of, held_elsewhere
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
@@ -38,7 +39,13 @@ from quota.terms.limits import DAY_MS, Calendar
 
 NEAR_PERCENT = 80
 
-_Region = tuple[Checkpoint, int | None]
+
+class _Region(NamedTuple):
+    """Where the job stands in a region. The region is due since `due_ms` (None: unknown), unless it is `away`."""
+
+    place: Checkpoint
+    due_ms: int | None
+    away: Away | None
 
 
 def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
@@ -51,7 +58,7 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
         if session.settings.notify is not None:
             job, stale_ms = session.settings.jobs[report.job], session.settings.notify.stale_ms
             project = session.credential(job.credential).project
-            regions, now_ms = _regions(session, job), ledgers_clock(session)
+            regions, now_ms = _regions(session, job, report), ledgers_clock(session)
             notify(session, list(_notices_of_regions(project, job.name, now_ms, stale_ms, regions)))
         return
     if session.settings.textfile is not None or session.settings.notify is not None:
@@ -60,7 +67,7 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
             status = read_status(session, job.credential)
         except quota.LedgerError:
             status = None
-        regions = _regions(session, job)
+        regions = _regions(session, job, report)
         _write_metrics(session, job, report, status, regions)
         _tell(session, job, report, status, regions)
     if ping is not None and (ping.began or report.outcome != "elsewhere"):
@@ -74,15 +81,25 @@ def ledgers_clock(session: Session) -> int:
     return host_clock()
 
 
-def _regions(session: Session, job: JobSettings) -> list[_Region]:
-    """Where the job stands in each region, and since when the region is due. Empty if the store cannot be read, or if
-    the configuration has no use for it."""
+def _regions(session: Session, job: JobSettings, report: RunReport) -> list[_Region]:
+    """The regions of a job. If the ledger does not say whose they are, only those of this run are due. Empty if the
+    store cannot be read, or if the configuration has no use for it."""
     settings, notices = session.settings.store, session.settings.notify
     if session.settings.textfile is None and (notices is None or notices.stale_ms is None):
         return []
     try:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
-            return [(place, store.due_since(place)) for place in checkpoints_of(session, job, store)]
+            places = checkpoints_of(session, job, store)
+            away, known = dict(report.elsewhere), {place.region for place in places}
+            try:
+                if not settings.places_in_ledger:
+                    away = {**held_elsewhere(session, job, store), **away}
+            except quota.LedgerError:
+                known = {region.region for region in report.regions}
+            return [
+                _Region(place, store.due_since(place) if place.region in known else None, away.get(place.region))
+                for place in places
+            ]
     except (StoreError, quota.LedgerError) as error:
         if session.settings.textfile is not None:
             warn("textfile_without_store", error, job=job.name)
@@ -110,7 +127,7 @@ def _write_metrics(
     of_job, of_project = [written._replace(labels=labels)], [written]
     if report.outcome != "elsewhere":
         of_job += samples_of_run(labels, host_clock(), report.exit_status)
-    of_job += samples_of_regions(labels, [checkpoint for checkpoint, _ in regions])
+    of_job += samples_of_regions(labels, [region.place for region in regions])
     if status is None:
         of_project += of_silence(project, session.budget(job.credential).owed_units())
     else:
@@ -159,7 +176,7 @@ def _tell(
     notices = [*_notices_of_run(project, report, status)]
     if report.outcome != "elsewhere" or report.elsewhere:  # else the machine that runs the tick reports them
         now_ms = host_clock() if status is None else ledgers_clock(session)
-        notices += _notices_of_regions(project, job.name, now_ms, settings.stale_ms, regions, report.elsewhere)
+        notices += _notices_of_regions(project, job.name, now_ms, settings.stale_ms, regions)
     if status is not None:
         notices += _notices_of_budget(project, status)
     elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
@@ -229,14 +246,13 @@ def _notices_of_regions(
     now_ms: int,
     stale_ms: int | None,
     regions: Sequence[_Region],
-    elsewhere: Mapping[str, Away] = {},
 ) -> Iterator[Notice]:
     """The notices of stale regions at a time. A region on another machine is stale if that machine is silent for as
     long."""
-    for checkpoint, due_ms in regions:
+    for checkpoint, due_ms, away in regions:
         region, completed_ms = checkpoint.region, checkpoint.completed_at_ms
         did = "was last complete" if completed_ms is not None else "was never complete: its job first ran"
-        if away := elsewhere.get(region):
+        if away is not None:
             due_ms = now_ms - away.now_ms + away.heard_ms
             did = f"runs on {away.runs_on}, which was last heard of"
         if due_ms is None or not is_stale(due_ms, now_ms, stale_ms):

@@ -38,7 +38,7 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import check_lock, checkpoints_of, is_running, runs_on
+from quota.jobs.places import check_lock, checkpoints_of, held_elsewhere, is_running, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, check_space, is_made
 from quota.jobs.store.store import Store
@@ -330,8 +330,11 @@ def _regions(
         tick = stream.after(now_ms)
         for region in tick.regions or job.regions or ("",):
             nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
+    away = {} if store is None or session.settings.store.places_in_ledger else held_elsewhere(session, job, store)
     for place in checkpoints:
         due_ms = None if store is None or notices is None else store.due_since(place)
+        if place.region in away:
+            due_ms = away[place.region].heard_ms
         stale = notices is not None and is_stale(due_ms, now_ms, notices.stale_ms)
         stand, detail = _stand_of(place, now_ms)
         next_ms = nexts.get(place.region)

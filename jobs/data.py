@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
@@ -369,12 +369,12 @@ def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> N
     Example:
       quota place list
     """
-    from quota.jobs.places import checkpoints_of, machines_of
+    from quota.jobs.places import checkpoints_of
 
     with configured(config) as session, _store_of_places(session) as store:
         chosen = [settings for name, settings in session.settings.jobs.items() if job in (None, name)]
         checkpoints = [place for settings in chosen for place in checkpoints_of(session, settings, store)]
-        away = {} if as_json or as_csv else machines_of(session, chosen, store)
+        away = {} if as_json or as_csv else _machines_of(session, chosen, store)
     jobs = session.settings.jobs
     none = "no job is configured" if job is None or not jobs else f"there is no job {show(job)}{_hint(jobs, job, None)}"
     _print(checkpoints, away, as_json=as_json, as_csv=as_csv, none=none)
@@ -392,11 +392,9 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
     Example:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
-    from quota.jobs.places import machines_of
-
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(session, store, job, region)
-        away = {} if as_json or as_csv else machines_of(session, [session.settings.jobs[job]], store)
+        away = {} if as_json or as_csv else _machines_of(session, [session.settings.jobs[job]], store)
     _print(checkpoints, away, as_json=as_json, as_csv=as_csv, cursors=True)
 
 
@@ -446,6 +444,20 @@ def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
 
     settings = session.settings.store
     return nullcontext() if settings.places_in_ledger else Store.existing(settings)
+
+
+def _machines_of(session: Session, jobs: Sequence[JobSettings], store: Store | None) -> dict[tuple[str, str], str]:
+    """The machine of each job and region that another store than this holds, as far as the ledger answers."""
+    from quota.jobs.places import held_elsewhere
+
+    machines: dict[tuple[str, str], str] = {}
+    if store is None:
+        return machines
+    with suppress(quota.LedgerError):
+        for job in jobs:
+            away = held_elsewhere(session, job, store)
+            machines.update(((job.name, region), there.runs_on) for region, there in away.items())
+    return machines
 
 
 def _chosen(session: Session, store: Store | None, name: str, region: str | None) -> list[Checkpoint]:

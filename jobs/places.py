@@ -9,7 +9,7 @@ beside the claims in the ledger.
     Hold             one run's hold on its regions, and on its tick; it lasts for `hold_ms` after the run
     SharedPlaces     the places of one job in the ledger
     runs_on          the machines that hold the regions of a job
-    machines_of      the machine of each region that another store holds
+    held_elsewhere   the regions of a job that other stores hold
     work_of          names the work that the checkpoints of a job belong to
     checkpoints_of   where a job stands, in the store or in the ledger
     reset_shared     resets regions whose places are in the ledger
@@ -472,18 +472,16 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts
     return Whereabouts(hosts, seen_on, seen_ms, is_elsewhere)
 
 
-def machines_of(session: Session, jobs: Iterable[JobSettings], store: Store | None) -> dict[tuple[str, str], str]:
-    """The machine of each job and region that another store than this holds, as far as the ledger answers."""
-    machines: dict[tuple[str, str], str] = {}
-    if store is None or not session.ledger.shared:
-        return machines
-    owner = session.settings.store.name or store.id("")
-    with suppress(quota.LedgerError):
-        for job in jobs:
-            for holder in session.project(job.credential).state.holders(_claim_name(job)):
-                if holder.owner != owner:
-                    machines.update(((job.name, region), holder.host) for region in holder.regions)
-    return machines
+def held_elsewhere(session: Session, job: JobSettings, store: Store) -> dict[str, Away]:
+    """The regions of a job that other stores than this hold. Raises LedgerError."""
+    away: dict[str, Away] = {}
+    if session.ledger.shared:
+        owner, now_ms = session.settings.store.name or store.id(""), session.ledger.now_ms()
+        for holder in session.project(job.credential).state.holders(_claim_name(job)):
+            if holder.owner != owner:
+                there = Away(holder.host or "another machine", holder.seen_ms, holder.until_ms, now_ms)
+                away.update(dict.fromkeys(holder.regions, there))
+    return away
 
 
 # -- where a job stands ---------------------------------------------------------------------------------------------
