@@ -199,6 +199,11 @@ class RunReport(Run):
     silent: str = field(default="", compare=False)
 
     @property
+    def cannot_run(self) -> bool:
+        """Whether this machine may be the cause of the end, as with a missing key or a wrong clock."""
+        return self.outcome == "failed" or (self.refusal or {}).get("reason") == "clock"
+
+    @property
     def away(self) -> Away | None:
         """The machine whose region is away for longest; None if no region is away."""
         return max(self.elsewhere.values(), key=lambda away: away.until_ms, default=None)

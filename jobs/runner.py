@@ -94,8 +94,7 @@ def run_job(
     The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an address
     that did not answer the job before: the run tries it once. Tests set `wait`, a tenacity wait between attempts, and
     `clock` (ms since 1970), which dates stored data.
-    Raises UsageError for a job or region that does not exist, and ConfigError for a fetch function that cannot be used.
-    Later errors are in the report.
+    Raises UsageError for an unknown job or region, and ConfigError for an unusable function; later errors are reported.
     """
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session.settings, name)
@@ -140,8 +139,9 @@ def run_job(
         row = _row_of(session, job, store)
         if refused is not None:
             report = _refused(session, job, refused)
-            _keep(store, row, report)
-            return report
+            if report.cannot_run:
+                hold.ending = "failed"
+            return _keep(store, row, report)
         attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
         run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
         if silent:
@@ -206,8 +206,7 @@ def _missed(session: Session, job: JobSettings, store: Store, regions: Sequence[
     report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=why, exit_status=status)
     if regions and not number:
         warn("run_skipped", why, job=job.name)
-    _keep(store, _row_of(session, job, store), report)
-    return report
+    return _keep(store, _row_of(session, job, store), report)
 
 
 def _row_of(session: Session, job: JobSettings, store: Store) -> int:
@@ -215,13 +214,14 @@ def _row_of(session: Session, job: JobSettings, store: Store) -> int:
     return store.runs.begin(session.run, session.credential(job.credential).project, job.name)
 
 
-def _keep(store: Store, row: int, report: RunReport) -> None:
-    """Complete the run's row in the store. If that fails, the report still says what the run did."""
+def _keep(store: Store, row: int, report: RunReport) -> RunReport:
+    """Complete the run's row in the store. If that fails, the report, which it returns, still says what the run did."""
     try:
         store.runs.end(row, report)
     except StoreError as error:
         if report.why != str(error):
             log.warning("%s: %s", line("run_not_kept", run=report.run, job=report.job), error)
+    return report
 
 
 def _elsewhere(session: Session, job: JobSettings, store: Store, hold: Hold, due: Sequence[str]) -> RunReport | None:
@@ -303,7 +303,7 @@ class _Run:
         _keep(self.store, row, report)
         if self.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
             self.hold.ending = "stopped"  # its tick goes on with the next start
-        if self.end is not None and self.end.outcome == "failed" and not self.added:
+        if self.end is not None and self.end.cannot_run and not self.added:
             self.hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
         return report
 

@@ -22,7 +22,7 @@ from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.interruption import interruptible
 from quota.jobs.job import RunReport
 from quota.jobs.progress import Watcher
-from quota.jobs.runner import _refused, run_job
+from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
@@ -493,13 +493,6 @@ def test_a_credential_that_is_not_set_up_stops_the_run_with_the_remedy(bench: Be
     assert remedy in report.why
     assert key not in json.dumps(report.as_json()) + report.why
     assert list(outcomes(report).values()) == ["failed"] + ["skipped"] * 6
-
-
-def test_a_run_that_a_wrong_clock_ends_has_not_ended_well(bench: Bench) -> None:
-    """Waiting does not help, so cron must see it."""
-    with quota.open(bench.config) as session:
-        decision = session.budget().peek("videos.list")._replace(admitted=False, reason="clock")
-        assert _refused(session, session.settings.jobs["t"], decision).exit_status == 69
 
 
 def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench: Bench) -> None:

@@ -54,6 +54,14 @@ def fetch(client, region, cursor):
 """
 
 
+TWO_HOURS_BEHIND = """
+import time, runpy
+right_ns = time.time_ns
+time.time_ns = lambda: right_ns() - 7_200_000_000_000
+runpy.run_module("quota", run_name="__main__")
+"""
+
+
 class Machine(Installation):
     """A folder with a state folder and a store of its own, and the job that all machines have."""
 
@@ -189,13 +197,19 @@ def test_a_machine_that_cannot_run_the_job_does_not_keep_it(web: Machine, other:
     assert other.outcome()["outcome"] == "done"
     (web.folder / "key").write_text("a-key")
     assert web.outcome()["outcome"] == "elsewhere"
+    assert web.quota("run", "t", "--here", script=TWO_HOURS_BEHIND).returncode == 69, "so that cron sees it"
+    assert other.outcome()["outcome"] == "done"
 
 
-def test_a_machine_without_any_space_does_not_keep_the_job(web: Machine, other: Machine) -> None:
+@pytest.mark.parametrize("locks", ["run-t-*.lock", "none"])
+def test_a_machine_without_any_space_does_not_keep_the_job(web: Machine, other: Machine, locks: str) -> None:
+    web.quota.env["QUOTA_STATE_DIR"] = str(web.folder / "disk")
     with small_disk(web.folder / "disk", 12_000):
         config = web.folder / "quota.toml"
         config.write_text(config.read_text().replace("videos.db", "disk/videos.db"))
         assert web.outcome()["outcome"] == "done"
+        for lock in web.folder.rglob(locks):
+            lock.unlink()  # the next run makes it
         fill(web.folder / "disk")
         assert "no space is left for it" in one_line(web.quota("run", "t", "--quiet"), 1)
         assert other.outcome()["outcome"] == "done"
