@@ -141,7 +141,11 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
     )
     state = State(session.ledger, notice.project, session.keys.next)
     try:
-        if state.claim(claim).tick:
+        claimed = state.claim(claim)
+        if claimed.tick:
+            return None
+        if left_ms := _left_here(key, once_ms, claimed.now_ms):
+            state.end_claim(claim._replace(tick_ms=left_ms), "done")
             return None
     except LedgerError:
         return _claim_here(key, once_ms)
@@ -150,8 +154,18 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
         ended = claim if delivered else claim._replace(tick_ms=min(RETRY_MS, once_ms))
         with contextlib.suppress(LedgerError):  # then the notice may come again
             state.end_claim(ended, "done")
+        if delivered:
+            _claim_here(key, 0)
 
     return end
+
+
+def _left_here(key: str, once_ms: int, now_ms: int) -> int:
+    """For how long a delivery by this machine still counts, whatever the ledger has lost; 0 if there was none."""
+    with contextlib.suppress(OSError):
+        delivered_ms = (state_folder() / "notified" / key).stat().st_mtime_ns // 1_000_000
+        return max(0, delivered_ms + once_ms - now_ms) if delivered_ms <= now_ms else 0
+    return 0
 
 
 def _claim_here(key: str, once_ms: int) -> _Claimed | None:

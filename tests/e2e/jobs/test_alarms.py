@@ -266,23 +266,27 @@ def test_a_run_of_one_region_leaves_another_machines_regions_to_it(tmp_path: Pat
         for command, region in ((two, "DE"), (one, "US")):
             assert command("run", "trending", "--region", region).returncode == 0
         server.kill()
+        shutil.rmtree(one.folder / "state" / "notified")
         one("run", "trending", "--region", "US")
     of_here, of_two, without_ledger = [alert["message"] for alert in alerts(one) if alert["event"] == "stale"]
     assert ("region US " in of_here, "region US " in without_ledger) == (True, True)
     assert "region DE of job trending runs on " in of_two
 
 
-def test_a_repaired_loss_sends_one_alert(tmp_path: Path, upstream: Emulator) -> None:
+def test_two_machines_tell_a_thing_once_whatever_the_ledger_loses(tmp_path: Path, upstream: Emulator) -> None:
     with closing(RedisServer()) as server:
         command, other = (machine(tmp_path / name, upstream, server.url) for name in ("one", "two"))
         assert command("charge", "videos.list", "--units", "3").returncode == 0
         assert other("charge", "videos.list", "--units", "4").returncode == 0
-        server.kill()
-        server.start()
-        for each in (other, command, other):
-            assert each("run", "trending").returncode == 0
-        lost = [notice for each in (command, other) for notice in alerts(each) if notice["event"] == "ledger_lost"]
-        assert [(notice["charges"], notice["units"]) for notice in lost] == [(2, 7)]
+        for _ in range(2):
+            server.kill()
+            server.start()
+            for each in (other, command, other):
+                assert each("run", "trending").returncode == 0
+        sent = [notice for each in (command, other) for notice in alerts(each)]
+        assert sorted(notice["event"] for notice in sent) == ["ledger_lost", "ledger_lost", "near_limit", "refused"]
+        lost = [notice for notice in sent if notice["event"] == "ledger_lost"]
+        assert [(notice["charges"], notice["units"]) for notice in lost] == [(2, 7), (5, 10)]
         assert lost[0]["message"].startswith("the ledger had lost 2 charges of 7 units of project research; ")
 
 
@@ -296,16 +300,6 @@ def test_a_run_on_the_allowance_reports_that_the_ledger_is_away(tmp_path: Path, 
     assert away["message"].startswith(
         f"ledger redis://127.0.0.1:{port}/0 does not answer; job trending goes on with 2 "
     )
-
-
-def test_two_machines_tell_a_thing_once(tmp_path: Path, upstream: Emulator) -> None:
-    with closing(RedisServer()) as server:
-        first, second = (machine(tmp_path / name, upstream, server.url) for name in ("first", "second"))
-        assert first("charge", "videos.list", "--units", "10").returncode == 0
-        for command in (first, second, first):
-            assert command("run", "trending").returncode == 0
-        events = [notice["event"] for command in (first, second) for notice in alerts(command)]
-        assert sorted(events) == ["near_limit", "refused"]
 
 
 # -- how it is delivered -----------------------------------------------------------------------------------------------
@@ -606,11 +600,8 @@ def test_the_script_for_slack_posts_the_message(tmp_path: Path) -> None:
         (tmp_path / "slack.curl").write_text(f'url = "http://127.0.0.1:{server.port}/services/x"\n')
         run_script("alert-slack", tmp_path)
     (arrived,) = server.arrived
-    assert (arrived.verb, arrived.target, arrived.headers["content-type"]) == (
-        "POST",
-        "/services/x",
-        "application/json",
-    )
+    assert (arrived.verb, arrived.target) == ("POST", "/services/x")
+    assert arrived.headers["content-type"] == "application/json"
     assert json.loads(arrived.body) == {"text": "research: it's 'full'"}
 
 
