@@ -215,8 +215,8 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
     allowance = credential.allowance
     if allowance is not None and (allowance.drawn_units or allowance.trouble):
         yield Line(str(allowance), "note")
-    for loss in credential.losses:
-        yield Line(lost(loss), "note")
+    if credential.losses:
+        yield Line(lost(credential.losses), "note")
     for exhaustion in credential.exhausted:
         if exhaustion.reopened_ms:
             at = stamp(exhaustion.reopened_ms)
@@ -292,10 +292,13 @@ def _closed(exhaustion: Exhaustion) -> Verdict:
     return Verdict("closed", f'"{exhaustion.evidence}"', exhaustion.until_ms if is_known else None, more)
 
 
-def lost(loss: Loss) -> str:
-    """What the ledger had lost and machines put back."""
-    charges, units = many(loss.charges, "charge"), many(loss.units, "unit")
-    return f"the ledger had lost {charges} of {units}, put back at {stamp(loss.at_ms)} by {loss.machine}"
+def lost(losses: Sequence[Loss]) -> str:
+    """What the ledger had lost and machines put back. The last loss is the newest."""
+    charges = many(sum(loss.charges for loss in losses), "charge")
+    units = many(sum(loss.units for loss in losses), "unit")
+    times = f" in {len(losses)} losses, the last" if len(losses) > 1 else ","
+    newest = losses[-1]
+    return f"the ledger had lost {charges} of {units}{times} put back at {stamp(newest.at_ms)} by {newest.machine}"
 
 
 def spent_elsewhere(book: CostBook) -> str:

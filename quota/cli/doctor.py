@@ -27,6 +27,7 @@ from quota.common.text import describe, many, one_line
 from quota.deciding.losses import losses, merged
 from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
+from quota.journal.journal import Journal
 from quota.ledger.factory import backend_of
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
@@ -250,7 +251,7 @@ def _missing(session: Session, names: list[str]) -> Iterator[Finding]:
     label = session.ledger.label
     if seen:
         lost = f"{label} is gone, with {many(len(seen), 'charge')} that this machine saw; the next call puts them back"
-        yield warning("ledger", lost, "the budget needs nothing; find out who deleted or moved the file")
+        yield warning("ledger", lost, f"{_needs_after(journals)}; find out who deleted or moved the file")
     else:
         yield Finding("ok", "ledger", f"{label} is not there yet; the first charge makes it")
 
@@ -319,10 +320,21 @@ def _lost(session: Session, name: str) -> Iterator[Finding]:
     project, cause = session.project(name), "the file was deleted or replaced by an old copy"
     if session.ledger.shared:
         cause = "the server was emptied (FLUSHALL), restarted without its data or given an old copy"
-    remedy = f"the budget needs nothing; find out whether {cause}, or ledger.url was changed"
-    for loss in merged(losses(project)):
-        if loss.at_ms > project.now_ms() - 7 * DAY_MS:
-            yield warning(f"project {project.name}", lost(loss), remedy)
+    since_ms = project.now_ms() - 7 * DAY_MS
+    if recent := [loss for loss in merged(losses(project)) if loss.at_ms > since_ms]:
+        needs = _needs_after([] if project.journal is None else [project.journal])
+        remedy = f"{needs}; find out whether {cause}, or ledger.url was changed"
+        yield warning(f"project {project.name}", lost(recent), remedy)
+
+
+def _needs_after(journals: Sequence[Journal]) -> str:
+    """What the budget needs after a loss, as far as this machine's journals tell."""
+    for journal in journals:
+        with suppress(LedgerError), journal.locked():
+            journal.check_writable()
+    if any(journal.trouble for journal in journals):
+        return "what this machine charged and could not note may be missing: compare with `quota reconcile`"
+    return "the budget needs nothing"
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
