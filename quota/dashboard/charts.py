@@ -68,9 +68,10 @@ def curve(
     expected: Sequence[Event] = (),
     others: Sequence[tuple[int, int]] = (),
     known_ms: int | None = None,
+    most_units: int | None = None,
 ) -> Curve:
     """The curve of a limit from the events that it counts, oldest first, and the events that are expected until
-    `known_ms` (None: all).
+    `known_ms` (None: all). These never bring it above `most_units`: the forecast may be older than the charges.
 
     `others` are units that only upstream counted, each with the time until which they count. They are part of `ahead`.
     """
@@ -84,12 +85,13 @@ def curve(
     last_ms = known_ms - 1  # at the reset a calendar limit starts from 0
     step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)
     later_ms = (*range(now_ms, last_ms, step_ms), last_ms)
-    coming = [event for event in events if event.ms <= now_ms]
-    coming += [event for event in expected if now_ms < event.ms < known_ms]
-    ahead = [
-        (at_ms, units + sum(of_others for of_others, until_ms in others if at_ms < until_ms))
-        for at_ms, units in zip(later_ms, _used(window, later_ms, coming), strict=True)
-    ]
+    past = [event for event in events if event.ms <= now_ms]
+    coming = [event for event in expected if now_ms < event.ms < known_ms]
+    ahead = []
+    for at_ms, used, added in zip(later_ms, *(_used(window, later_ms, of) for of in (past, coming)), strict=True):
+        still = used + sum(of_others for of_others, until_ms in others if at_ms < until_ms)
+        units = still + added
+        ahead.append((at_ms, units if most_units is None else max(still, min(units, most_units))))
     return Curve(start_ms, now_ms, end_ms, times_ms, jobs, tuple(ahead))
 
 

@@ -106,7 +106,7 @@ class Site:
         """The verdict, the limits, who spent it, freshness, refusals and runs."""
         now, now_ms = state.now.value, state.now_ms
         down = state.now.error is not None
-        forecast = forecast_of(reading for _, reading in state.added)
+        curves = state.curves.value or Curves({}, forecast_of(reading for _, reading in state.added))
         credentials = [] if now is None else [self._credential(row, now, down) for row in now.status.credentials]
         verdicts = [credential["verdict"] for credential in credentials]
         return self._render(
@@ -117,7 +117,7 @@ class Site:
             notices=_notices(state),
             credentials=credentials,
             alone=state.alone,
-            projects=[] if now is None else self._projects(now, state.curves.value or {}, forecast),
+            projects=[] if now is None else self._projects(now, curves),
             read_ms=state.now.read_ms,
             spending=[_spending(project, spans) for project, spans in (state.spent.value or {}).items()],
             spans=SPANS,
@@ -138,16 +138,19 @@ class Site:
             "notes": [*early_of(row), *stopped_jobs_of(row), *notes_of(row)],
         }
 
-    def _projects(self, now: Now, read: Curves, forecast: Forecast) -> list[dict[str, Any]]:
+    def _projects(self, now: Now, read: Curves) -> list[dict[str, Any]]:
         projects, at_ms = dict[str, dict[str, Any]](), now.status.at_ms
         for row in now.status.credentials:
             project = row.settings.project
             if project in projects:
                 continue
-            curves = [read.get((project, limit.limit.name)) for limit in row.limits]
+            curves = [read.of.get((project, limit.limit.name)) for limit in row.limits]
             colours = colours_of(self._by_size(curve for curve in curves if curve is not None))
             limits = [
-                {"key": f"limit-{len(projects)}-{n}", **_limit(limit, at_ms, curves[n], colours, forecast, project)}
+                {
+                    "key": f"limit-{len(projects)}-{n}",
+                    **_limit(limit, at_ms, curves[n], colours, read.forecast, project),
+                }
                 for n, limit in enumerate(row.limits)
             ]
             used = [limit for limit in limits if limit["in_use"]] or limits
@@ -257,6 +260,7 @@ def _limit(
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
         "longer": longer,
+        "charted": use[0] if use else (at_ms, state.used_units),
         "ahead_end": end_units,
         "ahead_end_ms": end_ms + 1,
         "forecast": forecast,

@@ -42,8 +42,11 @@ class Now(NamedTuple):
     refusals: tuple[KeptRefusal, ...]
 
 
-Curves = dict[tuple[str, str], "Curve"]
-"""The use of limits, by project and name."""
+class Curves(NamedTuple):
+    """The use of limits, by project and name, and the forecast that they show."""
+
+    of: dict[tuple[str, str], Curve]
+    forecast: Forecast
 
 
 Spent = dict[str, list[Spending]]
@@ -63,7 +66,7 @@ def read_curves(session: Session, forecast: Forecast) -> Curves:
     """The use of each limit, and its use by the `forecast`. Raises LedgerError."""
     status = read_status(session)
     known_ms = forecast.until_ms if forecast.scheduled else None
-    curves: Curves = {}
+    curves: dict[tuple[str, str], Curve] = {}
     for project, credential in projects_of(session).items():
         budget = session.budget(credential.name)
         limits = next(row.limits for row in status.credentials if row.settings.project == project)
@@ -80,10 +83,11 @@ def read_curves(session: Session, forecast: Forecast) -> Curves:
                 if selector.counts(charge.bucket, charge.method, charge.job)
             ]
             others = [(heard.units, heard.until_ms) for heard in project_of(budget).others(view)]
+            most_units = None if row.limit.shadow else max(row.state.limit_units, row.enforced_units)
             curves[project, row.limit.name] = curve(
-                view.window, status.at_ms, max(ends_ms, default=None), events, expected, others, known_ms
+                view.window, status.at_ms, max(ends_ms, default=None), events, expected, others, known_ms, most_units
             )
-    return curves
+    return Curves(curves, forecast)
 
 
 def read_spent(session: Session) -> Spent:

@@ -66,6 +66,9 @@ def test_the_forecast_ends_where_the_plan_ends() -> None:
     made = curve(month, NOW_MS, None, [Event(NOW_MS - 5, 3, "a")], expected, known_ms=known_ms)
     assert (made.ahead[0], made.ahead[-1], made.end_ms) == ((NOW_MS, 3), (known_ms - 1, 73), month.edges(NOW_MS)[1])
     assert curve(month, NOW_MS, None, [], expected, known_ms=NOW_MS - DAY_MS).ahead == ((NOW_MS, 0),)
+    for most_units, end_units in ((72, 72), (2, 3)):
+        made = curve(month, NOW_MS, None, [Event(NOW_MS - 5, 3, "a")], expected, most_units=most_units)
+        assert made.ahead[-1][1] == end_units, "at most the limit, or what counts already"
 
 
 @pytest.fixture

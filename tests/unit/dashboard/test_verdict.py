@@ -79,7 +79,9 @@ def test_units_of_others_are_in_the_legend_and_the_forecast(room: Room) -> None:
     room.session.budget("main").add_others("units", 70, TEN_MS, TEN_MS + HOUR_MS, "reconciled")
     dashboard = Dashboard(room.session)
     page = overview(dashboard)
-    ahead = (dashboard.curves.get(60).value or {})["main", "day"].ahead
+    curves = dashboard.curves.get(60).value
+    assert curves is not None
+    ahead = curves.of["main", "day"].ahead
     assert (ahead[0][1], ahead[-1][1]) == (70, 0)
     assert 'others, as upstream said <span class="number">70</span>' in page
 
