@@ -114,7 +114,7 @@ def _write_metrics(
 ) -> None:
     """Write both files after a run of `job`, if the configuration names a folder for them.
 
-    If the job was on another machine, the file has no last run: an old run would hide that the runs there fail.
+    If all the job is on other machines, the file has no last run: an old run would hide that the runs there fail.
     `status` is of the job's credential; None: the ledger did not answer. Raises nothing: an error becomes one line of
     the log.
     """
@@ -127,6 +127,9 @@ def _write_metrics(
     of_job, of_project = [written._replace(labels=labels)], [written]
     if report.outcome != "elsewhere":
         of_job += samples_of_run(labels, host_clock(), report.exit_status)
+    elif any(region.away is None for region in regions):
+        with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(session.settings.store) as store:
+            of_job += samples_of_last_run(labels, store)
     of_job += samples_of_regions(labels, [region.place for region in regions])
     if status is None:
         of_project += of_silence(project, session.budget(job.credential).owed_units())
@@ -152,6 +155,13 @@ def samples_of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> I
     """The metrics of the last run of a job."""
     yield Sample("quota_run_last_end_timestamp_seconds", labels, ended_ms / 1000)
     yield Sample("quota_run_last_exit_status", labels, exit_status)
+
+
+def samples_of_last_run(labels: dict[str, str], store: Store | None) -> Iterator[Sample]:
+    """The same of the last run that the store knows."""
+    last = None if store is None else store.runs.last_ended(labels["quota_job"])
+    if last is not None and last.ended_ms is not None and last.exit_status is not None:
+        yield from samples_of_run(labels, last.ended_ms, last.exit_status)
 
 
 def samples_of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]) -> Iterator[Sample]:

@@ -25,7 +25,7 @@ from quota.common.clock import host_clock, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, warning
 from quota.common.text import listed, many, one_line, spell
 from quota.deciding.run_limit import RunLimit
-from quota.jobs.afterwards import ledgers_clock, samples_of_regions, samples_of_run
+from quota.jobs.afterwards import ledgers_clock, samples_of_last_run, samples_of_regions
 from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS
 from quota.jobs.job import (
     Fetch,
@@ -206,9 +206,7 @@ def jobs(session: Session) -> Contribution:
             checkpoints = checkpoints_of(session, job, store)
             regions += _regions(session, job, checkpoints, store, now_ms)
             labels = {"project": session.credential(job.credential).project, "quota_job": job.name}
-            last = None if store is None else store.runs.last_ended(job.name)
-            if last is not None and last.ended_ms is not None and last.exit_status is not None:
-                samples += samples_of_run(labels, last.ended_ms, last.exit_status)
+            samples += samples_of_last_run(labels, store)
             samples += samples_of_regions(labels, checkpoints)
         if store is not None:
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)

@@ -478,6 +478,9 @@ def test_a_machine_where_the_job_does_not_run_says_nothing_of_its_runs(tmp_path:
         assert "quota_run_last_exit_status" in there
         assert "quota_run_last" not in here
         assert "quota_textfile_written_timestamp_seconds" in here
+        assert command("run", "trending", "--region", "DE", "--here").returncode == 0
+        assert "runs on" in command("run", "trending", "--region", "US").stdout
+        assert "quota_run_last" in (tmp_path / "two" / "quota-research-trending.prom").read_text(), "DE runs here"
 
 
 def test_a_health_check_that_is_away_is_one_line_each(tmp_path: Path, upstream: Emulator) -> None:
