@@ -228,7 +228,7 @@ class RunReport(Run):
         if self.outcome == "elsewhere":
             began = f"stopped after {done}: " if self.units or pages else ""
             is_new = self.away is not None and self.away.new_store
-            now = f"; this store is new: `quota run {self.job} --here` takes over now" if is_new else ""
+            now = f"; this store is new to it: `quota run {self.job} --here` takes over now" if is_new else ""
             return f"{self.job}: {began}{self.away or self.why}{now}"
         if self.outcome == "done":
             why = f"; {self.why}" if self.why else ""

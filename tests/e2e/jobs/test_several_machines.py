@@ -130,9 +130,9 @@ def test_the_other_machine_says_in_one_line_where_the_job_runs(web: Machine, oth
     assert done.stdout.startswith(f"t: runs on {HOST} (last ")
     assert done.stdout.count("\n") == 1
     assert "s ago); taken over if silent until " in done.stdout
-    assert done.stdout.endswith("; this store is new: `quota run t --here` takes over now\n")
+    assert done.stdout.endswith("; this store is new to it: `quota run t --here` takes over now\n")
     assert done.stderr == ""
-    assert "this store is new" not in other.quota("run", "t").stdout, "only once"
+    assert "this store is new to it" not in other.quota("run", "t").stdout, "only once"
     assert "; this store has nothing of it" in other.quota("search", "video").stderr
     quiet = other.quota("run", "t", "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
