@@ -395,7 +395,7 @@ class Hold:
                 if self._places is not None:
                     raise
                 # The budget then bounds what the run spends.
-                level = logging.WARNING if self._claim.tick else logging.DEBUG
+                level = logging.WARNING if self._claim.tick and not self._began else logging.DEBUG
                 log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
                 return
             self._take(part, claimed)

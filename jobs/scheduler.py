@@ -336,9 +336,13 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 
 
 def log_schedule() -> None:
-    """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything."""
+    """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything, also of
+    APScheduler."""
     from quota.cli.output import log_to_stderr
     from quota.common.log_lines import LineFormatter
 
     log_to_stderr(LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
-    log.setLevel(min(logging.INFO, logging.getLogger().level))
+    level = logging.getLogger().level
+    log.setLevel(min(logging.INFO, level))
+    if level > logging.DEBUG:
+        logging.getLogger("apscheduler").setLevel(logging.WARNING)

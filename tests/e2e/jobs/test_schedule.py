@@ -451,12 +451,16 @@ options = { words = "x" }
 
 
 def test_without_a_ledger_ticks_are_refused_and_it_goes_on(machine: Machine, upstream: Emulator, start: Any) -> None:
+    """A tick says once that the ledger is silent, however many pages it fetches on the allowance."""
     jobs = '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"'
-    machine.configure(upstream.address, jobs, ledger=f"redis://:a-password@127.0.0.1:{free_port()}/0")
-    scheduler = start(machine)
+    ledger, unavailable = f"redis://:a-password@127.0.0.1:{free_port()}/0", "{ max_cost = 1, allowance = 3 }"
+    machine.quota.configure(configuration(upstream.address, jobs, ledger=ledger, unavailable=unavailable))
+    scheduler = start(machine, QUOTA_LOG="info")
     assert scheduler.until("tick_refused", 2)[0]["reason"] == "ledger-unavailable"
-    assert "cannot be reached" in scheduler.lines("claim_unanswered")[0]["why"]
     assert scheduler.stop() == 0
+    claims = scheduler.lines("claim_unanswered")
+    assert "cannot be reached" in claims[0]["why"]
+    assert len(claims) == len(scheduler.lines("tick_started")) + len(scheduler.lines("tick_refused"))
     assert "a-password" not in scheduler.log.read_text()
 
 
