@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from quota.common.clock import elapsed_s
 from quota.common.files import doubt_of_database, make_folder, open_alone, read_text
+from quota.common.findings import obstacle
 from quota.common.fork import hold_over_fork
 
 T = TypeVar("T")
@@ -346,6 +347,8 @@ class SqliteFile:
         # Also: a text is not UTF-8, or a table or column of the format is missing.
         if code == sqlite3.SQLITE_CORRUPT or reason.startswith(("Could not decode", "no such table", "no such column")):
             return self._useless(wording.damaged)
+        if code == sqlite3.SQLITE_CANTOPEN and (prevented := obstacle(self.path)) is not None:
+            return self.error(wording.other.replace("{reason}", "; ".join(prevented)))
         messages = {
             **dict.fromkeys(_BUSY, wording.locked),
             sqlite3.SQLITE_READONLY: wording.read_only,
