@@ -236,13 +236,13 @@ def jobs_of(credential: CredentialRow) -> Iterator[Part]:
 def jobs_alone(jobs: Sequence[JobRow], at_ms: int) -> Iterator[Part]:
     """The same of jobs whose credentials are not known, because the ledger does not answer."""
     if jobs:
-        yield _jobs(jobs, at_ms)
+        yield _jobs(jobs, at_ms, "unknown")
     yield from _stopped(jobs)
 
 
-def _jobs(jobs: Sequence[JobRow], at_ms: int) -> Table:
+def _jobs(jobs: Sequence[JobRow], at_ms: int, nobody: str = "-") -> Table:
     rows = [
-        (job.job, _runs_on(job, at_ms), "-" if job.next_ms is None else moment(job.next_ms), _a_run_now(job))
+        (job.job, _runs_on(job, at_ms) or nobody, "-" if job.next_ms is None else moment(job.next_ms), _a_run_now(job))
         for job in jobs
     ]
     tones: list[Tone] = ["bad" if job.why else "" for job in jobs]
@@ -251,7 +251,7 @@ def _jobs(jobs: Sequence[JobRow], at_ms: int) -> Table:
 
 def _runs_on(job: JobRow, at_ms: int) -> str:
     if job.seen_ms is None:
-        return job.runs_on or "-"
+        return job.runs_on
     which = f"; {job.seen_on}" if job.seen_on != job.runs_on else ","
     silent = at_ms - job.seen_ms > MINUTE_MS  # it waits for an answer, or was killed
     return f"{job.runs_on}{which} silent since {stamp(job.seen_ms)}" if silent else f"{job.runs_on}{which} running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -278,6 +279,7 @@ def test_without_the_ledger_a_run_goes_on_within_the_allowance(
     answer = other.quota("run", "t", "--json")
     assert answer.returncode == 69
     assert json.loads(answer.stdout)["units"] == 3, "and no more: the allowance bounds what is fetched twice"
+    assert re.search(r"\bt +unknown ", other.quota("status").stdout), "whose it is, not whether anybody's"
     server.close()
 
 
