@@ -118,14 +118,15 @@ def examine_folder(
 def obstacle(path: str, *beside: str) -> tuple[str, str] | None:
     """Why this user could not write the file at `path` and the files whose names add `beside`, or make them with their
     parent folders; and the remedy. By default the path is of an SQLite file, and the others are those that SQLite
-    keeps."""
+    keeps. Whoever shows this names the path."""
     names = [path + ending for ending in ("", *(beside or ("-wal", "-shm")))]
-    return next(filter(None, map(_obstacle, names)), None)
+    return next(filter(None, (_obstacle(name, shown=path) for name in names)), None)
 
 
-def _obstacle(path: str, *, is_folder: bool = False) -> tuple[str, str] | None:
+def _obstacle(path: str, *, shown: str = "", is_folder: bool = False) -> tuple[str, str] | None:
     there = existing(os.path.abspath(path))
-    is_file, name = there == os.path.abspath(path) and not is_folder, one_line(there)
+    is_file = there == os.path.abspath(path) and not is_folder
+    name = "it" if is_file and path == shown else one_line(there)
     if not os.path.exists(there):  # as where what it names is not mounted
         return f"{name} is a link to nothing", "make what it names, or correct the path"
     if not is_file and not os.path.isdir(there):

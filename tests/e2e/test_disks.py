@@ -172,7 +172,7 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         assert rows == [("DE", 200), ("US", 400)]
         assert machine.requests == machine.units() == 12
         subprocess.run(["mount", "-o", "remount,ro", str(machine.folder / "store")], check=True)
-        says = "is on a read-only file system; remount it so that it can be written"
+        says = "/videos.db: it is on a read-only file system; remount it so that it can be written"
         assert one_line(machine.quota("run", "t"), 1).endswith(says)
 
 
