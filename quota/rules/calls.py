@@ -313,13 +313,13 @@ class Checklists(dict[Key, Checklist]):
 
     def _check_fits(self, checklist: Checklist, calls: int) -> None:
         """Raises CostExceedsLimit if these calls can never be admitted."""
-        each = zip(checklist.limits, checklist.caps, checklist.costs, strict=True)
-        for limit, cap_units, cost_units in each:
+        each = zip(checklist.limits, checklist.caps, checklist.costs, checklist.leaves, strict=True)
+        for limit, cap_units, cost_units, leave_units in each:
             if cost_units > cap_units and not limit.shadow:
                 what, remedy = f"{checklist.method} costs", "make a cheaper call"
                 if calls > 1:
                     what, remedy = f"{many(calls, 'call')} together cost", "make fewer calls at once"
-                left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
+                left = f" after leaving {leave_units:,}" if leave_units else ""
                 raise CostExceedsLimit(
                     f"{what} {many(cost_units, limit.view.selector.noun)} and limit {limit.name!r} of credential "
                     f"{self._credential!r} holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"

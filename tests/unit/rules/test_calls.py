@@ -195,6 +195,8 @@ def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_d
         with pytest.raises(CostExceedsLimit, match="can never fit; raise the limit or make a cheaper call") as raised:
             made.make(("items.list", units + 1, None, job))
         assert ("after leaving 40:" in str(raised.value)) == ("after leaving" in str(raised.value)) == bool(job)
+    with pytest.raises(CostExceedsLimit, match="holds 0 after leaving 102:"):
+        checklists(limit(100), leave={"backfill": {"day": 102}}).make(("items.list", 1, None, "backfill"))
 
 
 def test_a_call_may_cost_more_than_a_shadow_limit_holds() -> None:
