@@ -226,11 +226,11 @@ def bought(session: Session, since_ms: int) -> Sequence[Bought]:
 
 
 def unreported(session: Session, projects: Collection[str], job: str | None, since_ms: int) -> Run | None:
-    """The newest run of this machine that began after `since_ms` and ended because the ledger did not answer, so that
-    it could not report its refusal. None if there is none, or if the store cannot be read."""
+    """The newest run of this machine that began after `since_ms` and whose refusal the ledger does not have: the ledger
+    did not answer, or the run had spent its `max_units`. None if there is none, or if the store cannot be read."""
     with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(session.settings.store) as store:
         for run in [] if store is None else store.runs.read(job, since_ms):
-            if run.project in projects and (run.refusal or {}).get("reason") == "ledger-unavailable":
+            if run.project in projects and (run.refusal or {}).get("reason") in ("ledger-unavailable", "run"):
                 return run
     return None
 

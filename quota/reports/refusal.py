@@ -232,14 +232,16 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
 
 
 def unreported(session: Session, credential: str | None, job: str | None, since_ms: int) -> str:
-    """A line about the newest run of this machine that began after `since_ms` and that was refused because the ledger
-    did not answer; "" if none is known. Other packages know runs: an entry point is a function `(session, projects,
+    """A line about the newest run of this machine that began after `since_ms` and that was refused without the ledger;
+    "" if none is known. Other packages know runs: an entry point is a function `(session, projects,
     job, since_ms) -> Run | None`."""
     from importlib.metadata import entry_points
 
     for point in entry_points(group="quota.explain"):
         if (run := point.load()(session, projects_of(session, credential), job, since_ms)) is not None:
             began = f"run {run.run} of job {run.job}, begun at {stamp(run.began_ms)}"
+            if (run.refusal or {}).get("reason") == "run":
+                return f"{began}, had spent its max_units, and the ledger has no such refusal; see `quota runs`"
             return f"{began}, was refused without the ledger, and could not report it; see `quota runs`"
     return ""
 

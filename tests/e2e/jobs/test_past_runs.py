@@ -61,6 +61,7 @@ def test_a_run_that_spent_max_units_reports_it(command: Quota) -> None:
     assert command.json("run", "trending")["refused_by"] == "max_units"
     assert runs(command)[0]["why"] == "this run has spent 3 of its 3 units"
     assert "this run has spent 3 of" in command("runs").stdout
+    assert "had spent its max_units" in one_line(command("explain", "--job", "trending"), 1)
     assert not (command.folder / "told.json").exists(), "the next run goes on with it"
 
 
