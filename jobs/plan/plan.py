@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
-from quota.budget import MAX_CHARGES, Call
+from quota.budget import Call
 from quota.cli.output import FirstThatFits, line, render_parts, stacked, takes_unicode
 from quota.common.clock import moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members, spell
@@ -553,7 +553,7 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -
     calls: list[Call] = [(name, None if name in book.methods else costs[name], None) for name in methods]
     units = [costs[method] for method in methods]
     of_run = None if job.max_units is None else RunLimit(job.max_units)
-    done, refusal, at_once = 0, None, MAX_CHARGES // book.most_parts
+    done, refusal, at_once = 0, None, simulation.most_at_once(budget, job.name)
     while done < len(calls) and refusal is None:
         several = slice(done, done + at_once)
         count, refusal = simulation.admit(budget, job.name, calls[several], units[several], of_run)

@@ -257,9 +257,6 @@ class _Call:
 class _Job:
     """One job's constants and its regions.
 
-    The budget decides at most `at_once` calls together. If a limit is paced, it decides them one by one, because the
-    pace always has room for a first call.
-
     `covered` has the regions in the order in which the next tick covers them; it is empty if that is not known.
     `calls` are the calls of a pass over one region, and `kinds` the different calls among them, with the prices of the
     last call of `price`.
@@ -269,8 +266,7 @@ class _Job:
         self.name = job.name
         self.budget = budget
         self.max_units = job.max_units
-        is_paced = any(limit.paced for limit in budget.limits_of(job.name))
-        self.at_once = 1 if is_paced else MAX_CHARGES // budget.book.most_parts
+        self.at_once = most_at_once(budget, job.name)
         self.steps = pass_steps(job, fetch)
         self.regions = {name: self._place(places.get(name), name) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
@@ -417,6 +413,13 @@ class _Simulation:
             next_ms = NEVER if refusal.retry_at_ms is None else refusal.retry_at_ms
             self.refused_until[asked[0].knows] = next_ms, refusal.refused_by
         return 0, refusal.refused_by
+
+
+def most_at_once(budget: Budget, job: str) -> int:
+    """How many calls of a job `admit` may charge together. If a limit is paced, it is one: the pace has room for the
+    first charge of a period, whatever it costs."""
+    is_paced = any(limit.paced for limit in budget.limits_of(job))
+    return 1 if is_paced else MAX_CHARGES // budget.book.most_parts
 
 
 def admit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,15 @@ def test_a_dry_run_knows_what_one_run_may_spend_and_calls_without_a_price(quota:
     assert mine["fits"], "what the first job leaves"
     lines = quota("run", "mine", "--dry-run").stdout.splitlines()
     assert lines[0] == "mine: 2 calls of unknown, 2 units, if each page takes one call"
+
+
+def test_a_dry_run_under_a_pace_has_what_is_released(quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9")
+    path = quota.folder / "quota.toml"
+    paced = 'units = 16, window = { calendar = "day", zone = "UTC" }, pacing = true'
+    path.write_text(path.read_text().replace('units = 5, window = "24h"', paced))
+    tomorrow = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}T00:00:00Z"
+    assert quota.json("run", "trending", "--dry-run", "--clock", tomorrow)["fitting_calls"] == 2
 
 
 @pytest.mark.parametrize(
