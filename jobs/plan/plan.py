@@ -195,6 +195,8 @@ def make_plan(
     held_up_ms = outcome.refusals[-1].at_ms if fits and outcome.refusals else None
     changes: tuple[Change, ...] = ()
     notes = [*_notes(settings, fetches), *(f"in the last 7 days {row}" for row in stands_out(state.bought))]
+    if fits and (cut := _cut_short(settings, start_ms, until_ms)):
+        notes.append(f"too short to judge, because no whole window is in the plan: {', '.join(cut)}; leave --days out")
     if not fits and find_changes:
         changes, more = smallest_changes(settings, alone, state.lasting(until_ms), fetches)
         notes += more
@@ -211,13 +213,22 @@ def make_plan(
 
 def _through_each_window(settings: Settings, start_ms: int, until_ms: int) -> int:
     """The first time, `until_ms` or later, by which a whole window of each limit has passed since `start_ms`."""
-    ends_ms = [until_ms]
-    for window in {limit.view.window for credential in settings.credentials.values() for limit in credential.limits}:
-        if isinstance(window, Calendar):
-            ends_ms.append(window.edges(window.edges(start_ms)[1])[1])
-        else:
-            ends_ms.append(start_ms + window.window_ms)
-    return max(ends_ms)
+    limits = {limit for credential in settings.credentials.values() for limit in credential.limits}
+    return max([until_ms, *(_whole_window_ms(limit, start_ms) for limit in limits)])
+
+
+def _whole_window_ms(limit: Limit, start_ms: int) -> int:
+    """The first time by which a whole window of a limit has passed since `start_ms`."""
+    window = limit.view.window
+    if not isinstance(window, Calendar):
+        return start_ms + window.window_ms
+    return window.edges(window.edges(start_ms - 1)[1])[1]
+
+
+def _cut_short(settings: Settings, start_ms: int, until_ms: int) -> list[str]:
+    """The limits of which no whole window is in this span."""
+    limits = [limit for credential in settings.credentials.values() for limit in credential.limits]
+    return [*dict.fromkeys(limit.name for limit in limits if _whole_window_ms(limit, start_ms) > until_ms)]
 
 
 def _zone(credential: CredentialSettings, limit: Limit | None) -> str:

@@ -109,6 +109,13 @@ def test_the_search_for_changes_has_an_end(folder: Path, monkeypatch: pytest.Mon
     assert "the search for changes ended after -1 s; smaller ones may fit" in plan.notes
 
 
+def test_a_plan_names_limits_of_which_it_holds_no_whole_window(folder: Path) -> None:
+    limits = LIMITS.replace("America/Los_Angeles", "UTC")
+    for days, named in ((1, ["pacific-day; leave --days out"]), (2, [])):
+        notes = make_plan(settings(folder, limits), NOON_MS, days=days, from_midnight=True).notes
+        assert [text.partition("no whole window is in the plan: ")[2] for text in notes] == named
+
+
 def test_a_job_of_each_machine_is_counted_for_all_of_them(folder: Path) -> None:
     text = """
 [ledger]
