@@ -188,7 +188,7 @@ class RunReport(Run):
 
     `quota run` exits with `exit_status`, unless `--fail-on-refusal` applies. `elsewhere` names the machine of each
     region that this run did not get. `waits`: a new try may succeed soon. `silent`: the address that did not answer at
-    the end.
+    the end. `failed_region`: the region, one of several, that failed and was the only one of this run.
     """
 
     exit_status: int = 0
@@ -197,6 +197,7 @@ class RunReport(Run):
     elsewhere: Mapping[str, Away] = field(default_factory=dict)
     waits: bool = field(default=False, compare=False)
     silent: str = field(default="", compare=False)
+    failed_region: str = field(default="", compare=False)
 
     @property
     def cannot_run(self) -> bool:

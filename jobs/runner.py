@@ -568,11 +568,11 @@ class _Run:
         """The end of a run that came to the end of its regions."""
         failed = [region for region in regions if region.outcome == "failed"]
         if failed:
-            why = failed[0].error or ""
+            why, only = failed[0].error or "", failed[0].region if len(self.job.regions) > 1 else ""
             if len(regions) > 1:
-                names = ", ".join(region.region for region in failed)
+                names, only = ", ".join(region.region for region in failed), ""
                 why = f"{len(failed)} of {len(regions)} regions failed ({names})"
-            return _ended(self.session, self.job, "failed", why)
+            return replace(_ended(self.session, self.job, "failed", why), failed_region=only)
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         return _ended(self.session, self.job, "elsewhere" if replaced else "done", notes)
 

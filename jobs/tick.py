@@ -267,7 +267,7 @@ def print_report(
             fail(f"{named(report.job, region.region)}: {printable(region.error)}")
     is_error = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
     if is_error:
-        fail(f"{report.job}: {printable(report.why)}")
+        fail(f"{named(report.job, report.failed_region)}: {printable(report.why)}")
     is_regular = report.outcome in ("done", "elsewhere", "overlap") or (report.refused and not is_error)
     if quiet and (is_regular or (is_error and not as_json)):
         return

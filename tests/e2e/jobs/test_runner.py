@@ -637,7 +637,7 @@ def test_a_quiet_run_prints_what_went_wrong_and_nothing_else(bench: Bench) -> No
     failed = command("run", "t", "--region", "XX", "--quiet")
     assert (failed.returncode, failed.stdout) == (1, "")
     (line,) = failed.stderr.splitlines()
-    assert line.startswith("quota: t: upstream said 400 (invalidRegionCode)")
+    assert line.startswith("quota: t XX: upstream said 400 (invalidRegionCode)")
 
     refused = command("run", "t", "--region", "US", "--quiet")
     assert (refused.returncode, refused.stdout, refused.stderr) == (0, "", "")
