@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
@@ -23,14 +23,15 @@ import quota
 from quota import Budget, Decision, Session
 from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, passed, refused_login
 from quota.common.clock import elapsed_s, host_clock
-from quota.common.log import line
+from quota.common.log import line, warn
 from quota.common.redact import redact
-from quota.common.text import describe, first_of, many, one_line, spell
+from quota.common.text import describe, first_of, listed, many, one_line, spell
 from quota.errors import SlowAnswer, behind
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.settings.model import JobSettings
 from quota.terms.costs import CostBook
@@ -94,6 +95,7 @@ class Attempts:
             self._given["pages"] = self.job.pages
         self._budget = self.session.budget(self.job.credential)
         self._budget.on_decision, self._budget.on_correction = self._decided, self._corrected
+        self._budget.on_exhausted = self._exhausted
         self.client: Any = None  # until there is one, an error concerns all regions
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
         self.tries = 0  # the attempts of the last step
@@ -101,21 +103,27 @@ class Attempts:
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
         self._step: list[Decision] = []  # the calls that this step has made, unless their cost was corrected since
         self._refused: Decision | None = None  # the last decision of this step, if it refused the call
+        self._closed: Decision | None = None  # the refusal that follows, if upstream refused the last call of this step
         self._any_refused = False  # whether a call of this step was refused
         self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
     def close(self) -> None:
-        self._budget.on_decision = self._budget.on_correction = self._budget.of_run = None
+        self._budget.on_decision = self._budget.on_correction = self._budget.on_exhausted = self._budget.of_run = None
         if self.client is not None:
             self.client.close()
 
     def _decided(self, decision: Decision) -> None:
-        self._refused = None if decision.admitted else decision
+        self._refused, self._closed = None if decision.admitted else decision, None
         self._any_refused |= not decision.admitted
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
             self._step.append(decision)
         self.watcher.decided(decision)
+
+    def _exhausted(self, decision: Decision) -> None:
+        again = self._budget.peek(decision.method, units=decision.cost_units or None)
+        self._closed = None if again.admitted else again
+        self._any_refused |= not again.admitted
 
     def _corrected(self, charge_id: str, added_units: int | None) -> None:
         self._step = [decision for decision in self._step if decision.id != charge_id]
@@ -146,7 +154,7 @@ class Attempts:
 
         def attempt() -> Any:
             self.tries += 1
-            self._step, self._refused, self._any_refused = [], None, False
+            self._step, self._refused, self._closed, self._any_refused = [], None, None, False
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             try:
@@ -161,9 +169,11 @@ class Attempts:
                 if isinstance(error, ExceptionGroup):
                     raise first_of(error) from error
                 raise
-            # A function that hides a refusal must not complete its region. One that returns a cursor goes on there.
-            if self._refused is not None and isinstance(page, Page) and (page.cursor is None or not page.items):
-                raise quota.Refused(self._refused)
+            # What the refused call would have brought is missing. A function that made another call instead goes on.
+            if self._closed is not None:
+                self._budget.note_refusal(self._closed, self.job.name, checkpoint.region)
+            if (refused := self._refused or self._closed) is not None:
+                raise quota.Refused(refused)
             return page
 
         page = retrying(attempt)
@@ -175,6 +185,14 @@ class Attempts:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
+
+    def lacking(self) -> Iterator[str]:
+        """What to say of pages whose function went on without a refused call."""
+        if regions := [*dict.fromkeys(self.passed_over)]:
+            where = f", in {listed(regions)}" if any(regions) else ""
+            why = f"the fetch function went on without a call that was refused{where}"
+            warn("page_lacks_a_call", why, job=self.job.name)
+            yield why
 
     def too_dear(self, refused: Decision) -> str | None:
         """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call

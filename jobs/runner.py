@@ -8,14 +8,16 @@ regions and `Store.save_page` for the transaction of a page.
 How a step may end, and what follows:
 
     a page                           stored with the new cursor, in one transaction; then the next step
-    a refusal by the budget          the run stops at once: outcome "stopped"
+    a refusal by the budget          the run stops at once: outcome "stopped". A page of such a step is not stored,
+                                     unless its function made another call after the refused one
     upstream's quota has run out     the same
     a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor, and the next
                                      steps have one attempt, until upstream answers
     no answer, or none in time       the same; if the next region has none from the same address, the run fails
     an answer over its bounds        the region fails and keeps its cursor
     a sink that fails                the region fails and keeps its cursor: the next pass fetches the page again
-    an error of this region alone    the region fails and begins its next pass with the first page
+    an error of this region alone,   the region fails and begins its next pass with the first page
+    or of the user's own function
     configuration, a call that       the run fails at once; the region keeps its cursor, behind the others
     can never fit
     ledger, store, a missing key     the run fails at once, and the next one begins with the same region
@@ -584,9 +586,7 @@ class _Run:
             unknown = f"upstream does not know {', '.join(map(show, self.unknown))}: correct or remove them"
             warn("unknown_ids", unknown, job=self.job.name)
             yield unknown
-        if without := [*dict.fromkeys(self.attempts.passed_over)]:
-            where = f", in {listed(without)}" if any(without) else ""
-            yield f"the fetch function went on without a call that was refused{where}"
+        yield from self.attempts.lacking()
 
 
 _UNKNOWN = "unknown_ids"

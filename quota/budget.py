@@ -99,6 +99,8 @@ class Budget(OfOneProcess):
         """Called with each decision that is not a peek: a run counts them, and shows its progress."""
         self.on_correction: Callable[[str, int | None], None] | None = None
         """Called with each correction: the charge's id, and how many more units its call counts now; None: a refund."""
+        self.on_exhausted: Callable[[Decision], None] | None = None
+        """Called with the decision of each call that upstream answered with "no more"."""
         self.of_run: tuple[str, str] | None = None
         """The job and region of the run under way, whose fetch function may charge in threads of its own."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import NO_USAGE, Headers, Usage
@@ -78,7 +79,11 @@ class Meter:
         if not run_limit.take(checklist.units):
             at_ms = project_of(budget).wall()
             names = [call.method for call in checklist.calls]
-            return [run_limit.refusal(budget.credential, budget.project, x, checklist.units, at_ms) for x in names]
+            units, who = checklist.units, (budget.credential, budget.project)
+            refused = [run_limit.refusal(*who, name, units, at_ms) for name in names]
+            if budget.on_decision is not None:
+                budget.on_decision(refused[0])
+            return refused
         admitted = False
         try:
             decisions = budget._decide(calls, commit=True)
@@ -255,6 +260,9 @@ class Attempt:
             self.settle(reading.used_units)
         self._observe(reading.heard)  # after the correction of this call, or its units would count as others'
         error = reading.error
+        if error is not None and error.bucket is not None and self._budget.on_exhausted is not None:
+            with suppress(QuotaError):
+                self._budget.on_exhausted(self.decision)
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
             _log.info(

@@ -164,7 +164,6 @@ def fetch(client, region, cursor):
 @pytest.mark.parametrize(
     "body",
     [
-        "try:\n        search(client)\n    except Exception:\n        return Page()",
         "try:\n        search(client)\n    except quota.Refused as refusal:\n        raise RuntimeError from refusal",
         "try:\n        search(client)\n    except quota.Refused:\n        pass\n    raise ValueError",
         "tenacity.retry(stop=tenacity.stop_after_attempt(2))(search)(client)",
@@ -184,6 +183,27 @@ def test_a_function_cannot_hide_a_refusal(bench: Bench, body: str) -> None:
     assert outcomes(report) == {"US": "skipped", "DE": "skipped"}
 
 
+@pytest.mark.parametrize(("units", "more"), [(5, ""), (9_500, "max_units = 5"), (9_500, "")])
+def test_a_page_that_lacks_a_refused_call_is_fetched_again(bench: Bench, units: int, more: str) -> None:
+    """The last row of the table: upstream itself refuses the call."""
+    fetch = bench.own_fetch(
+        """
+from contextlib import suppress
+def fetch(client, region, cursor):
+    rows = []
+    for number in range(3):
+        with suppress(Exception):
+            client.videos().list(part="id", chart="mostPopular").execute()
+            rows.append({"id": number})
+    return Page(rows={"clips": rows}, cursor={"n": cursor["n"] + 1 if cursor else 1})
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US"], units=units, more=more)
+    bench.upstream.fault("exhaust", bucket="units", after=5)
+    report = bench.run()
+    assert (report.outcome, report.regions[0].pages, report.regions[0].cursor) == ("stopped", 1, {"n": 1})
+
+
 def test_a_region_that_has_nothing_to_fetch_is_named_beside_others(bench: Bench) -> None:
     fetch = bench.own_fetch(
         """
@@ -198,7 +218,7 @@ def fetch(client, region, cursor):
     assert (report.outcome, report.why) == ("done", "there was nothing to fetch in FR")
 
 
-def test_a_function_may_do_without_the_call_that_was_refused(bench: Bench) -> None:
+def test_a_function_may_do_without_the_call_that_was_refused(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     fetch = bench.own_fetch(
         """
 import quota
@@ -206,14 +226,16 @@ def fetch(client, region, cursor):
     try:
         client.search().list(part="id", q="x").execute()
     except quota.Refused:
-        client.videos().list(part="snippet", chart="mostPopular").execute()
+        if region != "DE":
+            client.videos().list(part="snippet", chart="mostPopular").execute()
     return Page()
 """
     )
-    bench.configure(fetch=fetch, regions=["US"], units=150)
     bench.charge("search.list")
-    report = bench.run()
-    assert (report.outcome, report.why) == ("done", "the fetch function went on without a call that was refused, in US")
+    for regions, outcome in (["US"], "done"), (["FR", "DE"], "stopped"):
+        bench.configure(fetch=fetch, regions=regions, units=150)
+        assert bench.run().outcome == outcome
+        assert f"the fetch function went on without a call that was refused, in {regions[0]}" in caplog.text
 
 
 def test_a_step_counts_its_own_calls_only(bench: Bench) -> None:
