@@ -246,9 +246,18 @@ class Attempts:
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
         if silent and _is_of_a_client(error):
             return failure._replace(silent=self._address(error))
-        if silent or (failure.kind == "region" and not failure.answered):  # perhaps an error of the function itself
+        if silent or failure.kind == "region":  # perhaps an error of the function itself
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
         return failure
+
+    def ends_run(self, error: Exception) -> bool:
+        """Whether an error of a step ends the run. The code of the user's own function may raise any error of this
+        package, and then only the region fails."""
+        if isinstance(error, (Interrupted, quota.Refused, quota.LedgerError, StoreError)):
+            return True
+        if not isinstance(error, quota.QuotaError) or isinstance(error, quota.BadAnswer):
+            return False
+        return passed(error, "quota.clients.") or not line_of(error, self.job.fetch)
 
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint, silent: Sequence[str]) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):

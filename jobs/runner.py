@@ -407,8 +407,7 @@ class _Run:
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
             except Exception as error:
-                ends_run = isinstance(error, (quota.QuotaError, Interrupted, MemoryError))
-                if ends_run and not isinstance(error, quota.BadAnswer):
+                if self.attempts.ends_run(error):
                     raise
                 failure = self._noted_failure(error, checkpoint)
                 if failure.kind == "cursor" and inherited:

@@ -161,11 +161,10 @@ def _tick(session: Session, job: str, how: _How) -> RunReport:
     except BaseException as error:
         report = failed_report(session, job, error)
         _follow_up(session, report, ping)
-        where = line_of(error, settings.fetch)
-        if isinstance(error, Exception) and not (where and isinstance(error, MemoryError)):
+        if isinstance(error, Exception):
             raise
         # Our own signals raise nothing here.
-        why = f"fetch ended with {report.why}{where}"
+        why = f"fetch ended with {report.why}{line_of(error, settings.fetch)}"
         raise QuotaError(f"{job}: {why}; let it return a page, or raise an error") from None
     if how.fail_on_refusal and report.refused and not report.exit_status:
         report = replace(report, exit_status=Refused.exit_status)

@@ -80,16 +80,6 @@ def test_a_region_that_upstream_forbids_does_not_keep_the_others_out(site: Site)
     assert (first.exit_status, outcomes(second)) == (78, {"DE": "done", "FR": "done", "GB": "failed"})
 
 
-def test_a_region_whose_fetch_ends_the_run_does_not_keep_the_others_out(site: Site) -> None:
-    fetch = site.own_fetch(
-        "import quota\ndef fetch(client, region, cursor):\n"
-        "  if region == 'GB': raise quota.UsageError('odd')\n  return Page()\n"
-    )
-    job = f'fetch = "{fetch}"\nregions = ["GB", "DE"]'
-    assert (outcomes(first := site.run(job)), first.exit_status) == ({"GB": "failed", "DE": "skipped"}, 2)
-    assert outcomes(site.run(job)) == {"DE": "done"}
-
-
 def test_calls_in_threads_of_a_fetch_function_count_for_its_job(site: Site) -> None:
     site.say(lambda _, q: {"items": [{"id": q["id"]}]})
     fetch = site.own_fetch(

@@ -35,11 +35,6 @@ def attempts() -> Attempts:
     return made
 
 
-def test_a_step_whose_calls_exceed_a_limit_together_is_named(attempts: Attempts) -> None:
-    attempts._decided(ADMITTED._replace(id="a"))
-    assert "need 6 units, and 'day' holds 5" in str(attempts.too_dear(refused(NOW_MS + 1)))
-
-
 def test_a_call_that_has_left_the_window_does_not_count(attempts: Attempts) -> None:
     attempts._decided(ADMITTED._replace(id="a"))
     assert attempts.too_dear(refused(NOW_MS + WINDOW_MS)) is None
