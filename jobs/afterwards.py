@@ -25,6 +25,7 @@ from quota.common.log import warn
 from quota.common.text import many, members, one_line, spell
 from quota.jobs.job import Away, RunReport
 from quota.jobs.places import checkpoints_of, held_elsewhere
+from quota.jobs.progress import named
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
@@ -203,7 +204,8 @@ def _notices_of_run(project: str, report: RunReport, status: Status | None) -> I
     expected = report.refusal is not None and report.refusal["reason"] in ("counting", "run")
     failed = report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128)  # else a signal ended it
     if failed and exit_status != quota.UsageError.exit_status:
-        message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
+        message = f"job {named(job, report.failed_region)} failed with exit status {exit_status}"
+        message += f": {report.why}" if report.why else ""
         facts = members(report, "job exit_status")
         yield Notice("run_failed", project, job, message, DAY_MS, facts, cause=str(exit_status))
     elif report.refused and not expected:

@@ -169,15 +169,16 @@ def test_a_run_and_its_alert_name_the_remedy_if_waiting_does_not_help(
 
 
 def test_failed_and_raising_runs_send_an_alert(command: Quota) -> None:
-    assert command("run", "broken").returncode == 1
-    assert command("run", "broken").returncode == 1
+    command.configure((command.folder / "quota.toml").read_text().replace('["XX"]', '["XX", "US"]'))
+    assert command("run", "broken", "--region", "XX").returncode == 1
+    assert command("run", "broken", "--region", "XX").returncode == 1
     assert command("run", "broken", KEY="").returncode == 78
     assert command("run", "trending", "--region", "DF").returncode == 2, "somebody's typo"
     assert command("run", "trending", KEY="").returncode == 78
     first, again, second = alerts(command)
     assert (again["job"], again["exit_status"]) == ("broken", 78), "another cause"
     assert (first["event"], first["job"], first["exit_status"]) == ("run_failed", "broken", 1)
-    assert "invalidRegionCode" in first["message"]
+    assert first["message"].startswith("job broken XX failed with exit status 1: upstream said 400")
     assert (second["event"], second["job"], second["exit_status"]) == ("run_failed", "trending", 78)
 
 
