@@ -163,16 +163,14 @@ class Attempts:
                 raise
             except Exception as error:  # a function may hide a refusal behind its own error
                 hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
-                refused = next(hidden, self._refused)
+                refused = next(hidden, self._refused_or_closed(checkpoint))
                 if refused is not None:
                     raise quota.Refused(refused) from error
                 if isinstance(error, ExceptionGroup):
                     raise first_of(error) from error
                 raise
             # What the refused call would have brought is missing. A function that made another call instead goes on.
-            if self._closed is not None:
-                self._budget.note_refusal(self._closed, self.job.name, checkpoint.region)
-            if (refused := self._refused or self._closed) is not None:
+            if (refused := self._refused_or_closed(checkpoint)) is not None:
                 raise quota.Refused(refused)
             return page
 
@@ -185,6 +183,12 @@ class Attempts:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
+
+    def _refused_or_closed(self, checkpoint: Checkpoint) -> Decision | None:
+        """The refusal of the last call of this step, by the budget or by upstream."""
+        if self._closed is not None:
+            self._budget.note_refusal(self._closed, self.job.name, checkpoint.region)
+        return self._refused or self._closed
 
     def lacking(self) -> Iterator[str]:
         """What to say of pages whose function went on without a refused call."""
