@@ -91,14 +91,14 @@ def _regions(session: Session, job: JobSettings, report: RunReport) -> list[_Reg
     try:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
             places = checkpoints_of(session, job, store)
-            away, known = dict(report.elsewhere), {place.region for place in places}
+            away, judged = dict(report.elsewhere), {place.region for place in places}
             try:
                 if not settings.places_in_ledger:
                     away = {**held_elsewhere(session, job, store), **away}
             except quota.LedgerError:
-                known = {region.region for region in report.regions}
+                judged = {region.region for region in report.regions}
             return [
-                _Region(place, store.due_since(place) if place.region in known else None, away.get(place.region))
+                _Region(place, store.due_since(place) if place.region in judged else None, away.get(place.region))
                 for place in places
             ]
     except (StoreError, quota.LedgerError) as error:

@@ -178,7 +178,7 @@ _COMMENT = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()])#[^\n]*"""
 
 def _commands(text: str) -> list[list[str]]:
     """The commands in a shell script. Raises ValueError for one that cannot be read so."""
-    text = re.sub(_COMMENT, lambda found: found[1] or "", text)
+    text = re.sub(_COMMENT, lambda match: match[1] or "", text)
     inner = [
         command for words in re.findall(r"\$\(([^()]*)\)|`([^`]*)`", text) for command in _commands("".join(words))
     ]
