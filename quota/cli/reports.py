@@ -499,8 +499,8 @@ def explain(
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
-    it has no such refusal or charge, the exit status is 1. If the ledger did not answer this machine's last
-    refused run, a line on stderr names that run; no record has the calls that `quota charge` refused then.
+    it has no such refusal or charge, the exit status is 1. If a silent ledger stopped this machine's last
+    refused run, a line on stderr names it. Calls that `quota charge` refused in that time are not recorded.
 
     \b
     Example:
