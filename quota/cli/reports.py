@@ -500,7 +500,7 @@ def explain(
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
     it has no such refusal or charge, the exit status is 1. If a silent ledger stopped this machine's last
-    refused run, a line on stderr names it. Calls that `quota charge` refused in that time are not recorded.
+    refused run, a line on stderr names it. What `quota charge` refused during the silence is not recorded.
 
     \b
     Example:
