@@ -163,14 +163,14 @@ class Attempts:
                 raise
             except Exception as error:  # a function may hide a refusal behind its own error
                 hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
-                refused = next(hidden, self._refused_or_closed(checkpoint))
+                refused = next(hidden, None) or self._refusal_of_step(checkpoint)
                 if refused is not None:
                     raise quota.Refused(refused) from error
                 if isinstance(error, ExceptionGroup):
                     raise first_of(error) from error
                 raise
             # What the refused call would have brought is missing. A function that made another call instead goes on.
-            if (refused := self._refused_or_closed(checkpoint)) is not None:
+            if (refused := self._refusal_of_step(checkpoint)) is not None:
                 raise quota.Refused(refused)
             return page
 
@@ -184,8 +184,9 @@ class Attempts:
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
 
-    def _refused_or_closed(self, checkpoint: Checkpoint) -> Decision | None:
-        """The refusal of the last call of this step, by the budget or by upstream."""
+    def _refusal_of_step(self, checkpoint: Checkpoint) -> Decision | None:
+        """The refusal of the last call of this step, by the budget or by upstream. The budget counted its own already;
+        this counts that of upstream."""
         if self._closed is not None:
             self._budget.note_refusal(self._closed, self.job.name, checkpoint.region)
         return self._refused or self._closed

@@ -262,16 +262,16 @@ def test_a_region_on_another_machine_is_stale_only_if_that_is_silent(
 
 def test_a_run_of_one_region_leaves_another_machines_regions_to_it(tmp_path: Path, upstream: Emulator) -> None:
     with closing(RedisServer()) as server:
-        one = machine(tmp_path / "one", upstream, server.url, alerts=TELL + 'stale = "1ms"\n')
-        two = machine(tmp_path / "two", upstream, server.url)
-        for command, region in ((two, "DE"), (one, "US")):
-            assert command("run", "trending", "--region", region).returncode == 0
+        command = machine(tmp_path / "one", upstream, server.url, alerts=TELL + 'stale = "1ms"\n')
+        other = machine(tmp_path / "two", upstream, server.url)
+        for each, region in ((other, "DE"), (command, "US")):
+            assert each("run", "trending", "--region", region).returncode == 0
         server.kill()
-        shutil.rmtree(one.folder / "state" / "notified")
-        one("run", "trending", "--region", "US")
-    of_here, of_two, without_ledger = [alert["message"] for alert in alerts(one) if alert["event"] == "stale"]
+        shutil.rmtree(command.folder / "state" / "notified")
+        command("run", "trending", "--region", "US")
+    of_here, of_other, without_ledger = [alert["message"] for alert in alerts(command) if alert["event"] == "stale"]
     assert ("region US " in of_here, "region US " in without_ledger) == (True, True)
-    assert "region DE of job trending runs on " in of_two
+    assert "region DE of job trending runs on " in of_other
 
 
 def test_two_machines_tell_a_thing_once_whatever_the_ledger_loses(tmp_path: Path, upstream: Emulator) -> None:
