@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, of
 from quota.errors import MoveRefused
-from quota.ledger.log import SEAL, Log, Progress, everything, is_closed, is_fence, is_seal
+from quota.ledger.log import SEAL, Log, Progress, all_entries, is_closed, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
@@ -177,7 +177,7 @@ def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[
     edge = min(_edge(old, project), _edge(new, project))
     is_whole = all(log.begin(project).trimmed == START for log in (old, new))
     trimmed = START if is_whole else edge
-    have, seen = (everything(log, project, trimmed, progress) for log in (new, old))
+    have, seen = (all_entries(log, project, trimmed, progress) for log in (new, old))
     return union(have, missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
 
 
@@ -192,7 +192,7 @@ def _edge(log: Log, project: str) -> Id:
 
 def _charges(log: Log, project: str) -> int:
     """How many charges of a project a ledger has, in its log and its past."""
-    return sum(entry.kind == "charge" for entry in everything(log, project, START))
+    return sum(entry.kind == "charge" for entry in all_entries(log, project, START))
 
 
 # -- the state ---------------------------------------------------------------------------------------------------------

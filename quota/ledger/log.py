@@ -294,7 +294,7 @@ Progress = Callable[[str, int], None]
 """Gets the project, and the number of its entries that were read."""
 
 
-def everything(log: Log, project: str, after: Id, progress: Progress = lambda *_: None) -> list[Entry]:
+def all_entries(log: Log, project: str, after: Id, progress: Progress = lambda *_: None) -> list[Entry]:
     """The entries of the past and the log after an id. An entry that is in both comes once."""
     entries: dict[str, Entry] = {}
     for read in (log.past, log.read):
