@@ -23,7 +23,7 @@ from quota.decision import Decision
 from quota.errors import UnknownMethod, UsageError, decision_status
 from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.terms.arguments import check_name
-from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View, Window
 
 MAX_FILE_BYTES = 65_536
 """A hundred calls with comments need less. `/dev/zero` has more."""
@@ -469,24 +469,21 @@ def _admitted() -> Iterator[dict[str, int]]:
     from quota.settings.books import load_book
 
     now_ms = MIDNIGHT_MS
-    ledger = open_ledger("memory:", clock=lambda: now_ms)
-    budget = Budget(
-        credential="proof",
-        book=load_book("youtube-v3"),
-        limits=[Limit("day", LIMIT_UNITS, View(Selector(), Sliding(DAY_MS)), LIMIT_UNITS, 0)],
-        project=Project(ledger, "proof", clock=lambda: now_ms),
-    )
-    fixed_used: dict[int, int] = {}
+    ledger, book = open_ledger("memory:", clock=lambda: now_ms), load_book("youtube-v3")
+    windows: dict[str, Window] = {"fixed_units": Calendar("day", "UTC"), "sliding_units": Sliding(DAY_MS)}
+    budgets = {
+        admitted: Budget(
+            credential="proof",
+            book=book,
+            limits=[Limit("day", LIMIT_UNITS, View(Selector(), window), LIMIT_UNITS, 0)],
+            project=Project(ledger, admitted, clock=lambda: now_ms),
+        )
+        for admitted, window in windows.items()
+    }
     for offset_ms, searches in BURSTS:
         now_ms = MIDNIGHT_MS + offset_ms
-        sliding_units = fixed_units = 0
-        for _ in range(searches):
-            if budget.charge("search.list").admitted:
-                sliding_units += 100
-            day = now_ms // DAY_MS
-            if fixed_used.get(day, 0) + 100 <= LIMIT_UNITS:
-                fixed_used[day] = fixed_used.get(day, 0) + 100
-                fixed_units += 100
-        admitted = {"fixed_units": fixed_units, "sliding_units": sliding_units}
-        yield {"offset_ms": offset_ms, "asked_units": searches * 100, **admitted}
+        units = {"offset_ms": offset_ms, "asked_units": searches * 100}
+        for admitted, budget in budgets.items():
+            units[admitted] = sum(100 for _ in range(searches) if budget.charge("search.list").admitted)
+        yield units
     ledger.close()

@@ -26,7 +26,7 @@ from quota.rules.refusals import RefusedSum
 from quota.rules.spent import ChargedSum, Spent, spent
 from quota.rules.total import total_of
 from quota.session import Session, projects_of
-from quota.terms.arguments import MAX_NUMBER, texts, whole
+from quota.terms.arguments import MAX_NUMBER, checked, text, texts, whole
 from quota.terms.limits import HOUR_MS, Limit, Selector, Window, cutoff, leaves_at
 
 if TYPE_CHECKING:
@@ -384,30 +384,26 @@ class KeptRefusal(NamedTuple):
 def read_refusals(project: Project) -> Iterator[KeptRefusal]:
     """The last refusals of a project, oldest first. Raises LedgerError."""
     begin(project)
-    for text in project.state.refusals(END[0]).newest:
+    for kept in project.state.refusals(END[0]).newest:
         try:
-            yield _kept(json.loads(text), project.name)
+            yield _kept(json.loads(kept), project.name)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
             raise LedgerError(
-                f"ledger {project.log.label} holds data that no quota program writes: {text!r:.200}"
+                f"ledger {project.log.label} holds data that no quota program writes: {kept!r:.200}"
             ) from error
 
 
 def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
-    def named(field: str) -> str:
-        if type(data[field]) is not str:
-            raise ValueError(field)
-        return str(data[field])
-
     fields = ("credential", "method", "job", "region", "run", "machine", "reason", "why")
-    words: dict[str, Any] = {field: named(field) for field in fields}
+    words: dict[str, Any] = {field: text(data[field], field) for field in fields}
+    states = [{field: row[field] for field in LimitState._fields if field in row} for row in data["limits"]]
     return KeptRefusal(
-        at_ms=_moment(named("at")),
+        at_ms=_moment(data["at"]),
         project=project,
         cost_units=_units(data["cost_units"]),
-        refused_by=None if data["refused_by"] is None else named("refused_by"),
-        retry_at_ms=None if data["retry_at"] is None else _moment(named("retry_at")),
-        limits=tuple(map(_state, data["limits"])),
+        refused_by=None if data["refused_by"] is None else text(data["refused_by"], "refused_by"),
+        retry_at_ms=None if data["retry_at"] is None else _moment(data["retry_at"]),
+        limits=tuple([checked(LimitState(**state)) for state in states]),
         limits_left_out=_units(data.get("limits_left_out", 0)),
         data=data,
         calls=max(1, _units(data.get("calls", 1))),
@@ -415,18 +411,12 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
     )
 
 
-def _state(row: Mapping[str, Any]) -> LimitState:
-    fields = ("cost_units", "used_units", "limit_units", "remaining_units")
-    numbers: dict[str, Any] = {field: _units(row[field]) for field in fields}
-    return LimitState(name=str(row["name"]), leave_units=_units(row.get("leave_units", 0)), **numbers)
-
-
 def _units(value: object) -> int:
     return whole(value, "in a refusal: that", 0, MAX_NUMBER)
 
 
-def _moment(text: str) -> int:
-    at = datetime.fromisoformat(text)
+def _moment(written: str) -> int:
+    at = datetime.fromisoformat(written)
     if at.tzinfo is None:
-        raise ValueError(text)
+        raise ValueError(written)
     return whole(round((at - utc(0)) / timedelta(milliseconds=1)), "ms: a time", 0, LATEST_MS)
