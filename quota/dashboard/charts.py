@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import NamedTuple
 
 from quota.common.clock import local
@@ -125,13 +125,15 @@ _MOST_TICKS = 9
 
 
 class Band(NamedTuple):
-    """The area of one job. `colour` is its number (0: the others together). `label_y` is the middle of its end in
+    """The area of one job. `colour` is its number (0: the others together). `units` are the last of `past_units`, which
+    are those at each time of the curve. `label_y` is the middle of its end in
     percent (None: no room for its name)."""
 
     job: str
     colour: int
     path: str
     units: int
+    past_units: Sequence[int]
     label_y: float | None
 
 
@@ -179,12 +181,9 @@ def chart(curve: Curve, limit_units: int, colours: Mapping[str, int], next_ms: i
     bands = []
     for job, colour, units in jobs:
         above = [low + own for low, own in zip(below, units, strict=True)]
-        path = ""
-        for first, end in _stretches(units):
-            line = _line(xs[first:end], [y(edge) for edge in above[first:end]])
-            back = _line(xs[first:end][::-1], [y(edge) for edge in below[first:end]][::-1], begin="L")
-            path += f"{line}{back}Z"
-        bands.append(Band(job, colour, path, units[-1], _label_y(job, below, above, top, x(curve.now_ms))))
+        back = _line(xs[::-1], [y(edge) for edge in reversed(below)], begin="L")
+        label_y = _label_y(job, below, above, top, x(curve.now_ms))
+        bands.append(Band(job, colour, f"{_line(xs, map(y, above))}{back}Z", units[-1], units, label_y))
         below = above
     ahead = _line([_n(x(at_ms) * WIDTH / 100) for at_ms, _ in curve.ahead], [y(units) for units in ahead_units])
     return Chart(
@@ -227,15 +226,7 @@ def _label_y(job: str, below: Sequence[int], above: Sequence[int], top: float, n
     return round(100 - (low + high) * 50 / top, 2) if (high - low) / top >= TALL else None
 
 
-def _stretches(units: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """The stretches with units, one place wider on each side: first and end."""
-    for has_units, group in groupby(range(len(units)), lambda n: bool(units[n])):
-        if has_units:
-            places = list(group)
-            yield max(0, places[0] - 1), min(places[-1] + 2, len(units))
-
-
-def _line(xs: Sequence[str], ys: Sequence[float], begin: str = "M") -> str:
+def _line(xs: Sequence[str], ys: Iterable[float], begin: str = "M") -> str:
     """A path through points. It leaves out points on a level stretch."""
     heights = [_n(y * HEIGHT / 100) for y in ys]
     kept = [n for n in range(len(xs)) if n in (0, len(xs) - 1) or not heights[n - 1] == heights[n] == heights[n + 1]]

@@ -284,15 +284,11 @@ def _window(row: LimitRow) -> str:
 def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
     """The curve as a table, a row for about an hour, the newest first. A new period has few rows."""
     rows: list[tuple[int, list[int], int]] = []
-    jobs = [band.job for band in bands]
     for n in range(len(curve.times_ms) - 1, -1, -6):
-        if rows and rows[-1][0] - curve.times_ms[n] < NEAR_MS:
-            continue
-        own = [curve.jobs[band.job][n] if band.colour else None for band in bands]
-        total = sum(units[n] for units in curve.jobs.values())
-        rest = total - sum(units for units in own if units is not None)
-        rows.append((curve.times_ms[n], [rest if units is None else units for units in own], total))
-    return {"jobs": jobs, "rows": rows}
+        if not rows or rows[-1][0] - curve.times_ms[n] >= NEAR_MS:
+            units = [band.past_units[n] for band in bands]
+            rows.append((curve.times_ms[n], units, sum(units)))
+    return {"jobs": [band.job for band in bands], "rows": rows}
 
 
 # -- spending ----------------------------------------------------------------------------------------------------------
