@@ -23,6 +23,8 @@ import subprocess
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from hashlib import blake2b
 from http.client import HTTPConnection, HTTPSConnection
 from secrets import token_hex
@@ -92,9 +94,9 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
         return
     until_s = elapsed_s() + DEADLINE_S
     for notice in notices:
-        for way in _ways(settings):
+        for way, deliver in _ways(settings):
             if elapsed_s() < until_s and (claimed := _claim(session, notice, way)):
-                failure = _deliver(settings, way, notice, until_s)
+                failure = _failure(deliver, notice, until_s)
                 if failure is not None:
                     warn("notify_failed", failure, event=notice.event, subject=one_line(notice.subject))
                 claimed(failure is None)
@@ -103,16 +105,21 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
 def send_test(settings: NotifySettings, projects: str, message: str) -> Iterator[tuple[str, str | None]]:
     """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed, if it did. The
     command writes to our stderr: whoever tests it must see what it says."""
-    for way in _ways(settings):
-        notice, until_s = Notice(TEST, projects, "", message, 0), elapsed_s() + DEADLINE_S
-        yield way, _deliver(settings, way, notice, until_s, stderr=None)
+    for way, deliver in _ways(settings, stderr=None):
+        yield way, _failure(deliver, Notice(TEST, projects, "", message, 0), elapsed_s() + DEADLINE_S)
 
 
-def _ways(settings: NotifySettings) -> Iterator[str]:
+_Deliver = Callable[[bytes, float], None]
+"""Delivers a body within so many seconds, or raises one of _FAILURES."""
+
+
+def _ways(settings: NotifySettings, stderr: int | None = subprocess.DEVNULL) -> Iterator[tuple[str, _Deliver]]:
+    """Each way, and what delivers by it. What a command writes to stderr may hold a secret."""
     if settings.command:
-        yield "command"
+        yield "command", partial(_run, settings.command, stderr)
     if settings.url_ref is not None:
-        yield "url"
+        address = partial(read_address, settings.url_ref, "url", insecure=settings.insecure_endpoint)
+        yield "url", lambda body, timeout_s: _send(address(), body, timeout_s)
 
 
 # -- once --------------------------------------------------------------------------------------------------------------
@@ -199,24 +206,16 @@ _FAILURES = (OSError, ValueError, ConfigError, subprocess.SubprocessError)
 """What a delivery raises."""
 
 
-def _deliver(
-    settings: NotifySettings, way: str, notice: Notice, until_s: float, *, stderr: int | None = subprocess.DEVNULL
-) -> str | None:
-    """Deliver a notice. Returns why it failed, if it did. What a command writes to stderr may hold a secret."""
-    body = json.dumps(notice.as_json()).encode()
+def _failure(deliver: _Deliver, notice: Notice, until_s: float) -> str | None:
+    """Deliver a notice. Returns why it failed, if it did."""
     try:
-        if way == "command":
-            _run(settings.command, body, until_s - elapsed_s(), stderr)
-        else:
-            assert settings.url_ref is not None  # noqa: S101  # see `_ways`
-            address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
-            _send(address, body, until_s - elapsed_s())
+        deliver(json.dumps(notice.as_json()).encode(), until_s - elapsed_s())
     except _FAILURES as error:
         return _why(error)
     return None
 
 
-def _run(command: Sequence[str], body: bytes, timeout_s: float, stderr: int | None) -> None:
+def _run(command: Sequence[str], stderr: int | None, body: bytes, timeout_s: float) -> None:
     """Run a command with the notice on stdin. Raises OSError, SubprocessError, or ValueError for its exit status."""
     process = subprocess.Popen(  # noqa: S603  # the owner's own command
         command,
@@ -253,32 +252,30 @@ def _send(url: str, body: bytes | None, timeout_s: float) -> None:
     if body is not None:
         headers["Content-Type"] = "application/json"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    outcome: list[int | Exception] = []
+    answer: Future[int] = Future()
 
     def work() -> None:
         try:
             connection.request("POST" if body is not None else "GET", path, body, headers)
-            outcome.append(connection.getresponse().status)
+            answer.set_result(connection.getresponse().status)
         except Exception as error:  # raised below, in the caller's thread
-            outcome.append(error)
+            answer.set_exception(error)
         connection.close()
 
-    thread = threading.Thread(target=work, daemon=True)
     try:
-        thread.start()
+        threading.Thread(target=work, daemon=True).start()
     except RuntimeError as error:  # no more threads can be started
         raise OSError(str(error)) from error
-    thread.join(max(0.0, timeout_s))
-    ended = outcome[0] if outcome else TimeoutError()
-    if not outcome:  # an answer that comes byte by byte would hold it for days
+    try:
+        status = answer.result(max(0.0, timeout_s))
+    except TimeoutError:
         with contextlib.suppress(OSError, AttributeError):  # it is not open yet, or not any more
-            connection.sock.shutdown(socket.SHUT_RDWR)
-    if isinstance(ended, TimeoutError):
-        raise TimeoutError(f"no answer within {DEADLINE_S:g} s")
-    if isinstance(ended, Exception):
-        raise ValueError(_why(ended))
-    if ended >= 300:
-        raise ValueError(f"it answered {ended}")
+            connection.sock.shutdown(socket.SHUT_RDWR)  # an answer that comes byte by byte would hold it for days
+        raise TimeoutError(f"no answer within {DEADLINE_S:g} s") from None
+    except Exception as error:
+        raise ValueError(_why(error)) from error
+    if status >= 300:
+        raise ValueError(f"it answered {status}")
 
 
 def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:
