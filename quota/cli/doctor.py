@@ -475,20 +475,18 @@ def acl_lines(settings: Settings, projects: Sequence[str]) -> list[str]:
             raise UsageError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
     url, inbound = _of_redis(settings.ledger.url), _inbound_url(settings)
     keys = [pattern_of(project) for project in projects or ("*",)]
-    commands = [*COMMANDS, *_of_the_way(url)]
-    user, beside = _user(url, USER), []
+    rights = {_user(url, USER): (keys, [*COMMANDS, *_of_the_way(url)])}
     if inbound:
         from quota.inbound.redis_storage import COMMANDS as OF_INBOUND
         from quota.inbound.redis_storage import KEYS as INBOUND_KEYS
 
-        inbound_user = _user(inbound, INBOUND_USER)
-        inbound_commands = [*OF_INBOUND, *_of_the_way(inbound)]
-        if inbound_user == user:  # one user, maybe on two servers
-            keys, commands = [*keys, INBOUND_KEYS], [*dict.fromkeys((*commands, *inbound_commands))]
-        else:
-            beside.append(acl_line(inbound_user, [INBOUND_KEYS], inbound_commands))
-    sentinels = [acl_line(sentinels_user_of(url) or SENTINEL_USER, [], OF_A_SENTINEL)] if "+sentinel:" in url else []
-    return [acl_line(user, keys, commands), *sentinels, *beside]
+        user = _user(inbound, INBOUND_USER)
+        keys, commands = rights.get(user, ([], []))  # one user, maybe on two servers
+        rights[user] = [*keys, INBOUND_KEYS], [*dict.fromkeys((*commands, *OF_INBOUND, *_of_the_way(inbound)))]
+    lines = [acl_line(user, *of_user) for user, of_user in rights.items()]
+    if "+sentinel:" in url:
+        lines.insert(1, acl_line(sentinels_user_of(url) or SENTINEL_USER, [], OF_A_SENTINEL))
+    return lines
 
 
 def _inbound_url(settings: Settings) -> str:
