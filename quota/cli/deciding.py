@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -84,12 +84,12 @@ def _decide(*, commit: bool, credential: str | None, config: str | None, as_json
 def _charge_together(
     *, file: str, credential: str | None, job: str, region: str, config: str | None, as_json: bool
 ) -> int:
-    lines = read_calls(file)
+    name, lines = read_calls(file)
     with opened(config, err=as_json) as session:
         budget = session.budget(credential)
+        check_name("job", job)
         with units_instead("METHOD UNITS"):
-            _check_calls(budget, lines, job)
-            decisions = budget.charge_many([line.call for line in lines], job=job, region=region)
+            decisions = budget.charge_many(_calls(name, lines, budget, job), job=job, region=region)
         data = [decision.as_json() for decision in decisions] if as_json else None
         return _show(decisions, data, f"the charges stand, their ids are {decisions[0].id} to {decisions[-1].id}")
 
@@ -165,15 +165,8 @@ def units_instead(units: str = "--units N") -> Iterator[None]:
 # -- several calls, from a file ----------------------------------------------------------------------------------------
 
 
-class Line(NamedTuple):
-    """A call as `Budget.charge_many` takes it, and its file and line, for messages."""
-
-    call: str | tuple[str, int]
-    place: str
-
-
-def read_calls(path: str) -> list[Line]:
-    """The calls in a file, `-` for stdin: `METHOD [UNITS]` on a line, `#` begins a comment. Raises UsageError."""
+def read_calls(path: str) -> tuple[str, list[bytes]]:
+    """What messages call a file, `-` for stdin, and its lines. Raises UsageError."""
     name = "calls from stdin" if path == "-" else f"calls {show(path)}"
     try:
         data = _read(path)
@@ -183,28 +176,7 @@ def read_calls(path: str) -> list[Line]:
         ) from None
     if len(data) > MAX_FILE_BYTES:
         raise UsageError(f"{name}: larger than {MAX_FILE_BYTES >> 10} KiB, so it is not a list of calls")
-    lines: list[Line] = []
-    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
-        place = f"{name}, line {number}"
-        call = _call(line, place)
-        if call is None:
-            continue
-        if len(lines) == MAX_CHARGES:
-            raise UsageError(f"{place}: more than {MAX_CHARGES} calls cannot be charged together; make two files")
-        lines.append(Line(call, place))
-    if not lines:
-        raise UsageError(f"{name}: no call in it; write METHOD [UNITS] on a line")
-    return lines
-
-
-def _check_calls(budget: Budget, lines: list[Line], job: str) -> None:
-    """Raises UsageError, with its line, for a call that can never succeed."""
-    check_name("job", job)
-    for call, place in lines:
-        try:
-            check_call(budget, call, job)
-        except UsageError as error:
-            raise type(error)(f"{place}: {error}") from None
+    return name, data.removeprefix(codecs.BOM_UTF8).splitlines()
 
 
 def _read(path: str) -> bytes:
@@ -218,19 +190,38 @@ def _read(path: str) -> bytes:
     return data
 
 
-def _call(line: bytes, place: str) -> str | tuple[str, int] | None:
+def _calls(name: str, lines: Sequence[bytes], budget: Budget, job: str) -> list[str | tuple[str, int]]:
+    """The calls as `Budget.charge_many` takes them: `METHOD [UNITS]` on a line, `#` begins a comment. Raises
+    UsageError, with its line, for a call that can never succeed."""
+    calls: list[str | tuple[str, int]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if (call := _call(line)) is None:
+                continue
+            if len(calls) == MAX_CHARGES:
+                raise UsageError(f"more than {MAX_CHARGES} calls cannot be charged together; make two files")
+            check_call(budget, call, job)
+            calls.append(call)
+        except UsageError as error:
+            raise type(error)(f"{name}, line {number}: {error}") from None
+    if not calls:
+        raise UsageError(f"{name}: no call in it; write METHOD [UNITS] on a line")
+    return calls
+
+
+def _call(line: bytes) -> str | tuple[str, int] | None:
     """The call on a line; None if the line has no call."""
     try:
         method, *units = line.decode().partition("#")[0].split() or [""]
     except UnicodeDecodeError:
-        raise UsageError(f"{place}: not UTF-8 text; save the file as UTF-8") from None
+        raise UsageError("not UTF-8 text; save the file as UTF-8") from None
     if not units:
         return method or None
     if len(units) > 1:
-        raise UsageError(f"{place}: {show(' '.join([method, *units]))} is not METHOD [UNITS]")
+        raise UsageError(f"{show(' '.join([method, *units]))} is not METHOD [UNITS]")
     number = number_in(units[0], 1, MAX_CHARGE_UNITS)
     if number is None:
-        raise UsageError(f"{place}: UNITS {show(units[0])} is not a whole number from 1 to {MAX_CHARGE_UNITS:,}")
+        raise UsageError(f"UNITS {show(units[0])} is not a whole number from 1 to {MAX_CHARGE_UNITS:,}")
     return method, number
 
 
