@@ -6,7 +6,8 @@
     catalogue.py    the listed resources: generated from `words.toml`, or read from saved pages
     usage.py        counts units by project, bucket and day; Cloud Monitoring, which shows these counts
     demo.toml       the configuration of `quota demo`
-    replies.py      replies, and upstream's errors in its own words: `errors.toml`
+    replies.py      replies: upstream's errors in its own words (`errors.toml`), its resources in their shape
+                    (`resources.toml`)
 """
 
 from quota.jobs.emulator.server import Emulator

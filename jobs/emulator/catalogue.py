@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quota.common.files import read_text
-from quota.jobs.emulator.replies import Json
+from quota.jobs.emulator.replies import Json, resource
 
 T = TypeVar("T")
 
@@ -46,16 +46,6 @@ CHANNELS = 5_000
 _REMEMBERED_SEARCHES = 10_000
 _NEWEST = datetime(2026, 6, 1, 12, tzinfo=UTC)  # fixed: answers do not depend on today
 _CATEGORY_IDS = ("1", "2", "10", "15", "17", "19", "20", "22", "23", "24", "25", "26", "27", "28")
-
-
-def etag(*names: str) -> str:
-    digest = hashlib.blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=20).digest()
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
-def resource(kind: str, item_id: str) -> Json:
-    """The first fields of each item of the API."""
-    return {"kind": f"youtube#{kind}", "etag": etag(kind, item_id), "id": item_id}
 
 
 # --- ids ---------------------------------------------------------------------------------------------
@@ -190,12 +180,6 @@ def _timestamp(draw: _Draw, days: int) -> str:
     return published.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _images(url: str, kind: str) -> Json:
-    """The thumbnails of a video or a channel."""
-    sizes: dict[str, Json] = _WORDS[kind]["thumbnails"]
-    return {name: {**size, "url": f"{url}/{size['url']}"} for name, size in sizes.items()}
-
-
 def _video(video_id: str, *, language: str = "en", channel: int | None = None, words: str = "") -> Json:
     draw = _Draw(video_id)
     if channel is None:
@@ -204,67 +188,47 @@ def _video(video_id: str, *, language: str = "en", channel: int | None = None, w
     if words:
         title = f"{words} | {title}"[:100]
     description = draw.pick(DESCRIPTIONS).format(title=title)
-    seconds = 15 + draw.below(5_400)
-    minutes, rest = divmod(seconds, 60)
+    minutes, seconds = divmod(15 + draw.below(5_400), 60)
     # Some counts pass 2^31, as the largest real ones do.
     views = draw.below(9_000_000_000) if draw.below(50) == 0 else draw.below(20_000_000)
-    statistics = {"viewCount": str(views), "favoriteCount": "0"}
-    if draw.below(12):  # an owner may hide likes and turn comments off
-        statistics["likeCount"] = str(views // (10 + draw.below(90)))
-    if draw.below(15):
-        statistics["commentCount"] = str(views // (200 + draw.below(3_000)))
-    return {
-        **resource("video", video_id),
-        "snippet": {
-            "publishedAt": _timestamp(draw, 14),
-            "channelId": _channel_id(channel),
-            "title": title,
-            "description": description,
-            "thumbnails": _images(f"https://i.ytimg.com/vi/{video_id}", "video"),
-            "channelTitle": _channel_title(channel),
-            "tags": [draw.pick(TAGS) for _ in range(draw.below(5))],
-            "categoryId": draw.pick(_CATEGORY_IDS),
-            "liveBroadcastContent": "none",
-            "defaultAudioLanguage": language,
-            "localized": {"title": title, "description": description},
-        },
-        "contentDetails": {
-            "duration": f"PT{minutes}M{rest}S" if minutes else f"PT{rest}S",
-            "definition": "hd" if draw.below(10) else "sd",
-            "caption": "true" if draw.below(4) == 0 else "false",
-            "licensedContent": draw.below(3) > 0,
-            **_WORDS["video"]["contentDetails"],
-        },
-        "status": _WORDS["video"]["status"],
-        "statistics": statistics,
-    }
+    return resource(
+        "video",
+        video_id,
+        channel_id=_channel_id(channel),
+        channel_title=_channel_title(channel),
+        title=title,
+        description=description,
+        language=language,
+        duration=f"PT{minutes}M{seconds}S" if minutes else f"PT{seconds}S",
+        views=str(views),
+        # An owner may hide likes and turn comments off.
+        likes=str(views // (10 + draw.below(90))) if draw.below(12) else None,
+        comments=str(views // (200 + draw.below(3_000))) if draw.below(15) else None,
+        published=_timestamp(draw, 14),
+        tags=[draw.pick(TAGS) for _ in range(draw.below(5))],
+        category_id=draw.pick(_CATEGORY_IDS),
+        definition="hd" if draw.below(10) else "sd",
+        caption="true" if draw.below(4) == 0 else "false",
+        is_licensed=draw.below(3) > 0,
+    )
 
 
 def _channel(number: int) -> Json:
     channel_id = _channel_id(number)
-    title = _channel_title(number)
     draw = _Draw(channel_id)
     subscribers = draw.below(30_000_000)
-    description = f"Everything about {title}.\n\nNew videos every week ✨"
-    return {
-        **resource("channel", channel_id),
-        "snippet": {
-            "title": title,
-            "description": description,
-            "customUrl": f"@channel-{number}",
-            "publishedAt": _timestamp(draw, 5_000),
-            "thumbnails": _images(f"https://yt3.ggpht.com/{channel_id}", "channel"),
-            "localized": {"title": title, "description": description},
-            "country": draw.pick(_REGIONS),
-        },
-        "contentDetails": {"relatedPlaylists": {"likes": "", "uploads": uploads_playlist(channel_id)}},
-        "statistics": {
-            "viewCount": str(subscribers * (20 + draw.below(400))),
-            "subscriberCount": str(subscribers),
-            "hiddenSubscriberCount": False,
-            "videoCount": str(_upload_count(number)),
-        },
-    }
+    return resource(
+        "channel",
+        channel_id,
+        number=number,
+        title=_channel_title(number),
+        uploads=uploads_playlist(channel_id),
+        subscribers=str(subscribers),
+        videos=str(_upload_count(number)),
+        published=_timestamp(draw, 5_000),
+        country=draw.pick(_REGIONS),
+        views=str(subscribers * (20 + draw.below(400))),
+    )
 
 
 def uploads_playlist(channel_id: str) -> str:
@@ -299,17 +263,19 @@ def replies_to(thread_id: str) -> list[Json] | None:
 def _comment(comment_id: str) -> Json:
     draw = _Draw(comment_id)
     author, published = draw.below(CHANNELS), _timestamp(draw, 14)
-    snippet = {
-        "authorDisplayName": f"@channel-{author}",
-        "authorChannelId": {"value": _channel_id(author)},
-        "textDisplay": f"{draw.pick(NAMES)}? {draw.pick(DESCRIPTIONS).format(title='This')}"[:200],
-        "likeCount": draw.below(500),
-        "publishedAt": published,
-        "updatedAt": published,
-    }
     video_id, _, place = comment_id.partition(".")
-    parent = {"parentId": comment_id.rpartition(".")[0]} if "." in place else {"videoId": video_id}
-    return {**resource("comment", comment_id), "snippet": {**snippet, **parent}}
+    is_answer = "." in place
+    return resource(
+        "comment",
+        comment_id,
+        author=author,
+        channel_id=_channel_id(author),
+        published=published,
+        text=f"{draw.pick(NAMES)}? {draw.pick(DESCRIPTIONS).format(title='This')}"[:200],
+        likes=draw.below(500),
+        video_id=None if is_answer else video_id,
+        parent_id=comment_id.rpartition(".")[0] if is_answer else None,
+    )
 
 
 def _mentions(video: Json, words: str) -> bool:

@@ -1,18 +1,21 @@
-"""The emulator's replies. `errors.toml` has the errors, each with the body that the real API sends; `methods.toml` has
-the API's methods, prices and buckets."""
+"""The emulator's replies. `errors.toml` has the errors, each with the body that the real API sends; `resources.toml`
+has the resources; `methods.toml` has the API's methods, prices and buckets."""
 
+import base64
 import hashlib
 import tomllib
 from dataclasses import dataclass
 from string import Template
-from typing import Any
+from typing import Any, TypeVar
 
 from quota.common.files import read_text
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 ERRORS = tomllib.loads(read_text("quota.jobs.emulator", "errors.toml"))
 METHODS = tomllib.loads(read_text("quota.jobs.emulator", "methods.toml"))
+_RESOURCES = tomllib.loads(read_text("quota.jobs.emulator", "resources.toml"))
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,45 @@ def error(name: str, **values: object) -> Reply:
     return Reply(body["code"], {"error": body})
 
 
+def or_reject(value: T | None, name: str, /, **values: object) -> T:
+    """The value. If it is None, raises Rejected with the error of this name."""
+    if value is None:
+        raise Rejected(error(name, **values))
+    return value
+
+
+def etag(*names: str) -> str:
+    digest = hashlib.blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=20).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def identity(kind: str, item_id: str) -> Json:
+    """The first fields of each resource of the API."""
+    return {"kind": f"youtube#{kind}", "etag": etag(kind, item_id), "id": item_id}
+
+
+def resource(kind: str, item_id: str, /, **values: object) -> Json:
+    """A resource of the API, with `values` in the fields of its kind."""
+    return {**identity(kind, item_id), **shaped(kind, id=item_id, **values)}
+
+
+def shaped(kind: str, /, **values: object) -> Json:
+    """What `resources.toml` has under this name, with `values` in it."""
+    shape: Json = _filled(_RESOURCES[kind], values)
+    return shape
+
+
 def _filled(part: Any, values: Json) -> Any:
     if isinstance(part, dict):
-        return {name: _filled(value, values) for name, value in part.items()}
+        fields = {name: _filled(value, values) for name, value in part.items()}
+        return {name: value for name, value in fields.items() if value is not None}
     if isinstance(part, list):
         return [_filled(value, values) for value in part]
-    return Template(part).substitute(values) if isinstance(part, str) else part
+    if not isinstance(part, str) or "$" not in part:
+        return part
+    if part.startswith("$") and part[1:].isidentifier():
+        return values.get(part[1:])
+    return Template(part).substitute(values)
 
 
 def bad_request(message: str, code: int = 400, reason: str = "badRequest") -> Reply:
@@ -78,4 +114,4 @@ def project_number(project: str) -> int:
 def daily_limit(bucket: str, project: str, limit_units: int) -> Reply:
     """A bucket's daily limit is reached."""
     names = METHODS["buckets"][bucket]
-    return error("daily_limit", **names, number=project_number(project), limit_units=limit_units)
+    return error("daily_limit", **names, number=project_number(project), limit_units=str(limit_units))

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from typing import Any, Literal, NamedTuple
 
 from quota.common.clock import rfc3339
 from quota.errors import ConfigError
 from quota.jobs.emulator import replies
-from quota.jobs.emulator.replies import Json, Rejected, Reply
+from quota.jobs.emulator.replies import Json, Rejected, Reply, shaped
 from quota.terms.limits import DAY_MS, MINUTE_MS, load_zone
 
 Allocation = Literal["pool", "buckets"]
@@ -173,14 +173,18 @@ def time_series(params: Mapping[str, str], project: str, meter: Meter) -> Reply:
         series, kind = _limits(meter), "GAUGE"
     else:
         raise Rejected(replies.bad_request('The supplied filter must specify a "metric.type" that is known.'))
-    shown = {}
+    written = []
     for labels, points in series.items():
         names = {**_OF_EACH, **{f"metric.labels.{name}": value for name, value in labels}}
-        within = [point for point in points if since_ms < point.end_ms <= until_ms]
+        within = [_written(point) for point in points if since_ms < point.end_ms <= until_ms]
         if within and terms.items() <= names.items():
-            shown[labels] = within
-    written = [_written(labels, points, kind, f"{_PREFIX}{metric}", project) for labels, points in shown.items()]
+            values = {"metric": f"{_PREFIX}{metric}", "labels": dict(labels), "kind": kind, "project": project}
+            written.append(shaped("timeSeries", **values, service=_SERVICE, points=within))
     return Reply(200, {"unit": "1", **({"timeSeries": written} if written else {})})
+
+
+def _written(point: _Point) -> Json:
+    return shaped("point", start=rfc3339(point.start_ms), end=rfc3339(point.end_ms), value=str(point.value))
 
 
 _OF_EACH = {"resource.type": "consumer_quota", "resource.labels.service": _SERVICE}
@@ -228,22 +232,3 @@ def _limits(meter: Meter) -> Series:
         labels = ("limit_name", BUCKETS[bucket]["limit"]), ("quota_metric", BUCKETS[bucket]["metric"])
         series[labels] = [_Point(today_ms - n * DAY_MS, today_ms - n * DAY_MS, quota_units) for n in range(3)]
     return series
-
-
-def _written(labels: Labels, points: Sequence[_Point], kind: str, metric: str, project: str) -> Json:
-    return {
-        "metric": {"type": metric, "labels": dict(labels)},
-        "resource": {
-            "type": "consumer_quota",
-            "labels": {"project_id": project, "service": _SERVICE, "location": "global"},
-        },
-        "metricKind": kind,
-        "valueType": "INT64",
-        "points": [
-            {
-                "interval": {"startTime": rfc3339(point.start_ms), "endTime": rfc3339(point.end_ms)},
-                "value": {"int64Value": str(point.value)},
-            }
-            for point in points
-        ],
-    }
