@@ -20,11 +20,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
-from quota.budget import Call
 from quota.cli.output import FirstThatFits, line, render_parts, stacked, takes_unicode
 from quota.common.clock import moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members, spell
-from quota.deciding.run_limit import RunLimit
 from quota.decision import Decision
 from quota.errors import UsageError
 from quota.jobs.job import (
@@ -548,36 +546,29 @@ class Ahead(NamedTuple):
 def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -> Ahead:
     """What a run of the job `name` would do now. It charges the ledger of `copy`, which must be a copy of the real one
     (`quota.cli.rehearsal.copied`). Raises UsageError, StoreError and LedgerError."""
-    job = copy.settings.jobs[name]
-    steps = simulation.pass_steps(job, fetch)
-    budget = copy.budget(job.credential)
-    book = budget.book.at(copy.ledger.now_ms())
+    job, now_ms = copy.settings.jobs[name], copy.ledger.now_ms()
+    work = simulation.Pass(job, copy.budget(job.credential), fetch)
+    priced = work.calls(now_ms)
     chosen = regions_of(job, regions)
     with Store.if_made(copy.settings.store) as store:
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]
     places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
-    methods = [book.canonical(step.method) for place in places for step in steps[simulation.step_at(steps, place) :]]
-    costs = {
-        method: (book.default_get if method == simulation.UNNAMED else book.price(method)).units
-        for method in {*methods}
-    }
-    calls: list[Call] = [(name, None if name in book.methods else costs[name], None) for name in methods]
-    units = [costs[method] for method in methods]
-    of_run = None if job.max_units is None else RunLimit(job.max_units)
-    done, refusal, at_once = 0, None, simulation.most_at_once(budget, job.name)
+    calls = [call for place in places for call in priced[simulation.step_at(work.steps, place) :]]
+    of_run, done, refusal = work.of_run(), 0, None
     while done < len(calls) and refusal is None:
-        several = slice(done, done + at_once)
-        count, refusal = simulation.admit(budget, job.name, calls[several], units[several], of_run)
+        count, refusal = work.admit(calls[done : done + work.at_once], of_run)
         done += count
-    counts = Counter(methods)
+    counts, units = Counter(call.method for call in calls), Counter[str]()
+    for call in calls:
+        units[call.method] += call.units
     return Ahead(
         job=job.name,
         regions=places,
         calls=counts,
-        units={method: count * costs[method] for method, count in counts.items()},
+        units=units,
         fitting_calls=done,
-        fitting_units=sum(units[:done]),
+        fitting_units=sum(call.units for call in calls[:done]),
         refusal=refusal,
-        now_ms=copy.ledger.now_ms(),
+        now_ms=now_ms,
         assumed=":" in job.fetch,
     )

@@ -38,7 +38,7 @@ from quota.rules.entry import START, Entry, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.session import Session, machine_jitter_ms
 from quota.settings.model import CredentialSettings, JobSettings, Settings
-from quota.terms.costs import CostBook, Part, Price
+from quota.terms.costs import Part
 from quota.terms.limits import DAY_MS, MINUTE_MS
 
 UNNAMED = "unknown"
@@ -80,14 +80,6 @@ def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
         index += 1
     # Only the search stops between two steps of one page.
     return index + 1 if "ids" in checkpoint.cursor and index < len(steps) and not steps[index].completes_page else index
-
-
-def price_of(book: CostBook, method: str, at_ms: int) -> tuple[Price, int]:
-    """The price of a call, and until when it holds. The default if the call has no name. Raises UnknownMethod."""
-    if method == UNNAMED:
-        return book.default_get, NEVER
-    price, (_, until_ms) = book.price_at(method, at_ms)
-    return price, until_ms
 
 
 # -- the result --------------------------------------------------------------------------------------------------------
@@ -214,39 +206,26 @@ def simulate(
     already loaded. As the run itself, raises ConfigError if a function does not load, and UsageError for a call that
     can never fit.
     """
-    simulation, refusals = _Simulation(settings, start_ms, state, fetches), []
+    simulation = _Simulation(settings, start_ms, state, fetches)
+    refusals: list[Refusal] = []
     for number, tick in enumerate(ticks(settings.jobs.values(), start_ms, until_ms)):
         progress(number)
         refused = simulation.tick(tick)
         refusals += refused
         if refused and stops_at_refusal:
             break
-    jobs = [first for first, *_ in simulation.jobs.values()]
-    return Simulated(
-        start_ms,
-        until_ms,
-        [spent for job in jobs for spent in job.spent.values()],
-        [wanted for job in jobs for wanted in job.wanted.values()],
-        refusals,
-        {job.name: job.totals for job in jobs},
-    )
+    spent, wanted = [*simulation.spent.values()], [*simulation.wanted.values()]
+    return Simulated(start_ms, until_ms, spent, wanted, refusals, simulation.totals)
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A kind of call, with the prices of one time.
-
-    `unknown` has its charges if the book does not have the method. `knows` has everything that a refusal depends on.
-    `spent` and `wanted` have a sum for each of the buckets in `parts`. A pass over one region makes it `times` times.
-    """
+class PricedCall(NamedTuple):
+    """A call of a pass, with the price of one time. `unknown` has its charges if the book does not have the method.
+    `knows` has everything that a refusal depends on."""
 
     method: str
     parts: tuple[Part, ...]
     unknown: tuple[Part, ...] | None
     knows: tuple[Any, ...]
-    spent: list[Spent]
-    wanted: list[Spent]
-    times: int = 0
 
     @property
     def units(self) -> int:
@@ -254,80 +233,95 @@ class _Call:
         return self.parts[0].units if self.parts else 0
 
 
-class _Job:
-    """One job's constants and its regions.
+class Pass:
+    """What a run of one job does in each of its regions."""
 
-    `covered` has the regions in the order in which the next tick covers them; it is empty if that is not known.
-    `calls` are the calls of a pass over one region, and `kinds` the different calls among them, with the prices of the
-    last call of `price`.
-    """
-
-    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch, places: Mapping[str, Checkpoint]) -> None:
-        self.name = job.name
+    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch) -> None:
+        self.job = job
         self.budget = budget
-        self.max_units = job.max_units
-        self.at_once = most_at_once(budget, job.name)
         self.steps = pass_steps(job, fetch)
-        self.regions = {name: self._place(places.get(name), name) for name in job.regions or ("",)}
-        self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
-        self.methods = [budget.book.canonical(step.method) for step in self.steps]
-        self.spent: dict[tuple[str, str], Spent] = {}
-        self.wanted: dict[tuple[str, str], Spent] = {}
-        self.covered: list[Checkpoint] = []
-        self.calls: list[_Call] = []
-        self.kinds: list[_Call] = []
-        self.priced_until_ms = 0
+        self._methods = [budget.book.canonical(step.method) for step in self.steps]
         # If the budget cannot tell two jobs apart, a refusal of one is a refusal of the other.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
-        self.knows = (budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
+        self._knows = budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else ""
+        # If a limit is paced, calls are charged one by one: the pace has room for the first charge of a period,
+        # whatever it costs.
+        is_paced = any(limit.paced for limit in budget.limits_of(job.name))
+        self.at_once = 1 if is_paced else MAX_CHARGES // budget.book.most_parts
+        """How many calls `admit` may charge together."""
 
-    def _place(self, checkpoint: Checkpoint | None, region: str) -> Checkpoint:
-        """A checkpoint whose cursor is the index of the next step."""
-        if checkpoint is None:
-            return Checkpoint(self.name, region)
-        step = step_at(self.steps, checkpoint)
-        return checkpoint._replace(cursor={"step": step} if step else None)
-
-    def price(self, at_ms: int) -> None:
-        """Use the prices at `at_ms`, which is never earlier than in the last call."""
-        if at_ms < self.priced_until_ms:
-            return
-        book, until_ms = self.budget.book, NEVER
-        kinds: dict[str, _Call] = {}
-        self.calls = []
-        for method in self.methods:
-            price, price_until_ms = price_of(book, method, at_ms)
-            until_ms = min(until_ms, price_until_ms)
+    def calls(self, at_ms: int) -> list[PricedCall]:
+        """The calls over one region, at the prices of this time. A call without a name costs the default. Raises
+        UnknownMethod."""
+        book, priced = self.budget.book, {}
+        for method in dict.fromkeys(self._methods):
+            price = book.default_get if method == UNNAMED else book.price_at(method, at_ms)[0]
             unknown = None if method in book.methods else price.parts
-            spent, wanted = self._sums(self.spent, method, price), self._sums(self.wanted, method, price)
-            knows = (method, price.parts, *self.knows)
-            call = kinds.setdefault(method, _Call(method, price.parts, unknown, knows, spent, wanted))
-            call.times += 1
-            self.calls.append(call)
-        self.kinds = list(kinds.values())
-        self.priced_until_ms = until_ms
+            priced[method] = PricedCall(method, price.parts, unknown, (method, price.parts, *self._knows))
+        return [priced[method] for method in self._methods]
 
-    def _sums(self, sums: dict[tuple[str, str], Spent], method: str, price: Price) -> list[Spent]:
-        """The sums of this method in the buckets of its price."""
-        of_buckets = [Spent(self.budget.project, part.bucket, method, self.name) for part in price.parts]
-        return [sums.setdefault((method, empty.bucket), empty) for empty in of_buckets]
+    def of_run(self) -> RunLimit | None:
+        """The limit of one run."""
+        return None if self.job.max_units is None else RunLimit(self.job.max_units)
+
+    def admit(self, calls: Sequence[PricedCall], of_run: RunLimit | None) -> tuple[int, Decision | None]:
+        """Charge the first of these calls, as many together as fit: all that may be charged together, or half, or half
+        of that. Returns their number, or 0 and the decision that refuses the first call. Raises CostExceedsLimit if
+        that can never fit."""
+        budget, units = self.budget, [call.units for call in calls[: self.at_once]]
+        asked = len(units)
+        if of_run is not None:
+            asked = next((n for n, cost in enumerate(units) if not of_run.take(cost)), asked)
+            if not asked:
+                return 0, of_run.refusal(budget.credential, budget.project, calls[0].method, units[0], 0)
+        while True:
+            try:
+                together: list[Call] = [(call.method, None, call.unknown) for call in calls[:asked]]
+                decision = budget._decide(together, self.job.name, commit=True)[0]
+            except CostExceedsLimit:  # perhaps all calls together
+                if asked == 1:
+                    raise
+            else:
+                if decision.admitted:
+                    return asked, None
+                if asked == 1:
+                    return 0, decision
+            half = asked // 2
+            if of_run is not None:
+                of_run.give_back(sum(units[half:asked]))
+            asked = half
+
+
+@dataclass(slots=True)
+class _Machine:
+    """One machine that runs a whole job. The cursor of a region is the index of its next step. `covered` has the
+    regions in the order in which the next tick covers them; it is empty if that is not known."""
+
+    work: Pass
+    regions: dict[str, Checkpoint]
+    covered: list[Checkpoint] = field(default_factory=list)
 
 
 class _Simulation:
     def __init__(self, settings: Settings, start_ms: int, state: State, fetches: Mapping[str, Fetch] | None) -> None:
         self.now_ms = start_ms
+        self.spent: dict[tuple[str, ...], Spent] = {}
+        self.wanted: dict[tuple[str, ...], Spent] = {}
+        self.totals: dict[str, JobTotals] = {}
         log = self._replay(settings, state)
         budgets = {c.name: self._budget(settings, c, log) for c in settings.credentials.values()}
-        self.jobs: dict[str, list[_Job]] = {}  # one for each machine that runs the whole job
+        self._machines: dict[str, list[_Machine]] = {}
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or fetch_to_look_at(settings, job)
-            checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
-            budget = budgets[job.credential]
-            first, *others = (_Job(job, budget, fetch, checkpoints) for _ in range(settings.machines_of(job)))
-            for other in others:
-                other.spent, other.wanted, other.totals = first.spent, first.wanted, first.totals
-            self.jobs[job.name] = [first, *others]
-        self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
+            work = Pass(job, budgets[job.credential], fetch)
+            regions = {region: Checkpoint(job.name, region) for region in job.regions or ("",)}
+            for place in state.checkpoints.get(job.name, ()):
+                if place.region in regions:
+                    step = step_at(work.steps, place)
+                    regions[place.region] = place._replace(cursor={"step": step} if step else None)
+            self._machines[job.name] = [_Machine(work, {**regions}) for _ in range(settings.machines_of(job))]
+            self.totals[job.name] = JobTotals(passes=dict.fromkeys(regions, 0))
+        self._refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
 
     def _budget(self, settings: Settings, credential: CredentialSettings, log: MemoryLog) -> Budget:
         return Budget(
@@ -350,100 +344,67 @@ class _Simulation:
     def tick(self, tick: Tick) -> list[Refusal]:
         """Run a tick on each machine that has its job. Returns the refusals that it met."""
         self.now_ms = tick.at_ms
-        return [refusal for job in self.jobs[tick.job] if (refusal := self._tick(job, tick)) is not None]
+        refusals = (self._tick(machine, tick) for machine in self._machines[tick.job])
+        return [refusal for refusal in refusals if refusal is not None]
 
-    def _tick(self, job: _Job, tick: Tick) -> Refusal | None:
-        at_ms = tick.at_ms
-        slot = at_ms // SLOT_MS
-        max_regions = len(tick.regions) or len(job.regions)
-        job.totals.ticks += 1
-        job.price(at_ms)
-        for call in job.kinds:
-            calls = call.times * max_regions
-            for wanted, part in zip(call.wanted, call.parts, strict=True):
-                wanted.add(slot, part.units * calls, calls)
-        if not job.covered:
-            job.covered = list(map(in_round, by_rotation(job.regions.values())))
-            job.regions.update((place.region, place) for place in job.covered)
-        todo = [(place, place.cursor["step"] if place.cursor else 0) for place in job.covered[:max_regions]]
-        for call in job.calls[todo[0][1] :][:1]:
-            until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
-            if at_ms < until_ms:
-                return Refusal(at_ms, job.name, refused_by, len(todo))
-        job.covered = []
-        of_run = None if job.max_units is None else RunLimit(job.max_units)
-        coming = [call for _, step in todo for call in job.calls[step:]]
+    def _tick(self, machine: _Machine, tick: Tick) -> Refusal | None:
+        work, regions = machine.work, machine.regions
+        totals, calls = self.totals[tick.job], work.calls(tick.at_ms)
+        max_regions = len(tick.regions) or len(regions)
+        totals.ticks += 1
+        for call in calls:
+            self._note(self.wanted, work, call, max_regions)
+        if not machine.covered:
+            machine.covered = list(map(in_round, by_rotation(regions.values())))
+            regions.update((place.region, place) for place in machine.covered)
+        todo = [(place, place.cursor["step"] if place.cursor else 0) for place in machine.covered[:max_regions]]
+        for call in calls[todo[0][1] :][:1]:
+            until_ms, refused_by = self._refused_until.get(call.knows, (0, None))
+            if self.now_ms < until_ms:
+                return Refusal(tick.at_ms, tick.job, refused_by, len(todo))
+        machine.covered = []
+        coming = [call for _, first in todo for call in calls[first:]]
+        of_run = work.of_run()
         admitted = 0  # how many of the next calls
         for done, (place, first) in enumerate(todo):
-            for step in range(first, len(job.calls)):
+            for step in range(first, len(calls)):
                 if not admitted:
-                    admitted, refused_by = self._admit(job, coming, of_run)
+                    admitted, refused_by = self._admit(work, coming, of_run)
                     if not admitted:
-                        job.regions[place.region] = place._replace(cursor={"step": step} if step else None)
-                        return Refusal(at_ms, job.name, refused_by, len(todo) - done)
+                        regions[place.region] = place._replace(cursor={"step": step} if step else None)
+                        return Refusal(tick.at_ms, tick.job, refused_by, len(todo) - done)
                     del coming[:admitted]
                 admitted -= 1
-                call = job.calls[step]
-                for spent, part in zip(call.spent, call.parts, strict=True):
-                    spent.add(slot, part.units)
-            job.regions[place.region] = place._replace(pending=False, cursor=None, completed_at_ms=at_ms)
-            job.totals.passes[place.region] += 1
+                self._note(self.spent, work, calls[step], 1)
+            regions[place.region] = place._replace(pending=False, cursor=None, completed_at_ms=tick.at_ms)
+            totals.passes[place.region] += 1
         return None
 
-    def _admit(self, job: _Job, coming: Sequence[_Call], of_run: RunLimit | None) -> tuple[int, str | None]:
+    def _note(self, sums: dict[tuple[str, ...], Spent], work: Pass, call: PricedCall, times: int) -> None:
+        for part in call.parts:
+            key = work.budget.project, part.bucket, call.method, work.job.name
+            if key not in sums:
+                sums[key] = Spent(*key)
+            sums[key].add(self.now_ms // SLOT_MS, part.units * times, times)
+
+    def _admit(self, work: Pass, coming: Sequence[PricedCall], of_run: RunLimit | None) -> tuple[int, str | None]:
         """How many of the next calls are admitted now, at least; and, if none is, the limit that refuses.
 
         Without pace, the budget admits several calls together if it would admit them one after the other.
         """
-        asked: list[_Call] = []
-        refused_by: str | None = None
-        for call in coming[: job.at_once]:
+        asked: list[PricedCall] = []
+        for call in coming[: work.at_once]:
             # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
-            until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
+            until_ms, refused_by = self._refused_until.get(call.knows, (0, None))
             if self.now_ms < until_ms:
                 break
             asked.append(call)
         if not asked:
             return 0, refused_by
-        calls = [(call.method, None, call.unknown) for call in asked]
-        count, refusal = admit(job.budget, job.name, calls, [call.units for call in asked], of_run)
+        count, refusal = work.admit(asked, of_run)
         if refusal is None:
             return count, None
         if refusal.reason != "run":
             next_ms = NEVER if refusal.retry_at_ms is None else refusal.retry_at_ms
-            self.refused_until[asked[0].knows] = next_ms, refusal.refused_by
+            self._refused_until[asked[0].knows] = next_ms, refusal.refused_by
         return 0, refusal.refused_by
-
-
-def most_at_once(budget: Budget, job: str) -> int:
-    """How many calls of a job `admit` may charge together. If a limit is paced, it is one: the pace has room for the
-    first charge of a period, whatever it costs."""
-    is_paced = any(limit.paced for limit in budget.limits_of(job))
-    return 1 if is_paced else MAX_CHARGES // budget.book.most_parts
-
-
-def admit(
-    budget: Budget, job: str, calls: Sequence[Call], units: Sequence[int], of_run: RunLimit | None
-) -> tuple[int, Decision | None]:
-    """Charge the first of these calls, as many together as fit: all of them, or half, or half of that. Returns their
-    number, or 0 and the decision that refuses the first call. Raises CostExceedsLimit if that can never fit."""
-    asked = len(calls)
-    if of_run is not None:
-        asked = next((n for n, cost in enumerate(units) if not of_run.take(cost)), asked)
-        if not asked:
-            return 0, of_run.refusal(budget.credential, budget.project, calls[0][0], units[0], 0)
-    while True:
-        try:
-            decision = budget._decide(calls[:asked], job, commit=True)[0]
-        except CostExceedsLimit:  # perhaps all calls together
-            if asked == 1:
-                raise
-        else:
-            if decision.admitted:
-                return asked, None
-            if asked == 1:
-                return 0, decision
-        half = asked // 2
-        if of_run is not None:
-            of_run.give_back(sum(units[half:asked]))
-        asked = half
