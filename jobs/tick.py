@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -43,15 +43,11 @@ def run(
     *,
     job: str | None,
     all_jobs: bool,
-    regions: Sequence[str],
-    fail_on_refusal: bool,
-    here: bool,
     dry_run: bool,
     at: str | None,
-    quiet: bool,
     textfile: str | None,
-    as_json: bool,
     config: str | None,
+    **options: Any,
 ) -> int:
     """Run JOB once: fetch its regions until it is done or the budget refuses a call.
 
@@ -80,32 +76,27 @@ def run(
     """
     if (job is None) is not all_jobs:
         raise click.UsageError("name a job; `quota run --all` runs all of them")
-    if all_jobs and regions:
-        raise click.UsageError("`quota run --all` takes no region; name one job")
     documents: list[dict[str, object]] = []  # with --all they are printed together
     put: Callable[[dict[str, object]], None] = documents.append if all_jobs else print_json
-    marks = {} if at is None else {"rehearsal": True}
-
-    def emit(fields: dict[str, object]) -> None:
-        put({**marks, **fields})
-
+    how = _How(**options, emit=put if at is None else lambda fields: put({"rehearsal": True, **fields}))
+    if all_jobs and how.regions:
+        raise click.UsageError("`quota run --all` takes no region; name one job")
     statuses = []
     with ExitStack() as block:
-        stop = block.enter_context(interruptible(says=not quiet or sys.stderr.isatty()))
+        how = how._replace(stop=block.enter_context(interruptible(says=not how.quiet or sys.stderr.isatty())))
         session = block.enter_context(configured(config, textfile))
         names = list(session.settings.jobs) if job is None else [job]
         if not names:
             raise ConfigError(f"{session.settings.source} has no jobs; add a table [jobs.NAME]")
-        clock = None
         if at is not None:
             from quota.cli.rehearsal import rehearsed
 
-            session, clock = block.enter_context(rehearsed(session, at, as_json=as_json))
+            session, clock = block.enter_context(rehearsed(session, at, as_json=how.as_json))
+            how = how._replace(clock=clock)
         log_to_stderr()
-        how = _How(regions, here, fail_on_refusal, as_json, quiet, stop, clock, emit)
         if dry_run:
             fits = _look_ahead(session, names, how)
-            statuses = [0 if fits or not fail_on_refusal else Refused.exit_status]
+            statuses = [0 if fits or not how.fail_on_refusal else Refused.exit_status]
         else:
             if at is not None:
                 _check_endpoints(session, names)
@@ -113,9 +104,9 @@ def run(
                 report = _one_of_all(session, name, how) if all_jobs else _tick(session, name, how)
                 statuses.append(report.exit_status)
                 how = how._replace(silent=report.silent)
-                if stop():
+                if how.stop():
                     break
-        if as_json and all_jobs:
+        if how.as_json and all_jobs:
             print_json(documents)
     return max(statuses, key=lambda status: (status not in (0, Refused.exit_status), status))
 
@@ -128,9 +119,9 @@ class _How(NamedTuple):
     fail_on_refusal: bool
     as_json: bool
     quiet: bool
-    stop: Callable[[], int]
-    clock: Callable[[], int] | None
     emit: Callable[[dict[str, object]], None]
+    stop: Callable[[], int] = lambda: 0
+    clock: Callable[[], int] | None = None
     silent: str = ""
 
 

@@ -298,7 +298,17 @@ class RecordedCatalogue:
 
     def __init__(self, folder: Path) -> None:
         """Raises ValueError, with a one-line message, when `folder` holds nothing usable."""
-        self._charts = _read_charts(folder)
+        pages: dict[tuple[str, int], Path] = {}
+        for path in folder.glob("*.json"):
+            if match := _PAGE_FILE.fullmatch(path.name):
+                pages[match[1], int(match[2])] = path
+        if not pages:
+            raise ValueError(f"no recording in {folder}: it needs files like videos_list_mostPopular_US_p1.json")
+        self._charts: dict[str, list[Json]] = {}
+        for (region, number), path in sorted(pages.items()):
+            if number > 1 and (region, number - 1) not in pages:
+                raise ValueError(f"the recording in {folder} lacks page {number - 1} of {region}")
+            self._charts.setdefault(region, []).extend(_items(path))
         self._videos: dict[str, Json] = {}
         for chart in self._charts.values():
             for video in chart:
@@ -323,22 +333,6 @@ class RecordedCatalogue:
     def uploads(self, channel_id: str) -> Sequence[Json] | None:
         videos = self._videos.values()
         return [video for video in videos if video.get("snippet", {}).get("channelId") == channel_id] or None
-
-
-def _read_charts(folder: Path) -> dict[str, list[Json]]:
-    pages: dict[str, dict[int, Path]] = {}
-    for path in sorted(folder.glob("*.json")):
-        if match := _PAGE_FILE.fullmatch(path.name):
-            pages.setdefault(match[1], {})[int(match[2])] = path
-    if not pages:
-        raise ValueError(f"no recording in {folder}: it needs files like videos_list_mostPopular_US_p1.json")
-    charts: dict[str, list[Json]] = {}
-    for region, numbered in pages.items():
-        for expected, number in enumerate(sorted(numbered), start=1):
-            if number != expected:
-                raise ValueError(f"the recording in {folder} lacks page {expected} of {region}")
-        charts[region] = [item for number in sorted(numbered) for item in _items(numbered[number])]
-    return charts
 
 
 def _items(path: Path) -> list[Json]:

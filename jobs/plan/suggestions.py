@@ -127,23 +127,18 @@ def slower(job: JobSettings) -> list[str]:
         return [f"every {format_duration(minutes * MINUTE_MS)}" for minutes in range(first, DAY_MS // MINUTE_MS + 1)]
     _, hours_text, *days = job.schedule.split()
     minute, hours = schedule.minutes[0], len(schedule.hours)
-    lines = [
-        (" ".join((f"*/{step}" if not minute else f"{minute}-59/{step}", hours_text, *days)), 60 // step * hours)
-        for step in _MINUTE_STEPS
-        if minute < step
-    ]
-    lines.append((" ".join((str(minute), hours_text, *days)), hours))
+    steps = [step for step in _MINUTE_STEPS if minute < step]
+    lines = [(f"{minute}-59/{step}" if minute else f"*/{step}", hours_text, 60 // step * hours) for step in steps]
+    lines.append((str(minute), hours_text, hours))
     if hours_text == "*" or hours_text.startswith("*/"):
-        for step in _HOUR_STEPS:
-            every = {1: "*", 24: "0"}.get(step, f"*/{step}")
-            lines.append((" ".join((str(minute), every, *days)), 24 // step))
+        spelled = {1: "*", 24: "0"}
+        lines += [(str(minute), spelled.get(step, f"*/{step}"), 24 // step) for step in _HOUR_STEPS]
     else:
-        lines.append((" ".join((str(minute), str(schedule.hours[0]), *days)), 1))
-    now = len(schedule.minutes) * hours
+        lines.append((str(minute), str(schedule.hours[0]), 1))
     fewer: dict[int, str] = {}
-    for line, count in lines:
-        if count < now:
-            fewer.setdefault(count, line)
+    for minutes, of_day, count in lines:
+        if count < len(schedule.minutes) * hours:
+            fewer.setdefault(count, " ".join((minutes, of_day, *days)))
     return [fewer[count] for count in sorted(fewer, reverse=True)]
 
 
