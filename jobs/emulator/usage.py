@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -137,18 +137,17 @@ _PREFIX = "serviceruntime.googleapis.com/quota/"
 _SERVICE = "youtube.googleapis.com"
 
 
-class _Point(NamedTuple):
-    """One point of a series, in ms."""
-
-    start_ms: int
-    end_ms: int
-    value: int
-
-
 Labels = tuple[tuple[str, str], ...]
 """The metric labels of a series, by name."""
 
-Series = dict[Labels, list[_Point]]
+
+class _Point(NamedTuple):
+    """One point of the series with these labels, in ms."""
+
+    labels: Labels
+    start_ms: int
+    end_ms: int
+    value: int
 
 
 def project_of(path: str) -> str | None:
@@ -168,23 +167,20 @@ def time_series(params: Mapping[str, str], project: str, meter: Meter) -> Reply:
         raise Rejected(replies.bad_request("The start time must be before the end time."))
     metric = terms.pop("metric.type", "").removeprefix(_PREFIX)
     if metric == "rate/net_usage":
-        series, kind = _usage(project, meter, min(until_ms, meter.now_ms())), "DELTA"
+        points, kind = _usage(project, meter, min(until_ms, meter.now_ms())), "DELTA"
     elif metric == "limit":
-        series, kind = _limits(meter), "GAUGE"
+        points, kind = _limits(meter), "GAUGE"
     else:
         raise Rejected(replies.bad_request('The supplied filter must specify a "metric.type" that is known.'))
-    written = []
-    for labels, points in series.items():
-        names = {**_OF_EACH, **{f"metric.labels.{name}": value for name, value in labels}}
-        within = [_written(point) for point in points if since_ms < point.end_ms <= until_ms]
-        if within and terms.items() <= names.items():
-            values = {"metric": f"{_PREFIX}{metric}", "labels": dict(labels), "kind": kind, "project": project}
-            written.append(shaped("timeSeries", **values, service=_SERVICE, points=within))
+    series: dict[Labels, list[Json]] = {}
+    for labels, start_ms, end_ms, value in points:
+        names = {**_OF_EACH, **{f"metric.labels.{name}": text for name, text in labels}}
+        if since_ms < end_ms <= until_ms and terms.items() <= names.items():
+            point = shaped("point", start=rfc3339(start_ms), end=rfc3339(end_ms), value=str(value))
+            series.setdefault(labels, []).append(point)
+    values = {"metric": f"{_PREFIX}{metric}", "kind": kind, "project": project, "service": _SERVICE}
+    written = [shaped("timeSeries", **values, labels=dict(labels), points=within) for labels, within in series.items()]
     return Reply(200, {"unit": "1", **({"timeSeries": written} if written else {})})
-
-
-def _written(point: _Point) -> Json:
-    return shaped("point", start=rfc3339(point.start_ms), end=rfc3339(point.end_ms), value=str(point.value))
 
 
 _OF_EACH = {"resource.type": "consumer_quota", "resource.labels.service": _SERVICE}
@@ -206,29 +202,26 @@ def _ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-def _usage(project: str, meter: Meter, until_ms: int) -> Series:
+def _usage(project: str, meter: Meter, until_ms: int) -> Iterator[_Point]:
     """The minutes of a project, or of all projects. The current minute ends at `until_ms`."""
     projects = {minute.project for minute in meter.minutes}
     wanted = {name for name in projects if project in (name, str(replies.project_number(name)))} or projects
-    sums: dict[Labels, Counter[int]] = {}
+    sums: Counter[tuple[Labels, int]] = Counter()
     for minute, units in sorted(meter.minutes.items(), key=lambda item: (-item[0].start_ms, item[0])):
         if minute.project in wanted:
-            labels = ("method", replies.long_name(minute.method)), ("quota_metric", BUCKETS[minute.bucket]["metric"])
-            sums.setdefault(labels, Counter())[minute.start_ms] += units
-    return {
-        labels: [
-            _Point(start_ms, min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), units)
-            for start_ms, units in minutes.items()
-            if units
-        ]
-        for labels, minutes in sums.items()
-    }
+            labels: Labels = (
+                ("method", replies.long_name(minute.method)),
+                ("quota_metric", BUCKETS[minute.bucket]["metric"]),
+            )
+            sums[labels, minute.start_ms] += units
+    for (labels, start_ms), units in sums.items():
+        if units:
+            yield _Point(labels, start_ms, min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), units)
 
 
-def _limits(meter: Meter) -> Series:
+def _limits(meter: Meter) -> Iterator[_Point]:
     today_ms = meter.now_ms() // DAY_MS * DAY_MS
-    series: Series = {}
     for bucket, quota_units in meter.quota_units.items():
-        labels = ("limit_name", BUCKETS[bucket]["limit"]), ("quota_metric", BUCKETS[bucket]["metric"])
-        series[labels] = [_Point(today_ms - n * DAY_MS, today_ms - n * DAY_MS, quota_units) for n in range(3)]
-    return series
+        labels: Labels = ("limit_name", BUCKETS[bucket]["limit"]), ("quota_metric", BUCKETS[bucket]["metric"])
+        for day_ms in (today_ms, today_ms - DAY_MS, today_ms - 2 * DAY_MS):
+            yield _Point(labels, day_ms, day_ms, quota_units)

@@ -493,16 +493,14 @@ def _refused_jobs(plan: Plan) -> RenderableType:
 
 
 class Ahead(NamedTuple):
-    """What a run would do: the regions that it covers, in their order, and the most calls and units, by method. The
-    first `fitting_calls` fit now; `refusal` is the decision about the next call, None if all fit. `assumed`: the user's
-    own function may make other calls."""
+    """What a run would do: the regions that it covers, in their order, and the most calls. The first `fitting` calls
+    fit now; `refusal` is the decision about the next call, None if all fit. `assumed`: the user's own function may make
+    other calls."""
 
     job: str
     regions: Sequence[Checkpoint]
-    calls: Mapping[str, int]
-    units: Mapping[str, int]
-    fitting_calls: int
-    fitting_units: int
+    calls: Sequence[simulation.PricedCall]
+    fitting: int
     refusal: Decision | None
     now_ms: int
     assumed: bool
@@ -513,13 +511,20 @@ class Ahead(NamedTuple):
         return {
             "job": self.job,
             "regions": [{"region": place.region, "page": place.pages + 1} for place in self.regions],
-            "calls": [{"method": name, "calls": n, "units": self.units[name]} for name, n in self.calls.items()],
-            "units": sum(self.units.values()),
+            "calls": [
+                {"method": method, "calls": number, "units": _units(self.calls, method)}
+                for method, number in self._numbers().items()
+            ],
+            "units": _units(self.calls),
             "fits": self.refusal is None,
-            **members(self, "fitting_calls fitting_units"),
+            "fitting_calls": self.fitting,
+            "fitting_units": _units(self.calls[: self.fitting]),
             "refused_by": refusal.get("refused_by"),
             "retry_at": refusal.get("retry_at"),
         }
+
+    def _numbers(self) -> Mapping[str, int]:
+        return Counter(call.method for call in self.calls)
 
     def lines(self) -> Iterator[str]:
         """The lines for people."""
@@ -527,20 +532,25 @@ class Ahead(NamedTuple):
         names = [f"{place.region}{page}".strip() for place, page in zip(self.regions, pages, strict=True)]
         if names != [""]:
             yield f"{self.job}: would cover {', '.join(names)}"
-        calls = listed([f"{many(n, 'call')} of {name}" for name, n in self.calls.items()])
-        cost = f"{calls}, {many(sum(self.units.values()), 'unit')}"
+        calls = listed([f"{many(number, 'call')} of {method}" for method, number in self._numbers().items()])
+        cost = f"{calls}, {many(_units(self.calls), 'unit')}"
         yield f"{self.job}: {cost}, if each page takes one call" if self.assumed else f"{self.job}: at most {cost}"
         if self.refusal is None:
             yield f"{self.job}: all of it fits now"
             return
         fits = "none of it fits now:"
-        if self.fitting_calls:
-            first, units = many(self.fitting_calls, "call"), many(self.fitting_units, "unit")
+        if self.fitting:
+            first, units = many(self.fitting, "call"), many(_units(self.calls[: self.fitting]), "unit")
             fits = f"the first {first} ({units}) fit now; then"
         again = ""
         if (retry_ms := self.refusal.retry_at_ms) is not None:
             again = f"; the next fits at {moment(retry_ms)} (in {spell(retry_ms - self.now_ms)})"
         yield f"{self.job}: {fits} {self.refusal.why()}{again}"
+
+
+def _units(calls: Iterable[simulation.PricedCall], method: str | None = None) -> int:
+    """The units of these calls, or of those of one method."""
+    return sum(call.units for call in calls if method in (None, call.method))
 
 
 def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -> Ahead:
@@ -558,17 +568,4 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -
     while done < len(calls) and refusal is None:
         count, refusal = work.admit(calls[done : done + work.at_once], of_run)
         done += count
-    counts, units = Counter(call.method for call in calls), Counter[str]()
-    for call in calls:
-        units[call.method] += call.units
-    return Ahead(
-        job=job.name,
-        regions=places,
-        calls=counts,
-        units=units,
-        fitting_calls=done,
-        fitting_units=sum(call.units for call in calls[:done]),
-        refusal=refusal,
-        now_ms=now_ms,
-        assumed=":" in job.fetch,
-    )
+    return Ahead(name, places, calls, done, refusal, now_ms, assumed=":" in job.fetch)
