@@ -40,7 +40,7 @@ from quota.jobs.job import (
 )
 from quota.jobs.places import check_lock, checkpoints_of, held_elsewhere, is_running, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
-from quota.jobs.store.file import StoreError, check_space, is_made
+from quota.jobs.store.file import StoreError, check_space
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import streams
 from quota.ledger.files import refuse_others
@@ -124,26 +124,36 @@ def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
 
 def store(settings: Settings, location: str = "store.url", remedy: str = "correct it") -> Iterator[Finding]:
     """The error of a run if it cannot read or write the store. Does not create the store."""
-    path = settings.store.file
+    if (fault := _fault_of_store(settings, here=False)) is not None:
+        level, why = fault
+        yield finding_of(level, location, why, remedy)
+
+
+def _fault_of_store(settings: Settings, *, here: bool) -> tuple[Level, str] | None:
+    """Why a run could not use the store, in one line, and how bad that is; None if it could. `here`: whether this
+    process could, and now; otherwise another check reports a missing folder. Does not create the store."""
+    path, folder = settings.store.file, os.path.dirname(settings.store.file)
     try:
         check_space(path)
     except StoreError as error:  # the configuration is right
-        yield finding_of("warning", location, error)
-        return
+        return "warning", str(error)
     try:
-        if is_made(path):
-            Store.existing(settings.store).close()
-        else:
-            refuse_others(path, "store")
-    except OSError:
-        return
+        with Store.if_made(settings.store) as made:
+            if made is not None and here:
+                made.check_writable()
+        refuse_others(path, "store")
     except (quota.ConfigError, StoreError) as error:
-        yield finding_of("error", location, error, remedy)
-        return
-    # Another check reports a missing folder.
-    if os.path.isdir(os.path.dirname(path)) and (prevented := obstacle(path)) is not None:
-        why, remedy = prevented
-        yield warning(location, f"store {one_line(path)} cannot be written: {why}", remedy)
+        return "error", str(error)
+    except OSError as error:
+        return ("error", f"store {one_line(path)}: {error.strerror}") if here else None
+    if not os.path.isdir(folder):
+        if not here:
+            return None
+        if folder != str(state_folder()):  # a run makes the state folder
+            return "error", f"store {one_line(path)}: {one_line(folder)} is no folder; make it, or correct the path"
+    if prevented := obstacle(path):
+        return "warning", f"store {one_line(path)} cannot be written: {'; '.join(prevented)}"
+    return None
 
 
 def store_health(session: Session) -> Iterator[Finding]:
@@ -242,34 +252,14 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
         now_ms, answers = session.ledger.now_ms(), True
     except quota.LedgerError:
         now_ms, answers = host_clock(), False
-    no_store = _no_store(session.settings) if here else ""
+    fault = _fault_of_store(session.settings, here=True) if here else None
+    no_store = "" if fault is None else fault[1]
     without: dict[tuple[str, str], Decision] = {}
     for job in session.settings.jobs.values():
         where = runs_on(session, job, answers=answers)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
         why, refusal = _refusal(session, job, no_store, None if answers else without, here=here)
         yield JobRow(job.name, job.credential, next_ms=next_ms, why=why, refusal=refusal, **where._asdict())
-
-
-def _no_store(settings: Settings) -> str:
-    """Why a run could keep nothing in the store, in one line; "" if it could. Does not create the store."""
-    path = settings.store.file
-    try:
-        check_space(path)
-        with Store.if_made(settings.store) as made:
-            if made is not None:
-                made.check_writable()
-        refuse_others(path, "store")
-    except (quota.ConfigError, StoreError) as error:
-        return str(error)
-    except OSError as error:
-        return f"store {one_line(path)}: {error.strerror}"
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder) and folder != str(state_folder()):  # a run makes the state folder
-        return f"store {one_line(path)}: {one_line(folder)} is no folder; make it, or correct the path"
-    if prevented := obstacle(path):
-        return f"store {one_line(path)} cannot be written: {'; '.join(prevented)}"
-    return ""
 
 
 def _refusal(
