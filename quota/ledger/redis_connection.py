@@ -259,9 +259,9 @@ def connections_to(target: Target) -> Connections:
     options = {**target.options, "retry": _NO_RETRIES}
     if target.kind == "unix":
         pool = redis.ConnectionPool(_UnixConnection, path=target.path, **options)
-    elif target.kind == "sentinel":
-        of_sentinels = {**target.sentinel_options, **_shares(len(target.nodes)), "retry": _NO_RETRIES}
-        of_sentinels["ssl"] = target.sentinels_are_secure
+    elif target.sentinels is not None:
+        of_sentinels = {**target.sentinels.options, **_shares(len(target.nodes)), "retry": _NO_RETRIES}
+        of_sentinels["ssl"] = target.sentinels.is_secure
         sentinels = Sentinel(target.nodes, sentinel_kwargs=of_sentinels)
         pool = SentinelConnectionPool(target.service, sentinels, ssl=target.is_secure, **options)
     else:
@@ -272,8 +272,8 @@ def connections_to(target: Target) -> Connections:
     make: Callable[[], redis.Connection] = pool.make_connection  # type: ignore[assignment]  # it has no cache
 
     def explain(failure: Failed, error: RedisError) -> Failed:
-        if isinstance(error, MasterNotFoundError):
-            return _without_primary(target)
+        if isinstance(error, MasterNotFoundError) and target.sentinels is not None:
+            return _without_primary(target.sentinels)
         if target.kind == "unix" or isinstance(error.__context__, ConnectionRefusedError):
             return failure
         if isinstance(failure, NoAnswer) and not target.is_secure:
@@ -283,7 +283,7 @@ def connections_to(target: Target) -> Connections:
             return behind_plain(host, port, target.remedy) or failure
         return behind_secured(error, make, host, port, target.options, target.remedy) or failure
 
-    return Connections(make, target.timeout_s, target.connect_timeout_s, explain)
+    return Connections(make, target.timeout_s, target.options["socket_connect_timeout"], explain)
 
 
 def _shares(servers: int) -> dict[str, float]:
@@ -292,15 +292,15 @@ def _shares(servers: int) -> dict[str, float]:
     return {"socket_timeout": each_s, "socket_connect_timeout": each_s}
 
 
-def _without_primary(target: Target) -> Failed:
+def _without_primary(sentinels: Target) -> Failed:
     """Why the sentinels name no primary. The library asks them in turn, but does not report their answers."""
     failure: Failed = NoAnswer("no sentinel answers", left=False)
     ends_s = elapsed_s() + DISCOVERY_S
-    for host, port in target.nodes:
+    for host, port in sentinels.nodes:
         if elapsed_s() > ends_s:
             break
         name = f"sentinel {host}:{port}"
-        with closing(connections_to(target.at(host, port, is_sentinel=True))) as sentinel:
+        with closing(connections_to(sentinels.at(host, port))) as sentinel:
             try:
                 services = sentinel.execute_command("SENTINEL", "MASTERS", ends_s=ends_s)
             except Misconfigured as error:
@@ -315,9 +315,9 @@ def _without_primary(target: Target) -> Failed:
             except Failed as error:
                 failure = error
                 continue
-        if isinstance(services, list) and not any(target.service in service for service in services):
+        if isinstance(services, list) and not any(sentinels.service in service for service in services):
             remedy = "write the name after `sentinel monitor`"
-            return Misconfigured(f"{name} knows no service {target.service!r}; {remedy}")
+            return Misconfigured(f"{name} knows no service {sentinels.service!r}; {remedy}")
         failure = Lost("its sentinels see no primary", left=False)
     return failure
 

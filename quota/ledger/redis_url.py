@@ -44,22 +44,51 @@ def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger u
         ) from None
 
 
+class _Parts(NamedTuple):
+    """The parts of a url as it has them: not checked, nothing decoded. `kind` comes from the scheme: "", "unix",
+    "sentinel" or "cluster"."""
+
+    scheme: str
+    kind: str
+    userinfo: str
+    hosts: str
+    path: str
+    query: str
+
+    @classmethod
+    def of(cls, url: str) -> _Parts:
+        scheme, _, rest = url.partition("://")
+        base, _, kind = scheme.partition("+")
+        place, _, query = rest.partition("?")
+        userinfo, _, place = place.rpartition("@")
+        hosts, _, path = place.partition("/")
+        return cls(scheme, "unix" if base == "unix" else kind, userinfo, hosts, path.strip("/"), query)
+
+    def option(self, name: str) -> str:
+        """The first value of an option; "" if there is none."""
+        return parse_qs(self.query).get(name, [""])[0]
+
+    @property
+    def database_in_path(self) -> str:
+        """The text of the database in the path; "" if there is none. A socket has another path, a cluster has none."""
+        if self.kind in ("unix", "cluster"):
+            return ""
+        return self.path.partition("/")[2] if self.kind == "sentinel" else self.path
+
+
 class Target(NamedTuple):
-    """The parts of a url. `kind` comes from the scheme: "", "unix", "sentinel" or "cluster". `options` are redis-py's
-    for a connection to the server, `sentinel_options` for a connection to a sentinel. The remedies tell what to write
-    if the server, or a sentinel, speaks TLS and the url has it without TLS, or the reverse."""
+    """What a url names. `kind` comes from the scheme: "", "unix", "sentinel" or "cluster". `options` are redis-py's for
+    a connection to the server. The `remedy` tells what to write if the server speaks TLS and the url has it without
+    TLS, or the reverse. `sentinels` is the same for the sentinels; None if there are none."""
 
     kind: str
     is_secure: bool
-    sentinels_are_secure: bool
     nodes: Sequence[tuple[str, int]]
     path: str
     timeout_s: float
-    connect_timeout_s: float
     options: Mapping[str, Any]
-    sentinel_options: Mapping[str, Any]
     remedy: str
-    sentinel_remedy: str
+    sentinels: Target | None = None
 
     def __repr__(self) -> str:
         """Without the password, because debuggers and tracebacks show the values of variables."""
@@ -70,14 +99,77 @@ class Target(NamedTuple):
         """The sentinels' name for the server."""
         return self.path.partition("/")[0]
 
-    def at(self, host: str, port: int, *, is_sentinel: bool = False) -> Target:
-        """The target of a single node of a cluster, or of a single sentinel."""
-        node = self._replace(kind="", nodes=((host, port),))
-        if not is_sentinel:
-            return node
-        times = {name: self.options[name] for name in _TIMEOUTS}
-        options = {**self.sentinel_options, **times}
-        return node._replace(is_secure=self.sentinels_are_secure, options=options, remedy=self.sentinel_remedy)
+    def at(self, host: str, port: int) -> Target:
+        """The target of a single node of a cluster, or of a single one of the sentinels."""
+        return self._replace(kind="", nodes=((host, port),))
+
+
+def target_of(url: str, timeout_s: float) -> Target:
+    """The target of a url. Raises ValueError, TypeError or Misconfigured if it cannot be used."""
+    parts = _Parts.of(url)
+    kind, is_secure = parts.kind, parts.scheme.startswith("rediss")
+    databases = (parts.database_in_path, parts.option("db"))
+    if "://" not in url or is_ambiguous(url):
+        raise ValueError("it is unclear which part is the host")
+    if not all(map(_is_database, databases)):
+        raise Misconfigured("its database is not a number; end it in /0, or in ?db=0 after a unix socket")
+    nodes = [urlsplit(f"//{node}") for node in parts.hosts.split(",")]
+    names = [unquote(node.hostname or "") for node in nodes]
+    if kind == "unix" and parts.hosts:
+        raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
+    if any("$" in name for name in names):
+        raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
+    if not kind and len(nodes) > 1:
+        raise Misconfigured("it names several hosts; write redis+sentinel:// or redis+cluster://, or one host")
+    if any(re.search(r"[^\w.:%-]", node.hostname or "") for node in nodes):
+        raise ValueError("no host has such a character")
+    if kind in ("sentinel", "cluster") and not all(names):
+        raise ValueError("a host has no name")
+    given = _given(parts.query, kind, is_secure=is_secure)
+    if not kind and not all(names):
+        raise Misconfigured(f"it names no host; write {parts.scheme}://HOST:PORT/DB, for this machine with localhost")
+    sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
+    if sentinel_ssl not in ("true", "false"):
+        raise Misconfigured("sentinel_ssl is true or false (by default as the scheme says)")
+    username, _, password = parts.userinfo.partition(":")
+    for name, text in (("username", username), ("password", password)):
+        if text:
+            _only_once(name, name in given)
+            given[name] = unquote(text)
+    _only_once("db", len({int(number) for number in databases if number}) > 1)
+    if kind == "cluster" and (database_of(url) or parts.path.strip("0")):
+        raise Misconfigured("a cluster has no database numbers")
+    if kind == "sentinel" and not parts.path.partition("/")[0]:
+        raise Misconfigured(f"name the service too: {parts.scheme}://HOST:PORT,HOST:PORT/SERVICE/DB")
+    sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
+    tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
+    times = {name: float(given.get(name, timeout_s)) for name in _TIMEOUTS}
+    if not all(0 < time_s <= _LONGEST_S for time_s in times.values()):
+        raise ValueError("no time to wait")
+    usual_port = 26379 if kind == "sentinel" else 6379
+    ports = [usual_port if node.port is None else node.port for node in nodes]
+    if not all(ports):
+        raise ValueError("not a port")
+    remedy, sentinel_remedy = _remedies(kind, is_secure=is_secure, sentinels_are_secure=sentinels_are_secure)
+    shared = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2, "driver_info": None, **times}
+
+    def target(is_secure: bool, remedy: str, **options: Any) -> Target:
+        return Target(
+            kind=kind,
+            is_secure=is_secure,
+            nodes=list(zip(names, ports, strict=True)),
+            path=f"/{unquote(parts.path)}" if kind == "unix" else parts.path,
+            timeout_s=times["socket_timeout"],
+            options={**shared, **(tls if is_secure else {}), **options},
+            remedy=remedy,
+        )
+
+    login = {"username": given.get("username"), "password": given.get("password", "")}
+    server = target(is_secure, remedy, **login, db=database_of(url), client_name=given.get("client_name"))
+    if kind != "sentinel":
+        return server
+    login = {"username": given.get("sentinel_username"), "password": given.get("sentinel_password", "")}
+    return server._replace(sentinels=target(sentinels_are_secure, sentinel_remedy, **login))
 
 
 def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tuple[str, str]:
@@ -89,90 +181,6 @@ def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tupl
         return remedy, "remove sentinel_ssl"
     only_they = f"{remedy}, or sentinel_ssl = {_flag(not is_secure)} where only the sentinels differ"
     return f"{remedy} and sentinel_ssl = {_flag(is_secure)}", only_they
-
-
-def target_of(url: str, timeout_s: float) -> Target:
-    """The target of a url. Raises ValueError, TypeError or Misconfigured if it cannot be used."""
-    scheme, slashes, rest = url.partition("://")
-    if not slashes or is_ambiguous(url):
-        raise ValueError("it is unclear which part is the host")
-    if not all(map(_is_database, _databases(url))):
-        raise Misconfigured("its database is not a number; end it in /0, or in ?db=0 after a unix socket")
-    base, _, kind = scheme.partition("+")
-    kind, is_secure = "unix" if base == "unix" else kind, base == "rediss"
-    if kind in ("sentinel", "cluster"):
-        place, _, query = rest.partition("?")
-        authority, _, path = place.partition("/")
-        userinfo, _, hosts = authority.rpartition("@")
-        parts = [urlsplit(f"//{node}") for node in hosts.split(",")]
-        if not all(part.hostname for part in parts):
-            raise ValueError("a host has no name")
-        path = path.strip("/")
-    else:
-        whole = urlsplit(url)
-        parts, path, query = [whole], unquote(whole.path), whole.query
-        userinfo = whole.netloc.rpartition("@")[0]
-        if kind == "unix" and whole.netloc.rpartition("@")[2]:
-            raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
-    if any("$" in (part.hostname or "") for part in parts):
-        raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
-    if not kind and "," in (parts[0].hostname or ""):
-        raise Misconfigured("it names several hosts; write redis+sentinel:// or redis+cluster://, or one host")
-    if any(re.search(r"[^\w.:%-]", part.hostname or "") for part in parts):
-        raise ValueError("no host has such a character")
-    given = _given(query, kind, is_secure=is_secure)
-    if not kind and not parts[0].hostname:
-        raise Misconfigured(f"it names no host; write {base}://HOST:PORT/DB, for this machine with localhost")
-    sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
-    if sentinel_ssl not in ("true", "false"):
-        raise Misconfigured("sentinel_ssl is true or false (by default as the scheme says)")
-    username, _, password = userinfo.partition(":")
-    for name, text in (("username", username), ("password", password)):
-        if text:
-            _only_once(name, name in given)
-            given[name] = unquote(text)
-    _only_once("db", len({int(number) for number in _databases(url) if number}) > 1)
-    if kind == "cluster" and (database_of(url) or path.strip("0")):
-        raise Misconfigured("a cluster has no database numbers")
-    if kind == "sentinel" and not path.partition("/")[0]:
-        secure = "s" if is_secure else ""
-        raise Misconfigured(f"name the service too: redis{secure}+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
-    sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
-    tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
-    answer_s, connect_s = _times(given, timeout_s)
-    shared = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2, "driver_info": None}
-    usual_port = 26379 if kind == "sentinel" else 6379
-    nodes = [(unquote(part.hostname or ""), usual_port if part.port is None else part.port) for part in parts]
-    if not all(port for _, port in nodes):
-        raise ValueError("not a port")
-    remedy, sentinel_remedy = _remedies(kind, is_secure=is_secure, sentinels_are_secure=sentinels_are_secure)
-    return Target(
-        kind=kind,
-        is_secure=is_secure,
-        sentinels_are_secure=sentinels_are_secure,
-        nodes=nodes,
-        path=path,
-        timeout_s=answer_s,
-        connect_timeout_s=connect_s,
-        options={
-            **shared,
-            **(tls if is_secure else {}),
-            "db": database_of(url),
-            "username": given.get("username") or None,
-            "password": given.get("password", ""),
-            "client_name": given.get("client_name") or None,
-            "socket_timeout": answer_s,
-            "socket_connect_timeout": connect_s,
-        },
-        sentinel_options={
-            **shared,
-            **(tls if sentinels_are_secure else {}),
-            "username": given.get("sentinel_username") or None,
-            "password": given.get("sentinel_password", ""),
-        },
-        remedy=remedy,
-        sentinel_remedy=sentinel_remedy,
-    )
 
 
 def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
@@ -206,14 +214,6 @@ def _only_once(name: str, again: bool) -> None:
         raise Misconfigured(f"it has two of {name}; keep one of them")
 
 
-def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
-    """How long an answer may take, and how long connecting may take."""
-    answer_s, connect_s = (float(given.get(name, timeout_s)) for name in _TIMEOUTS)
-    if not (0 < answer_s <= _LONGEST_S and 0 < connect_s <= _LONGEST_S):
-        raise ValueError("no time to wait")
-    return answer_s, connect_s
-
-
 def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
     """redis-py's options for TLS. Raises Misconfigured if a file cannot be used."""
     if given.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
@@ -236,61 +236,40 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _databases(url: str) -> tuple[str, str]:
-    """The database in a url's path, and the one in its option `db`; "" for none."""
-    scheme, _, rest = url.partition("://")
-    place, _, query = rest.partition("?")
-    path = place.partition("/")[2].strip("/")
-    if scheme.endswith("+sentinel"):
-        path = path.partition("/")[2]
-    elif scheme == "unix" or scheme.endswith("+cluster"):  # a socket's path; a cluster's url has none
-        path = ""
-    return path, parse_qs(query).get("db", [""])[0]
-
-
 def database_of(url: str) -> int:
     """The number of its database."""
-    in_path, option = _databases(url)
-    return int(option or in_path or 0)
+    parts = _Parts.of(url)
+    return int(parts.option("db") or parts.database_in_path or 0)
 
 
 def _is_database(text: str) -> bool:
     return not text or (text.isascii() and text.isdigit() and len(text) <= 9)
 
 
-def label_of(url: str) -> str:
-    """The url with its database, without its secrets and its other options."""
-    shown, db = _without_secrets(url), _databases(url)[1]
-    scheme, _, place = shown.partition("://")
-    if not db or place == "..." or not _is_database(db):
-        return shown
-    if scheme == "unix":
-        return f"{shown}?db={db}"
-    named = place.split("/")[: 2 if scheme.endswith("+sentinel") else 1]
-    return f"{scheme}://{'/'.join([*named, db])}"
-
-
 def user_of(url: str) -> str:
     """The user in a url. If the only word before the @ is a password by mistake, returns that word."""
-    place, _, query = url.partition("://")[2].partition("?")
-    named = unquote(place.rpartition("@")[0].partition(":")[0])
-    return named or parse_qs(query).get("username", ["default"])[0]
+    parts = _Parts.of(url)
+    return unquote(parts.userinfo.partition(":")[0]) or parts.option("username") or "default"
 
 
 def sentinels_user_of(url: str) -> str:
     """The user for the sentinels in a url; "" if there is none."""
-    return parse_qs(url.partition("?")[2]).get("sentinel_username", [""])[0]
+    return _Parts.of(url).option("sentinel_username")
 
 
-def _without_secrets(url: str) -> str:
-    """The url up to its host and path: no user, no password, no options.
+def label_of(url: str) -> str:
+    """The url with its database, without its secrets and its other options.
 
     If a password has unescaped separators, its end is unclear: then it leaves out the whole place.
     """
-    scheme, slashes, rest = url.partition("://")
-    if not slashes:  # its parts are unclear
+    if "://" not in url:  # its parts are unclear
         return f"{url.partition(':')[0]}:..."
-    userinfo, at, place = rest.rpartition("@")
-    if at and re.search(r"[/?#]", userinfo):
-        return f"{scheme}://..."
-    return f"{scheme}://{re.split('[?#]', place)[0]}"
+    parts = _Parts.of(url)
+    if "@" in parts.query or re.search("[/#]", parts.userinfo):
+        return f"{parts.scheme}://..."
+    place = re.split("[?#]", url.partition("://")[2].removeprefix(f"{parts.userinfo}@"))[0]
+    db = parts.option("db")
+    if db and _is_database(db):
+        before = place.split("/")[: 2 if parts.kind == "sentinel" else 1]
+        place = f"{place}?db={db}" if parts.kind == "unix" else "/".join([*before, db])
+    return f"{parts.scheme}://{place}"
