@@ -5,7 +5,6 @@ path_of         the path of the file
 is_made         whether the file exists
 check_space     raises StoreError on a full disk
 store_file      opens the file
-wording         the texts of its errors
 is_time         whether a value from the file is a time
 believed_ms     the time by which old data may be deleted
 """
@@ -19,8 +18,7 @@ from typing import Any
 
 import quota
 from quota.common.files import has_room
-from quota.common.sqlite_file import DEADLINE_S, SqliteFile, Wording
-from quota.ledger.files import file_wording
+from quota.common.sqlite_file import DEADLINE_S, SqliteFile
 from quota.terms.limits import DAY_MS
 
 SCHEMA_VERSION = 11
@@ -43,14 +41,7 @@ class StoreError(quota.QuotaError):
     """The local store cannot be used. The message names the file and the remedy."""
 
 
-def wording(path: str, waited_s: float = DEADLINE_S) -> Wording:
-    """The texts of a store's errors."""
-    then, remedy = "the next runs fetch the data again", "move it away, or give [store] url another file"
-    words = file_wording(path, "store", version=SCHEMA_VERSION, lost_then=then, remedy=remedy, waited_s=waited_s)
-    return words._replace(disk_full=f"store {path}: {NO_SPACE}; nothing half-written was kept")
-
-
-def store_file(path: str, waited_s: float, *, read_only: bool = False) -> SqliteFile:
+def store_file(path: str, waited_s: float = DEADLINE_S, *, read_only: bool = False) -> SqliteFile:
     """The file of a store. It waits `waited_s` for other programs. Other users may read it."""
     return SqliteFile(
         path,
@@ -58,7 +49,10 @@ def store_file(path: str, waited_s: float, *, read_only: bool = False) -> Sqlite
         application_id=APPLICATION_ID,
         version=SCHEMA_VERSION,
         error=StoreError,
-        wording=wording(path, waited_s),
+        what="store",
+        remedy="move it away, or give [store] url another file",
+        lost_then="the next runs fetch the data again",
+        when_full=f"{NO_SPACE}; nothing half-written was kept",
         private=False,
         lenient=True,
         read_only=read_only,

@@ -27,7 +27,7 @@ from quota.common.sqlite_file import DamagedError
 from quota.common.text import listed, members, show
 from quota.errors import UsageError
 from quota.jobs.store.checkpoints import AHEAD_MS
-from quota.jobs.store.file import MAX_COUNT, StoreError, is_time, path_of, store_file, wording
+from quota.jobs.store.file import MAX_COUNT, StoreError, is_time, path_of, store_file
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import (
     CHANNEL_FIELDS,
@@ -332,9 +332,9 @@ def to_export(path: str) -> Iterator[sqlite3.Connection]:
         with closing(_snapshot(path, "?mode=ro")) as db:
             yield db
     except sqlite3.OperationalError as error:
-        raise StoreError(wording(path).other.replace("{reason}", str(error))) from error
+        raise StoreError(store_file(path).says("other", error)) from error
     except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError) as error:  # or a value that no store writes
-        raise StoreError(wording(path).damaged) from error
+        raise StoreError(store_file(path).says(sqlite3.SQLITE_CORRUPT)) from error
 
 
 def _snapshot(path: str, mode: str) -> sqlite3.Connection:

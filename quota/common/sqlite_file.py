@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from quota.common.clock import elapsed_s
@@ -65,24 +65,26 @@ def checked_row(row: R, *, integers: int) -> R:
     return row
 
 
-class Wording(NamedTuple):
-    """The messages of a file's errors. Each is one line that names the file and the remedy.
-
-    `{version}` stands for the version of the file, and `{reason}` for the reason that the system gives.
-    """
-
-    foreign: str
-    newer: str
-    older: str
-    locked: str
-    not_a_database: str
-    read_only: str
-    cannot_open: str
-    no_file: str
-    disk_full: str
-    damaged: str
-    disk_fails: str
-    other: str
+_FAULTS: dict[str | int, str] = {
+    "foreign": " is another program's database; {remedy}",
+    "newer": " was written by a newer quota-ledger (its version {reason}, ours {version}): upgrade this machine",
+    "older": " was written by an older quota-ledger (its version {reason}, ours {version}); {remedy} ({lost_then})",
+    "no file": ": {reason}; check its folder",
+    "other": ": {reason}",
+    **dict.fromkeys(_BUSY, " is locked by another process (waited {deadline_s:g} s); find it: fuser {path}"),
+    sqlite3.SQLITE_NOTADB: " is not an SQLite database; {remedy}",
+    sqlite3.SQLITE_READONLY: (
+        " is read-only; give this user write access to the file, its -wal and -shm, and their folder"
+    ),
+    sqlite3.SQLITE_CANTOPEN: " cannot be opened; check that its folder exists and this user may write there",
+    sqlite3.SQLITE_FULL: ": {when_full}",
+    sqlite3.SQLITE_CORRUPT: " is damaged; move it away ({lost_then})",
+    sqlite3.SQLITE_IOERR: (
+        ": reading or writing it failed; check the disk and its space, or, if its -wal was deleted, restart what has "
+        "it open: fuser {path}"
+    ),
+}
+"""What a message says after the name of the file, also by SQLite's codes."""
 
 
 class _Connection(sqlite3.Connection):
@@ -100,7 +102,11 @@ class SqliteFile:
     schema           the shipped script that creates the tables, as the arguments of `read_text`
     application_id   marks the file as ours
     version          the version of its format
-    error, wording   each failure raises an `error` with the message from `wording`
+    error            raised for each failure, with a message of one line from `says`
+    what             the name of the file in messages, before its path
+    remedy           what to do with a file that this package cannot read
+    lost_then        what is lost if somebody moves it away
+    when_full        what the message says if the disk is full
     unusable         raised instead of `error` if a retry is no use: another format, another program's file, damage
     private          only this user may read the file, and a new folder; otherwise other users may read it
     lenient          replaces bytes that are not UTF-8 when it reads text
@@ -116,7 +122,10 @@ class SqliteFile:
     application_id: int
     version: int
     error: type[Exception]
-    wording: Wording
+    what: str
+    remedy: str
+    lost_then: str
+    when_full: str
     unusable: type[Exception] | None = None
     private: bool = True
     lenient: bool = False
@@ -181,11 +190,11 @@ class SqliteFile:
                         return self._read_alone(work, error)
                     raise self._explained(error) from error
                 except DAMAGE as error:
-                    raise self._useless(self.wording.damaged) from error
+                    raise self._useless(sqlite3.SQLITE_CORRUPT) from error
                 except OSError as error:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError
                         raise
-                    raise self.error(self.wording.no_file.replace("{reason}", str(error.strerror))) from error
+                    raise self.error(self.says("no file", error.strerror)) from error
 
     def _read_alone(self, work: Callable[[sqlite3.Connection], T], trouble: sqlite3.Error) -> T:
         """Read on a full disk, where SQLite cannot make its -shm. A connection that keeps all others out needs none.
@@ -248,7 +257,7 @@ class SqliteFile:
             self._check()
             if not self.read_only and not os.path.exists(self.path):
                 if os.path.islink(self.path):  # as where what it names is not mounted
-                    raise self.error(self.wording.no_file.replace("{reason}", "it is a link to nothing"))
+                    raise self.error(self.says("no file", "it is a link to nothing"))
                 _make(self.path, private=self.private)
                 self._check()
         of_file = [_inode(path) for path in self._paths[:1]]
@@ -267,7 +276,7 @@ class SqliteFile:
     def _check(self) -> None:
         why = doubt_of_database(self.path)
         if why:
-            raise self._useless(self.wording.other.replace("{reason}", why))
+            raise self._useless("other", why)
 
     def _connect(self, *, read_only: bool) -> sqlite3.Connection:
         target = self.path or ":memory:"
@@ -310,7 +319,7 @@ class SqliteFile:
         db.execute("COMMIT")
         if self.read_only:
             if not version:  # empty: another process is about to fill it
-                raise self.error(self.wording.no_file.replace("{reason}", "it is empty"))
+                raise self.error(self.says("no file", "it is empty"))
             return
         if version < self.version:
             db.execute(f"PRAGMA page_size = {self.page_bytes}")  # a file with pages keeps its own size
@@ -328,35 +337,33 @@ class SqliteFile:
         """The version of our format in the file, or 0 for an empty file."""
         if db.execute("PRAGMA application_id").fetchone()[0] != self.application_id:
             if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                raise self._useless(self.wording.foreign)
+                raise self._useless("foreign")
             return 0
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if version != self.version:
-            text = self.wording.newer if version > self.version else self.wording.older
-            raise self._useless(text.replace("{version}", str(version)))
+            raise self._useless("newer" if version > self.version else "older", version)
         return version
 
-    def _useless(self, message: str) -> Exception:
+    def says(self, fault: str | int, reason: object = "") -> str:
+        """The message of a fault, or of an SQLite code. It names the file and the remedy."""
+        file = f"sqlite:///{self.path}" if self.path else "in memory"
+        text = _FAULTS.get(fault, _FAULTS["other"])
+        return f"{self.what} {file}{text.format(reason=reason, **vars(self))}"
+
+    def _useless(self, fault: str | int, reason: object = "") -> Exception:
         """The error for a file with which a retry is no use."""
-        return (self.unusable or self.error)(message)
+        return (self.unusable or self.error)(self.says(fault, reason))
 
     def _explained(self, error: sqlite3.Error) -> Exception:
-        wording, code, reason = self.wording, _code(error), str(error)
-        if code == sqlite3.SQLITE_NOTADB:
-            return self._useless(wording.not_a_database)
+        code, reason = _code(error), str(error)
         # Also: a text is not UTF-8, or a table or column of the format is missing.
-        if code == sqlite3.SQLITE_CORRUPT or reason.startswith(("Could not decode", "no such table", "no such column")):
-            return self._useless(wording.damaged)
+        if reason.startswith(("Could not decode", "no such table", "no such column")):
+            code = sqlite3.SQLITE_CORRUPT
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return self._useless(code)
         if code == sqlite3.SQLITE_CANTOPEN and (prevented := obstacle(self.path)) is not None:
-            return self.error(wording.other.replace("{reason}", "; ".join(prevented)))
-        messages = {
-            **dict.fromkeys(_BUSY, wording.locked),
-            sqlite3.SQLITE_READONLY: wording.read_only,
-            sqlite3.SQLITE_CANTOPEN: wording.cannot_open,
-            sqlite3.SQLITE_FULL: wording.disk_full,
-            sqlite3.SQLITE_IOERR: wording.disk_fails,
-        }
-        return self.error(messages.get(code) or wording.other.replace("{reason}", reason))
+            return self.error(self.says("other", "; ".join(prevented)))
+        return self.error(self.says(code, reason))
 
 
 def statements(script: str) -> list[str]:

@@ -34,7 +34,7 @@ from quota.inbound.contract import (
     decide,
     gcra_used,
 )
-from quota.ledger.files import file_wording, label_of, path_of, refuse_others
+from quota.ledger.files import label_of, path_of, refuse_others
 from quota.terms.arguments import whole, whole_clock
 
 T = TypeVar("T")
@@ -84,22 +84,17 @@ class SqliteStorage:
         path = path_of(url)
         self.label = label_of(path)
         refuse_others(path, "inbound storage")
-        wording = file_wording(
-            path,
-            "inbound storage",
-            version=SCHEMA_VERSION,
-            lost_then="all limits begin at zero",
-            remedy="move it away, or name another file",
-            waited_s=WALL_S,
-        )
-        self._wording = wording._replace(disk_full=f"inbound storage {self.label}: the disk is full; free space there")
         self._file = SqliteFile(
             path,
             schema=("quota.inbound", "schema.sql"),
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             error=StorageAway,
-            wording=self._wording,
+            what="inbound storage",
+            remedy="move it away, or name another file",
+            lost_then="all limits begin at zero",
+            when_full="the disk is full; free space there",
+            deadline_s=WALL_S,
         )
         self._make_lock()
         self._plans: dict[Policy, _Numbered] = {}
@@ -127,10 +122,10 @@ class SqliteStorage:
             with self._taking as held:
                 pass
             if not held:
-                raise StorageAway(self._wording.locked)
+                raise StorageAway(self._file.says(sqlite3.SQLITE_BUSY))
             return self._file.transact(work, write=write, within_s=ends_s - elapsed_s())
         except (names.UnreadableError, struct.error) as error:
-            raise StorageAway(self._wording.damaged) from error
+            raise StorageAway(self._file.says(sqlite3.SQLITE_CORRUPT)) from error
         finally:
             if held:
                 self._lock.release()

@@ -1,4 +1,4 @@
-"""SQLite files: the path in a URL, the messages of errors, and who else could change the file. The ledger, the
+"""SQLite files: the path in a URL, and who else could change the file. The ledger, the
 allowance, a store and an inbound storage are such files.
 
 The URL is `sqlite:///relative/path` or `sqlite:////absolute/path`; `sqlite://` is a database in memory.
@@ -9,14 +9,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quota.common.files import FOLDER, NO_FILE, doubt_of_database
 from quota.common.text import one_line
 from quota.errors import ConfigError
-
-if TYPE_CHECKING:
-    from quota.common.sqlite_file import Wording
 
 
 def path_of(url: str) -> str:
@@ -66,31 +62,6 @@ def check_options(url: str, what: str) -> None:
     name, equals, _ = option.partition("=")
     if mark and equals and name.isidentifier():
         raise ConfigError(f"{what} {place}: it has no option {name!r}; an SQLite url has none, so remove it")
-
-
-def file_wording(path: str, what: str, *, version: int, lost_then: str, waited_s: float, remedy: str) -> Wording:
-    """The error messages for the file `what` at `path`. `lost_then` says what is lost if somebody moves it away;
-    `waited_s` is how long a transaction waits for others."""
-    from quota.common.sqlite_file import Wording  # imported late: a ledger in Redis needs no SQLite
-
-    file = f"{what} sqlite:///{path}" if path else f"{what} in memory"
-    return Wording(
-        foreign=f"{file} is another program's database; {remedy}",
-        newer=f"{file} was written by a newer quota-ledger (its version {{version}}, ours {version}): "
-        "upgrade this machine",
-        older=f"{file} was written by an older quota-ledger (its version {{version}}, ours {version}); "
-        f"{remedy} ({lost_then})",
-        locked=f"{file} is locked by another process (waited {waited_s:g} s); find it: fuser {path}",
-        not_a_database=f"{file} is not an SQLite database; {remedy}",
-        read_only=f"{file} is read-only; give this user write access to the file, its -wal and -shm, and their folder",
-        cannot_open=f"{file} cannot be opened; check that its folder exists and this user may write there",
-        no_file=f"{file}: {{reason}}; check its folder",
-        disk_full=f"{file}: the disk is full, and nothing was charged; free space there",
-        damaged=f"{file} is damaged; move it away ({lost_then})",
-        disk_fails=f"{file}: reading or writing it failed; check the disk and its space, or, if its -wal was "
-        f"deleted, restart what has it open: fuser {path}",
-        other=f"{file}: {{reason}}",
-    )
 
 
 def refuse_others(path: str, what: str) -> None:

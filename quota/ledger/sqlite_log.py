@@ -18,7 +18,7 @@ from quota.common.files import has_room
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
-from quota.ledger.files import file_wording, label_of, path_of, refuse_others
+from quota.ledger.files import label_of, path_of, refuse_others
 from quota.ledger.log import (
     BROKEN,
     EPOCH,
@@ -98,14 +98,10 @@ class SqliteLog(OfOneProcess, Log):
             version=SCHEMA_VERSION,
             error=LedgerError,
             unusable=UnusableLedger,
-            wording=file_wording(
-                path,
-                "ledger",
-                version=SCHEMA_VERSION,
-                lost_then="this machine puts back what its journal has",
-                waited_s=DEADLINE_S,
-                remedy="move it away, or name another file in the url",
-            ),
+            what="ledger",
+            remedy="move it away, or name another file in the url",
+            lost_then="this machine puts back what its journal has",
+            when_full="the disk is full, and nothing was charged; free space there",
             lenient=True,
             deadline_s=self._deadline_s,
         )
@@ -276,7 +272,7 @@ class SqliteLog(OfOneProcess, Log):
         return list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
 
     def unwritable(self, project: str) -> str:
-        path, wording = self._file.path, self._file.wording
+        path = self._file.path
         if not os.path.exists(path):  # in memory, or not made yet
             return ""
         folder = os.path.dirname(path) or "."
@@ -284,8 +280,8 @@ class SqliteLog(OfOneProcess, Log):
         files = [file for file in (path, f"{path}-wal", f"{path}-shm") if os.path.exists(file)]
         needs = {folder: os.W_OK | os.X_OK, **dict.fromkeys(files, os.W_OK)}
         if not all(os.access(place, right, effective_ids=effective) for place, right in needs.items()):
-            return wording.read_only
-        return "" if has_room(folder, MIN_FREE_BYTES) else wording.disk_full
+            return self._file.says(sqlite3.SQLITE_READONLY)
+        return "" if has_room(folder, MIN_FREE_BYTES) else self._file.says(sqlite3.SQLITE_FULL)
 
     def now_ms(self) -> int:
         return self._clock()
