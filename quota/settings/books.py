@@ -170,7 +170,7 @@ def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
 
 def _book_of(root: TomlTable, name: str) -> CostBook:
     wrong = Mistakes()
-    buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").items()}
+    buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").all().items()}
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
     defaults, table = root.read("default"), root.read("methods")
@@ -179,7 +179,7 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
         wrong.tried(Label().parse, table, method)
         methods[method] = tuple(wrong.tried(_prices, table, method, buckets, value) or ())
     wrong.raise_any(root.source)
-    pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").items())
+    pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").all().items())
     routes = _routes(root.read("routes"), methods, wrong)
     answers = _answers(root.read("answers"), buckets, pools, wrong) if "answers" in root else AnswerRules()
     wrong.raise_any(root.source)
@@ -277,15 +277,14 @@ def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence
     service = table.read("service")
     counted = [*buckets, *(pool.name for pool in pools)]
     metrics = []
-    for name, row in table.read("buckets").items():
+    for name, row in table.read("buckets").all().items():
         row.check_choice(name, counted, "", "no bucket or pool of this book")
         if name in buckets and not isinstance(buckets[name].window, Calendar):
             raise row.error("`quota reconcile` compares figures since a reset, and this bucket has none")
         metrics.append(Metric(name, row.read("metric"), row.read("limit")))
     if not metrics:
         raise table.error("at least one bucket is needed", "buckets")
-    resources = table.read("resources")
-    return Monitoring(service, tuple(metrics), {name: resources.read(name) for name in resources.data})
+    return Monitoring(service, tuple(metrics), table.read("resources").all())
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.settings.tables import ROOT
-from quota.settings.toml import Either, Keys, Kind, Named, Rows, Table, Text, Values, dotted
+from quota.settings.toml import Either, Keys, Kind, Rows, Table, Text, Values, dotted
 
 PREFIX = "QUOTA__"
 
@@ -72,10 +72,7 @@ def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: 
             rows.append(name)
         index = rows.index(name)
         return index, Table(keys=kind.keys), f"{path}[{index}]"
-    if isinstance(kind, Named | Values) and segment:
-        key = _meant(segment, into, variable)
-        return key, Table(keys=kind.keys) if isinstance(kind, Named) else kind.each, dotted(path, key)
-    keys = kind.keys if type(kind) is Table else Keys({})
+    keys = kind.keys if type(kind) in (Table, Values) else Keys({})
     key = segment.lower()
     if key in keys:
         return key, keys[key], dotted(path, key)

@@ -172,7 +172,7 @@ def _settings_of(root: TomlTable, config: Config) -> Settings:
     credentials = _credentials(root) if "credentials" in root else {}
     identity = "" if source == GIVEN else _identity(path)
     ledger = _ledger(root.read("ledger"), identity, credentials)
-    jobs = _jobs(root.read("jobs"), credentials)
+    jobs = _jobs(root.read("jobs").all(), credentials)
     return Settings(
         path=path,
         ledger=ledger,
@@ -280,7 +280,7 @@ def _address(table: TomlTable, default: str, schemes: tuple[str, ...]) -> Addres
 
 
 def _credentials(root: TomlTable) -> dict[str, CredentialSettings]:
-    rows: dict[str, TomlTable] = root.read("credentials")
+    rows: dict[str, TomlTable] = root.read("credentials").all()
     if not rows:
         raise root.error(f"at least one is needed; {A_CREDENTIAL}", "credentials")
     books: dict[str, tuple[CostBook, tuple[Limit, ...]]] = {}
@@ -355,7 +355,7 @@ def _jobs(rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSet
         for name, table in job.tables.items():
             other = first.setdefault(name, job)
             if other.tables[name] != table:
-                row = rows[job.name].read("tables")[name]
+                row = rows[job.name].read("tables").read(name)
                 raise row.error(f"job {other.name!r} has another key or history for it")
     return jobs
 
@@ -382,7 +382,7 @@ def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings
 
 def _tables(job: TomlTable) -> dict[str, TableSettings]:
     tables = {}
-    for name, row in job.read("tables").items():
+    for name, row in job.read("tables").all().items():
         with job.blamed("tables"):
             check_table(name)
         tables[name] = TableSettings(row.read("key") or ("id",), row.read("history"))
@@ -422,7 +422,7 @@ def _leave(row: TomlTable, credential: CredentialSettings, left: Left) -> dict[s
         names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
         for name in value.data:
             value.check_choice(name, names, name, f"credential {credential.name!r} has no such limit")
-        return {name: value.read(name) for name in value.data}
+        return value.all()
     if (credential.name, value) not in left:
         main = credential.book.main_bucket.name
         left[credential.name, value] = {

@@ -17,7 +17,7 @@ from quota.settings.load import read_config, settings_of
 from quota.settings.model import Settings
 from quota.settings.references import is_reference
 from quota.settings.tables import CALENDAR, ROOT
-from quota.settings.toml import Either, Keys, Kind, Needs, Table, Text, Values, dotted, in_toml
+from quota.settings.toml import Either, Keys, Kind, Needs, Table, Text, dotted, in_toml
 
 MAX_LINES = 500
 """A longer value is shown without its line."""
@@ -95,10 +95,7 @@ def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
     """The values inside one value."""
     if isinstance(kind, Either):
         kind = kind.kind_of(value)
-    if isinstance(kind, Values):
-        for name, inner in value.items():
-            yield dotted(path, name), _redacted(inner), False
-    elif isinstance(kind, Table):
+    if isinstance(kind, Table):
         for at, keys, row in kind.tables(value, path):
             yield from _values(keys, row, at)
     else:

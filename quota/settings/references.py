@@ -249,7 +249,7 @@ def address_of(table: TomlTable) -> Address | None:
             value, ref = value
             if kind.secret:
                 secrets.append((key, ref))
-        options[key] = str(value).lower() if isinstance(kind, Flag) else value
+        options[key] = str(value).lower() if isinstance(value, bool) else value
     return Address(_with_options(table, url, options), tuple(secrets))
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from quota.common.text import nearest, show
 from quota.rules.calls import MAX_CHARGE_UNITS
@@ -26,7 +26,6 @@ from quota.settings.toml import (
     Kind,
     Label,
     Name,
-    Named,
     Needs,
     Rows,
     Some,
@@ -167,6 +166,9 @@ CREDENTIAL = Keys(
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
+_OWN_TABLE = Keys(
+    {"key": Texts("The fields that identify a row."), "history": Texts("The fields whose changes are kept.")}
+)
 _NEEDS_SCHEDULE = {
     "timezone": Text("The time zone of a cron line.", default="UTC"),
     "stagger": Span("Each region starts this much after the region before."),
@@ -191,14 +193,9 @@ JOB = Keys(
             kinds=(_SHARE, Values(each=Whole(minimum=0)), Whole(minimum=0)),
         ),
         "max_units": Whole("The most that one run spends."),
-        "tables": Named(
+        "tables": Values(
             "The tables of the job's own rows.",
-            Keys(
-                {
-                    "key": Texts("The fields that identify a row."),
-                    "history": Texts("The fields whose changes are kept."),
-                }
-            ),
+            each=Table(keys=_OWN_TABLE),
             names=Text(pattern="[A-Za-z][A-Za-z0-9_]{0,63}"),
         ),
         "sink": Text(
@@ -206,7 +203,7 @@ JOB = Keys(
             pattern=_FUNCTION,
             says='not a function; write it as "package.module:function"',
         ),
-        "options": Values("Arguments of the fetch function, by name.", names="[A-Za-z_][A-Za-z0-9_]*", empty=True),
+        "options": Values("Arguments of the fetch function, by name.", names=Text(pattern="[A-Za-z_][A-Za-z0-9_]*")),
         "max_body_mb": Whole("The largest answer, in MB.", default=16, maximum=1_000),
         "max_answer_s": Whole("The longest time for an answer, in s.", default=120, maximum=3_600),
         "max_items": Whole("The most items of a page.", default=10_000, maximum=1_000_000),
@@ -293,8 +290,10 @@ A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 ROOT = Keys(
     {
         "ledger": Table("Where charges are kept.", LEDGER, empty=True),
-        "credentials": Named("Keys, each with its cost book and its limits.", CREDENTIAL, names=Name(), least=1),
-        "jobs": Named("What is fetched, when, and for which regions.", JOB, names=Label()),
+        "credentials": Values(
+            "Keys, each with its cost book and its limits.", each=Table(keys=CREDENTIAL), names=Name(), least=1
+        ),
+        "jobs": Values("What is fetched, when, and for which regions.", each=Table(keys=JOB), names=Label()),
         "store": Table("Where jobs keep what they fetched.", STORE, empty=True),
         "textfile": FilePath("Each run writes metrics into this folder, for node_exporter."),
         "notify": Table("Who gets messages.", NOTIFY),
@@ -372,7 +371,7 @@ class _FieldKind(Kind):
 
     groups: tuple[str, ...] = ()
     time: bool = False
-    of_type: ClassVar[type[Any]] = dict
+    of_type: type[Any] = dict
 
     def read(self, table: TomlTable, key: str) -> Any:
         value, forms = table.value(key), get_args(Form)
@@ -479,8 +478,8 @@ DATED = Keys({**_part_keys(0), "prices": Rows(keys=_DATED_PRICE)}, _inside("pric
 _MONITORING = Keys(
     {
         "service": _WORD,
-        "buckets": Named(keys=Keys({"metric": _WORD, "limit": _WORD}), names=Text(), required=True),
-        "resources": Values(each=Label(), empty=True),
+        "buckets": Values(each=Table(keys=Keys({"metric": _WORD, "limit": _WORD})), required=True),
+        "resources": Values(each=Label()),
     }
 )
 
@@ -523,10 +522,10 @@ BOOK = Keys(
         "source": Text(required=True),
         "read_on": Day(required=True),
         "retention": Span(),
-        "buckets": Named(keys=_BUCKET, names=Name(), required=True),
+        "buckets": Values(each=Table(keys=_BUCKET), names=Name(), required=True),
         "default": Table(keys=Keys({"get": _cost(1), "other": _cost(1)}), required=True),
         "methods": Values(each=_cost(0), required=True),
-        "pools": Named(keys=Keys({"marks": Texts(), "methods": Texts()}), names=Name()),
+        "pools": Values(each=Table(keys=Keys({"marks": Texts(), "methods": Texts()})), names=Name()),
         "probe": Table(keys=Keys({"method": Text(required=True), "parameters": Table(empty=True)})),
         "monitoring": Table(keys=_MONITORING),
         "hosts": Texts(each=_Host()),

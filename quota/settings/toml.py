@@ -5,7 +5,7 @@
     Text, Name, Label, Span      texts: any, part of a key in the ledger, shown beside charges, a duration
     Whole, Flag, Day             whole numbers, true or false, a date
     Texts                        an array of texts, distinct except in a command
-    Table, Named, Rows, Values   a table, tables by name, an array of tables, values by name
+    Table, Rows, Values          a table, an array of tables, values by name
     Either                       one of several kinds, by the type of the value
     Needs, Apart, Some           rules about several keys of a table
 
@@ -25,8 +25,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import date, datetime
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from quota.common.files import read_named
 from quota.common.text import listed, nearest, one_line, show
@@ -60,9 +59,9 @@ class Kind:
     _: KW_ONLY
     default: Any = None
     required: bool = False
-    of_type: ClassVar[type[Any]] = object
-    wanted: ClassVar[str] = ""
-    unset: ClassVar[Any] = None
+    of_type: type[Any] = object
+    wanted: str = ""
+    unset: Any = None
 
     def read(self, table: TomlTable, key: str) -> Any:
         """The value at a key of the table. Raises ConfigError."""
@@ -81,7 +80,7 @@ class Kind:
 
     def absent(self, table: TomlTable, key: str) -> Any:
         """The value without the key."""
-        return self.unset if self.default is None else self.default
+        return self.unset if self.default is None else self.parse(table, self.default, key)
 
     def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
         """The tables in a value: the path of each, its possible keys, and its value."""
@@ -109,7 +108,7 @@ class Keys(dict[str, Any]):
     def unknown(self, data: Mapping[str, Any]) -> list[str]:
         """The keys of a table that it may not have. If further keys name tables, any other value is a misspelt key."""
         further = [key for key in data if key not in self]
-        if isinstance(self.others, Table):
+        if self and isinstance(self.others, Table):
             return [key for key in further if not isinstance(data[key], dict)]
         return further if self.others is None else []
 
@@ -170,6 +169,10 @@ class TomlTable:
     def members(self, keys: str) -> dict[str, Any]:
         """The values of these keys, as `read` gives them. `keys` has a space between two keys."""
         return {key: self.read(key) for key in keys.split()}
+
+    def all(self) -> dict[str, Any]:
+        """The values of all keys in the file, as `read` gives them."""
+        return {key: self.read(key) for key in self.data}
 
     def choose(self, key: str, choices: Collection[str]) -> Any:
         """The text of a key, which must be one of these choices. Raises ConfigError."""
@@ -240,8 +243,8 @@ class Text(Kind):
     says: str = ""
     secret: bool = False
     blank: bool = False
-    of_type: ClassVar[type[Any]] = str
-    wanted: ClassVar[str] = "a non-empty string"
+    of_type: type[Any] = str
+    wanted: str = "a non-empty string"
 
     def takes(self, value: Any) -> bool:
         return super().takes(value) and (self.blank or value != "")
@@ -291,9 +294,6 @@ class Span(Text):
             raise table.error(f"{show(value)} is longer than {self.most_days} days", key)
         return duration_ms
 
-    def absent(self, table: TomlTable, key: str) -> Any:
-        return None if self.default is None else self.parse(table, self.default, key)
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Whole(Kind):
@@ -302,8 +302,8 @@ class Whole(Kind):
     minimum: int = 1
     maximum: int = MAX_UNITS
     says: str = ""
-    of_type: ClassVar[type[Any]] = int
-    wanted: ClassVar[str] = "a whole number"
+    of_type: type[Any] = int
+    wanted: str = "a whole number"
 
     def parse(self, table: TomlTable, value: int, key: str = "", index: int | None = None) -> Any:
         if not self.minimum <= value <= self.maximum:
@@ -315,20 +315,11 @@ class Whole(Kind):
         return super().form() | {"minimum": self.minimum, "maximum": self.maximum}
 
 
-@dataclass(eq=False, repr=False)
-class Flag(Kind):
-    """True or false."""
+Flag = partial(Kind, of_type=bool, wanted="true or false", default=False)
+"""True or false."""
 
-    default: bool = False
-    of_type: ClassVar[type[Any]] = bool
-    wanted: ClassVar[str] = "true or false"
-
-
-class Day(Kind):
-    """A date without a time."""
-
-    of_type: ClassVar[type[Any]] = date
-    wanted: ClassVar[str] = "a date such as 2026-06-01"
+Day = partial(Kind, of_type=date, wanted="a date such as 2026-06-01")
+"""A date without a time."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -337,9 +328,9 @@ class Texts(Kind):
 
     each: Text = field(default_factory=Text)
     several: bool = False
-    of_type: ClassVar[type[Any]] = list
-    wanted: ClassVar[str] = "an array of strings"
-    unset: ClassVar[Any] = ()
+    of_type: type[Any] = list
+    wanted: str = "an array of strings"
+    unset: Any = ()
 
     def takes(self, value: Any) -> bool:
         return super().takes(value) and all(isinstance(text, str) and text for text in value)
@@ -366,8 +357,8 @@ class Table(Kind):
     keys: Keys = field(default_factory=lambda: ANY)
     _: KW_ONLY
     empty: bool = False
-    of_type: ClassVar[type[Any]] = dict
-    wanted: ClassVar[str] = "a table"
+    of_type: type[Any] = dict
+    wanted: str = "a table"
 
     def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
         return table.inner(value, key, self.keys)
@@ -383,38 +374,14 @@ class Table(Kind):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Named(Table):
-    """Tables with these keys, by name: `least` or more."""
-
-    names: Text
-    least: int = 0
-    unset: ClassVar[Any] = MappingProxyType({})
-
-    def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
-        named = table.inner(value, key)
-        rows = {name: named.inner(row, name, self.keys) for name, row in value.items()}
-        for name, row in rows.items():
-            self.names.parse(row, name)
-        return rows
-
-    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
-        rows = value.items() if isinstance(value, dict) else ()
-        return ((dotted(path, name), self.keys, row) for name, row in rows)
-
-    def form(self) -> Schema:
-        least = {"minProperties": self.least} if self.least else {}
-        return {"type": "object", **least, "propertyNames": self.names.form(), "additionalProperties": super().form()}
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
 class Rows(Table):
     """An array of tables with these keys. If it has more than `most`, the message is `says`."""
 
     most: int = MAX_UNITS
     says: str = ""
-    of_type: ClassVar[type[Any]] = list
-    wanted: ClassVar[str] = "a non-empty array of tables"
-    unset: ClassVar[Any] = ()
+    of_type: type[Any] = list
+    wanted: str = "a non-empty array of tables"
+    unset: Any = ()
 
     def takes(self, value: Any) -> bool:
         return super().takes(value) and bool(value)
@@ -436,17 +403,26 @@ class Rows(Table):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Values(Table):
-    """Values of one kind, by name. `names` is the pattern of the names."""
+    """Values of one kind, by name: `least` or more. `TomlTable.all` reads them."""
 
     each: Kind = NOTHING
-    names: str = ""
+    names: Text = field(default_factory=Text)
+    least: int = 0
+    empty: bool = True
 
     def __post_init__(self) -> None:
         self.keys = Keys({}, others=self.each)
 
+    def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
+        values = table.inner(value, key, self.keys)
+        for name in value:
+            self.names.parse(values, name, name)
+        return values
+
     def form(self) -> Schema:
-        names = {"propertyNames": {"pattern": f"^({self.names})$"}} if self.names else {}
-        return {"type": "object", **names, "additionalProperties": self.each.schema()}
+        least = {"minProperties": self.least} if self.least else {}
+        names, each = self.names.form(), self.each.schema()
+        return {"type": "object", **least, "propertyNames": names, "additionalProperties": each}
 
 
 @dataclass(eq=False, repr=False)
