@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from quota.common.clock import host_clock, stamp
-from quota.common.findings import Finding, finding_of, warning
+from quota.common.findings import Finding, Level, finding_of, problem, warning
 from quota.common.text import many
 
 # -- rights ------------------------------------------------------------------------------------------------------------
@@ -62,76 +62,55 @@ def findings(
 ) -> Iterator[Finding]:
     """The findings about a server, from the reply of `lua/examine.lua`. `refused` is its refusal of a write,
     explained."""
-    facts = dict(re.findall(r"^(\w+):([^\r\n]*)\r?$", info, re.MULTILINE))
-    yield _rights(missing)
-    if refused:
-        yield finding_of("error", "server writes", refused, "until it can be written to, calls have only the allowance")
-    if not facts:
-        yield warning("server", "its version and persistence cannot be read", "let this user run INFO")
-    else:
-        yield _version(facts)
-        yield _persistence(facts)
-        yield from _emptied(facts)
-        yield _eviction(facts.get("maxmemory_policy", "?"))
-    yield from _lifetimes(lifetimes, keys)
-
-
-def _rights(missing: Sequence[str]) -> Finding:
     if missing:
         message = f"this user may not run {', '.join(missing)}: calls are refused"
-        return Finding("error", "server rights", message, "give it the rights that `quota doctor --acl` prints")
-    return Finding("ok", "server rights", "this user may run every command of the scripts")
+        yield problem("server rights", message, "give it the rights that `quota doctor --acl` prints")
+    else:
+        yield Finding("ok", "server rights", "this user may run every command of the scripts")
+    if refused:
+        yield finding_of("error", "server writes", refused, "until it can be written to, calls have only the allowance")
+    facts = dict(re.findall(r"^(\w+):([^\r\n]*)\r?$", info, re.MULTILINE))
+    if facts:
+        yield from _of_facts(facts)
+    else:
+        yield warning("server", "its version and persistence cannot be read", "let this user run INFO")
+    for key, lifetime_ms in zip(keys, lifetimes, strict=True):
+        if lifetime_ms == NO_LIFETIME:
+            message = f"{key} has no lifetime: another program removed it"
+            yield warning("server keys", message, "charge once: that sets it again")
 
 
-def _version(facts: dict[str, str]) -> Finding:
+def _of_facts(facts: dict[str, str]) -> Iterator[Finding]:
+    """The findings about what a server says in INFO: its version, its persistence, how often somebody has emptied it,
+    or a database of it, since it started, and whether it may drop our keys."""
     version = facts.get("redis_version", "")
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     name = f"Valkey {facts['valkey_version']}" if "valkey_version" in facts else f"Redis {version}"
-    if numbers < OLDEST:
-        return Finding("error", "server version", f"{name} is older than Redis 6.2", "upgrade it")
-    return Finding("ok", "server version", name)
-
-
-def _persistence(facts: dict[str, str]) -> Finding:
-    where = "server persistence"
-    if facts.get("aof_enabled") == "1":
-        if facts.get("aof_last_write_status", "ok") != "ok":
-            return Finding("error", where, "the server cannot write its append-only file", "see the server's log")
-        return Finding("ok", where, "an append-only file")
-    if facts.get("rdb_last_bgsave_status", "ok") != "ok":
-        return Finding("error", where, "the server cannot save its data", "see the server's log")
-    return warning(
-        where,
-        "no append-only file: a restart loses all charges since the last snapshot, or everything",
-        "set appendonly yes",
-    )
-
-
-def _emptied(facts: dict[str, str]) -> Iterator[Finding]:
-    """How often somebody has emptied the server, or a database of it, since it started."""
-    calls = [re.match(r"calls=(\d+)", facts.get(f"cmdstat_{name}", "")) for name in ("flushall", "flushdb")]
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        yield problem("server version", f"{name} is older than Redis 6.2", "upgrade it")
+    else:
+        yield Finding("ok", "server version", name)
+    has_log = facts.get("aof_enabled") == "1"
+    if has_log and facts.get("aof_last_write_status", "ok") != "ok":
+        yield problem("server persistence", "the server cannot write its append-only file", "see the server's log")
+    elif has_log:
+        yield Finding("ok", "server persistence", "an append-only file")
+    elif facts.get("rdb_last_bgsave_status", "ok") != "ok":
+        yield problem("server persistence", "the server cannot save its data", "see the server's log")
+    else:
+        message = "no append-only file: a restart loses all charges since the last snapshot, or everything"
+        yield warning("server persistence", message, "set appendonly yes")
+    calls = [re.match(r"calls=(\d+)", facts.get(f"cmdstat_{command}", "")) for command in ("flushall", "flushdb")]
     times = sum(int(match[1]) for match in calls if match is not None)
     if times:
         since = stamp(host_clock() - int(facts.get("uptime_in_seconds", 0)) * 1_000)
         yield Finding("ok", "server emptied", f"{many(times, 'time')} since {since}, by FLUSHALL or FLUSHDB")
-
-
-def _eviction(policy: str) -> Finding:
-    where = "server eviction"
+    policy = facts.get("maxmemory_policy", "?")
     if policy == "noeviction":
-        return Finding("ok", where, policy)
-    if policy == "?":
-        message = "its maxmemory-policy cannot be read"
-        return Finding("warning", where, message, "let this user run INFO, or make sure that it is noeviction")
-    message = f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again"
-    return Finding("error" if policy.startswith("allkeys") else "warning", where, message, "set it to noeviction")
-
-
-def _lifetimes(lifetimes: Sequence[int], keys: Sequence[str]) -> Iterator[Finding]:
-    for key, lifetime_ms in zip(keys, lifetimes, strict=True):
-        if lifetime_ms == NO_LIFETIME:
-            yield warning(
-                "server keys",
-                f"{key} has no lifetime: another program removed it",
-                "charge once: that sets it again",
-            )
+        yield Finding("ok", "server eviction", policy)
+    elif policy == "?":
+        remedy = "let this user run INFO, or make sure that it is noeviction"
+        yield warning("server eviction", "its maxmemory-policy cannot be read", remedy)
+    else:
+        message = f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again"
+        level: Level = "error" if policy.startswith("allkeys") else "warning"
+        yield Finding(level, "server eviction", message, "set it to noeviction")
