@@ -121,15 +121,11 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
 
     A file from the future, by a wrong clock, does not count. Raises OSError.
     """
-    fd = None
+    with contextlib.suppress(FileExistsError):
+        os.close(open_alone(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        return True
+    fd = open_alone(path, os.O_WRONLY)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            fd = open_alone(path, os.O_WRONLY)
-        if fd is None:
-            with contextlib.suppress(FileExistsError):  # another process was first
-                fd = open_alone(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                return True
-            return False
         with contextlib.suppress(OSError):  # a file system without locks: two processes may be first
             fcntl.flock(fd, fcntl.LOCK_EX)
         if 0 <= host_clock() - os.fstat(fd).st_mtime_ns // 1_000_000 < ms:
@@ -137,8 +133,7 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
         os.utime(fd)
         return True
     finally:
-        if fd is not None:
-            os.close(fd)
+        os.close(fd)
 
 
 readable = partial(open_alone, mode=0o644)

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from itertools import count
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
+
+T = TypeVar("T")
 
 
 class Held(Protocol):
@@ -82,30 +84,16 @@ _forking = _Forking()
 def _before() -> None:
     _forking.child_starts_over = True
     if not _forking.holding:
-        _hold([held for ref in _held.valuerefs() if (held := ref()) is not None])
+        _finish([held for ref in _held.valuerefs() if (held := ref()) is not None], _hold)
 
 
-def _hold(objects: list[Held]) -> None:
-    """Hold all objects, the last one first. Raises an object's exception only after it has held them all."""
-    holding = _forking.holding
-    try:
-        while objects:
-            holding.append(objects[-1].held_over_fork())
-            next(holding[-1])
-            objects.pop()
-    finally:
-        if objects:
-            _hold(objects)
+def _hold(held: Held) -> None:
+    _forking.holding.append(held.held_over_fork())
+    next(_forking.holding[-1])
 
 
 def _release() -> None:
-    holding = _forking.holding
-    try:
-        while holding:
-            holding.pop().close()
-    finally:
-        if holding:
-            _release()
+    _finish(_forking.holding, Generator.close)
 
 
 def _after_in_child() -> None:
@@ -113,18 +101,20 @@ def _after_in_child() -> None:
         _release()
     finally:
         if _forking.child_starts_over:
-            _start_over([copied for ref in _starting_over.valuerefs() if (copied := ref()) is not None])
+            copies = [copied for ref in _starting_over.valuerefs() if (copied := ref()) is not None]
+            _finish(copies[::-1], lambda copied: copied.start_over_in_child())
             _forking.child_starts_over = False
 
 
-def _start_over(objects: list[StartsOver]) -> None:
+def _finish(objects: list[T], work: Callable[[T], None]) -> None:
+    """Do the work with all objects, the last one first. Raises an exception only after all had their turn."""
     try:
         while objects:
-            objects[0].start_over_in_child()
-            del objects[0]
+            work(objects[-1])
+            objects.pop()
     finally:
         if objects:
-            _start_over(objects)
+            _finish(objects, work)
 
 
 # If a signal handler raises as a hook begins, that hook has done nothing. The second registration does the work.
