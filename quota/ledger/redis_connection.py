@@ -76,23 +76,16 @@ def left_s(most_s: float, ends_s: float) -> float:
 class Connections:
     """The connections to a server. Safe to use from several threads, from a signal handler, and after a fork.
 
-    There are as many connections as simultaneous calls. `make` makes a connection, not connected yet; an answer may
-    take `timeout_s`. `explain` finds the cause of a failure to connect.
+    There are as many connections as simultaneous calls. It contacts nothing before the first call.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], redis.Connection],
-        timeout_s: float,
-        connect_timeout_s: float,
-        explain: Callable[[Failed, RedisError], Failed],
-    ) -> None:
-        self._make = make
-        self.timeout_s = timeout_s
-        self.wall_s = 2 * timeout_s + SPARE_S
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._pool = _pool_of(target)
+        self._make: Callable[[], redis.Connection] = self._pool.make_connection  # type: ignore[assignment]  # no cache
+        self.timeout_s = target.timeout_s
+        self.wall_s = 2 * self.timeout_s + SPARE_S
         """How long a call may take if the caller sets no end."""
-        self._connect_timeout_s = connect_timeout_s
-        self._explain = explain
         self._idle: list[redis.Connection] = []  # threads share it without a lock, because append and pop are atomic
         self._era = object()  # each `close` makes a new era
         # If nobody closed a reference cycle, Python may close the sockets first; calls at the end of a process need
@@ -166,7 +159,7 @@ class Connections:
     def _connected(self, ends_s: float) -> redis.Connection:
         line = self._make()
         half_s = (ends_s - elapsed_s()) / 2  # it connects, then it authenticates
-        line.socket_connect_timeout = left_s(min(self._connect_timeout_s, half_s), ends_s)
+        line.socket_connect_timeout = left_s(min(self._target.options["socket_connect_timeout"], half_s), ends_s)
         try:
             line.connect()
         except RedisError as error:
@@ -184,9 +177,21 @@ class Connections:
         return line
 
     def failure_of(self, error: RedisError, *, is_new: bool) -> Failed:
-        """The failure that an error of the library means."""
-        failure = _failure_of(error)
-        return self._explain(failure, error) if is_new and isinstance(failure, Lost) else failure
+        """The failure that an error of the library means. On a new connection, its cause may be that only one side
+        speaks TLS."""
+        failure, target = _failure_of(error), self._target
+        if not is_new or not isinstance(failure, Lost):
+            return failure
+        if isinstance(error, MasterNotFoundError) and target.sentinels is not None:
+            return _without_primary(target.sentinels)
+        if target.kind == "unix" or isinstance(error.__context__, ConnectionRefusedError):
+            return failure
+        if isinstance(failure, NoAnswer) and not target.is_secure:
+            return failure
+        host, port = getattr(self._pool, "master_address", None) or target.nodes[0]
+        if not target.is_secure:
+            return behind_plain(host, port, target.remedy) or failure
+        return behind_secured(error, self._make, host, port, target.options, target.remedy) or failure
 
     def close(self) -> None:
         """Close all connections; a connection in use closes when its call ends. The next call connects again."""
@@ -241,7 +246,7 @@ def _failure_of(error: RedisError) -> Failed:
 
 def client_of(target: Target) -> Connections | Cluster:
     """The client for a url. Contacts nothing."""
-    return Cluster(target) if target.kind == "cluster" else connections_to(target)
+    return Cluster(target) if target.kind == "cluster" else Connections(target)
 
 
 # -- a server, or the primary of sentinels -----------------------------------------------------------------------------
@@ -254,36 +259,19 @@ class _UnixConnection(redis.UnixDomainSocketConnection):
     port = None
 
 
-def connections_to(target: Target) -> Connections:
-    """The connections to the server of a url. Contacts nothing."""
+def _pool_of(target: Target) -> redis.ConnectionPool:
+    """The library's pool for a server. It only makes connections."""
     options = {**target.options, "retry": _NO_RETRIES}
     if target.kind == "unix":
-        pool = redis.ConnectionPool(_UnixConnection, path=target.path, **options)
-    elif target.sentinels is not None:
+        return redis.ConnectionPool(_UnixConnection, path=target.path, **options)
+    if target.sentinels is not None:
         of_sentinels = {**target.sentinels.options, **_shares(len(target.nodes)), "retry": _NO_RETRIES}
         of_sentinels["ssl"] = target.sentinels.is_secure
         sentinels = Sentinel(target.nodes, sentinel_kwargs=of_sentinels)
-        pool = SentinelConnectionPool(target.service, sentinels, ssl=target.is_secure, **options)
-    else:
-        (host, port), *_ = target.nodes
-        kind = redis.SSLConnection if target.is_secure else redis.Connection
-        pool = redis.ConnectionPool(kind, host=host, port=port, **options)
-
-    make: Callable[[], redis.Connection] = pool.make_connection  # type: ignore[assignment]  # it has no cache
-
-    def explain(failure: Failed, error: RedisError) -> Failed:
-        if isinstance(error, MasterNotFoundError) and target.sentinels is not None:
-            return _without_primary(target.sentinels)
-        if target.kind == "unix" or isinstance(error.__context__, ConnectionRefusedError):
-            return failure
-        if isinstance(failure, NoAnswer) and not target.is_secure:
-            return failure
-        host, port = getattr(pool, "master_address", None) or target.nodes[0]
-        if not target.is_secure:
-            return behind_plain(host, port, target.remedy) or failure
-        return behind_secured(error, make, host, port, target.options, target.remedy) or failure
-
-    return Connections(make, target.timeout_s, target.options["socket_connect_timeout"], explain)
+        return SentinelConnectionPool(target.service, sentinels, ssl=target.is_secure, **options)
+    (host, port), *_ = target.nodes
+    kind = redis.SSLConnection if target.is_secure else redis.Connection
+    return redis.ConnectionPool(kind, host=host, port=port, **options)
 
 
 def _shares(servers: int) -> dict[str, float]:
@@ -300,7 +288,7 @@ def _without_primary(sentinels: Target) -> Failed:
         if elapsed_s() > ends_s:
             break
         name = f"sentinel {host}:{port}"
-        with closing(connections_to(sentinels.at(host, port))) as sentinel:
+        with closing(Connections(sentinels.at(host, port))) as sentinel:
             try:
                 services = sentinel.execute_command("SENTINEL", "MASTERS", ends_s=ends_s)
             except Misconfigured as error:
@@ -425,7 +413,7 @@ class Cluster:
     def _at(self, host: str, port: int) -> Connections:
         connections = self._connections.get((host, port))
         if connections is None:
-            node = connections_to(self._target.at(host, port))
+            node = Connections(self._target.at(host, port))
             connections = self._connections.setdefault((host, port), node)
         return connections
 

@@ -16,7 +16,7 @@ from typing import Any
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.settings.tables import ROOT
-from quota.settings.toml import Either, Keys, Kind, Rows, Table, Text, Values, dotted
+from quota.settings.toml import Either, Keys, Kind, Rows, Table, Text, dotted
 
 PREFIX = "QUOTA__"
 
@@ -72,7 +72,7 @@ def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: 
             rows.append(name)
         index = rows.index(name)
         return index, Table(keys=kind.keys), f"{path}[{index}]"
-    keys = kind.keys if type(kind) in (Table, Values) else Keys({})
+    keys = kind.keys if isinstance(kind, Table) and not isinstance(kind, Rows) else Keys({})
     key = segment.lower()
     if key in keys:
         return key, keys[key], dotted(path, key)

@@ -15,7 +15,7 @@ import redis
 
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import ANY, Append
-from quota.ledger.redis_connection import Connections, connections_to
+from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_errors import ErrorReply, NoAnswer, NotRedis
 from quota.ledger.redis_url import target_of
 from quota.rules.entry import START, Entry
@@ -38,7 +38,7 @@ def connected(
 ) -> Iterator[Connections]:
     named = f"?client_name={name}" if name else ""
     target = target_of(f"redis://{login}127.0.0.1:{port}{place}{named}", timeout_s)
-    with closing(connections_to(target)) as connections:
+    with closing(Connections(target)) as connections:
         yield connections
 
 
@@ -112,7 +112,7 @@ def test_an_exception_of_a_handler_during_connect_passes_through(
 
     while passed >= number:
         passed, number = 0, number + 1
-        with closing(connections_to(target_of(server.url, TIMEOUT_S))) as connections:
+        with closing(Connections(target_of(server.url, TIMEOUT_S))) as connections:
             sys.setprofile(interrupt)
             try:
                 connections.execute_command("PING")
