@@ -38,49 +38,38 @@ def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[s
 
 def _put(data: dict[str, Any], variable: str, text: str) -> str:
     """Set the value of one variable. Returns its dotted path."""
-    kind: Kind = Table(keys=ROOT)
+    kind: Any = Table(keys=ROOT)
     into: Any = data
     at: Any = None
     path, begun = "", PREFIX
     for segment in variable.removeprefix(PREFIX).split("__"):
-        if at is not None:
-            into = _inner(into, at, list if isinstance(kind, Rows) else dict)
-        at, kind, path = _step(kind, into, segment, path, variable, begun)
+        if isinstance(at, str):
+            wanted = list if isinstance(kind, Rows) else dict
+            if not isinstance(into.get(at), wanted):  # not there, or a limit's window that was a text
+                into[at] = wanted()
+        into = into if at is None else into[at]
+        if isinstance(kind, Either):
+            kind = next((inner for inner in kind.kinds if isinstance(inner, Table)), kind)
+        if isinstance(kind, Rows) and "name" in kind.keys and segment:
+            rows = [row.get("name") if isinstance(row, dict) else None for row in into]
+            name = _meant(segment, rows, variable)
+            if name not in rows:
+                into.append({"name": name})
+                rows.append(name)
+            at, kind = rows.index(name), Table(keys=kind.keys)
+            path = f"{path}[{at}]"
+        else:
+            keys = kind.keys if isinstance(kind, Table) and not isinstance(kind, Rows) else Keys({})
+            at, kind = segment.lower(), keys.get(segment.lower(), keys.others)
+            if kind is None or not segment:
+                hint = nearest(variable, [f"{begun}{key.upper()}" for key in keys])
+                raise ConfigError(f"environment variable {show(variable)[1:-1]}: no such key; {hint}")
+            if at not in keys:
+                at = _meant(segment, into, variable)
+            path = dotted(path, at)
         begun += f"{segment}__"
     into[at] = _value(kind, text, variable)
     return path
-
-
-def _inner(into: Any, at: Any, wanted: type[Any]) -> Any:
-    """The table or array there, or a new empty one: a limit's window may have been a text."""
-    if isinstance(at, int):
-        return into[at]
-    if not isinstance(into.get(at), wanted):
-        into[at] = wanted()
-    return into[at]
-
-
-def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: str) -> tuple[Any, Kind, str]:
-    """The key or index of a segment, its kind and its path."""
-    if isinstance(kind, Either):
-        kind = next((inner for inner in kind.kinds if isinstance(inner, Table)), kind)
-    if isinstance(kind, Rows) and "name" in kind.keys and segment:
-        rows = [row.get("name") if isinstance(row, dict) else None for row in into]
-        name = _meant(segment, rows, variable)
-        if name not in rows:
-            into.append({"name": name})
-            rows.append(name)
-        index = rows.index(name)
-        return index, Table(keys=kind.keys), f"{path}[{index}]"
-    keys = kind.keys if isinstance(kind, Table) and not isinstance(kind, Rows) else Keys({})
-    key = segment.lower()
-    if key in keys:
-        return key, keys[key], dotted(path, key)
-    if keys.others is not None and segment:
-        key = _meant(segment, into, variable)
-        return key, keys.others, dotted(path, key)
-    variables = [f"{begun}{key.upper()}" for key in keys]
-    raise ConfigError(f"environment variable {show(variable)[1:-1]}: no such key; {nearest(variable, variables)}")
 
 
 def _meant(segment: str, names: Iterable[Any], variable: str) -> str:
