@@ -3,7 +3,6 @@
     Verdict     the decision of one rule
     Decider     asks the storage, on an event loop or in a thread; if it does not answer, `fail` decides
     Breaker     stops asking a storage that does not answer
-    Counts      the outcomes of requests, until the storage has them
 
 A decision takes at most `contract.WALL_S`. After three failures in a row, one request per second tries the storage and
 the others do not wait. A process logs one line when an outage begins and one when it ends.
@@ -15,11 +14,9 @@ import atexit
 import threading
 from asyncio import AbstractEventLoop, wait
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
 from time import perf_counter
 from typing import Literal, NamedTuple
 from weakref import ref
@@ -29,7 +26,8 @@ from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.errors import StorageAway
 from quota.inbound.contract import MAX_TOTALS, WALL_S, Decision, Storage
-from quota.inbound.rules import Rule
+from quota.inbound.names import Counts
+from quota.inbound.rules import MAX_RULES, Rule
 
 FAILURES = 3
 OPEN_S = 1.0
@@ -49,6 +47,9 @@ REQUESTS = "requests"
 TOOK = [f"took|{n}" for n in range(len(BUCKETS_S) + 1)]
 TOOK_US = "took_us"
 """The totals in the storage: `requests|RULE|OUTCOME`, the decisions in each bucket, and the time of all decisions."""
+
+MAX_COUNTS = 5 * MAX_RULES + 100
+"""More than a process counts: every outcome of every rule, and the times."""
 
 
 class Verdict(NamedTuple):
@@ -112,51 +113,19 @@ class Breaker:
         self._lock = threading.RLock()
 
 
-class Counts:
-    """The outcomes of requests that this process has not handed over yet. Every 10 s it adds them to the totals of all
-    workers in the storage. Safe in several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._counts: Counter[str] = Counter()
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
-
-    def add(self, rule: str, outcome: Outcome, took_s: float) -> None:
-        """Count a request, and how long its decision took."""
-        with self._lock:
-            self._counts[f"{REQUESTS}|{rule}|{outcome}"] += 1
-            self._counts[TOOK[bisect_left(BUCKETS_S, took_s)]] += 1
-            self._counts[TOOK_US] += int(took_s * 1e6)
-
-    def hand_over(self, storage: Storage) -> None:
-        """Add all counts to the storage's totals. After StorageAway, the rest stays here."""
-        with self._lock:
-            rest, self._counts = dict(self._counts), Counter()
-        try:
-            while rest:
-                part = dict(islice(rest.items(), MAX_TOTALS))
-                storage.add_totals(part)
-                rest = {name: number for name, number in rest.items() if name not in part}
-        finally:
-            with self._lock:
-                self._counts.update(rest)
-
-
 class Decider:
     """Decides the requests of one process. Safe in several threads and after a fork."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self.counts = Counts[str](MAX_COUNTS)
         self._breaker = Breaker(storage.label)
         self.start_over_in_child()
         start_over_in_child(self)
         atexit.register(_hand_over_rest, ref(self))
 
     def start_over_in_child(self) -> None:
-        """The parent hands over its own counts. Its threads do not exist in the child."""
-        self.counts = Counts()
+        """The parent's threads do not exist in the child."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
         self._hand_over_at = 0.0
         self._breaker.start_over_in_child()
@@ -205,7 +174,9 @@ class Decider:
             if error is not None:
                 self._breaker.failed(error)
             outcome = "failed_closed" if rule.fail == "closed" and not rule.shadow else "failed_open"
-        self.counts.add(rule.name, outcome, perf_counter() - started)
+        took_s = perf_counter() - started
+        took = TOOK[bisect_left(BUCKETS_S, took_s)]
+        self.counts.add({f"{REQUESTS}|{rule.name}|{outcome}": 1, took: 1, TOOK_US: int(took_s * 1e6)})
         return Verdict(rule, outcome, decision)
 
     # -- totals --------------------------------------------------------------------------------------------------------
@@ -214,7 +185,9 @@ class Decider:
         """Add the counts of this process to the storage's totals. After a failure they stay here for the next time."""
         if self.counts and self._breaker.lets_through():
             try:
-                self.counts.hand_over(self.storage)
+                for _ in range(0, len(self.counts), MAX_TOTALS):
+                    with self.counts.handed_over() as totals:
+                        self.storage.add_totals(totals)
             except StorageAway as error:
                 self._breaker.failed(error)
 

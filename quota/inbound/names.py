@@ -1,4 +1,4 @@
-"""The names that a storage keeps instead of identities, and how many identities each window met (I8).
+"""The names that a storage keeps instead of identities, and the counts that it does not have yet (I8).
 
 A name is 8 bytes of the BLAKE2b hash of a salt followed by the identity. Only the storage has the salts (I3, I4). This
 is as safe as BLAKE2b's keyed mode, which Node lacks, because nobody can extend a BLAKE2b hash. A program in any
@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import islice, pairwise
+from typing import Generic, NamedTuple, TypeVar
 
-from quota.errors import StorageAway
+from quota.common.fork import start_over_in_child
 from quota.inbound.contract import MAX_TOTALS, MAX_WINDOW_MS, Limit, Policy
 from quota.terms.limits import DAY_MS
 
@@ -153,42 +154,44 @@ def _salt(text: object) -> bytes:
     raise UnreadableError
 
 
-# -- how many identities -----------------------------------------------------------------------------------------------
+# -- what a process counts ---------------------------------------------------------------------------------------------
 
-MetWindow = tuple[str, int, int]
-"""A window of a rule: the rule's name, the window's length in ms, and the window's number."""
+MetWindow = tuple[str, int, int, bool]
+"""A window that counted identities for the first time: the rule's name, the window's length in ms, its number, and
+whether the window before had counted these identities too."""
+
+K = TypeVar("K")
 
 
-class Met:
-    """How many identities each window counted for the first time. Safe in several threads.
+class Counts(Generic[K]):
+    """What a process has counted, until its storage has it: less than `most` counts. Safe in several threads. A forked
+    child begins at zero: the parent hands over its own counts."""
 
-    A window has two counts: new identities, and identities that the window before it had counted too.
-    """
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.start_over_in_child()
+        start_over_in_child(self)
 
-    def __init__(self) -> None:
-        self._counts: dict[MetWindow, list[int]] = {}
-        self._lock = threading.RLock()  # a signal handler may note while its thread does
+    def start_over_in_child(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may count while its thread does
+        self._counts: Counter[K] = Counter()
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def note(self, window: MetWindow, *, was_before: bool) -> None:
-        """The window met one more identity. `was_before`: the window before it had counted this identity."""
+    def add(self, counts: Mapping[K, int]) -> None:
         with self._lock:
-            self._counts.setdefault(window, [0, 0])[was_before] += 1
-            if len(self._counts) >= MAX_TOTALS:  # this worker hands nothing over
+            self._counts.update(counts)
+            while len(self._counts) >= self._most:  # this process hands nothing over
                 del self._counts[next(iter(self._counts))]
 
     @contextmanager
-    def handed_over(self) -> Iterator[Mapping[MetWindow, Sequence[int]]]:
-        """The counts (new, counted before) by window. They are removed here, unless the block raises StorageAway."""
+    def handed_over(self) -> Iterator[Mapping[K, int]]:
+        """The oldest counts, at most MAX_TOTALS. They are removed here, unless the block fails."""
         with self._lock:
-            counts, self._counts = self._counts, {}
+            part = {key: self._counts.pop(key) for key in [*islice(self._counts, MAX_TOTALS)]}
         try:
-            yield counts
-        except StorageAway:
-            with self._lock:
-                for window, (new, again) in counts.items():
-                    kept = self._counts.setdefault(window, [0, 0])
-                    kept[:] = [kept[0] + new, kept[1] + again]
+            yield part
+        except BaseException:
+            self.add(part)
             raise

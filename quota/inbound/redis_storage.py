@@ -14,10 +14,10 @@ from heapq import nlargest
 from typing import Any
 
 from quota.common.clock import elapsed_s, host_clock
-from quota.common.fork import start_over_in_child
 from quota.errors import StorageAway
 from quota.inbound import names
 from quota.inbound.contract import (
+    MAX_TOTALS,
     MET_KEPT_MS,
     MET_LAG_MS,
     WALL_S,
@@ -81,8 +81,7 @@ class RedisStorage:
         self._fixed: Mapping[str, str] = {}
         self._days: dict[str, tuple[str, int]] = {}
         self._prolonged_ms = 0  # when the lifetime of the permanent salts was last set
-        self._met = names.Met()
-        start_over_in_child(self)
+        self._met = names.Counts[names.MetWindow](MAX_TOTALS)
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
@@ -142,8 +141,7 @@ class RedisStorage:
         longest = policy.limits.index(policy.longest)
         met = rows[longest][3]  # 0: the identity is new; 1: the window before had it; 2: this window had it
         if met < 2 and (admitted or policy.count_rejected):
-            window = policy.rule, policy.longest.window_ms, plan.windows[longest].number
-            self._met.note(window, was_before=met == 1)
+            self._met.add({(policy.rule, policy.longest.window_ms, plan.windows[longest].number, met == 1): 1})
         return Decision(admitted == 1, now_ms, tuple([LimitState(*state) for *state, _ in rows]))
 
     # -- totals of all workers -----------------------------------------------------------------------------------------
@@ -153,8 +151,9 @@ class RedisStorage:
         for name, number in totals.items():
             words += (name, str(number))
         with self._met.handed_over() as met:
-            for (rule, window_ms, number), (new, again) in met.items():
+            for (rule, window_ms, number, was_before), count in met.items():
                 keys.append(f"{MET}{rule}:{window_ms}:{number}")
+                new, again = (0, count) if was_before else (count, 0)
                 words += (str(new), str(again), str(2 * window_ms + MET_KEPT_MS))
             self._script("inbound_totals", [str(len(keys)), *keys, *words])
 
@@ -251,10 +250,6 @@ class RedisStorage:
 
     def close(self) -> None:
         self._client.close()
-
-    def start_over_in_child(self) -> None:
-        """The parent hands over the identities that it met."""
-        self._met = names.Met()
 
 
 def _suffix(policy: Policy, limit: Limit, number: int) -> str:

@@ -23,6 +23,7 @@ from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
 from quota.inbound import names
 from quota.inbound.contract import (
+    MAX_TOTALS,
     MET_KEPT_MS,
     MET_LAG_MS,
     WALL_S,
@@ -99,7 +100,7 @@ class SqliteStorage:
         self._make_lock()
         self._plans: dict[Policy, _Numbered] = {}
         self._clock = host_clock if clock is None else whole_clock(clock)
-        self._met = names.Met()
+        self._met = names.Counts[names.MetWindow](MAX_TOTALS)
         start_over_in_child(self)
 
     # -- the decision ------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class SqliteStorage:
         if made is not None:
             self._plans[policy] = made
         if met is not None:
-            self._met.note(met[0], was_before=met[1])
+            self._met.add({met: 1})
         return decision
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool = True) -> T:
@@ -132,7 +133,7 @@ class SqliteStorage:
 
     def _decide(
         self, db: sqlite3.Connection, policy: Policy, identity_bytes: bytes, cost: int
-    ) -> tuple[Decision, _Numbered | None, tuple[names.MetWindow, bool] | None]:
+    ) -> tuple[Decision, _Numbered | None, names.MetWindow | None]:
         """The decision, and what to keep after the commit: a new plan, and the window that met a new identity."""
         now_ms = self._clock()
         plan, made = self._plans.get(policy), None
@@ -167,8 +168,8 @@ class SqliteStorage:
         states_before = held[policy.limits.index(longest)]
         if states_before.current is not None:
             return decision, made, None
-        met = (policy.rule, longest.window_ms, now_ms // longest.window_ms)
-        return decision, made, (met, states_before.previous is not None)
+        was_before = states_before.previous is not None
+        return decision, made, (policy.rule, longest.window_ms, now_ms // longest.window_ms, was_before)
 
     def _new_plan(self, db: sqlite3.Connection, policy: Policy, now_ms: int) -> _Numbered:
         """Read the salts and the ids of the limits, and create missing ones (I4)."""
@@ -199,11 +200,9 @@ class SqliteStorage:
         def work(db: sqlite3.Connection) -> None:
             sql = "INSERT INTO totals VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET total = total + excluded.total"
             db.executemany(sql, totals.items())
-            rows = [
-                (rule, window_ms, number, new, again, now_ms + 2 * window_ms + MET_KEPT_MS)
-                for (rule, window_ms, number), (new, again) in met.items()
-            ]
-            db.executemany(_ADD_MET, rows)
+            for (rule, window_ms, number, was_before), count in met.items():
+                new, again = (0, count) if was_before else (count, 0)
+                db.execute(_ADD_MET, (rule, window_ms, number, new, again, now_ms + 2 * window_ms + MET_KEPT_MS))
             for table in ("met", "salts"):
                 db.execute(f"DELETE FROM {table} WHERE until_ms <= ?", (now_ms,))  # noqa: S608  # of our own schema
 
@@ -278,9 +277,8 @@ class SqliteStorage:
         self._file.close()
 
     def start_over_in_child(self) -> None:
-        """Another thread of the parent may have held the lock. The parent hands over the identities that it met."""
+        """Another thread of the parent may have held the lock."""
         self._make_lock()
-        self._met = names.Met()
 
     def _make_lock(self) -> None:
         """`with self._taking as held` takes the lock in C alone, if it can: a signal handler, which may raise, runs

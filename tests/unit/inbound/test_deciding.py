@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from quota.errors import StorageAway
 from quota.inbound import Limit, Rule
 from quota.inbound.contract import Decision, LimitState
-from quota.inbound.deciding import BUCKETS_S, SAY_AGAIN_S, Breaker, Counts, Decider, Verdict
+from quota.inbound.deciding import SAY_AGAIN_S, TOOK, TOOK_US, Breaker, Decider, Verdict
 from quota.inbound.metrics import Report, exposition
 from quota.inbound.middleware import fields_of, problem_of
 from quota.inbound.rules import open_storage
@@ -114,35 +113,19 @@ def test_fail_decides_if_no_thread_can_start(tmp_path: Path) -> None:
 
 
 def test_a_histogram_has_the_time_of_each_decision() -> None:
-    counts = Counts()
-    for took_s in (0.00005, BUCKETS_S[0], 0.3):
-        counts.add("a", "admitted", took_s)
-    lines = exposition(Report(counts._counts, {})).splitlines()
+    totals = {TOOK[0]: 2, TOOK[-1]: 1, TOOK_US: 300_150}
+    lines = exposition(Report(totals, {})).splitlines()
     for line in ('bucket{le="0.0001"} 2', 'bucket{le="0.25"} 2', 'bucket{le="+Inf"} 3', "sum 0.30015", "count 3"):
         assert f"quota_inbound_decision_seconds_{line}" in lines
 
 
-def test_a_signal_handler_may_count_while_its_thread_counts() -> None:
-    counts = Counts()
-
-    class Interrupted(Counter[str]):
-        def __missing__(self, name: str) -> int:
-            if name.endswith("|admitted"):
-                counts.add("a", "rejected", 0.002)  # as a handler that runs here
-            return 0
-
-    counts._counts = Interrupted()
-    counts.add("a", "admitted", 0.002)
-    assert (counts._counts["requests|a|admitted"], counts._counts["requests|a|rejected"]) == (1, 1)
-
-
 def test_totals_that_the_storage_refuses_are_kept() -> None:
-    counts = Counts()
-    counts.add("a", "admitted", 0.002)
-    before = dict(counts._counts)
-    with pytest.raises(StorageAway):
-        counts.hand_over(open_storage("redis://127.0.0.1:1/0"))
-    assert counts._counts == before
+    decider = Decider(open_storage("redis://127.0.0.1:1/0"))
+    assert decider.decide(Rule("a", Limit(1, 60_000)), "ann").outcome == "failed_open"
+    before = dict(decider.counts._counts)
+    decider.hand_over()
+    assert decider.counts._counts == before
+    assert before["requests|a|failed_open"] == 1
 
 
 RULE = Rule("api", [Limit(100, 60_000), Limit(5_000, 86_400_000)])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
 from quota.errors import StorageAway
 from quota.inbound.contract import Limit, Policy
-from quota.inbound.names import Met, outdated, plan
+from quota.inbound.names import Counts, outdated, plan
 
 DAY_MS = 86_400_000
 
@@ -31,23 +34,31 @@ def test_a_permanent_salt_is_kept_for_two_of_the_longest_windows() -> None:
     assert outdated(fixed, 10**13) == ["0", "1000"], "the newest stays"
 
 
-SEARCH = ("search", 60_000, 7)
-LOGIN = ("login", 1_000, 9)
-
-
-def take_nothing(met: Met) -> None:
+def take_nothing(counts: Counts[str]) -> None:
     """As a storage that goes away, while further identities come."""
-    with met.handed_over():
-        met.note(SEARCH, was_before=True)
-        met.note(LOGIN, was_before=True)
+    with counts.handed_over():
+        counts.add({"new": 1, "again": 1})
         raise StorageAway("away")
 
 
-def test_refused_totals_are_added_to_newer_totals() -> None:
-    met = Met()
-    met.note(SEARCH, was_before=False)
+def test_refused_counts_are_added_to_newer_counts() -> None:
+    counts = Counts[str](10)
+    counts.add({"new": 1})
     with pytest.raises(StorageAway):
-        take_nothing(met)
+        take_nothing(counts)
 
-    with met.handed_over() as counts:
-        assert counts == {SEARCH: [1, 1], LOGIN: [0, 1]}
+    with counts.handed_over() as taken:
+        assert taken == {"new": 2, "again": 1}
+
+
+def test_a_signal_handler_may_count_while_its_thread_counts() -> None:
+    class Interrupted(Counter[str]):
+        def update(self, given: Any) -> None:  # type: ignore[override]
+            if "admitted" in given:
+                counts.add({"refused": 1})  # as a handler that runs here
+            super().update(given)
+
+    counts = Counts[str](10)
+    counts._counts = Interrupted(())
+    counts.add({"admitted": 1})
+    assert counts._counts == {"admitted": 1, "refused": 1}
