@@ -265,14 +265,8 @@ class Attempt:
                 self._budget.on_exhausted(self.decision)
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
-            _log.info(
-                "upstream_config credential=%s method=%s reason=%s: %s; %s",
-                self._budget.credential,
-                self.decision.method,
-                error.reason,
-                error.message,
-                error.remedy,
-            )
+            named = {"credential": self._budget.credential, "method": self.decision.method, "reason": error.reason}
+            _log.info("%s: %s; %s", line("upstream_config", **named), error.message, error.remedy)
 
     def usage(self, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
         """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
@@ -349,15 +343,10 @@ class Attempt:
             # The call left before somebody reopened the bucket.
             _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)
             return
-        _log.warning(
-            "bucket_closed project=%s bucket=%s until=%s method=%s charge=%s: %s",
-            self._budget.project,
-            bucket,
-            "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms),
-            self.decision.method,
-            self.decision.id,
-            why,
-        )
+        budget, decision = self._budget, self.decision
+        until = "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms)
+        named = {"project": budget.project, "bucket": bucket, "until": until}
+        warn("bucket_closed", why, **named, method=decision.method, charge=decision.id)
 
 
 # -- what others used --------------------------------------------------------------------------------------------------
