@@ -26,7 +26,6 @@ from quota.errors import LedgerError, QuotaError, Refused, SessionClosedError, U
 from quota.ledger.log import Log
 from quota.rules.entry import Entry
 from quota.terms.arguments import instance, text, texts
-from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
@@ -58,25 +57,11 @@ class AsyncBudget(OfOneProcess):
     def __init__(self, budget: Budget, awaiter: Awaiter) -> None:
         self._budget = instance(budget, Budget, "budget", "`AsyncSession.budget` makes an AsyncBudget")
         self._awaiter = instance(awaiter, Awaiter, "awaiter", "`AsyncSession.budget` makes an AsyncBudget")
+        self.credential, self.project = budget.credential, budget.project
+        self.book, self.limits = budget.book, budget.limits
 
     def __repr__(self) -> str:
         return repr(self._budget).replace("Budget", "AsyncBudget", 1)
-
-    @property
-    def credential(self) -> str:
-        return self._budget.credential
-
-    @property
-    def project(self) -> str:
-        return self._budget.project
-
-    @property
-    def book(self) -> CostBook:
-        return self._budget.book
-
-    @property
-    def limits(self) -> tuple[Limit, ...]:
-        return self._budget.limits
 
     def limits_of(self, job: str) -> tuple[Limit, ...]:
         """The limits that count the calls of a job: `Budget.limits_of`."""
