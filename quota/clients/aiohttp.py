@@ -14,7 +14,7 @@ import aiohttp
 from quota.async_budget import AsyncBudget
 from quota.budget import Budget
 from quota.clients.answer_fields import Usage
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf, has_passed
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, has_passed
 from quota.clients.metering import Attempt
 from quota.terms.api import RequestBody
 
@@ -30,14 +30,14 @@ def aiohttp_middleware(
     several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the budget, whose cost book names
     the `method` by its `routes`.
     """
-    gate = AsyncHostGate.of(budget, method, hosts)
+    gate = HostGate.of(budget, method, hosts)
     metered = partial(send, gate)
     finalize(metered, gate.close)  # aiohttp closes no middleware
     return metered
 
 
 async def send(
-    gate: AsyncHostGate, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    gate: HostGate, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Send a request as one attempt through its handler, and charge it at a gate."""
     body = await _body_of(request)
@@ -64,7 +64,7 @@ def _never_left(error: BaseException) -> bool:
     return isinstance(error, before) or has_passed(error, "aiohttp.connector", "aiohttp.http_writer.write_headers")
 
 
-def watch(gate: AsyncHostGate, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
+def watch(gate: HostGate, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
     """Settle the attempt while the caller reads the answer, if its body has the usage."""
     usage = attempt.usage(response.headers)
     if usage is not None:
@@ -81,7 +81,7 @@ def _watched(name: str) -> Callable[..., Awaitable[bytes]]:
 class _Watched:
     """A body that settles its attempt while the caller reads it."""
 
-    def __init__(self, reader: aiohttp.StreamReader, gate: AsyncHostGate, attempt: Attempt, usage: Usage) -> None:
+    def __init__(self, reader: aiohttp.StreamReader, gate: HostGate, attempt: Attempt, usage: Usage) -> None:
         self._reader, self._gate, self._attempt, self._usage = reader, gate, attempt, usage
 
     def __getattr__(self, name: str) -> Any:

@@ -9,6 +9,7 @@ from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
@@ -158,7 +159,8 @@ def take_paid(url: str) -> bool:
 
 class HostGate:
     """Charges the requests to metered hosts. `method` and `hosts` may be None if the cost book has `routes` and
-    `hosts`.
+    `hosts`. Its steps are awaited: `on_loop` makes a gate that waits in threads. This one asks the ledger at once, so
+    `at_once` runs its steps.
 
     `ended` belongs to a gate whose layer sends the bytes itself. Such a gate hides its charge from the layers below: a
     request that runs meanwhile, such as one that the body of the first makes, would take that charge for its own. Once
@@ -167,7 +169,7 @@ class HostGate:
     def __init__(
         self, meter: Meter, method: MethodOf | None, hosts: HostNames | None, ended: Callable[[], bool] | None = None
     ) -> None:
-        self.ended = ended or (lambda: False)
+        self._ended = ended or (lambda: False)
         self.meter = meter
         book = meter.budget.book
         self.upstream = upstream_of(book)
@@ -180,10 +182,36 @@ class HostGate:
         self._hosts = Hosts(names)
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if ended else partial(paid, self._hosts)
         """A context manager, entered while a charged attempt is sent."""
+        self._budget: AsyncBudget | None = None
+        self._threads: Awaiter | None = None
 
-    def charge(self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()) -> Attempt | None:
-        """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return at_once(BlockingGate(self).charge(verb, url, body, headers))
+    @classmethod
+    def of(cls, budget: AsyncBudget | Budget, method: MethodOf | None, hosts: HostNames | None) -> HostGate:
+        """A gate on an event loop, for a budget of `quota.open_async()` or `quota.open()`."""
+        if isinstance(budget, AsyncBudget):
+            return cls(Meter(budget._budget), method, hosts).on_loop(budget)
+        return cls(Meter(budget), method, hosts).on_loop()
+
+    def on_loop(self, budget: AsyncBudget | None = None) -> HostGate:
+        """This gate on an event loop, with this awaited budget. Without one it has threads of its own."""
+        gate = copy(self)
+        if budget is None:
+            gate._threads = Awaiter(self.meter.budget.ledger)
+            budget = AsyncBudget(self.meter.budget, gate._threads)
+        gate._budget = budget
+        return gate
+
+    @property
+    def awaits(self) -> bool:
+        """Whether it is on an event loop."""
+        return self._budget is not None
+
+    def close(self) -> None:
+        """Close the threads that this gate made."""
+        if self._threads is not None:
+            self._threads.close()
+
+    # -- the name of a request -----------------------------------------------------------------------------------------
 
     def is_metered(self, verb: str, url: str) -> bool:
         return self._hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
@@ -198,61 +226,37 @@ class HostGate:
             return self.upstream.method(verb, url) or f"{verb} **"  # as the route for it would read
         return self._method if isinstance(self._method, str) else self._method(verb, url)
 
+    def reserves(self, verb: str, url: str) -> bool:
+        """Whether the price of such a request depends on its body."""
+        return is_reserved(self._call(verb, url, NO_BODY))
 
-class AsyncHostGate:
-    """A HostGate on an event loop, with this awaited budget. Without one it has threads of its own."""
+    def _call(self, verb: str, url: str, body: RequestBody, *, free: bool = False) -> Call:
+        return (f"{verb} **", None, ()) if free else self.meter.call(self.name(verb, url), verb, body)
 
-    def __init__(self, gate: HostGate, budget: AsyncBudget | None = None) -> None:
-        self._gate = gate
-        self.sending = gate.sending
-        self.verb = gate.verb
-        self._own: Awaiter | None = None
-        if budget is None:
-            self._own = Awaiter(gate.meter.budget.ledger)
-            budget = AsyncBudget(gate.meter.budget, self._own)
-        self._budget = budget
-
-    @classmethod
-    def of(cls, budget: AsyncBudget | Budget, method: MethodOf | None, hosts: HostNames | None) -> AsyncHostGate:
-        """A gate for a budget of `quota.open_async()` or `quota.open()`."""
-        if isinstance(budget, AsyncBudget):
-            return cls(HostGate(Meter(budget._budget), method, hosts), budget)
-        return cls(HostGate(Meter(budget), method, hosts))
-
-    def close(self) -> None:
-        """Close the threads that this gate made."""
-        if self._own is not None:
-            self._own.close()
+    # -- its attempt ---------------------------------------------------------------------------------------------------
 
     async def charge(
         self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = (), *, free: bool = False
     ) -> Attempt | None:
         """The attempt, charged unless it is `free`; None for a host that is not metered. Raises Refused."""
-        if not self._gate.is_metered(verb, url):
+        if not self.is_metered(verb, url):
             return None
         verb = self.verb(verb, url, headers)
         try:
             call = self._call(verb, url, body, free=free)
             decision = await self._decide(call, commit=True)
         except SessionClosedError:
-            if not self._gate.ended():
+            if not self._ended():
                 raise
             return None
         except UsageError:
-            self._gate.meter.counts_refused(self._gate.name(verb, url))
+            self.meter.counts_refused(self.name(verb, url))
             raise
-        return self._gate.meter.attempted(decision, call)
+        return self.meter.attempted(decision, call)
 
     async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY, *, free: bool = False) -> Decision:
         """The decision that `charge` would make now about a request to a metered host."""
         return await self._decide(self._call(verb, url, body, free=free), commit=False)
-
-    def reserves(self, verb: str, url: str) -> bool:
-        """Whether the price of such a request depends on its body."""
-        return is_reserved(self._call(verb, url, NO_BODY))
-
-    def _call(self, verb: str, url: str, body: RequestBody, *, free: bool = False) -> Call:
-        return (f"{verb} **", None, ()) if free else self._gate.meter.call(self._gate.name(verb, url), verb, body)
 
     @asynccontextmanager
     async def leaving(
@@ -287,26 +291,17 @@ class AsyncHostGate:
             await self._corrected(partial(attempt.settle, used_units))
 
     async def _decide(self, call: Call, *, commit: bool) -> Decision:
+        if self._budget is None:
+            return self.meter.decide([call])[0]
         return (await self._budget._decide([call], commit=commit))[0]
 
     async def _corrected(self, work: Callable[[], None]) -> None:
         """Do the work, even if the task that waits for it is cancelled."""
+        if self._budget is None:
+            work()
+            return
         with suppress(QuotaError):  # the session was closed meanwhile: the charge stands
             await self._budget._awaiter.in_thread(work)
-
-
-class BlockingGate(AsyncHostGate):
-    """A HostGate with the methods of an AsyncHostGate, for `at_once`: it asks the ledger without a thread."""
-
-    def __init__(self, gate: HostGate) -> None:
-        self._gate = gate
-        self.sending, self.verb = gate.sending, gate.verb
-
-    async def _decide(self, call: Call, *, commit: bool) -> Decision:
-        return self._gate.meter.decide([call])[0]
-
-    async def _corrected(self, work: Callable[[], None]) -> None:
-        work()
 
 
 def at_once(steps: Coroutine[Any, Any, T]) -> T:

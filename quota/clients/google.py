@@ -271,7 +271,7 @@ class GoogleGate(HostGate):
         own_port = (parts.port or default_port(parts.scheme)) == self._port
         return own_port and self.serves(uri) and (parts.scheme == "https" or not self._secure)
 
-    def charge(  # type: ignore[override]  # a Batch is used like an Attempt
+    async def charge(  # type: ignore[override]  # a Batch is used like an Attempt
         self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()
     ) -> Attempt | Batch | None:
         """Charge one request that is about to leave. Returns None if it does not call this API. Raises Refused."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -20,8 +20,6 @@ from quota.clients.caller import Caller
 from quota.clients.gate import (
     MAX_PEEK_BYTES,
     PEEK_WITHIN_S,
-    AsyncHostGate,
-    BlockingGate,
     HostGate,
     HostNames,
     MethodOf,
@@ -39,8 +37,8 @@ from quota.terms.api import RequestBody
 if TYPE_CHECKING:
     import httpx
 
-Below = Callable[["httpx.Request"], "httpx.Response"]
-AsyncBelow = Callable[["httpx.Request"], Awaitable["httpx.Response"]]
+Below = Callable[["httpx.Request"], Any]
+"""Returns a response, or an awaitable of one."""
 
 LIBRARIES = ("httpx", "httpx2")
 
@@ -107,7 +105,7 @@ def httpx_transport(
             return caller.send(lambda: self._attempt(_signed(caller, request)), str(request.url), again=again)
 
         def _attempt(self, request: httpx.Request) -> httpx.Response:
-            return send(gate, below.handle_request, request, plain=type(below) is module.HTTPTransport)
+            return at_once(send(gate, below.handle_request, request, plain=type(below) is module.HTTPTransport))
 
         def close(self) -> None:
             below.close()
@@ -124,7 +122,7 @@ def httpx_async_transport(
     library: str = "httpx",
 ) -> httpx.AsyncBaseTransport:
     """A transport for `httpx.AsyncClient`, with a budget of `quota.open_async()` or `quota.open()`."""
-    gate = AsyncHostGate.of(budget, method, hosts)
+    gate = HostGate.of(budget, method, hosts)
     module = _module(library)
     below = module.AsyncHTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_async_request"):
@@ -135,7 +133,7 @@ def httpx_async_transport(
     class MeteredTransport(base):  # type: ignore[misc]  # a class of either library
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             plain = type(below) is module.AsyncHTTPTransport
-            return await async_send(gate, below.handle_async_request, request, plain)
+            return await send(gate, below.handle_async_request, request, plain)
 
         async def aclose(self) -> None:
             await below.aclose()
@@ -153,28 +151,24 @@ def _module(library: str) -> Any:
 # -- one attempt -------------------------------------------------------------------------------------------------------
 
 
-def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> httpx.Response:
-    """`async_send`, without an event loop."""
+async def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> httpx.Response:
+    """Send a request as one attempt through `below`, which is awaited if the gate awaits, and charge it at the gate. If
+    `below` is a `plain` transport of httpx, an answer without a sent byte comes from a mock, and its charge is
+    refunded."""
+    awaited = gate.awaits
 
-    async def handled(request: httpx.Request) -> httpx.Response:
-        return below(request)
+    async def sent() -> httpx.Response:
+        response = below(request)
+        return cast("httpx.Response", await response if awaited else response)
 
-    return at_once(async_send(BlockingGate(gate), handled, request, plain, awaited=False))
-
-
-async def async_send(
-    gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request, plain: bool, *, awaited: bool = True
-) -> httpx.Response:
-    """Send a request as one attempt through `below`, and charge it at a gate. If `below` is a `plain` transport of
-    httpx, an answer without a sent byte comes from a mock, and its charge is refunded."""
     body = _body_of(request)
     attempt = await gate.charge(request.method, url_of(request), body, request.headers)
     if attempt is None:
-        return await below(request)
+        return await sent()
     departure = _Departure(request, plain)
     async with gate.leaving(attempt, body, departure.never_began):
         with departure.traced(awaited=awaited):
-            response = await below(request)
+            response = await sent()
     if departure.is_mocked(response):
         await gate.never_left(attempt)
         return response
@@ -318,7 +312,7 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
     plain: Any
     attempt: Attempt
     usage: Usage
-    gate: AsyncHostGate
+    gate: HostGate
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or the response in another process, is httpx's own."""
@@ -366,7 +360,7 @@ def _body_of(request: httpx.Request) -> RequestBody:
     return RequestBody.of(request.stream, request.headers.get("content-length"))
 
 
-def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: AsyncHostGate) -> httpx.Response:
+def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: HostGate) -> httpx.Response:
     """The response over this stream, watched if its body may settle the attempt."""
     framed = not response.http_version.startswith("HTTP/1")
     usage = attempt.usage(response.headers, framed=framed)

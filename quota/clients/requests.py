@@ -30,7 +30,7 @@ from requests.structures import CaseInsensitiveDict
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
-from quota.clients.gate import HostGate, HostNames, MethodOf
+from quota.clients.gate import HostGate, HostNames, MethodOf, at_once
 from quota.clients.metering import Meter
 from quota.clients.urllib3 import send
 from quota.common.hosts import url_on
@@ -153,7 +153,7 @@ def _make(
     make = partial(type(pool)._make_request, pool, conn, method, url, **given)
     if gate is None:
         return make()
-    return send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make)
+    return at_once(send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make))
 
 
 def _bound(response: requests.Response, limits: AnswerLimits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http.client import CannotSendRequest
@@ -10,7 +11,7 @@ from typing import Any
 from urllib3 import HTTPHeaderDict, HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from quota.clients.gate import MAX_PEEK_BYTES, HostGate, Peeked, has_passed, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, HostGate, Peeked, at_once, has_passed, unpacked
 from quota.clients.metering import Attempt
 from quota.terms.api import RequestBody
 
@@ -25,31 +26,32 @@ _BEFORE = (
 also over TLS. A test tool that forbids connections may raise any error there."""
 
 
-def send(
+async def send(
     gate: HostGate, conn: Any, method: str, address: str, options: Mapping[str, Any], make: Callable[[], Any]
 ) -> Any:
     """Send a request as one attempt, and charge it at a gate. `make` is `_make_request` of the connection's pool, with
-    these `options`. What a recorder (vcrpy) replays in the place of a connection does not leave, and is not charged."""
+    these `options`, and awaited if the gate awaits. What a recorder (vcrpy) replays in the place of a connection does
+    not leave, and is not charged."""
     body, headers = sent_with(options)
     charge = partial(gate.charge, method, address, body, headers)
     recorded = vars(conn).get("real_connection")
-    attempt = charge() if recorded is None else None
+    attempt = await charge() if recorded is None else None
     if attempt is None and (recorded is None or not gate.is_metered(method, address)):
-        return make()
+        return await make() if gate.awaits else make()
 
     def request(*args: Any, **named: Any) -> Any:
         nonlocal attempt
-        attempt = charge()
+        attempt = at_once(charge())
         return unhooked(*args, **named)
 
     if recorded is not None:
         unhooked, recorded.request = recorded.request, request
     try:
         with gate.sending():
-            raw = make()
-    except Exception as error:
+            raw = await make() if gate.awaits else make()
+    except (Exception, CancelledError) as error:
         if attempt is not None and body.makes_no_requests and never_left(error):
-            attempt.never_left()
+            await gate.never_left(attempt)
         raise
     finally:
         if recorded is not None:
@@ -59,10 +61,11 @@ def send(
     try:
         if isinstance(raw, HTTPResponse):
             return noted(attempt, raw, preloaded=options.get("preload_content", True))
-        attempt.answered(raw.status, b"", raw.headers, whole=False, read=False)
+        await gate.answered(attempt, raw.status, b"", raw.headers, whole=False, read=False)
         return raw
     except BaseException:  # interrupted: nobody else closes the response
-        raw.close()
+        if not gate.awaits:
+            raw.close()
         raise
 
 

@@ -35,7 +35,7 @@ from yarl import URL
 from quota.async_session import AsyncSession
 from quota.clients.aiohttp import peek, watch
 from quota.clients.caller import with_query
-from quota.clients.gate import AsyncHostGate, answer_to, unpacked
+from quota.clients.gate import HostGate, answer_to, unpacked
 from quota.clients.metering import Attempt
 from quota.clients.upstream import upstream_of
 from quota.clients.upstream_errors import refused_login
@@ -211,7 +211,7 @@ class Target:
         self.access = access = upstream_of(chosen.book).access(chosen.endpoint)
         self.credential = credential
         self.host = urlsplit(access.root).netloc
-        self.gate = AsyncHostGate.of(session.budget(credential), access.method, self.host)
+        self.gate = HostGate.of(session.budget(credential), access.method, self.host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self.caller = inner._caller(chosen, (self.host,))
         self._secret_fields = tuple(filter(None, (chosen.book.key.query, *access.secret_fields)))

@@ -15,6 +15,7 @@ from functools import partial, partialmethod
 from importlib import import_module
 from typing import Any
 
+from quota.clients.gate import at_once
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Payer, Payers
 from quota.clients.metering import Attempt
@@ -141,7 +142,7 @@ def _interceptor(payers: Payers, place: tuple[str, int]) -> Any:
         if payer is None:
             return below(details, request)
         try:
-            attempt = payer.gate.charge("POST", url, _body(request))
+            attempt = at_once(payer.gate().charge("POST", url, _body(request)))
         except QuotaError as refusal:
             channel = sys.modules["grpc._channel"]
             state = channel._RPCState((), (), (), _code(payer, refusal), str(refusal))
@@ -186,7 +187,7 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
         if payer is None:
             return await below(details, request)
         try:
-            attempt = await payer.async_gate.charge("POST", url, _body(request))
+            attempt = await payer.gate(awaited=True).charge("POST", url, _body(request))
         except QuotaError as refusal:
             aio = sys.modules["grpc.aio"]
             raise aio.AioRpcError(_code(payer, refusal), aio.Metadata(), aio.Metadata(), str(refusal)) from refusal
@@ -223,7 +224,7 @@ async def _note_awaited(payer: Payer, attempt: Attempt, call: Any, *, streams: b
     if answer is not None:
         status, body = answer
         fields = _fields(await call.initial_metadata(), await call.trailing_metadata())
-        gate = payer.async_gate
+        gate = payer.gate(awaited=True)
         await gate.answered(attempt, status, body, fields, whole=True)
         usage = attempt.usage(fields)
         if usage is not None:

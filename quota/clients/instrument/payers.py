@@ -10,7 +10,7 @@ from typing import TypeGuard
 from urllib.parse import urlsplit
 
 from quota.budget import Budget
-from quota.clients.gate import AsyncHostGate, HostGate, answer_to, take_paid
+from quota.clients.gate import HostGate, answer_to, take_paid
 from quota.clients.metering import Meter, Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
@@ -46,7 +46,7 @@ class Payer:
         self.hosts = Hosts(self.names)
         self._ended = False
         self._gate: HostGate | None = None
-        self._async_gate: AsyncHostGate | None = None
+        self._async_gate: HostGate | None = None
         self.start_over_in_child()
         start_over_in_child(self)
 
@@ -64,20 +64,15 @@ class Payer:
             raise with_refusal(error, refusal) from refusal
         return answer_to(refusal.decision)._replace(status=429)
 
-    @property
-    def gate(self) -> HostGate:
+    def gate(self, *, awaited: bool = False) -> HostGate:
+        """The gate of this process, or, if it is `awaited`, the gate of its event loops."""
         with self._lock:
             if self._gate is None:
                 meter = Meter(self.open_budget(), tally=self.tally)
                 self._gate = HostGate(meter, None, self.names, ended=lambda: self._ended)
-            return self._gate
-
-    @property
-    def async_gate(self) -> AsyncHostGate:
-        with self._lock:
-            if self._async_gate is None:
-                self._async_gate = AsyncHostGate(self.gate)
-            return self._async_gate
+            if awaited and self._async_gate is None:
+                self._async_gate = self._gate.on_loop()
+            return self._async_gate if awaited and self._async_gate is not None else self._gate
 
     def close(self) -> None:
         with self._lock:
@@ -136,7 +131,7 @@ class Payers:
         if payer is None:
             return None
         try:
-            _ = payer.async_gate if awaited else payer.gate
+            payer.gate(awaited=awaited)
         except SessionClosedError:
             if self._payers:
                 raise

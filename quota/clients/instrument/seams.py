@@ -6,7 +6,7 @@
     aiohttp     calls a middleware below all others once for each attempt
     http.client sends a request in `endheaders`, and reads the head of its answer in `getresponse`; urllib.request is
                 above it
-    httplib2    sends through http.client; it reads and unpacks whole answers. Google's client is built on it
+    httplib2    sends through http.client; only connections and the error for a refusal differ
 
 `grpc.py` has gRPC.
 
@@ -27,7 +27,7 @@ from http.client import HTTPResponse
 from types import SimpleNamespace
 from typing import Any
 
-from quota.clients.gate import MAX_PEEK_BYTES, Peeked, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, Peeked, at_once, unpacked
 from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import REFUSAL, Payer, Payers, with_refusal
@@ -55,46 +55,32 @@ def seams_of(payers: Payers) -> Iterator[Seam]:
 
 
 def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
+    async def charged(
+        awaited: bool, make_request: Any, pool: Any, conn: Any, method: str, url: str, *args: Any, **options: Any
+    ) -> Any:
+        payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url, awaited=awaited)
+        make = partial(make_request, pool, conn, method, url)
+        if payer is None:
+            answer = make(*args, **options)
+            return await answer if awaited else answer
+        options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
+        from quota.clients.urllib3 import send  # late: it imports urllib3, which is here only now
+
+        try:
+            return await send(payer.gate(awaited=awaited), conn, method, address, options, partial(make, **options))
+        except QuotaError as refusal:
+            if payer.answers(refusal) and options.get("response_conn") is not None:
+                put = pool._put_conn(conn)  # else urllib3 itself takes the unused connection back
+                if awaited:
+                    await put
+            return _refused_by_urllib3(refusal, payer, pool, method, url, options)
+
     def charging(make_request: Callable[..., Any]) -> Callable[..., Any]:
-        def _make_request(pool: Any, conn: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
-            payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url)
-            if payer is None:
-                return make_request(pool, conn, method, url, *args, **options)
-            options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
-            from quota.clients.urllib3 import send  # late: it imports urllib3, which is here only now
-
-            make = partial(make_request, pool, conn, method, url, **options)
-            try:
-                return send(payer.gate, conn, method, address, options, make)
-            except QuotaError as refusal:
-                if payer.answers(refusal) and options.get("response_conn") is not None:
-                    pool._put_conn(conn)  # else urllib3 itself takes the unused connection back
-                return _refused_by_urllib3(refusal, payer, pool, method, url, options)
-
-        return _make_request
+        return lambda *args, **options: at_once(charged(False, make_request, *args, **options))
 
     def charging_awaited(make_request: Callable[..., Any]) -> Callable[..., Any]:
-        async def _make_request(pool: Any, conn: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
-            payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url, awaited=True)
-            if payer is None:
-                return await make_request(pool, conn, method, url, *args, **options)
-            options = {**dict(zip(("body", "headers"), args, strict=False)), **options}
-            from quota.clients.urllib3 import never_left, sent_with
-
-            body, headers = sent_with(options)
-            try:
-                attempt = await payer.async_gate.charge(method, address, body, headers)
-            except QuotaError as refusal:
-                if payer.answers(refusal) and options.get("response_conn") is not None:
-                    await pool._put_conn(conn)
-                return _refused_by_urllib3(refusal, payer, pool, method, url, options)
-            if attempt is None:
-                return await make_request(pool, conn, method, url, **options)
-            async with payer.async_gate.leaving(attempt, body, never_left):
-                raw = await make_request(pool, conn, method, url, **options)
-            if hasattr(raw, "status"):
-                await payer.async_gate.answered(attempt, raw.status, b"", raw.headers, whole=False)
-            return raw
+        async def _make_request(*args: Any, **options: Any) -> Any:
+            return await charged(True, make_request, *args, **options)
 
         return _make_request
 
@@ -183,41 +169,30 @@ def _requests(library: str) -> Iterator[Seam]:
 
 
 def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
-    def payer_of(request: Any, *, awaited: bool = False) -> Payer | None:
-        url = request.url
-        if not payers.knows(url.host, url.port or default_port(url.scheme)):
-            return None
-        from quota.clients.httpx import url_of  # late: few programs come here
+    async def charged(handle: Callable[[Any], Any], request: Any, *, awaited: bool) -> Any:
+        url, payer = request.url, None
+        if payers.knows(url.host, url.port or default_port(url.scheme)):
+            from quota.clients.httpx import send, url_of  # late: few programs come here
 
-        return payers.of(request.method, url_of(request), awaited=awaited)
+            payer = payers.of(request.method, url_of(request), awaited=awaited)
+        if payer is None:
+            return await handle(request) if awaited else handle(request)
+        try:
+            return await send(payer.gate(awaited=awaited), handle, request, plain=True)
+        except QuotaError as refusal:
+            return _refused_by_httpx(sys.modules[library], refusal, payer, request)
 
     def charging(handle_request: Callable[..., Any]) -> Callable[..., Any]:
-        def charged(transport: Any, request: Any) -> Any:
-            payer = payer_of(request)
-            if payer is None:
-                return handle_request(transport, request)
-            from quota.clients.httpx import send
+        def handled(transport: Any, request: Any) -> Any:
+            return at_once(charged(partial(handle_request, transport), request, awaited=False))
 
-            try:
-                return send(payer.gate, partial(handle_request, transport), request, plain=True)
-            except QuotaError as refusal:
-                return _refused_by_httpx(sys.modules[library], refusal, payer, request)
-
-        return charged
+        return handled
 
     def charging_awaited(handle_request: Callable[..., Any]) -> Callable[..., Any]:
-        async def charged(transport: Any, request: Any) -> Any:
-            payer = payer_of(request, awaited=True)
-            if payer is None:
-                return await handle_request(transport, request)
-            from quota.clients.httpx import async_send
+        async def handled(transport: Any, request: Any) -> Any:
+            return await charged(partial(handle_request, transport), request, awaited=True)
 
-            try:
-                return await async_send(payer.async_gate, partial(handle_request, transport), request, plain=True)
-            except QuotaError as refusal:
-                return _refused_by_httpx(sys.modules[library], refusal, payer, request)
-
-        return charged
+        return handled
 
     module = f"{library}._transports.default"
     yield Seam(module, "HTTPTransport", "handle_request", ("request",), charging)
@@ -246,7 +221,7 @@ def _aiohttp(payers: Payers) -> Seam:
         from quota.clients.aiohttp import send  # late: it imports aiohttp, which is here only now
 
         try:
-            return await send(payer.async_gate, request, handler)
+            return await send(payer.gate(awaited=True), request, handler)
         except QuotaError as refusal:
             return _refused_by_aiohttp(refusal, payer, request)
 
@@ -294,29 +269,23 @@ def _refused_by_aiohttp(refusal: QuotaError, payer: Payer, request: Any) -> Any:
 
 
 def _httplib2() -> Seam:
-    def noting(conn_request: Callable[..., Any]) -> Callable[..., Any]:
+    def over_live_connections(conn_request: Callable[..., Any]) -> Callable[..., Any]:
         def _conn_request(http: Any, conn: Any, *args: Any, **options: Any) -> Any:
             sender = vars(conn).get("real_connection", conn)  # a recorder (vcrpy) stands before it
             if sender.sock is not None and has_hung_up(sender.sock):
                 sender.close()  # a request on this connection would be charged and never arrive
             try:
-                response, content = conn_request(http, conn, *args, **options)
+                return conn_request(http, conn, *args, **options)
             except OSError as error:
                 if isinstance(error.__cause__, QuotaError):
                     refused = sys.modules["httplib2"].HttpLib2Error(str(error))
                     raise with_refusal(refused, error.__cause__) from error.__cause__
                 raise
-            attempt = _noted(sender)
-            if attempt is not None:
-                whole = response.get("content-length", "0").isdecimal()
-                attempt.answered(int(response.status), content, response, whole=whole, read=False)
-                attempt.settle_by(response, content)
-            return response, content
 
         return _conn_request
 
     parameters = ("conn", "request_uri", "method", "body", "headers")
-    return Seam("httplib2", "Http", "_conn_request", parameters, noting)
+    return Seam("httplib2", "Http", "_conn_request", parameters, over_live_connections)
 
 
 # -- http.client -------------------------------------------------------------------------------------------------------
@@ -332,7 +301,7 @@ _ATTEMPT = "_quota_attempt"
 def _http_client(payers: Payers) -> Iterator[Seam]:
     def charging(endheaders: Callable[..., Any]) -> Callable[..., Any]:
         def _endheaders(conn: Any, message_body: Any = None, **options: Any) -> Any:
-            if _is_of(conn.__class__, _OTHERS) or not conn._buffer:
+            if _is_of_others(conn.__class__) or not conn._buffer:
                 return endheaders(conn, message_body, **options)
             _noted(conn)  # an answer that nobody has read
             verb, _, rest = conn._buffer[0].decode("latin-1").partition(" ")
@@ -344,7 +313,7 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
                 return endheaders(conn, message_body, **options)
             body, fields = _sent_with(conn, message_body)
             try:
-                attempt = payer.gate.charge(verb, address, body, fields)
+                attempt = at_once(payer.gate().charge(verb, address, body, fields))
             except QuotaError as refusal:
                 del conn._buffer[:]
                 conn.close()
@@ -364,7 +333,7 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
             if isinstance(noted, Problem):
                 return _made(conn, _noted(conn))
             response = getresponse(conn)
-            if noted is not None and not _is_of(conn.__class__, ("httplib2",)):  # its own seam notes it
+            if noted is not None:
                 _note(_noted(conn), response)
             return response
 
@@ -386,8 +355,8 @@ def _sent_with(conn: Any, message_body: Any) -> tuple[RequestBody, list[tuple[st
 
 
 @cache
-def _is_of(kind: type, libraries: tuple[str, ...]) -> bool:
-    return any(cls.__module__.partition(".")[0] in libraries for cls in kind.__mro__)
+def _is_of_others(kind: type) -> bool:
+    return any(cls.__module__.partition(".")[0] in _OTHERS for cls in kind.__mro__)
 
 
 def _noted(conn: Any) -> Any:

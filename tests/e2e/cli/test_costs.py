@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quota.clients.answer_fields import NO_USAGE
-from quota.clients.gate import HostGate
+from quota.clients.gate import HostGate, at_once
 from quota.clients.metering import Meter
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
@@ -174,7 +174,7 @@ def test_a_request_to_google_is_tried_as_it_is_charged(
     verb, _, url = request_.partition(" ")
     with closing(open_ledger(f"sqlite:///{tmp_path}/gate.db")) as ledger:
         budget = budget_of(ledger, limit(10_000), book=load_book("youtube-v3"))
-        attempt = HostGate(Meter(budget), None, None).charge(verb, url)
+        attempt = at_once(HostGate(Meter(budget), None, None).charge(verb, url))
     charged_units = 0 if attempt is None else attempt.decision.cost_units
     assert (tried["metered"], tried["units"] if tried["metered"] else 0) == (attempt is not None, charged_units)
 

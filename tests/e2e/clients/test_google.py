@@ -31,6 +31,7 @@ import quota
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
+from quota.clients.gate import at_once
 from quota.clients.google import GoogleGate, service
 from quota.clients.metering import Meter
 from quota.clients.upstream import Routes, description, methods_of
@@ -730,7 +731,7 @@ def test_without_an_endpoint_googles_own_hosts_are_metered(
 ) -> None:
     gate = gate_of(ledger, "youtube")
     verb = "POST" if "batch" in target or "token" in target else "GET"
-    assert (gate.charge(verb, f"https://{host}{target}") is not None) == metered
+    assert (at_once(gate.charge(verb, f"https://{host}{target}")) is not None) == metered
     assert gate.keeps_key(f"https://{host}{target}") == keeps_key
     assert not gate.keeps_key(f"http://{host}{target}")  # never in the clear
 
@@ -738,9 +739,9 @@ def test_without_an_endpoint_googles_own_hosts_are_metered(
 @pytest.mark.parametrize("path", ["/oauth2/v4/token", "/oauth2/v3/token", "/o/oauth2/token", "/oauth2/token"])
 def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Log, path: str) -> None:
     gate = gate_of(ledger, "calendar")
-    assert gate.charge("POST", f"https://www.googleapis.com{path}") is None
+    assert at_once(gate.charge("POST", f"https://www.googleapis.com{path}")) is None
     for metered in ("/calendar/v3/colors", "/oauth2/v4/tokeninfo", f"/calendar{path}"):
-        assert gate.charge("GET", f"https://www.googleapis.com{metered}") is not None
+        assert at_once(gate.charge("GET", f"https://www.googleapis.com{metered}")) is not None
 
 
 @pytest.mark.parametrize(
