@@ -1,7 +1,7 @@
 """How much of an answer a client reads, and what its parts say, in the places that the cost book names.
 
     AnswerLimits   the limits on an answer, for every client
-    Policy         what a `RateLimit` field says of one limit
+    State          what an answer says of a limit
     Answer         an answer; each method answers one question of the book
     Usage          finds the figures of a call's usage in a body while the caller reads it
 
@@ -28,7 +28,8 @@ from quota.common.clock import LATEST_MS
 from quota.errors import BadAnswer
 from quota.terms.api import UNREADABLE, Field, LevelRule, Match, Pointer, Refill, Used, document_in, value_at
 from quota.terms.arguments import seconds, whole
-from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, UNITS_MS
+from quota.terms.costs import Quota
+from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, UNITS_MS, as_long
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -88,21 +89,34 @@ class AnswerLimits(NamedTuple):
         )
 
 
-class Policy(NamedTuple):
-    """What a `RateLimit` field says of one limit. `window_ms` is its window, if the answer has it; `is_only`: it is the
-    only limit in the answer."""
+class State(NamedTuple):
+    """What an answer says of a limit. `bucket` is the bucket or pool: in a policy as the answer calls it, else as the
+    book does; `named` if the answer names it. `window_ms` is the length of its window. `is_only`: no other limit is in
+    the answer. `is_others`: it is of another window or unit than the bucket, so it may only close it."""
 
-    name: str
-    remaining_units: int
+    bucket: str
+    remaining_units: int | None
     limit_units: int | None
     reset_ms: int | None
-    window_ms: int | None
-    counts_calls: bool
-    is_only: bool
+    window_ms: int | None = None
+    named: bool = True
+    counts_calls: bool = True
+    is_only: bool = False
+    is_others: bool = False
 
-    def ends_ms(self, at_ms: int) -> int | None:
-        """When a window that begins now ends."""
-        return None if self.window_ms is None else at_ms + self.window_ms
+    @property
+    def is_empty(self) -> bool:
+        return self.remaining_units == 0
+
+    def names(self, quota: Quota) -> bool:
+        """Whether this is the state of a quota: by the length of its window, else by its number."""
+        if self.window_ms is not None:
+            return as_long(self.window_ms, quota.window.longest_ms)
+        return self.limit_units == quota.units
+
+    def is_over(self, at_ms: int) -> bool:
+        """Whether the window of this state has ended."""
+        return self.reset_ms is not None and self.reset_ms <= at_ms
 
 
 class Answer:
@@ -199,7 +213,7 @@ class Answer:
         span_ms = (asked - left) / per_second * SECOND_MS
         return self.at_ms + math.ceil(span_ms) if span_ms < LATEST_MS else None  # no ledger can hold a later time
 
-    def policies(self) -> list[Policy]:
+    def policies(self) -> list[State]:
         """Each policy in `RateLimit`, with what `RateLimit-Policy` says of it (draft-ietf-httpapi-ratelimit-headers).
         In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about. Older drafts have a
         header for each of its figures."""
@@ -222,7 +236,8 @@ class Answer:
                 limit, reset_ms = _whole(figures.get("q")), self._moment_ms(figures.get("t"))
                 is_only = not has_several and bool(same or not described)
                 counts_calls = all(each.get("qu", "requests") == "requests" for each in (figures, *same))
-                policies.append(Policy(name, remaining, limit, reset_ms, window_ms, counts_calls, is_only))
+                state = State(name, remaining, limit, reset_ms, window_ms)
+                policies.append(state._replace(counts_calls=counts_calls, is_only=is_only))
         if not policies:
             self.note_unmatched()
         return policies

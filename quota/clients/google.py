@@ -287,7 +287,10 @@ class GoogleGate(HostGate):
         request = _sending.get()
         if request is None and is_batch:
             return self._charge_batch(body, headers)
-        if self._is_chunk(request, sent_verb, url):
+        continues = self._routes.is_part(sent_verb, url)
+        if request is not None:
+            continues = request.resumable is not None and request.resumable_uri is not None
+        if continues:  # the request that opened the upload was charged
             return None
         return self.meter.attempt(self.name(verb, url), verb, body)
 
@@ -299,12 +302,6 @@ class GoogleGate(HostGate):
         request = _sending.get()
         sent = None if request is None else request.methodId
         return sent or self._on_the_wire(verb, url) or f"{verb} {urlsplit(url).path}"
-
-    def _is_chunk(self, request: HttpRequest | None, verb: str, url: str) -> bool:
-        """Whether this request continues an upload. The request that opened the upload was charged."""
-        if request is not None:
-            return request.resumable is not None and request.resumable_uri is not None
-        return self._routes.is_part(verb, url)
 
     def _charge_batch(self, body: RequestBody, headers: Sent) -> Attempt | Batch:
         calls, ids = [], []

@@ -25,16 +25,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from quota.clients.answer_fields import Answer, AnswerLimits, Headers, Policy
+from quota.clients.answer_fields import Answer, AnswerLimits, Headers, State
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, LevelRule, Route
-from quota.terms.costs import CostBook, Quota
+from quota.terms.costs import CostBook
 from quota.terms.evidence import Heard, Level
-from quota.terms.limits import SECOND_MS, as_long, leaves_at
+from quota.terms.limits import SECOND_MS, leaves_at
 
 Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
@@ -348,7 +348,7 @@ class Described(Google):
     # -- what is closed ----------------------------------------------------------------------------------------------
 
     def _closed(
-        self, answer: Answer, method: str, rule: ClosedRule | None, states: list[_PoolState], base: Reading
+        self, answer: Answer, method: str, rule: ClosedRule | None, states: list[State], base: Reading
     ) -> tuple[UpstreamError | None, tuple[Closing, ...]]:
         """The error of an answer, and the buckets that it closes: by the first matching rule, else by a pool that the
         answer reports as empty, else by Google's rules."""
@@ -373,7 +373,7 @@ class Described(Google):
         until_ms = self._until_ms(answer, rule, bucket, states)
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 
-    def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[_PoolState]) -> int | None:
+    def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[State]) -> int | None:
         """Until when a bucket is closed: the later of its reset and Retry-After, else the time of the rule, and never
         longer than its period. A time in the past makes a short pause. None if no time is known.
 
@@ -392,7 +392,7 @@ class Described(Google):
             return self._shorter_end_ms([state for state in own if state.is_empty], answer.at_ms)
         return min(max(until_ms, answer.at_ms + PAUSE_MS), answer.at_ms + self._period_ms(bucket))
 
-    def _shorter_end_ms(self, empty: Sequence[_PoolState], at_ms: int) -> int | None:
+    def _shorter_end_ms(self, empty: Sequence[State], at_ms: int) -> int | None:
         """When the windows end that these states of one bucket name. None if one of them names none, or the longest."""
         ends: list[int] = []
         for state in empty:
@@ -409,7 +409,7 @@ class Described(Google):
 
     # -- what remains ------------------------------------------------------------------------------------------------
 
-    def _states(self, answer: Answer, method: str) -> Iterator[_PoolState]:
+    def _states(self, answer: Answer, method: str) -> Iterator[State]:
         """The state of the book's pools in the answer, also if it has no more than a reset. What a cache has kept is
         about another time."""
         if answer.is_stored:
@@ -419,7 +419,7 @@ class Described(Google):
             if bucket:
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
-                yield self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
+                yield self._checked(answer, State(bucket, remaining, limit, reset_ms, named=named))
         has_rule = any(rule.remaining.header.startswith("ratelimit") for rule in self.book.answers.levels)
         for policy in answer.policies():
             state = self._state_by(policy, answer.at_ms)
@@ -429,30 +429,25 @@ class Described(Google):
             if state is not None:
                 yield self._checked(answer, state)
 
-    def _state_by(self, policy: Policy, at_ms: int) -> _PoolState | None:
+    def _state_by(self, policy: State, at_ms: int) -> State | None:
         """The state of a pool by a policy; None if the policy says nothing of a pool of the book."""
-        bucket, main = self._named(policy.name), self.book.main_bucket.name
+        bucket, main = self._named(policy.bucket), self.book.main_bucket.name
         if not bucket and len(self.book.buckets) > 1:
             return None
         if bucket or self._is_of_main_bucket(policy):
-            figures = policy.remaining_units, policy.limit_units, policy.reset_ms, policy.window_ms
-            return _PoolState(bucket or main, True, *figures)
-        reset_ms = policy.reset_ms or policy.ends_ms(at_ms)
+            return policy._replace(bucket=bucket or main)
+        ends_ms = None if policy.window_ms is None else at_ms + policy.window_ms
+        reset_ms = policy.reset_ms or ends_ms
         if policy.remaining_units or reset_ms is None:
             return None
-        return _PoolState(main, True, 0, None, reset_ms, is_others=True)
+        return State(main, 0, None, reset_ms, is_others=True)
 
-    def _is_of_main_bucket(self, policy: Policy) -> bool:
+    def _is_of_main_bucket(self, policy: State) -> bool:
         """Whether a policy without a bucket's name is about a window of the book's only bucket: by its length, else by
         its limit, else because the answer has no other."""
-        quotas = self.book.main_bucket.quotas
-        if not policy.counts_calls:
-            return False
-        if policy.window_ms is not None:
-            return any(as_long(policy.window_ms, quota.window.longest_ms) for quota in quotas)
-        if policy.limit_units is not None:
-            return policy.limit_units in [quota.units for quota in quotas]
-        return policy.is_only
+        if policy.window_ms is None and policy.limit_units is None:
+            return policy.counts_calls and policy.is_only
+        return policy.counts_calls and any(map(policy.names, self.book.main_bucket.quotas))
 
     def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
         """The pool of a rule's figures, and whether the answer names it; "" for a pool outside the book."""
@@ -467,7 +462,7 @@ class Described(Google):
             return name
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
-    def _checked(self, answer: Answer, state: _PoolState) -> _PoolState:
+    def _checked(self, answer: Answer, state: State) -> State:
         """The state without impossible values: more remaining than the limit, or a reset beyond the period. If nothing
         remains, a later Retry-After is the reset."""
         remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms
@@ -486,33 +481,6 @@ PAUSE_MS = SECOND_MS
 
 CLOCK_MS = 5 * SECOND_MS
 """How far a reset may lie beyond its bucket's period: clocks differ, and headers count whole seconds."""
-
-
-class _PoolState(NamedTuple):
-    """The state of a pool in an answer; `named` if the answer names the pool. `is_others`: it is of another window or
-    unit than the bucket, so it may only close it."""
-
-    bucket: str
-    named: bool
-    remaining_units: int | None
-    limit_units: int | None
-    reset_ms: int | None
-    window_ms: int | None = None
-    is_others: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        return self.remaining_units == 0
-
-    def names(self, quota: Quota) -> bool:
-        """Whether this is the state of a quota: by the length of its window, else by its number."""
-        if self.window_ms is not None:
-            return as_long(self.window_ms, quota.window.longest_ms)
-        return self.limit_units == quota.units
-
-    def is_over(self, at_ms: int) -> bool:
-        """Whether the window of this state has ended."""
-        return self.reset_ms is not None and self.reset_ms <= at_ms
 
 
 # -- one of Google's APIs, as the installed client describes it --------------------------------------------------------

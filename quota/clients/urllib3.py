@@ -32,7 +32,8 @@ async def send(
     """Send a request as one attempt, and charge it at a gate. `make` is `_make_request` of the connection's pool, with
     these `options`, and awaited if the gate awaits. What a recorder (vcrpy) replays in the place of a connection does
     not leave, and is not charged."""
-    body, headers = sent_with(options)
+    headers = HTTPHeaderDict(options.get("headers"))
+    body = RequestBody.of(options.get("body"), headers.get("content-length"))
     charge = partial(gate.charge, method, address, body, headers)
     recorded = vars(conn).get("real_connection")
     attempt = await charge() if recorded is None else None
@@ -67,12 +68,6 @@ async def send(
         if not gate.awaits:
             raw.close()
         raise
-
-
-def sent_with(options: Mapping[str, Any]) -> tuple[RequestBody, HTTPHeaderDict]:
-    """The body and the header fields of a request with these options of `_make_request`."""
-    headers = HTTPHeaderDict(options.get("headers"))
-    return RequestBody.of(options.get("body"), headers.get("content-length")), headers
 
 
 def never_left(error: BaseException) -> bool:
