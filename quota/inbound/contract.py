@@ -344,17 +344,12 @@ def decide(policy: Policy, held: Sequence[States], now_ms: int, cost: int) -> tu
     """
     algorithm = ALGORITHMS[policy.algorithm]
     rows = [(limit, states, now_ms % limit.window_ms) for limit, states in zip(policy.limits, held, strict=True)]
-    waits_ms = [algorithm.wait_ms(limit, states, at_ms, cost) for limit, states, at_ms in rows]
+    waits_ms = [algorithm.wait_ms(*row, cost) for row in rows]
     admitted = not any(waits_ms)
     if admitted or policy.count_rejected:
-        held = [States(states.previous, algorithm.counted(limit, states, at_ms, cost)) for limit, states, at_ms in rows]
+        held = [States(row[1].previous, algorithm.counted(*row, cost)) for row in rows]
+        rows = [(limit, states, at_ms) for (limit, _, at_ms), states in zip(rows, held, strict=True)]
         if not admitted:  # counting it may make the wait longer
-            waits_ms = [
-                algorithm.wait_ms(limit, states, at_ms, cost)
-                for (limit, _, at_ms), states in zip(rows, held, strict=True)
-            ]
-    answers = tuple(
-        LimitState(*algorithm.left(limit, states, at_ms), wait_ms)
-        for (limit, _, at_ms), states, wait_ms in zip(rows, held, waits_ms, strict=True)
-    )
-    return Decision(admitted, now_ms, answers), held
+            waits_ms = [algorithm.wait_ms(*row, cost) for row in rows]
+    answers = [LimitState(*algorithm.left(*row), wait_ms) for row, wait_ms in zip(rows, waits_ms, strict=True)]
+    return Decision(admitted, now_ms, tuple(answers)), held

@@ -20,7 +20,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -483,7 +483,10 @@ class Mask:
     """
 
     def __init__(self, secret: str | None) -> None:
-        self._secrets = _spellings(secret) if secret else ()
+        spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")} if secret else ()
+        # The longest first, because a spelling may contain another.
+        spellings = [text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH]
+        self._secrets = sorted(spellings, key=len, reverse=True)
         self._longest = max(map(len, self._secrets), default=0)
         self._kept = b""
 
@@ -512,10 +515,3 @@ class Mask:
             while at >= 0 and not secret.startswith(data[at:]):
                 at = data.find(secret[:1], at + 1)
             yield at if at >= 0 else len(data)
-
-
-@lru_cache(100)
-def _spellings(secret: str) -> tuple[bytes, ...]:
-    """The spellings of a secret in an answer, the longest first."""
-    spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")}
-    return tuple(sorted((text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH), key=len, reverse=True))
