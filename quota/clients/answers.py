@@ -29,7 +29,6 @@ from urllib3.exceptions import HTTPError, InvalidChunkLength
 
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
-from quota.clients.gate import HostGate
 from quota.clients.requests import MeteredAdapter
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_http_address, is_loopback
@@ -105,20 +104,19 @@ class SessionHttp:
     """What Google's client asks of an Http for the API at `root`. Threads may share it.
 
     It sends over a session of requests, whose adapter charges each attempt at the `gate`, if there is one. Errors are
-    those of the connection, as with httplib2: the client's own retries look at their class.
+    those of the connection, as with httplib2: the client's own retries look at their class. The `gate` is a GoogleGate,
+    which knows where the API key may go.
     """
 
-    def __init__(
-        self, root: str, watch: Watch, *, timeout_s: float, gate: HostGate | None = None, follows: bool = True
-    ) -> None:
-        self.watch, self.timeout, self._gate, self._follows = watch, timeout_s, gate, follows
+    def __init__(self, root: str, watch: Watch, *, timeout_s: float, gate: Any = None, follows: bool = True) -> None:
+        self.watch, self.timeout, self.gate, self._follows = watch, timeout_s, gate, follows
         self.is_loopback = is_loopback(urlsplit(root).hostname or "")  # a proxy cannot reach this machine's
         self.start_over_in_child()
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
         """A forked child would read its parent's answers."""
-        adapter = MeteredAdapter(self._gate, self.watch.limits, prepare=self._prepare, pool_maxsize=MAX_CONNECTIONS)
+        adapter = MeteredAdapter(self.gate, self.watch.limits, prepare=self._prepare, pool_maxsize=MAX_CONNECTIONS)
         self._session = _Session(self, adapter)
 
     def _prepare(self, conn: Any) -> None:
@@ -127,7 +125,7 @@ class SessionHttp:
 
     def keeps_key(self, uri: str) -> bool:
         """Whether `uri` may receive the API key."""
-        return False
+        return self.gate is not None and self.gate.keeps_key(uri)
 
     def request(
         self, uri: str, method: str = "GET", body: Any = None, headers: Mapping[str, Any] | None = None, **_: Any
@@ -136,7 +134,10 @@ class SessionHttp:
 
         Raises BadAnswer for an answer above a limit, and for a redirect to something that is not HTTP.
         """
-        if {name.lower(): text for name, text in (headers or {}).items()}.get("content-length") == "0":
+        headers = dict(headers or {})
+        if not self.keeps_key(uri):
+            headers = {name: value for name, value in headers.items() if name.lower() != GOOGLES_KEY.header}
+        if {name.lower(): text for name, text in headers.items()}.get("content-length") == "0":
             body = b""  # requests would send an empty stream in chunks
         with self.watch.request():
             try:

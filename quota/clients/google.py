@@ -8,7 +8,7 @@ batches and pages: each attempt passes through it once.
 
     layer            class              what it adds
     HttpRequest      MeteredRequest     records which API method is being sent
-    Http             MeteredHttp        keeps the key at the API's own hosts
+    Http             SessionHttp        keeps the key at the API's own hosts
     HTTPAdapter      MeteredAdapter     charges each attempt at the GoogleGate, and passes it the answer
 
 Importing this file takes a quarter of a second. No module of the package imports it before a call is allowed to leave.
@@ -42,7 +42,7 @@ from quota.common.hosts import default_port, is_http_address, is_loopback, is_re
 from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import GOOGLES_KEY, NO_BODY, Hosts, RequestBody
+from quota.terms.api import NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import instance, seconds, text
 
 TIMEOUT_S = 60.0
@@ -105,7 +105,7 @@ def service(
     root: str = document["rootUrl"]
     limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
     gate = GoogleGate(Meter(budget, max_units), document)
-    http = MeteredHttp(gate, root, Watch(limits, waiting), timeout_s=timeout_s)
+    http = SessionHttp(root, Watch(limits, waiting), timeout_s=timeout_s, gate=gate)
     authorized: Any = http
     if credentials is not None:
         credentials = with_scopes_if_required(credentials, scopes_of(document))  # type: ignore[no-untyped-call]
@@ -203,8 +203,8 @@ HttpError.__init__ = _init_without_secrets
 
 def _check_metered(http: Any, uri: str) -> None:
     """Raise UsageError if `http` does not charge requests to `uri`."""
-    metered = _metered(http)
-    if metered is None or not metered.gate.serves(uri):
+    gate = _gate_of(http)
+    if gate is None or not gate.serves(uri):
         raise UsageError("this http would bypass the budget: leave it out, threads may share one service")
 
 
@@ -212,11 +212,11 @@ MAX_WRAPPINGS = 5
 """How deep Http objects may wrap each other. The Http that adds a key, for example, wraps another."""
 
 
-def _metered(http: Any) -> MeteredHttp | None:
-    """The metered Http inside `http`, if there is one."""
+def _gate_of(http: Any) -> GoogleGate | None:
+    """The gate of the metered Http inside `http`, if there is one."""
     for _ in range(MAX_WRAPPINGS):
-        if isinstance(http, MeteredHttp):
-            return http
+        if isinstance(http, SessionHttp) and isinstance(http.gate, GoogleGate):
+            return http.gate
         http = getattr(http, "http", None)
     return None
 
@@ -225,7 +225,7 @@ _send_batch = BatchHttpRequest._execute
 
 
 def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
-    payers = {metered.gate.payer for name in order if (metered := _metered(requests[name].http)) is not None}
+    payers = {gate.payer for name in order if (gate := _gate_of(requests[name].http)) is not None}
     if payers:
         _check_metered(http, self._batch_uri)
     if len(payers) > 1:
@@ -382,24 +382,3 @@ def batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, 
         status = int(words[1]) if len(words) > 1 and re.fullmatch("[0-9]{3}", words[1]) else 0
         _, *bodies = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)
         yield status, b"".join(bodies).strip(), content_id
-
-
-# -- the Http ----------------------------------------------------------------------------------------------------------
-
-
-class MeteredHttp(SessionHttp):
-    """A SessionHttp that charges every request to the API. Only the API gets its key."""
-
-    def __init__(self, gate: GoogleGate, root: str, watch: Watch, *, timeout_s: float) -> None:
-        self.gate = gate
-        super().__init__(root, watch, timeout_s=timeout_s, gate=gate)
-
-    def keeps_key(self, uri: str) -> bool:
-        return self.gate.keeps_key(uri)
-
-    def request(
-        self, uri: str, method: str = "GET", body: Any = None, headers: Any = None, **_: Any
-    ) -> tuple[Any, bytes]:
-        if headers and not self.keeps_key(uri):
-            headers = {name: value for name, value in headers.items() if name.lower() != GOOGLES_KEY.header}
-        return super().request(uri, method, body, headers)
