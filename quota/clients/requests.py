@@ -111,11 +111,29 @@ class MeteredAdapter(HTTPAdapter):
         return response
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        """The connections, charged below every mock of requests and of `urlopen`."""
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        # Below every mock of requests and of `urlopen`. A pool that knew itself would stay open after `close`.
-        pool._make_request = partial(_make, self._gate, self.prepare, ref(pool))
-        if self.prepare is not None:
-            pool._prepare_proxy = partial(_connect_by_proxy, self.prepare, ref(pool))
+        gate, prepare = self._gate, self.prepare
+        pool_of: Callable[[], Any] = ref(pool)  # a pool that knew itself would stay open after `close`
+
+        def make_request(conn: Any, method: str, url: str, **given: Any) -> Any:
+            own = pool_of()
+            if prepare is not None:
+                prepare(conn)
+            make = partial(type(own)._make_request, own, conn, method, url, **given)
+            if gate is None:
+                return make()
+            return at_once(send(gate, conn, method, url_on(own.scheme, own.host, own.port, url), given, make))
+
+        pool._make_request = make_request
+        if prepare is not None:
+
+            def prepare_proxy(conn: Any) -> None:
+                prepare(conn)  # it reads the proxy's answer, too
+                own = pool_of()
+                type(own)._prepare_proxy(own, conn)
+
+            pool._prepare_proxy = prepare_proxy
         return pool
 
 
@@ -129,31 +147,6 @@ class SignedSession(requests.Session):
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
         if self.should_strip_auth(response.request.url or "", prepared_request.url or ""):
             prepared_request.headers.pop("authorization", None)
-
-
-def _connect_by_proxy(prepare: Callable[[Any], None], pool_of: Callable[[], Any], conn: Any) -> None:
-    prepare(conn)  # it reads the proxy's answer, too
-    pool = pool_of()
-    type(pool)._prepare_proxy(pool, conn)
-
-
-def _make(
-    gate: HostGate | None,
-    prepare: Callable[[Any], None] | None,
-    pool_of: Callable[[], Any],
-    conn: Any,
-    method: str,
-    url: str,
-    **given: Any,
-) -> Any:
-    """urllib3's `_make_request`, charged at the gate, if there is one."""
-    pool = pool_of()
-    if prepare is not None:
-        prepare(conn)
-    make = partial(type(pool)._make_request, pool, conn, method, url, **given)
-    if gate is None:
-        return make()
-    return at_once(send(gate, conn, method, url_on(pool.scheme, pool.host, pool.port, url), given, make))
 
 
 def _bound(response: requests.Response, limits: AnswerLimits) -> None:
