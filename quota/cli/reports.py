@@ -499,8 +499,8 @@ def explain(
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
-    it has no such refusal or charge, the exit status is 1. If a silent ledger stopped this machine's last
-    refused run, a line on stderr names it. What `quota charge` refused during the silence is not recorded.
+    it has no such refusal or charge, the exit status is 1. If this machine's last refused run met a ledger that did
+    not answer, a line on stderr names that run. Such refusals of `quota charge` are not recorded.
 
     \b
     Example:
