@@ -164,11 +164,11 @@ class Session(OfOneProcess):
         ledger = self.settings.ledger.identity or self.ledger.label
         return Identity(ledger, credential.project, credential.endpoint or "", credential.book.api)
 
-    def _open_journal(self, identity: Identity, longest_ms: int) -> Journal:
-        """What this machine has seen of a project's log. The journal of a ledger in memory has no files, because nobody
-        shares that ledger."""
+    def _open_journal(self, identity: Identity, longest_ms: int) -> Journal | None:
+        """What this machine has seen of a project's log. A ledger in memory has no journal, because nobody shares that
+        ledger."""
         if self.settings.ledger.file == "":
-            return Journal.in_memory(identity, keep_ms=longest_ms)
+            return None
         journal = Journal(self._state_folder, identity, keep_ms=longest_ms)
         if not self._has_warned and not journal.exists:  # a new project may be an older project under a new name
             self._has_warned = True

@@ -32,7 +32,7 @@ from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round, is_empty
 from quota.jobs.ticks import Tick, ticks
 from quota.ledger.log import EPOCH
-from quota.ledger.memory_log import MemoryLog
+from quota.ledger.sqlite_log import SqliteLog
 from quota.reports.runs import Bought
 from quota.rules.entry import START, Entry, just_before
 from quota.rules.facts import FACTS, Facts
@@ -323,7 +323,7 @@ class _Simulation:
             self.totals[job.name] = JobTotals(passes=dict.fromkeys(regions, 0))
         self._refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
 
-    def _budget(self, settings: Settings, credential: CredentialSettings, log: MemoryLog) -> Budget:
+    def _budget(self, settings: Settings, credential: CredentialSettings, log: SqliteLog) -> Budget:
         return Budget(
             credential=credential.name,
             book=credential.book,
@@ -332,9 +332,9 @@ class _Simulation:
             leave={job.name: job.leave for job in settings.jobs.values() if job.credential == credential.name},
         )
 
-    def _replay(self, settings: Settings, state: State) -> MemoryLog:
+    def _replay(self, settings: Settings, state: State) -> SqliteLog:
         """A ledger in memory with the live log of each project, each entry at its own time, and the facts."""
-        log = MemoryLog(clock=lambda: self.now_ms, past_ms=0)  # nothing reads the past
+        log = SqliteLog(clock=lambda: self.now_ms)
         for project in {credential.project for credential in settings.credentials.values()}:
             _, fence = log.fence(project, "", "replay")
             log.replace(project, fence, START, state.entries.get(project, ()), fence)

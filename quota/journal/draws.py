@@ -91,16 +91,15 @@ class Draw(NamedTuple):
 
 
 class Draws:
-    """The draws of one upstream project, for one identity. Without a `folder` nothing can be drawn.
+    """The draws of one upstream project, for one identity.
 
     The first draw makes the file. Safe for threads, forks and signal handlers, because no file stays open.
     """
 
-    def __init__(self, folder: str | None, identity: Identity, *, keep_ms: int) -> None:
-        self._identity, self._keep_ms = identity, keep_ms
-        self._folder = folder or ""
-        self._path = f"{folder}{os.sep}draws" if folder else ""
-        self._what = f"allowance {one_line(self._path)}" if folder else "allowance in memory"
+    def __init__(self, folder: str, identity: Identity, *, keep_ms: int) -> None:
+        self._identity, self._keep_ms, self._folder = identity, keep_ms, folder
+        self._path = f"{folder}{os.sep}draws"
+        self._what = f"allowance {one_line(self._path)}"
         self._lock = FileLock(f"{self._path}.lock", self._what)
         self._read: tuple[tuple[int, ...], dict[str, Draw], int] = ((), {}, 0)
         self._warned = False
@@ -120,8 +119,6 @@ class Draws:
 
         Raises LedgerError if the disk fails: then nothing was drawn.
         """
-        if not self._path:
-            raise LedgerError(f"{self._what}: it has no file, so nothing is drawn")
         with self._alone(), self._errors():
             draws, lines = self._draws()
             news = [entry._replace(id=(now_ms, 0)) for entry in entries if entry.key not in draws]
@@ -151,8 +148,6 @@ class Draws:
 
     def _prevented(self) -> tuple[str, str] | None:
         """Why nothing can be drawn now, and the remedy; None if something can."""
-        if not self._path:
-            return "it has no file", "name a state folder"
         if not has_room(existing(self._folder), LEAST_BYTES):
             return "no space is left for it", "make room on its disk"
         return obstacle(self._path, ".lock")
@@ -219,8 +214,6 @@ class Draws:
 
         Draws that were handed over are owed again, as corrections. Raises LedgerError.
         """
-        if not self._path:
-            return None
         with self._errors():
             if not units.keys() <= self._draws()[0].keys():
                 return None
@@ -253,7 +246,7 @@ class Draws:
 
     def _draws(self) -> tuple[dict[str, Draw], int]:
         """All draws by their keys, oldest first, and the number of lines of the file."""
-        if not self._path or not os.access(self._path, os.F_OK):  # most machines have no such file
+        if not os.access(self._path, os.F_OK):  # most machines have no such file
             return {}, 0
         try:
             status = os.stat(self._path)

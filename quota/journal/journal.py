@@ -104,16 +104,15 @@ class Journal(OfOneProcess):
     """
 
     def __init__(
-        self, folder: Path | None, identity: Identity, *, keep_ms: int, clock: Callable[[], int] = host_clock
+        self, folder: Path, identity: Identity, *, keep_ms: int, clock: Callable[[], int] = host_clock
     ) -> None:
         self._identity, self._keep_ms, self._clock = identity, keep_ms, clock
-        upstream = None if folder is None else upstream_folder(folder, identity)
-        self._upstream = upstream or ""
-        own = "" if upstream is None else f"{upstream}{os.sep}{identity.hash}"
-        self.draws = Draws(upstream, identity, keep_ms=keep_ms)
-        self._files = DayFiles(own, clock) if own else None
-        self._what = f"journal {one_line(own)}" if own else "journal in memory"
-        self._file_lock = FileLock(f"{own}{os.sep}lock", self._what) if own else None
+        self._upstream = upstream_folder(folder, identity)
+        own = f"{self._upstream}{os.sep}{identity.hash}"
+        self.draws = Draws(self._upstream, identity, keep_ms=keep_ms)
+        self._files = DayFiles(own, clock)
+        self._what = f"journal {one_line(own)}"
+        self._file_lock = FileLock(f"{own}{os.sep}lock", self._what)
         self._lock = threading.RLock()
         self._memory: deque[tuple[str, Entry]] = deque(maxlen=MAX_IN_MEMORY)
         self._remembered = 0
@@ -135,11 +134,6 @@ class Journal(OfOneProcess):
         self._retry_s = 0.0
         start_over_in_child(self)
 
-    @classmethod
-    def in_memory(cls, identity: Identity, *, keep_ms: int = 0) -> Journal:
-        """A journal without files, for a ledger that ends with its process. It has no draws."""
-        return cls(None, identity, keep_ms=keep_ms)
-
     @property
     def exists(self) -> bool:
         """Whether this machine has ever noted anything of the project."""
@@ -149,7 +143,7 @@ class Journal(OfOneProcess):
         """When this machine last noted an entry of the same upstream project in another ledger than the one with this
         epoch; 0 if it never did. Raises OSError."""
         times = [0]
-        for own in os.scandir(self._upstream) if self._files is not None else ():
+        for own in os.scandir(self._upstream):
             if not own.is_dir() or own.name == self._identity.hash:
                 continue
             files = DayFiles(own.path, self._clock)
@@ -229,7 +223,7 @@ class Journal(OfOneProcess):
         """
         since = since or {}
         for name, end in self.position().items():
-            if name and self._files is not None:
+            if name:
                 try:
                     for lines in self._files.lines(name, _start(since, name, end), end):
                         for record in map(read_record, lines):
@@ -300,8 +294,6 @@ class Journal(OfOneProcess):
         Raises LedgerError if another process holds the lock for longer. If nobody can lock, as in a folder that cannot
         be written, each goes on alone: the log's own fence protects a union.
         """
-        if self._file_lock is None:
-            return nullcontext()
         try:
             return self._file_lock.taken(wait_s)
         except OSError as error:
@@ -357,25 +349,23 @@ class Journal(OfOneProcess):
         """The child's descriptors share their positions with the parent's, and the parent may hold the locks."""
         self._lock = threading.RLock()
         self.draws.start_over()
-        if self._file_lock is not None:
-            self._file_lock.start_over()
+        self._file_lock.start_over()
         self._let_go()
 
     # Private
 
     def _let_go(self) -> None:
         self._followed, self._clean = (None, 0, 0), ()
-        if self._files is not None:
-            self._files.close()
+        self._files.close()
 
     def _replace(self, name: str, text: str) -> None:
-        """Replace a file of the journal, if it has files. If that fails, the text stays in memory."""
+        """Replace a file of the journal. If that fails, the text stays in memory."""
         self._tried(lambda files: replace_text(files.path(name), text))
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""
         files = self._files
-        if files is None or (self.trouble and elapsed_s() < self._retry_s):
+        if self.trouble and elapsed_s() < self._retry_s:
             self._remember(epoch, news)
             return
         try:
@@ -472,17 +462,16 @@ class Journal(OfOneProcess):
     def _look_for_others(self, epoch: str) -> tuple[bool, Position, int]:
         """Whether all uncompared entries are of this epoch, up to where, and how many bytes had to be read for that."""
         files = self._files
-        state = (epoch, self._remembered, *((*files.growing(), files.looks) if files is not None else ()))
+        state = (epoch, self._remembered, *files.growing(), files.looks)
         if state == self._clean:
             return True, {}, 0
         marks, ends = self._read_marks(), self.position()
         compared = since = marks.compared if marks.epoch == epoch else {}
         if self._clean and self._clean[0] == epoch:
             since = {name: max(since.get(name, 0), self._clean_ends.get(name, 0)) for name in ends}
-        if files is not None:
-            for name, end in ends.items():
-                if name and files.has_another(name, _start(since, name, end), end, epoch):
-                    return False, {}, 0
+        for name, end in ends.items():
+            if name and files.has_another(name, _start(since, name, end), end, epoch):
+                return False, {}, 0
         if any(noted != epoch for noted, _ in self._remembered_since(since)):
             return False, {}, 0
         self._clean, self._clean_ends = state, ends
@@ -516,9 +505,9 @@ class Journal(OfOneProcess):
                 self._replace("marks", marks_text(self._marks))
 
     def _tried(self, work: Callable[[DayFiles], T]) -> T | None:
-        """What `work` returns; None without files, or if they cannot be used."""
+        """What `work` returns; None if the files cannot be used."""
         try:
-            return None if self._files is None else work(self._files)
+            return work(self._files)
         except OSError as error:
             self._fail(error)
             return None

@@ -40,7 +40,7 @@ REDIS_SCHEMES = (
 BACKENDS = (
     Backend(("sqlite",), "quota.ledger.sqlite_log:SqliteLog", file=path_of),
     Backend(REDIS_SCHEMES, "quota.ledger.redis_log:RedisLog", has_acl=True),
-    Backend(("memory",), "quota.ledger.memory_log:MemoryLog", file=lambda _: ""),
+    Backend(("memory",), "quota.ledger.sqlite_log:SqliteLog", file=lambda _: ""),
 )
 
 SCHEMES = tuple(scheme for backend in BACKENDS for scheme in backend.schemes)

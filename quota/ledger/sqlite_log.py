@@ -52,6 +52,9 @@ APPLICATION_ID = 0x51_4C_47_31
 MIN_FREE_BYTES = 65_536
 """What the first append of a process may need, beside the entries for SQLite's -shm."""
 
+IN_MEMORY = "memory:"
+"""The url of a ledger that ends with its process."""
+
 TRIMMED = "trimmed"
 
 _READ = (
@@ -80,16 +83,17 @@ _PUT = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
 
 
 class SqliteLog(OfOneProcess, Log):
-    """The log at `sqlite:///relative/path` or `sqlite:////absolute/path`, or in memory (`sqlite://`). `clock` is the
-    ledger's clock, in ms since 1970."""
+    """The log at `sqlite:///relative/path` or `sqlite:////absolute/path`, or in memory, for simulations, tests and
+    programs that end with their budget. A forked child goes on with a copy of a log in memory. `clock` is the ledger's
+    clock, in ms since 1970."""
 
     shared = False
 
     _deadline_s = DEADLINE_S
 
-    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
-        path = path_of(url)
-        self.label = label_of(path)
+    def __init__(self, url: str = IN_MEMORY, *, clock: Callable[[], int] | None = None) -> None:
+        path = "" if url.startswith(IN_MEMORY) else path_of(url)
+        self.label = label_of(path) if path else IN_MEMORY
         refuse_others(path, "ledger")
         self._file = SqliteFile(
             path,
@@ -268,7 +272,7 @@ class SqliteLog(OfOneProcess, Log):
 
         path = self._file.path
         if not path:
-            return [warning("ledger file", "in memory: it ends with this process", "name a file in the url")]
+            return [warning("ledger", "in memory: it ends with this process", "name a file in the url")]
         return list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
 
     def unwritable(self, project: str) -> str:

@@ -15,7 +15,7 @@ from quota.deciding.losses import losses
 from quota.deciding.moves import carry_out, plan_move
 from quota.deciding.repairs import ahead, repair
 from quota.errors import LedgerError, QuotaError, UnknownCharge
-from quota.ledger.memory_log import MemoryLog
+from quota.ledger.sqlite_log import SqliteLog
 from quota.reports.spending import SPEND_FIELDS, explain_charge, read_charges, read_refusals, read_spending, read_sums
 from quota.reports.status import read_status
 from quota.rules.refusals import RefusalCount
@@ -102,7 +102,7 @@ def check_readings(r: Input, session: Session, charge_id: str) -> None:
 def check_changes(r: Input, session: Session, charge_id: str) -> None:
     """Some of what programs and operators change."""
     ledger, project, budget = session.ledger, session.project(), session.budget()
-    state, now_ms, elsewhere = project.state, ledger.now_ms(), MemoryLog(clock=session.ledger.now_ms)
+    state, now_ms, elsewhere = project.state, ledger.now_ms(), SqliteLog(clock=session.ledger.now_ms)
 
     def move() -> None:
         for old, new in ((ledger, elsewhere), (elsewhere, ledger)):

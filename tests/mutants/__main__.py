@@ -33,7 +33,7 @@ CORE = (
     *(f"quota/deciding/{name}.py" for name in ("allowance", "answers", "corrections", "fence", "losses", "moves")),
     *(f"quota/deciding/{name}.py" for name in ("decide", "project", "repairs")),
     *(f"quota/journal/{name}.py" for name in ("draws", "files", "journal")),
-    *(f"quota/ledger/{name}.py" for name in ("log", "memory_log", "sqlite_log", "state")),
+    *(f"quota/ledger/{name}.py" for name in ("log", "sqlite_log", "state")),
     *(f"quota/rules/{name}.py" for name in ("calls", "claims", "entry", "facts", "reading", "refusals", "retry")),
     *(f"quota/rules/{name}.py" for name in ("spent", "total", "union")),
     *(f"lua/{name}.lua" for name in ("append", "begin", "change", "charge", "replace", "trim")),

@@ -21,7 +21,7 @@ from quota.deciding import project as project_module
 from quota.deciding.project import Project
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge
 from quota.ledger.log import Append, Reply
-from quota.ledger.memory_log import MemoryLog
+from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.entry import START
 from quota.rules.facts import FACTS, Facts, closing
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
@@ -42,7 +42,7 @@ class ExceededError(AssertionError):
     """A call was admitted that some limit had no room for."""
 
 
-class DelayedLog(MemoryLog):
+class DelayedLog(SqliteLog):
     """A log in memory whose questions are under way for a while: `before` is what happens meanwhile, and `after` is
     called with what was appended."""
 
@@ -249,7 +249,7 @@ class DelayedDecisions:
             units, most = self.oracle.used_units(asked.limit.view, now_ms), self._most(asked)
             if units > most:
                 raise ExceededError(f"{self._where()}: {units} of {most} used of {asked}")
-        facts = Facts.read(MemoryLog.change(self.log, PROJECT, {FACTS: None}, {}).state.get(FACTS, ""))
+        facts = Facts.read(SqliteLog.change(self.log, PROJECT, {FACTS: None}, {}).state.get(FACTS, ""))
         buckets = [bucket for x in charges for bucket in PRICES.closed_by(x.method, x.bucket)]
         closed = closing(facts, buckets, now_ms, process.terms.jitter_ms)
         if closed is not None:
@@ -266,7 +266,7 @@ class DelayedDecisions:
     def check_the_oracle(self) -> None:
         """What the oracle sums is what the log says, read entry by entry."""
         units: dict[str, int] = {}
-        for entry in MemoryLog.read(self.log, PROJECT, START, (2**53, 0), 10**9):
+        for entry in SqliteLog.read(self.log, PROJECT, START, (2**53, 0), 10**9):
             if entry.kind == "charge":
                 units[entry.key] = entry.units
             elif entry.kind == "correction" and entry.of in units:

@@ -28,7 +28,7 @@ from quota.common.clock import NEVER
 from quota.deciding.project import Project
 from quota.decision import Decision
 from quota.errors import CostExceedsLimit, LedgerError, QuotaError, UnknownCharge
-from quota.ledger import memory_log, sqlite_log
+from quota.ledger import sqlite_log
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import MAX_READ, Log
 from quota.rules import total
@@ -125,8 +125,6 @@ def small_bounds(*, small: bool = True) -> Iterator[None]:
         (total, "READ_LEAVING"): 3,
         (project, "MAX_READ"): 7,
         (project, "KEEP_AFTER"): 5,
-        (memory_log, "MAX_UNSEEN"): 6,
-        (memory_log, "MAX_NEWER"): 4,
         (sqlite_log, "MAX_UNSEEN"): 6,
     }
     before = {place: getattr(*place) for place in bounds}

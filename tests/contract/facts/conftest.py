@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from quota.ledger.log import Log
-from quota.ledger.memory_log import MemoryLog
+from quota.ledger.sqlite_log import SqliteLog
 from support.setup import Clocked
 
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    log = MemoryLog()
+    log = SqliteLog()
     yield log
     log.close()
 

@@ -84,7 +84,8 @@ def test_a_state_folder_that_cannot_be_made_keeps_entries_in_memory(tmp_path: Pa
 
 def test_memory_keeps_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_IN_MEMORY", 100)
-    noted = Journal.in_memory(journal_module.Identity("", "p"))
+    (tmp_path / "file").write_text("")
+    noted = journal(tmp_path / "file")
     position = noted.position()
     for seq in range(250):
         noted.write("e", [entry(seq=seq)])

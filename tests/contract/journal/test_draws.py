@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.journal.journals import IDENTITY, NOW_MS, entry, forked, journal
+from contract.journal.journals import NOW_MS, entry, forked, journal
 from quota.errors import LedgerError
 from quota.journal.draws import SPARE_LINES, Draws
 from quota.journal.files import FileLock
-from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
 from quota.rules.entry import Entry
 from quota.terms.limits import DAY_MS, SLACK_MS
@@ -144,9 +143,6 @@ def test_a_draw_fails_if_the_disk_takes_no_draw(tmp_path: Path, monkeypatch: pyt
         draw(draws, entry())
     assert draws_file(tmp_path).read_bytes() == before
     assert len(journal(tmp_path).draws.owed()) == 1
-    with pytest.raises(LedgerError, match="in memory"):
-        draw(Journal.in_memory(IDENTITY).draws, entry())
-    assert Journal.in_memory(IDENTITY).draws.owed() == []
 
 
 def test_a_long_file_is_written_anew_and_what_is_owed_stays_however_old(tmp_path: Path) -> None:

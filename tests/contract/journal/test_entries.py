@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.journal.journals import IDENTITY, NOW_MS, day_files, entry, forked, ids, journal, keys
+from contract.journal.journals import NOW_MS, day_files, entry, forked, ids, journal, keys
 from quota.errors import LedgerError
 from quota.journal.files import record_line
-from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, packed
 from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
@@ -218,21 +217,6 @@ def test_a_folder_that_was_deleted_or_put_aside_is_made_anew(tmp_path: Path) -> 
     noted.write("e", [entry(seq=3)])
     assert ids(journal(tmp_path)) == [(NOW_MS, 3)]
     assert noted.newest("e") == (NOW_MS, 3)
-
-
-def test_without_a_folder_all_is_in_memory(tmp_path: Path) -> None:
-    noted = Journal.in_memory(IDENTITY)
-    assert (noted.newest("e"), noted.uncompared("e"), noted.facts(), noted.whole("e")) == (START, False, "", None)
-    noted.write("e", [entry(seq=1)])
-    noted.write_facts("e", "facts")
-    noted.note_whole("e", START, (NOW_MS, 1))
-    with noted.locked():
-        assert noted.newest("e") == (NOW_MS, 1)
-    assert (noted.uncompared("e"), noted.uncompared("f"), noted.facts()) == (False, True, "facts")
-    assert noted.whole("e") == (START, (NOW_MS, 1))
-    noted.compared("f", noted.position())
-    assert not noted.uncompared("f")
-    assert noted.trouble == ""
 
 
 def test_the_next_process_compares_notes_of_an_older_epoch(tmp_path: Path) -> None:

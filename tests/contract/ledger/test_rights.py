@@ -18,9 +18,9 @@ from quota.deciding.moves import carry_out, plan_move
 from quota.deciding.repairs import ahead, repair
 from quota.inbound import redis_storage
 from quota.ledger.factory import open_ledger
-from quota.ledger.memory_log import MemoryLog
 from quota.ledger.redis_log import keys_of, script, script_names
 from quota.ledger.redis_needs import COMMANDS, PASSWORD, acl_line, pattern_of
+from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.entry import END, START, Entry
 from quota.rules.facts import Grant
 from quota.rules.refusals import RefusalCount
@@ -74,7 +74,7 @@ class Work:
         self.now_ms = NOW_MS
         self.admin = admin
         self.ledger = open_ledger(url, clock=lambda: self.now_ms)
-        self.elsewhere = MemoryLog(clock=lambda: self.now_ms)
+        self.elsewhere = SqliteLog(clock=lambda: self.now_ms)
         self.budget = budget_of(self.ledger, limit(5_000), clock=lambda: self.now_ms, folder=folder)
         self.state = state_at(self.ledger)
         self.charge_id = ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.log.logs import Clock, MemoryPlace, Place, RedisPlace, SqlitePlace
+from contract.log.logs import Clock, Place, RedisPlace, SqlitePlace
 from quota.ledger.log import Log
 from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
@@ -15,35 +15,23 @@ from support.patience import PATIENCE_S
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with a log runs on each kind; one that asks for `stored` on those that processes share, and one that names
-    its places on these."""
+    """A test with a log runs on each kind, and one that names its places on these."""
     named = any("place" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "place" in metafunc.fixturenames and not named:
-        shared = "stored" in metafunc.fixturenames
-        kinds = ("sqlite", "redis") if shared else ("memory", "sqlite", "redis")
-        metafunc.parametrize("place", kinds, indirect=True)
+        metafunc.parametrize("place", ("sqlite", "redis"), indirect=True)
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setattr(SqliteLog, "_deadline_s", PATIENCE_S)
     monkeypatch.setattr(RedisLog, "_timeout_s", PATIENCE_S)
-    kind: str = request.param
     place: Place
-    if kind == "memory":
-        place = MemoryPlace()
-    elif kind == "sqlite":
+    if request.param == "sqlite":
         place = SqlitePlace(tmp_path)
     else:
         place = RedisPlace(request.getfixturevalue("redis_server").url)
     yield place
     place.close()
-
-
-@pytest.fixture
-def stored(place: Place) -> Place:
-    """A place that several processes share, and where a part of a log may be lost."""
-    return place
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import redis
 
 from quota.errors import LedgerError
 from quota.ledger.log import ANY, Append, Log, Reply
-from quota.ledger.memory_log import MemoryLog
 from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.entry import START, Entry, Id
@@ -134,32 +133,6 @@ class Place(Protocol):
         """Lose the `log`, its `state`, or both, and nothing else."""
 
     def close(self) -> None: ...
-
-
-class MemoryPlace:
-    """A log in memory is that of one process, and loses nothing."""
-
-    def __init__(self) -> None:
-        self._log: MemoryLog | None = None
-
-    def open(self, clock: Callable[[], int] | None = None) -> Log:
-        if self._log is None:
-            self._log = MemoryLog(clock=clock)
-        return self._log
-
-    def spoil(self, log: Log, entry_id: Id) -> None:
-        entries = [
-            Entry(entry.id, 0, "", "", "", "", "", "unreadable") if entry.id == entry_id else entry
-            for entry in entries_of(log)
-        ]
-        epoch = log.begin(P).epoch
-        assert log.replace(P, fence(log), entries[-1].id, entries, epoch)
-
-    def lose(self, *parts: str) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
 
 
 class SqlitePlace:

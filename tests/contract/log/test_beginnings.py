@@ -255,11 +255,11 @@ def test_a_sealed_log_is_behind_for_everybody_and_names_the_new_url(log: Log) ->
 
 
 @pytest.mark.parametrize("part", ["log", "state"])
-def test_a_log_of_which_a_part_is_lost_is_behind_for_everybody(log: Log, stored: Place, part: str) -> None:
+def test_a_log_of_which_a_part_is_lost_is_behind_for_everybody(log: Log, place: Place, part: str) -> None:
     """Entries without an epoch, or an epoch without entries: what was read last may be gone, or not. It stands behind a
     fence that is over, so whoever asks next fences it, and puts it together."""
     entries = added(log, charge(), charge())
-    stored.lose(part)
+    place.lose(part)
     for author in ("first", ""):
         assert is_behind(log, author)
     assert is_behind(log, "first", entries[-1].id)

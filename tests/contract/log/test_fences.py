@@ -286,7 +286,7 @@ def count_up(log: Log, times: int) -> int:
     return lost
 
 
-def test_each_change_counts_when_processes_change_a_field_at_once(place: Place, stored: Place) -> None:
+def test_each_change_counts_when_processes_change_a_field_at_once(place: Place) -> None:
     log = place.open()
     count_up(log, 1)
     Children(lambda n: count_up(place.open(), n), (40,), (40,)).answers()

@@ -15,7 +15,6 @@ import pytest
 from contract.log.logs import (
     NOW_MS,
     Clock,
-    MemoryPlace,
     P,
     Place,
     RedisPlace,
@@ -50,7 +49,7 @@ from support.patience import PATIENCE_S
 from support.processes import in_threads
 from support.servers import RedisServer, until
 
-KINDS = ("memory", "sqlite", "redis")
+KINDS = ("sqlite", "redis")
 CLAIM = Claim("job", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
 WRITES = ("fence", "change", "replace", "seal", "add_past")
 WRITES_OF_A_MOVE = 7
@@ -67,22 +66,17 @@ class Pair:
 
     def open(self, number: int) -> Log:
         """One of them, as one more process opens it."""
-        log = self.places[number].open(self.clock)
-        if log.label == "memory:":
-            log.label += str(number)
-        return log
+        return self.places[number].open(self.clock)
 
 
 def _place(kind: str, number: int, folder: Path, server: RedisServer) -> Place:
-    if kind == "memory":
-        return MemoryPlace()
     if kind == "redis":
         return RedisPlace(f"redis://127.0.0.1:{server.port}/{number}")
     (folder / str(number)).mkdir()
     return SqlitePlace(folder / str(number))
 
 
-@pytest.fixture(params=[("memory", "sqlite"), ("sqlite", "redis"), ("redis", "memory")], ids="-".join)
+@pytest.fixture(params=[("sqlite", "redis"), ("redis", "sqlite")], ids="-".join)
 def pair(
     request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pair]:
@@ -95,7 +89,7 @@ def pair(
 
 
 each_target = pytest.mark.parametrize("pair", [("sqlite", kind) for kind in KINDS], indirect=True, ids="-".join)
-in_memory = pytest.mark.parametrize("pair", [("memory", "memory")], indirect=True, ids="-".join)
+in_files = pytest.mark.parametrize("pair", [("sqlite", "sqlite")], indirect=True, ids="-".join)
 
 
 def move(old: Log, new: Log) -> Moved:
@@ -357,7 +351,7 @@ class _Stopping:
 @pytest.mark.parametrize("unheard", [False, True])
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("place", range(WRITES_OF_A_MOVE + 1))
-@in_memory
+@in_files
 def test_a_move_stopped_anywhere_goes_on_or_has_done_nothing(pair: Pair, place: int, back: bool, unheard: bool) -> None:
     """As by a kill: nothing is given back. At no moment are both open, and each charge is there once."""
     used(pair.old, pair.clock)
@@ -383,7 +377,7 @@ def test_a_move_stopped_anywhere_goes_on_or_has_done_nothing(pair: Pair, place: 
 
 @pytest.mark.parametrize("unheard", [False, True])
 @pytest.mark.parametrize("place", range(WRITES_OF_A_MOVE + 1))
-@in_memory
+@in_files
 def test_a_move_back_stopped_anywhere_leaves_at_most_one_log_that_opens(pair: Pair, place: int, unheard: bool) -> None:
     """The seal of the log that it moves back to is no lease, so nobody charges there before the other log is closed."""
     used(pair.old, pair.clock)
@@ -516,7 +510,7 @@ def test_the_past_is_copied_before_the_fence_and_new_entries_after(pair: Pair, m
     assert past_of(pair.new) == past_of(pair.old)
 
 
-@in_memory
+@in_files
 def test_the_fences_are_renewed_for_as_long_as_the_copy_takes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fences, "RENEW_S", 0.005)
     used(pair.old, pair.clock)
@@ -538,7 +532,7 @@ def test_the_fences_are_renewed_for_as_long_as_the_copy_takes(pair: Pair, monkey
     assert is_open(pair.new)
 
 
-@in_memory
+@in_files
 def test_a_mover_waits_for_another_fence_and_then_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fences, "WAIT_S", 0.05)
     used(pair.old, pair.clock)
@@ -551,7 +545,7 @@ def test_a_mover_waits_for_another_fence_and_then_says_so(pair: Pair, monkeypatc
     assert move(pair.old, pair.new).kind == "move"
 
 
-@in_memory
+@in_files
 def test_a_log_that_somebody_else_fenced_meanwhile_is_not_sealed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mover was held up for longer than its lease, and others have charged since: it begins again."""
     used(pair.old, pair.clock)

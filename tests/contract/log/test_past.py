@@ -20,7 +20,7 @@ from contract.log.logs import (
     others,
     past_of,
 )
-from quota.ledger import memory_log, sqlite_log
+from quota.ledger import sqlite_log
 from quota.ledger.log import PAST_MS, Log
 from quota.rules.entry import Entry
 from quota.rules.spent import spent
@@ -148,10 +148,9 @@ def test_the_past_ends_with_35_days(log: Log, clock: Clock) -> None:
     assert len(left) - 100 < 100
 
 
-@pytest.mark.parametrize("place", ["memory", "sqlite"], indirect=True)
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_the_past_has_a_bounded_number_of_entries(place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (memory_log, sqlite_log):
-        monkeypatch.setattr(module, "MAX_PAST", 3)
+    monkeypatch.setattr(sqlite_log, "MAX_PAST", 3)
     log = place.open(clock)
     entries = added(log, *[charge() for _ in range(5)])
     log.trim(P, NOW_MS + 1)

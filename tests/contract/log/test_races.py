@@ -28,7 +28,7 @@ def charge_all(log: Log) -> int:
             return made
 
 
-def test_the_cap_admits_exactly_its_number_of_eight_processes(place: Place, stored: Place) -> None:
+def test_the_cap_admits_exactly_its_number_of_eight_processes(place: Place) -> None:
     made = Children(lambda: charge_all(place.open()), *[()] * 8).answers()
     log = place.open()
     ids = [entry.id for entry in entries_of(log)]
@@ -37,7 +37,7 @@ def test_the_cap_admits_exactly_its_number_of_eight_processes(place: Place, stor
     assert ids == sorted(set(ids))
 
 
-def test_a_forked_child_goes_on_with_the_log_of_its_parent(place: Place, stored: Place) -> None:
+def test_a_forked_child_goes_on_with_the_log_of_its_parent(place: Place) -> None:
     log = place.open()
     add(log, charge())
     assert in_child(lambda: add(log, charge())) == entries_of(log)[1].id

@@ -11,7 +11,7 @@ from quota.budget import Budget
 from quota.deciding.losses import losses
 from quota.deciding.project import Project
 from quota.deciding.repairs import repair
-from quota.ledger.memory_log import MemoryLog
+from quota.ledger.sqlite_log import SqliteLog
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS
 from support.books import BOOK
 from support.inbound import Clock
@@ -107,7 +107,7 @@ def test_a_machine_behind_takes_no_charge_for_one_of_the_future(site: Site) -> N
 
 def test_a_ledger_whose_clock_goes_back_refuses_nothing() -> None:
     clock = Clock()
-    project = Project(MemoryLog(clock=clock), "p", wall=clock)
+    project = Project(SqliteLog(clock=clock), "p", wall=clock)
     budget = Budget(credential="main", book=BOOK, limits=SIXTY, project=project)
     for _ in range(3):
         assert budget.charge("videos.list").admitted

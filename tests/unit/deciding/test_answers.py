@@ -14,7 +14,7 @@ from quota.deciding.decide import Outcome
 from quota.deciding.project import Project
 from quota.decision import Decision
 from quota.errors import LedgerError
-from quota.ledger.memory_log import MemoryLog
+from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.calls import Checklists
 from quota.rules.entry import Entry
 from quota.rules.facts import Exhaustion, Facts, Grant
@@ -39,7 +39,7 @@ class Asked:
     """A call of so many units by the job "job", or several that cost as much together."""
 
     def __init__(self, *limits: Limit, cost: int = 100, leave: Mapping[str, int] | None = None, calls: int = 1) -> None:
-        self.project = Project(MemoryLog(clock=lambda: NOW), "project", clock=lambda: NOW, jitter_ms=JITTER_MS)
+        self.project = Project(SqliteLog(clock=lambda: NOW), "project", clock=lambda: NOW, jitter_ms=JITTER_MS)
         self.project.read_on()
         self.checklists = Checklists("main", BOOK, limits, {"job": leave or {}}, lambda: NOW)
         self.answers = Answers("main", self.project, self.checklists)
