@@ -104,7 +104,7 @@ def _journals(session: Session) -> Iterator[Finding]:
         try:
             with journal.locked():
                 journal.newest("")
-                journal.noted("losses")
+                journal.notes()
                 journal.check_writable()
             for owner, units in journal.draws.owed_by_others().items():
                 why = f"the configuration {one_line(owner)} owes {many(units, 'unit')} that it drew without the ledger"

@@ -167,7 +167,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         if lost:
             charges = _lost_charges(project, journal, lost)
     _tell(project, journal, charges, beginning.clock_ms)
-    journal.note("ledger", log.label)
+    journal.note(ledger=log.label)
     # Others may have changed the facts before the fence.
     facts = Facts.read(project.whole_facts(log.begin(name, (), (FACTS,))))
     _note(journal, epoch, have, {(entry.key, entry.id) for entry in seen})
@@ -180,7 +180,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
 def _lost_charges(project: Project, journal: Journal, lost: Sequence[Entry]) -> list[Entry]:
     """Warn of entries that came back. Returns the charges that the ledger had lost: none if its url was changed."""
     charges, label = [entry for entry in lost if entry.kind == "charge"], project.log.label
-    before = journal.noted("ledger") or label
+    before = journal.notes().ledger or label
     say = "the ledger lost charges, and this machine put them back"
     if before != label:
         say = f"ledger.url was changed: this machine noted charges in {before}, and they count here, too"
@@ -218,7 +218,9 @@ def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[tuple[s
 def losses(project: Project) -> Sequence[Loss]:
     """The latest losses, the oldest first. Raises LedgerError."""
     stored = change(project.log, project.name, (LOSSES,), lambda _, fields: Change(fields.get(LOSSES, "")))
-    return _united(_read_losses(stored), [] if project.journal is None else _read_losses(project.journal.noted(LOSSES)))
+    return _united(
+        _read_losses(stored), [] if project.journal is None else _read_losses(project.journal.notes().losses)
+    )
 
 
 def merged(losses: Sequence[Loss]) -> list[Loss]:
@@ -244,7 +246,7 @@ def _tell(project: Project, journal: Journal, charges: Sequence[Entry], at_ms: i
 
     The ledger also gets its earlier losses back from the journal, and the journal learns the ledger's. The last of the
     ledger's losses stays the last, because other machines may have parts of it."""
-    here = _read_losses(journal.noted(LOSSES))
+    here = _read_losses(journal.notes().losses)
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[Sequence[Loss]]:
         before = _read_losses(fields.get(LOSSES, ""))
@@ -260,7 +262,7 @@ def _tell(project: Project, journal: Journal, charges: Sequence[Entry], at_ms: i
     with suppress(LedgerError):
         noted = _united(change(project.log, project.name, (LOSSES,), rule), here)
         if noted != here:
-            journal.note(LOSSES, json.dumps(noted))
+            journal.note(losses=json.dumps(noted))
 
 
 def _united(*several: Sequence[Loss]) -> list[Loss]:

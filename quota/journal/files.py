@@ -1,7 +1,7 @@
-"""The files of a journal: lines, marks, a file for each day, of which only the newest grows, and a lock.
+"""The files of a journal: lines, notes, a file for each day, of which only the newest grows, and a lock.
 
     record_line, read_record    one line
-    Marks                       how far a journal was compared with its log, and the range that is complete
+    Notes                       how far a journal was compared with its log, the facts, and what else a machine notes
     DayFiles                    the files with the entries
     FileLock                    a lock for one process of a machine, and one thread of it, at a time
 
@@ -23,22 +23,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
+import json
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 from zlib import crc32
 
 from quota.common.clock import elapsed_s, utc
 from quota.common.files import make_folder, mark_ours, open_alone
 from quota.errors import LedgerError
-from quota.rules.entry import START, Id, id_text, read_id
+from quota.rules.entry import START, Id, read_id
 from quota.terms.limits import DAY_MS
 
 # -- lines -------------------------------------------------------------------------------------------------------------
@@ -86,40 +87,59 @@ def read_record(line: bytes) -> Record | None:
         return None
 
 
-# -- marks -------------------------------------------------------------------------------------------------------------
+# -- notes -------------------------------------------------------------------------------------------------------------
 
-MAX_MARKS_BYTES = 2**20
+MAX_NOTES_BYTES = 2**22
 
 Position = Mapping[str, int]
 """A position in a journal: a byte of each file, and under "" the number of entries that were ever in memory."""
 
 
-class Marks(NamedTuple):
-    """All records up to `compared` are in the log of `epoch`. The journal has all entries of the log of `whole_epoch`
-    after `whole_from` and up to `whole_to`."""
+class Notes(NamedTuple):
+    """What a machine notes of a log, beside its entries.
+
+    All records up to `compared` are in the log of `epoch`. The journal has all entries of the log of `whole_epoch`
+    after `whole_from` and up to `whole_to`. `facts` is the text of the facts when the log of `facts_epoch` was read up
+    to `facts_seen`. `losses` are those of the ledger that this machine has heard of: the next loss takes the ledger's
+    own note, too. `ledger` is the ledger's name.
+    """
 
     epoch: str = ""
     compared: Position = MappingProxyType({})
     whole_epoch: str = ""
     whole_from: Id = START
     whole_to: Id = START
+    facts_epoch: str = ""
+    facts_seen: Id = START
+    facts: str = ""
+    losses: str = ""
+    ledger: str = ""
+
+    @classmethod
+    def read(cls, stored: str) -> Notes:
+        """The notes in a text. If it cannot be read, returns empty notes: then everything is compared again."""
+        try:
+            each = zip(_READERS, json.loads(stored), strict=True)
+            return cls(*[reader(value) for reader, value in each])
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return cls()
+
+    def text(self) -> str:
+        """The text for a file. It does not know what was in memory."""
+        return json.dumps(self._replace(compared={name: at for name, at in self.compared.items() if name}))
 
 
-def marks_text(marks: Marks) -> str:
-    """The text of marks, for a file."""
-    lines = [marks.epoch, f"{marks.whole_epoch}\t{id_text(marks.whole_from)}\t{id_text(marks.whole_to)}"]
-    return "\n".join([*lines, *(f"{name}\t{at}" for name, at in marks.compared.items() if name)])
+def _position(stored: Position) -> Position:
+    return {name: int(at) for name, at in stored.items()}
 
 
-def read_marks(text: str) -> Marks:
-    """The marks in a text. If it cannot be read, returns empty marks: then everything is compared again."""
-    try:
-        epoch, whole, *files = text.split("\n")
-        whole_epoch, whole_from, whole_to = whole.split("\t")
-        compared = {name: int(at) for name, at in (line.split("\t") for line in files)}
-        return Marks(epoch, compared, whole_epoch, read_id(whole_from), read_id(whole_to))
-    except ValueError:
-        return Marks()
+def _id(stored: Iterable[int]) -> Id:
+    ms, seq = map(int, stored)
+    return ms, seq
+
+
+_READERS: Sequence[Callable[[Any], Any]] = (str, _position, str, _id, _id, str, _id, str, str, str)
+"""What makes each field of Notes of a value in JSON."""
 
 
 def replace_text(path: str, text: str) -> None:
@@ -133,7 +153,7 @@ def replace_text(path: str, text: str) -> None:
 def read_text(path: str) -> str:
     """The text of a file; "" if there is no file, or a damaged one. Raises OSError."""
     with suppress(FileNotFoundError, ValueError), os.fdopen(open_alone(path, os.O_RDONLY), "rb") as file:
-        return (unframed(file.read(MAX_MARKS_BYTES)) or b"").decode(errors=SPELLING)
+        return (unframed(file.read(MAX_NOTES_BYTES)) or b"").decode(errors=SPELLING)
     return ""
 
 

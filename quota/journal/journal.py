@@ -4,8 +4,8 @@
     records, uncompared,  the entries for a union, and whether they must be compared with the log
     compared
     whole, note_whole     the range of the log that is complete here
+    notes, note           what else is noted: losses of the ledger, its name
     facts, write_facts    the newest facts
-    noted, note           texts: the losses of the ledger that this machine has heard of, and the ledger's name
     draws                 draws on the allowance: no log has them yet, and no union takes them
     apart_ms              whether another configuration counts the project in another ledger
     left_behind           projects that a configuration charged but no longer names
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import OfOneProcess, start_over_in_child
@@ -37,18 +37,16 @@ from quota.journal.draws import Draws
 from quota.journal.files import (
     DayFiles,
     FileLock,
-    Marks,
+    Notes,
     Opened,
     Position,
-    marks_text,
-    read_marks,
     read_record,
     read_text,
     record_line,
     replace_text,
 )
 from quota.ledger.factory import Identity
-from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
+from quota.rules.entry import START, Entry, Id, packed, unpacked
 from quota.rules.facts import Facts, union
 from quota.terms.limits import SLACK_MS
 
@@ -79,20 +77,12 @@ SEARCH_BYTES = 2**20
 """How far back a process looks for the newest entry of an epoch that is not the last."""
 
 NOTE_BYTES = 2**16
-"""After reading so much of one epoch, a process moves the marks, so that no process reads it again."""
+"""After reading so much of one epoch, a process notes how far, so that no process reads it again."""
 
 RETRY_S = 1.0
 """How long a process writes nothing after a failure."""
 
 _MAX_EPOCHS = 100
-
-
-class NotedFacts(NamedTuple):
-    """The text of the facts at a moment when the log of `epoch` was read up to `seen`."""
-
-    epoch: str = ""
-    seen: Id = START
-    text: str = ""
 
 
 class Journal(OfOneProcess):
@@ -126,8 +116,7 @@ class Journal(OfOneProcess):
         self._followed: tuple[Opened | None, int, int] = (None, 0, 0)
         self._clean: tuple[object, ...] = ()
         self._clean_ends: Position = {}
-        self._marks, self._marks_look = Marks(), -1
-        self._texts: dict[str, str] = {}
+        self._notes = Notes()
         self.trouble = ""
         """Why entries stay in memory, in one line; "" if they are written."""
         self._warned = False
@@ -246,7 +235,7 @@ class Journal(OfOneProcess):
                 self._fail(error)
                 return any(noted != epoch for noted, _ in self._memory)
         if is_clean and read_bytes > NOTE_BYTES:
-            self._change_marks(lambda marks: marks._replace(epoch=epoch, compared=ends), wait_s=0)
+            self._change(lambda notes: notes._replace(epoch=epoch, compared=ends), wait_s=0)
         return not is_clean
 
     def is_late(self, epoch: str) -> bool:
@@ -262,30 +251,30 @@ class Journal(OfOneProcess):
 
     def compared(self, epoch: str, through: Position) -> None:
         """Note that the log of this epoch has all entries of the journal up to `through`."""
-        self._change_marks(lambda marks: marks._replace(epoch=epoch, compared=dict(through)))
+        self.note(epoch=epoch, compared=dict(through))
         with self._lock:
-            if self.position() == through:  # even if the marks cannot be written
+            if self.position() == through:  # even if the notes cannot be written
                 self._noted.clear()
 
     def whole(self, epoch: str) -> tuple[Id, Id] | None:
         """The range (after, through) of the log of this epoch that is complete here; None if unknown."""
-        marks = self._read_marks()
-        return (marks.whole_from, marks.whole_to) if marks.whole_epoch == epoch and marks.whole_epoch else None
+        notes = self.notes()
+        return (notes.whole_from, notes.whole_to) if notes.whole_epoch == epoch and notes.whole_epoch else None
 
     def note_whole(self, epoch: str, after: Id, through: Id) -> None:
         """Note that all entries with after < id <= through are here. Of two ranges with a gap between, keeps the
         later."""
 
-        def changed(marks: Marks) -> Marks:
+        def changed(notes: Notes) -> Notes:
             first, last = after, through
-            if marks.whole_epoch == epoch:
-                if first <= marks.whole_to and marks.whole_from <= last:
-                    first, last = min(first, marks.whole_from), max(last, marks.whole_to)
-                elif last < marks.whole_to:
-                    return marks
-            return marks._replace(whole_epoch=epoch, whole_from=first, whole_to=last)
+            if notes.whole_epoch == epoch:
+                if first <= notes.whole_to and notes.whole_from <= last:
+                    first, last = min(first, notes.whole_from), max(last, notes.whole_to)
+                elif last < notes.whole_to:
+                    return notes
+            return notes._replace(whole_epoch=epoch, whole_from=first, whole_to=last)
 
-        self._change_marks(changed)
+        self._change(changed)
 
     def locked(self, wait_s: float = WAIT_S) -> AbstractContextManager[object]:
         """Exclude other processes of this machine inside the block, to compare or to hand over. Its thread may lock
@@ -300,48 +289,43 @@ class Journal(OfOneProcess):
             self._fail(error)
             return nullcontext()
 
-    # Facts
+    # Notes
+
+    def notes(self) -> Notes:
+        """What this machine has noted. If the file cannot be read, what this process knows of it."""
+        with self._lock:
+            if text := self._tried(lambda files: read_text(files.path("notes"))):
+                before, notes = self._notes, Notes.read(text)
+                in_memory = before.compared.get("", 0) if before.epoch == notes.epoch else 0
+                self._notes = notes._replace(compared={**notes.compared, "": in_memory})
+            return self._notes
+
+    def note(self, **fields: Any) -> None:
+        """Note these fields."""
+        self._change(lambda notes: notes._replace(**fields))
 
     def facts(self) -> str:
         """The newest facts; "" if there are none."""
-        return _facts_in(self.noted("facts")).text
+        return self.notes().facts
 
     def write_facts(self, epoch: str, text: str, seen: Id = START, *, unite: bool = False) -> None:
-        """Note facts: see NotedFacts. Older facts of the same epoch do not replace newer facts. With `unite`, the noted
-        facts stay, too: the ledger may have lost them."""
-        if _facts_in(self.noted("facts")) == NotedFacts(epoch, seen, text):
-            return
-        with suppress(LedgerError), self.locked(), self._lock:
-            before = _facts_in(self.noted("facts"))
-            is_newer = before.epoch == epoch and before.seen > seen
+        """Note the facts of the log of this epoch, read up to `seen`. Older facts of the same epoch do not replace
+        newer facts. With `unite`, the noted facts stay, too: the ledger may have lost them."""
+
+        def changed(notes: Notes) -> Notes:
+            is_newer = notes.facts_epoch == epoch and notes.facts_seen > seen
             if is_newer and not unite:
-                return
-            if unite:
-                text = union(Facts.read(before.text), Facts.read(text)).text()
-            if is_newer:
-                seen = before.seen
-            self.note("facts", f"{epoch}\t{id_text(seen)}\t{text}")
+                return notes
+            facts = union(Facts.read(notes.facts), Facts.read(text)).text() if unite else text
+            return notes._replace(facts_epoch=epoch, facts_seen=notes.facts_seen if is_newer else seen, facts=facts)
 
-    # Texts
-
-    def noted(self, name: str) -> str:
-        """The last text that was noted under this name; "" if there is none."""
-        with self._lock:
-            if text := self._tried(lambda files: read_text(files.path(name))):
-                self._texts[name] = text
-            return self._texts.get(name, "")
-
-    def note(self, name: str, text: str) -> None:
-        """Note a text. The losses are here because the next loss takes the ledger's own note, too."""
-        with suppress(LedgerError), self.locked(), self._lock:
-            self._texts[name] = text
-            self._replace(name, text)
+        self._change(changed)
 
     def close(self, ledger: str = "") -> None:
         """Note the name of the ledger if entries of it were noted, and release the files. May be called twice; the next
         use opens them again."""
-        if ledger and self._recent_epoch and self.noted("ledger") != ledger:
-            self.note("ledger", ledger)
+        if ledger and self._recent_epoch:
+            self.note(ledger=ledger)
         with self._lock:
             self._let_go()
 
@@ -357,10 +341,6 @@ class Journal(OfOneProcess):
     def _let_go(self) -> None:
         self._followed, self._clean = (None, 0, 0), ()
         self._files.close()
-
-    def _replace(self, name: str, text: str) -> None:
-        """Replace a file of the journal. If that fails, the text stays in memory."""
-        self._tried(lambda files: replace_text(files.path(name), text))
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""
@@ -465,8 +445,8 @@ class Journal(OfOneProcess):
         state = (epoch, self._remembered, *files.growing(), files.looks)
         if state == self._clean:
             return True, {}, 0
-        marks, ends = self._read_marks(), self.position()
-        compared = since = marks.compared if marks.epoch == epoch else {}
+        notes, ends = self.notes(), self.position()
+        compared = since = notes.compared if notes.epoch == epoch else {}
         if self._clean and self._clean[0] == epoch:
             since = {name: max(since.get(name, 0), self._clean_ends.get(name, 0)) for name in ends}
         for name, end in ends.items():
@@ -481,28 +461,14 @@ class Journal(OfOneProcess):
         passed = since.get("", 0) - (self._remembered - len(self._memory))
         return list(self._memory)[max(0, passed) :]
 
-    def _read_marks(self) -> Marks:
-        def read(files: DayFiles) -> None:
-            files.growing()
-            if files.looks != self._marks_look:
-                marks = read_marks(read_text(files.path("marks")))
-                in_memory = self._marks.compared.get("", 0) if self._marks.epoch == marks.epoch else 0
-                self._marks = marks._replace(compared={**marks.compared, "": in_memory})
-                self._marks_look = files.looks
-
-        with self._lock:
-            self._tried(read)
-            return self._marks
-
-    def _change_marks(self, changed: Callable[[Marks], Marks], wait_s: float = WAIT_S) -> None:
-        """Change the marks. If another process holds the lock for long, changes nothing: the work is then done
+    def _change(self, changed: Callable[[Notes], Notes], wait_s: float = WAIT_S) -> None:
+        """Change the notes. If another process holds the lock for long, changes nothing: the work is then done
         again."""
+        if changed(before := self.notes()) == before:
+            return
         with suppress(LedgerError), self.locked(wait_s), self._lock:
-            self._marks_look = -1
-            before = self._read_marks()
-            self._marks = changed(before)
-            if self._marks != before:
-                self._replace("marks", marks_text(self._marks))
+            self._notes = notes = changed(self.notes())
+            self._tried(lambda files: replace_text(files.path("notes"), notes.text()))
 
     def _tried(self, work: Callable[[DayFiles], T]) -> T | None:
         """What `work` returns; None if the files cannot be used."""
@@ -555,15 +521,6 @@ def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int, longe
 def _noted_ms(path: str) -> int:
     """The time of the last note in a journal; 0 if it is empty."""
     return max((entry.stat().st_mtime_ns // 1_000_000 for entry in os.scandir(path)), default=0)
-
-
-def _facts_in(stored: str) -> NotedFacts:
-    """The facts in a stored text; empty if it is not ours."""
-    try:
-        epoch, seen, text = stored.split("\t", 2)
-        return NotedFacts(epoch, read_id(seen), text)
-    except ValueError:
-        return NotedFacts()
 
 
 def _start(since: Position, name: str, end: int) -> int:

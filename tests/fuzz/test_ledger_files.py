@@ -94,8 +94,8 @@ def test_a_note_of_a_correction_that_the_log_does_not_have_is_not_read_for_ever(
 
 def test_facts_of_a_journal_that_nobody_can_read_are_none(files: Files) -> None:
     files.put(files.clean, journal=True)
-    for path in Path("state").rglob("facts"):
-        path.write_bytes(framed(b"epoch\tnever\t{}"))
+    for path in Path("state").rglob("notes"):
+        path.write_bytes(framed(b'["e", {}, "e", [0], [0, 0], "e", [0, 0], 5, "", ""]'))
     with opened(files.settings, NOW_MS + 10) as session:
         assert session.project().journal.facts() == ""  # type: ignore[union-attr]
         check_decisions(session)

@@ -95,7 +95,7 @@ def test_memory_keeps_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: p
     assert [each.id[1] for _, each in noted.records(position)] == [*range(201, 250)]
 
 
-@pytest.mark.parametrize("name", ["2026-11-28", "marks", "marks.new", "facts", "lock", "draws", "draws.lock"])
+@pytest.mark.parametrize("name", ["2026-11-28", "notes", "notes.new", "lock", "draws", "draws.lock"])
 @pytest.mark.parametrize("planted", ["link", "link of another user", "pipe", "file of another user"])
 @needs_root
 def test_a_planted_link_or_pipe_is_neither_followed_nor_waited_for(tmp_path: Path, name: str, planted: str) -> None:
@@ -130,7 +130,7 @@ def test_a_planted_link_or_pipe_is_neither_followed_nor_waited_for(tmp_path: Pat
     else:
         assert noted.trouble
     assert victim.read_text() == "theirs"
-    if name in ("marks", "facts"):  # they are replaced as they stand
+    if name == "notes":  # it is replaced as it stands
         assert stat.S_ISREG(path.lstat().st_mode)
         return
     after = path.lstat()

@@ -266,13 +266,13 @@ def test_a_file_that_is_not_what_it_was_is_compared_from_its_beginning(tmp_path:
     assert journal(tmp_path).uncompared("f")
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"e\n\t0-0\t0-0\n2026-11-28\t99999\t1-1"])
-def test_unreadable_marks_are_no_marks(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[]\t2-1"])
+def test_unreadable_notes_are_no_notes(tmp_path: Path, content: bytes) -> None:
     noted = journal(tmp_path)
     noted.write("e", [entry()])
     noted.note_whole("f", START, (NOW_MS, 0))
     noted.compared("f", noted.position())
-    day_files(tmp_path)[0].with_name("marks").write_bytes(content)
+    day_files(tmp_path)[0].with_name("notes").write_bytes(content)
     fresh = journal(tmp_path)
     assert fresh.uncompared("f")
     assert fresh.whole("f") is None

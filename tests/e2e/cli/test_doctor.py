@@ -286,7 +286,7 @@ def test_doctor_warns_of_a_project_that_two_configurations_count_apart(
     assert ("charged it in another ledger at 20" in of_project["message"]) is not together
 
 
-@pytest.mark.parametrize("name", ["lock", "losses"])
+@pytest.mark.parametrize("name", ["lock", "notes"])
 def test_doctor_warns_of_a_journal_that_cannot_be_used(command: Quota, name: str) -> None:
     command.configure(MAIN)
     assert command("charge", "videos.list").returncode == 0
