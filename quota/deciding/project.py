@@ -234,7 +234,6 @@ class Project(OfOneProcess):
 
         self.in_turn(take)
         self._before_ms = self._before_ms or beginning.tip[0]
-        self._note(epoch, beginning.entries)
         self._note_facts(epoch, beginning.tip, facts)
         if journal is not None and beginning.tip != START:
             whole = journal.whole(epoch)
@@ -288,12 +287,11 @@ class Project(OfOneProcess):
         self.in_turn(partial(self._take_views, views, beginning))
 
     def _take_views(self, views: Sequence[View], beginning: Beginning) -> None:
-        entries = beginning.entries if beginning.whole else None
         if beginning.epoch == self.reading.epoch:
             self.reading.trimmed = beginning.trimmed
         for view in views:
             kept = beginning.state.get(VIEW + view.name) if beginning.epoch == self.reading.epoch else None
-            self.reading.open(view, kept, self.now_ms(), beginning.tip, entries)
+            self.reading.open(view, kept, self.now_ms(), beginning.tip)
 
     def read_behind(self, head: Id) -> None:
         """Read a piece of the entries after `head`, which some totals have not counted yet. Raises LedgerError and

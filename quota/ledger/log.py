@@ -133,8 +133,7 @@ class Beginning(NamedTuple):
     """What a process reads first: one moment of a log.
 
     `tip` is the newest entry's id. Entries at or before `trimmed` have left the log. `state` has the named fields that
-    exist, without views whose `head` the log lacks: their process had read another copy. If this epoch keeps all named
-    views, `entries` are the entries after the earliest head, at most MAX_UNSEEN; `whole`: these are all up to the tip.
+    exist, without views of this epoch whose last entry the log lacks: their process had read another copy.
     """
 
     clock_ms: int
@@ -142,8 +141,6 @@ class Beginning(NamedTuple):
     tip: Id
     trimmed: Id
     state: Mapping[str, str]
-    entries: Sequence[Entry] = ()
-    whole: bool = False
 
 
 class Correction(NamedTuple):
@@ -179,8 +176,8 @@ class Log(Protocol):
         return ""
 
     def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
-        """Read one moment of the log: its tip, the fields of the state, the kept views (as fields `view:NAME`), and the
-        entries after these. One round trip."""
+        """Read one moment of the log: its tip, the fields of the state, and the kept views (as fields `view:NAME`). One
+        round trip."""
 
     def append(self, project: str, request: Append) -> Reply:
         """Append entries under their author's condition, in one atomic step and one round trip.
@@ -372,18 +369,13 @@ def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
     return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1 + seq % MAX_SKIP)
 
 
-def earliest_head(state: dict[str, str], views: Sequence[str], epoch: str, has: Callable[[Id], bool]) -> Id | None:
-    """The last entry that all of these kept views have counted; None if one is of another epoch, or there is none.
-    Drops the views whose last entry this log lacks. See `quota.rules.total.RunningTotal.kept`."""
-    heads = []
-    for view in views:
-        with suppress(ValueError):
-            of_epoch, _, _, text, _ = state.get(view, "").split(" ", 4)
-            if of_epoch == epoch and has(head := read_id(text)):
-                heads.append(head)
-            elif of_epoch == epoch:
-                del state[view]
-    return min(heads) if heads and len(heads) == len(views) else None
+def kept_head(kept: str, epoch: str) -> Id | None:
+    """The last entry that a kept view has counted; None if it is of another epoch, or cannot be read. See
+    `quota.rules.total.RunningTotal.kept`."""
+    with suppress(ValueError):
+        of_epoch, _, _, head, _ = kept.split(" ", 4)
+        return read_id(head) if of_epoch == epoch else None
+    return None
 
 
 def weight(entry: Entry, selector: Selector | None = None) -> int:

@@ -125,10 +125,9 @@ class RedisLog(OfOneProcess, Log):
         names = [*(f"{VIEW}{name}" for name in views), *fields]
 
         def read(reply: Any) -> Beginning:
-            clock_ms, epoch, tip, trimmed, whole, *rest = reply
-            texts, lines = rest[: len(names)], rest[len(names) :]
+            clock_ms, epoch, tip, trimmed, *texts = reply
             state = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
-            return Beginning(clock_ms, epoch, read_id(tip), read_id(trimmed), state, _entries(lines), whole == 1)
+            return Beginning(clock_ms, epoch, read_id(tip), read_id(trimmed), state)
 
         args = [self._clock_text(), str(len(views)), *names]
         beginning = self._read(read, self._run("begin", keys_of(project)[:3], args, reads=True))

@@ -33,8 +33,8 @@ from quota.ledger.log import (
     Correction,
     Log,
     Reply,
-    earliest_head,
     is_closed,
+    kept_head,
     may_replace,
     next_id,
     word_of,
@@ -119,12 +119,11 @@ class SqliteLog(OfOneProcess, Log):
         def work(db: sqlite3.Connection) -> Beginning:
             epoch, trimmed = _standing(db, project)
             state = _fields(db, project, [*fields, *view_fields])
-            head = earliest_head(state, view_fields, epoch, lambda head: _has(db, project, head, ()))
-            beginning = Beginning(self._clock(), epoch, _tip(db, project), trimmed, state)
-            if head is None:
-                return beginning
-            entries = _entries(db.execute(_READ_LOG, (project, *head, *beginning.tip, MAX_UNSEEN + 1)))
-            return beginning._replace(entries=entries[:MAX_UNSEEN], whole=len(entries) <= MAX_UNSEEN)
+            for field in view_fields:
+                head = kept_head(state.get(field, ""), epoch)
+                if head is not None and not _has(db, project, head, ()):
+                    del state[field]
+            return Beginning(self._clock(), epoch, _tip(db, project), trimmed, state)
 
         return self._file.transact(work, write=False)
 

@@ -84,18 +84,12 @@ class Reading:
         self.unkept = 0
         self.began = True
 
-    def open(self, view: View, kept: str | None, now_ms: int, tip: Id, entries: Sequence[Entry] | None) -> None:
-        """Begin the total of a view: from the `kept` total, or with nothing, after the entries that have left its
-        window. `entries` has all entries after the head of the kept total, up to `tip`; it is None if some are
-        missing."""
+    def open(self, view: View, kept: str | None, now_ms: int, tip: Id) -> None:
+        """Begin the total of a view: from the `kept` total of a log with this `tip`, or with nothing, after the entries
+        that have left its window."""
         total = RunningTotal(view, self.trimmed)
         if kept is None or not total.resume(kept, self.epoch, min(tip, self.seen), self.trimmed, now_ms):
             total.start_at(now_ms)
-        elif entries is not None:
-            for entry in entries:
-                if total.head < entry.id <= self.seen:
-                    total.take(entry)
-            total.skip_to(min(tip, self.seen))
         if len(self.totals) >= MAX_TOTALS:
             del self.totals[next(iter(self.totals))]
         self.totals[view] = total
