@@ -11,7 +11,8 @@
 --       4 new_epoch  the epoch for an empty log that gets the marker
 --       5 expected   the number of expected fields; then NAME TEXT of each, then NAME TEXT of each field to set. A text begins
 --                    with `=`; `-` means that the field does not exist
--- Reply {done, clock_ms, epoch, NAME, TEXT, NAME, TEXT, ...}: `done` is 1 if the fields changed. Then those that exist now
+-- Reply {done, clock_ms, epoch, tip, trimmed, NAME, TEXT, NAME, TEXT, ...}: `done` is 1 if the fields changed. `tip` is the newest
+--       entry. Then the fields that exist now
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, args = redis.call, ARGV
@@ -33,6 +34,7 @@ local fields = call(unpack(names))
 local holds, keep_ms = tonumber(fields[2] or 0) or 0, tonumber(fields[3] or 0) or 0
 local epoch, is_closed = standing(fields[1] or '', holds)
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+local tip, trimmed = newest and newest[1] or '0-0', fields[4] or '0-0'
 
 local done, texts = FIRST_BECOMES <= #args, {}
 for at = FIRST, #args, 2 do
@@ -61,13 +63,14 @@ if done then
   end
   if marker ~= '' then
 -- @include parts/next_id.lua
-    ms, seq = next_id(newest and newest[1] or fields[4] or '0-0', clock_ms, ms, seq)
-    call('XADD', log, ms .. '-' .. int(seq), 'e', marker)
+    ms, seq = next_id(newest and tip or trimmed, clock_ms, ms, seq)
+    tip = ms .. '-' .. int(seq)
+    call('XADD', log, tip, 'e', marker)
   end
   live_on(keep_ms)
   if string.sub(epoch, 1, 1) == '!' then call('PEXPIRE', state, SEALED_MS) end
 end
-local reply = { done and 1 or 0, clock_ms, epoch }
+local reply = { done and 1 or 0, clock_ms, epoch, tip, trimmed }
 for name, text in pairs(texts) do
   if text then
     reply[#reply + 1] = name

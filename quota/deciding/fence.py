@@ -19,7 +19,7 @@ from threading import Event, RLock, Thread
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import LedgerError, MoveRefused
-from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Beginning, Log, fence_is_over, is_fence, is_seal
+from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Log, Moment, fence_is_over, is_fence, is_seal
 from quota.rules.entry import Entry, Id
 
 WAIT_S = 5.0
@@ -66,7 +66,7 @@ class Fence:
                 raise self.overtaken()
             time.sleep(LOOK_AGAIN_S)
 
-    def _take(self, beginning: Beginning) -> bool:
+    def _take(self, beginning: Moment) -> bool:
         epoch = beginning.epoch
         if not is_seal(epoch):
             done, fence = self.log.fence(self.project, epoch, self.token)

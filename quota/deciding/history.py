@@ -16,7 +16,7 @@ from quota.deciding.allowance import try_to_repay
 from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import Project
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS, Beginning
+from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS, Moment
 from quota.ledger.state import check_usable
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
@@ -30,7 +30,7 @@ def charges(project: Project, since_ms: int = 0) -> list[Spent]:
     return spent(entries(project, just_before(since_ms)))
 
 
-def begin(project: Project) -> Beginning:
+def begin(project: Project) -> Moment:
     """Where the log begins and ends. Raises UnusableLedger if it has moved: its history goes on in the new ledger."""
     beginning = project.log.begin(project.name)
     check_usable(project.log.label, project.name, "", beginning)

@@ -27,7 +27,7 @@ from quota.common.text import listed, one_line
 from quota.deciding.project import BehindError, Project
 from quota.errors import LedgerError, UsageError
 from quota.journal.journal import Journal
-from quota.ledger.log import EPOCH, LEASE_MS, Beginning, all_between, fence_is_over, is_fence
+from quota.ledger.log import EPOCH, LEASE_MS, Moment, all_between, fence_is_over, is_fence
 from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of, longest_stands
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import FACTS, Facts
@@ -111,7 +111,7 @@ def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
     return True
 
 
-def _unfenced(project: Project, ends_s: float) -> Beginning:
+def _unfenced(project: Project, ends_s: float) -> Moment:
     """The log's beginning, once no other owner's fence stands."""
     while True:
         beginning = project.log.begin(project.name, (), (FACTS, API, LONGEST))
@@ -132,7 +132,7 @@ def _begin_anew(project: Project) -> None:
     project.in_turn(forget)
 
 
-def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
+def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:
     """Compare, and put back what is missing; False if another process changed the log meanwhile."""
     log, name = project.log, project.name
     fence = beginning.epoch if is_fence(beginning.epoch) else ""

@@ -20,7 +20,7 @@ from quota.common.log import warn
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
-from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
+from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of, longest_stands
 from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
 from quota.rules.facts import FACTS, Facts, union
@@ -241,7 +241,7 @@ class Project(OfOneProcess):
             self._unread = (through, beginning.tip) if through < beginning.tip else None
         self.stored_ms = longest_of(beginning.state) if not self.api or API in beginning.state else 0
 
-    def is_behind(self, beginning: Beginning) -> bool:
+    def is_behind(self, beginning: Moment) -> bool:
         """Whether this machine's journal has records that nobody has compared with this log, or the log lacks the
         newest entry that this machine has noted of it, or a late one. Others may have appended since."""
         journal = self.journal
@@ -253,7 +253,7 @@ class Project(OfOneProcess):
         request = self.request(Mark(beginning.epoch, max(beginning.tip, beginning.trimmed)))._replace(must=[*must])
         return bool(must) and self.log.append(self.name, request).word == "BEHIND"
 
-    def whole_facts(self, beginning: Beginning) -> str:
+    def whole_facts(self, beginning: Moment) -> str:
         """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.
         Raises LedgerError."""
         stored = beginning.state.get(FACTS, "")
@@ -286,7 +286,7 @@ class Project(OfOneProcess):
             self.read_on()
         self.in_turn(partial(self._take_views, views, beginning))
 
-    def _take_views(self, views: Sequence[View], beginning: Beginning) -> None:
+    def _take_views(self, views: Sequence[View], beginning: Moment) -> None:
         if beginning.epoch == self.reading.epoch:
             self.reading.trimmed = beginning.trimmed
         for view in views:

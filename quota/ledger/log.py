@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
-from quota.rules.entry import END, Entry, Id, read_id
+from quota.rules.entry import END, START, Entry, Id, read_id
 from quota.terms.limits import DAY_MS, Selector
 
 if TYPE_CHECKING:
@@ -129,18 +129,19 @@ class Reply(NamedTuple):
     id: Id | None = None
 
 
-class Beginning(NamedTuple):
-    """What a process reads first: one moment of a log.
+class Moment(NamedTuple):
+    """One moment of a log, after a change of its state, or as it was read.
 
-    `tip` is the newest entry's id. Entries at or before `trimmed` have left the log. `state` has the named fields that
-    exist, without views of this epoch whose last entry the log lacks: their process had read another copy.
+    `done`: the fields were changed. They are not if any was not as its author expected. `state` has the asked fields
+    that exist now. `tip` is the newest entry's id. Entries at or before `trimmed` have left the log.
     """
 
+    done: bool
     clock_ms: int
     epoch: str
+    state: Mapping[str, str]
     tip: Id
     trimmed: Id
-    state: Mapping[str, str]
 
 
 class Correction(NamedTuple):
@@ -148,16 +149,6 @@ class Correction(NamedTuple):
 
     units: int
     id: Id
-
-
-class Changed(NamedTuple):
-    """The answer to a change of the state: whether it was `done`, the ledger's clock, the epoch, and the fields that
-    exist now. A change is not done if any field was not as its author expected."""
-
-    done: bool
-    clock_ms: int
-    epoch: str
-    state: Mapping[str, str]
 
 
 @runtime_checkable
@@ -175,9 +166,19 @@ class Log(Protocol):
         nothing."""
         return ""
 
-    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
-        """Read one moment of the log: its tip, the fields of the state, and the kept views (as fields `view:NAME`). One
-        round trip."""
+    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Moment:
+        """Read what a process needs at its start: fields of the state, and kept views (as fields `view:NAME`), without
+        those of this epoch whose last entry the log lacks: their process had read another copy."""
+        kept = [VIEW + name for name in views]
+        moment = self.change(project, dict.fromkeys([*kept, *fields]), {})
+        reading = Append(moment.epoch, max(moment.tip, moment.trimmed))
+        heads = {name: kept_head(moment.state.get(name, ""), moment.epoch) for name in kept}
+        lacking = set()
+        for head in {*heads.values()} - {START, moment.tip}:
+            if self.append(project, reading._replace(must=[head])).word == "BEHIND":
+                lacking.add(head)
+        state = {name: text for name, text in moment.state.items() if heads.get(name) not in lacking}
+        return moment._replace(state=state)
 
     def append(self, project: str, request: Append) -> Reply:
         """Append entries under their author's condition, in one atomic step and one round trip.
@@ -205,7 +206,7 @@ class Log(Protocol):
         expected: Mapping[str, str | None],
         becomes: Mapping[str, str | None],
         marker: Entry | None = None,
-    ) -> Changed:
+    ) -> Moment:
         """Change fields of the state to `becomes` (None: remove the field), if all fields are as `expected` (None: no
         such field). The same atomic step appends the `marker` to the log, so that no decision can overlook the change.
         With an empty `becomes` it only reads the expected fields.
@@ -220,7 +221,8 @@ class Log(Protocol):
     def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
         """Keep everybody from appending: the epoch becomes `~TOKEN:END_MS`, if it is `epoch`, this token's own fence,
         or a fence that is over. A seal stays. Returns whether it was done, and the current epoch."""
-        _, clock_ms, stands, _ = self.change(project, {}, {})
+        moment = self.change(project, {}, {})
+        clock_ms, stands = moment.clock_ms, moment.epoch
         if is_fence(stands):
             may_fence = stands.startswith(f"{FENCE}{token}:") or fence_is_over(stands, clock_ms)
         else:
@@ -369,13 +371,13 @@ def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
     return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1 + seq % MAX_SKIP)
 
 
-def kept_head(kept: str, epoch: str) -> Id | None:
-    """The last entry that a kept view has counted; None if it is of another epoch, or cannot be read. See
+def kept_head(kept: str, epoch: str) -> Id:
+    """The last entry that a kept view has counted; START if it is of another epoch, or cannot be read. See
     `quota.rules.total.RunningTotal.kept`."""
     with suppress(ValueError):
         of_epoch, _, _, head, _ = kept.split(" ", 4)
-        return read_id(head) if of_epoch == epoch else None
-    return None
+        return read_id(head) if of_epoch == epoch else START
+    return START
 
 
 def weight(entry: Entry, selector: Selector | None = None) -> int:

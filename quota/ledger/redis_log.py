@@ -28,10 +28,9 @@ from quota.ledger.log import (
     MAX_READ,
     VIEW,
     Append,
-    Beginning,
-    Changed,
     Correction,
     Log,
+    Moment,
     Reply,
     Room,
 )
@@ -121,16 +120,8 @@ class RedisLog(OfOneProcess, Log):
 
     # -- reading and appending ---------------------------------------------------------------------------------------
 
-    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
-        names = [*(f"{VIEW}{name}" for name in views), *fields]
-
-        def read(reply: Any) -> Beginning:
-            clock_ms, epoch, tip, trimmed, *texts = reply
-            state = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
-            return Beginning(clock_ms, epoch, read_id(tip), read_id(trimmed), state)
-
-        args = [self._clock_text(), str(len(views)), *names]
-        beginning = self._read(read, self._run("begin", keys_of(project)[:3], args, reads=True))
+    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Moment:
+        beginning = super().begin(project, views, fields)
         if not beginning.epoch and int(self._command("EXISTS", f"quota:{{{project}}}:state")):
             raise UnusableLedger(
                 f"ledger {self.label} was written by an older quota-ledger, whose charges this one cannot read; give "
@@ -175,15 +166,16 @@ class RedisLog(OfOneProcess, Log):
         expected: Mapping[str, str | None],
         becomes: Mapping[str, str | None],
         marker: Entry | None = None,
-    ) -> Changed:
+    ) -> Moment:
         line, new_epoch = ("", "") if marker is None else (packed(marker), marker.key)
         args = [self._clock_text(), str(int.from_bytes(os.urandom(5))), line, new_epoch, str(len(expected))]
         for name, text in (*expected.items(), *becomes.items()):
             args += (name, "-" if text is None else f"={text}")
 
-        def read(reply: Any) -> Changed:
-            done, now_ms, epoch, *fields = reply
-            return Changed(done == 1, now_ms, epoch, dict(zip(fields[::2], fields[1::2], strict=True)))
+        def read(reply: Any) -> Moment:
+            done, now_ms, epoch, tip, trimmed, *fields = reply
+            state = dict(zip(fields[::2], fields[1::2], strict=True))
+            return Moment(done == 1, now_ms, epoch, state, read_id(tip), read_id(trimmed))
 
         return self._read(read, self._run("change", keys_of(project)[:3], args, reads=not becomes))
 

@@ -28,13 +28,11 @@ from quota.ledger.log import (
     PAST_MS,
     VIEW,
     Append,
-    Beginning,
-    Changed,
     Correction,
     Log,
+    Moment,
     Reply,
     is_closed,
-    kept_head,
     may_replace,
     next_id,
     word_of,
@@ -113,20 +111,6 @@ class SqliteLog(OfOneProcess, Log):
 
     # -- reading and appending ---------------------------------------------------------------------------------------
 
-    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
-        view_fields = [VIEW + name for name in views]
-
-        def work(db: sqlite3.Connection) -> Beginning:
-            epoch, trimmed = _standing(db, project)
-            state = _fields(db, project, [*fields, *view_fields])
-            for field in view_fields:
-                head = kept_head(state.get(field, ""), epoch)
-                if head is not None and not _has(db, project, head, ()):
-                    del state[field]
-            return Beginning(self._clock(), epoch, _tip(db, project), trimmed, state)
-
-        return self._file.transact(work, write=False)
-
     def append(self, project: str, request: Append) -> Reply:
         return self._file.transact(partial(self._append, project, request), write=bool(request.entries))
 
@@ -175,24 +159,25 @@ class SqliteLog(OfOneProcess, Log):
         expected: Mapping[str, str | None],
         becomes: Mapping[str, str | None],
         marker: Entry | None = None,
-    ) -> Changed:
+    ) -> Moment:
         names = [*expected, *becomes]
 
-        def work(db: sqlite3.Connection) -> Changed:
+        def work(db: sqlite3.Connection) -> Moment:
             now_ms = self._clock()
             epoch, trimmed = _standing(db, project)
+            tip = _tip(db, project)
             state = _fields(db, project, names)
             if EPOCH in names and epoch:
                 state[EPOCH] = epoch
             is_so = all(state.get(name) == text for name, text in expected.items())
             if not becomes or not is_so or (is_closed(epoch) and EPOCH not in expected):
-                return Changed(False, now_ms, epoch, state)
+                return Moment(False, now_ms, epoch, state, tip, trimmed)
             _put(db, project, becomes)
             epoch = (becomes[EPOCH] or "") if EPOCH in becomes else epoch
             if marker is not None:
-                first = next_id(max(_tip(db, project), trimmed), now_ms, int.from_bytes(os.urandom(5)))
-                epoch = _add(db, project, [marker], first, epoch, marker.key)
-            return Changed(True, now_ms, epoch, _fields(db, project, names))
+                tip = next_id(max(tip, trimmed), now_ms, int.from_bytes(os.urandom(5)))
+                epoch = _add(db, project, [marker], tip, epoch, marker.key)
+            return Moment(True, now_ms, epoch, _fields(db, project, names), tip, trimmed)
 
         return self._file.transact(work, write=bool(becomes))
 

@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from quota.common.clock import elapsed_s
 from quota.common.text import many, one_line, show
 from quota.errors import LedgerError, OtherApi, UnusableLedger, UsageError
-from quota.ledger.log import SEAL, Beginning, Changed, Log, is_fence, is_seal
+from quota.ledger.log import SEAL, Log, Moment, is_fence, is_seal
 from quota.rules import claims
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
@@ -101,7 +101,7 @@ def change(
     raise LedgerError(f"ledger {log.label}: other processes were quicker each time; run again in a moment")
 
 
-def _read(log: Log, project: str, names: Sequence[str]) -> Changed:
+def _read(log: Log, project: str, names: Sequence[str]) -> Moment:
     return log.change(project, dict.fromkeys(names), {})
 
 
@@ -142,7 +142,7 @@ def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> N
         )
 
 
-def check_usable(label: str, project: str, api: str, beginning: Beginning) -> None:
+def check_usable(label: str, project: str, api: str, beginning: Moment) -> None:
     """Raises UnusableLedger if a log has moved, or belongs to another API."""
     if is_seal(beginning.epoch):
         raise moved(label, beginning.epoch)

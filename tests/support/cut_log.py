@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from quota.errors import LedgerError
-from quota.ledger.log import Changed, Log
+from quota.ledger.log import Log, Moment
 
 Fault = Literal["drop-request", "drop-reply"]
 
@@ -25,9 +25,7 @@ class CutLog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
 
-    def change(
-        self, project: str, expected: Any, becomes: Mapping[str, str | None], *rest: Any, **more: Any
-    ) -> Changed:
+    def change(self, project: str, expected: Any, becomes: Mapping[str, str | None], *rest: Any, **more: Any) -> Moment:
         if not becomes:
             return self._log.change(project, expected, becomes, *rest, **more)
         self.writes += 1

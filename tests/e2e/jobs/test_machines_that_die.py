@@ -18,7 +18,7 @@ import pytest
 
 from quota.errors import LedgerError
 from quota.jobs.runner import run_job
-from quota.ledger.log import Changed
+from quota.ledger.log import Moment
 from quota.ledger.redis_log import RedisLog
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -57,7 +57,7 @@ class MachinesLog(RedisLog):
 
     is_off = False
 
-    def change(self, *args: Any, **options: Any) -> Changed:
+    def change(self, *args: Any, **options: Any) -> Moment:
         if self.is_off:
             raise LedgerError("the machine is off")
         return super().change(*args, **options)
