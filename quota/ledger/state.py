@@ -169,56 +169,42 @@ class State:
         """Close a bucket. Returns the exhaustion that stands then: this one, an earlier one, or one that somebody has
         lifted since upstream's answer."""
         exhaustion = facts_rules.checked_exhaustion(exhaustion)
-
-        def rule(facts: Facts, now_ms: int) -> tuple[Exhaustion, Facts]:
-            becomes = facts_rules.exhaust(facts, exhaustion, now_ms)
-            return becomes.exhaustion(exhaustion.bucket) or exhaustion, becomes
-
-        return self._change_facts(rule)
+        _, after = self._change_facts(lambda facts, now_ms: facts_rules.exhaust(facts, exhaustion, now_ms))
+        return after.exhaustion(exhaustion.bucket) or exhaustion
 
     def reopen(self, bucket: str, because: str = "") -> bool:
         """Open a closed bucket. False if it is open."""
-
-        def rule(facts: Facts, now_ms: int) -> tuple[bool, Facts]:
-            becomes = facts_rules.reopen(facts, bucket, because, now_ms)
-            return becomes != facts, becomes
-
-        return self._change_facts(rule)
+        before, after = self._change_facts(lambda facts, now_ms: facts_rules.reopen(facts, bucket, because, now_ms))
+        return after != before
 
     def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         """Replace upstream's grants, and its counts unless `compared` is None."""
         facts_rules.grant(Facts(), grants, compared, 0)  # raises UsageError before the ledger is asked
-        self._change_facts(lambda facts, now_ms: (None, facts_rules.grant(facts, grants, compared, now_ms)))
+        self._change_facts(lambda facts, now_ms: facts_rules.grant(facts, grants, compared, now_ms))
 
     def unite(self, other: Facts) -> Facts:
         """Add what another history of the facts has. Returns the united facts."""
+        return self._change_facts(lambda facts, _: facts_rules.union(facts, other))[1]
 
-        def rule(facts: Facts, _: int) -> tuple[Facts, Facts]:
-            becomes = facts_rules.union(facts, other)
-            return becomes, becomes
+    def _change_facts(self, rule: Callable[[Facts, int], Facts]) -> tuple[Facts, Facts]:
+        """Change the facts, with a marker. Returns them before and after. If the first try was made but its answer was
+        lost, returns those of that try, even if others have changed the facts since."""
+        key, tries = self.new_key(), list[tuple[Facts, Facts]]()
 
-        return self._change_facts(rule)
+        def keyed(now_ms: int, fields: Mapping[str, str]) -> Change[tuple[Facts, Facts]]:
+            before = Facts.read(fields.get(FACTS, ""))
+            if tries and before.has_change(key):
+                return Change(tries[-1])
+            after = rule(before, now_ms)
+            if after != before:
+                after = after.with_change(key, now_ms)
+            tries.append((before, after))
+            return Change(tries[-1], {} if after == before else {FACTS: after.text()})
 
-    def _change_facts(self, rule: Callable[[Facts, int], tuple[T, Facts]]) -> T:
-        """Change the facts, with a marker. If the first try was made but its answer was lost, returns the answer of
-        that try, even if others have changed the facts since."""
-        key, answers, texts = self.new_key(), list[T](), list[str]()
-
-        def keyed(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
-            facts = Facts.read(fields.get(FACTS, ""))
-            if answers and facts.has_change(key):
-                return Change(answers[-1])
-            answer, becomes = rule(facts, now_ms)
-            answers.append(answer)
-            if becomes == facts:
-                return Change(answer)
-            texts.append(becomes.with_change(key, now_ms).text())
-            return Change(answer, {FACTS: texts[-1]})
-
-        answer = self._change((FACTS,), keyed, key)
-        if texts:
-            self.note(texts[-1])
-        return answer
+        before, after = self._change((FACTS,), keyed, key)
+        if after != before:
+            self.note(after.text())
+        return before, after
 
     # -- claims and places -------------------------------------------------------------------------------------------
 
