@@ -218,8 +218,6 @@ class DayFiles:
         """All files, oldest first."""
         self.name = ""
         """The file that grows; "" if there is none."""
-        self.looks = 0
-        """How many changes of the folder this process has seen."""
         self._clock = clock
         self._ends_ms = 0
         self._changed_ns = -1
@@ -353,9 +351,7 @@ class DayFiles:
             self._take(sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name)))
         elif folder is None:
             self._take([])
-        if changed_ns != self._changed_ns:
-            self._changed_ns = changed_ns
-            self.looks += 1
+        self._changed_ns = changed_ns
 
     def _find_folder(self, before: os.stat_result | None) -> os.stat_result | None:
         """The folder that is now at our path; None if there is none."""
@@ -371,9 +367,7 @@ class DayFiles:
         return None if opened is None else opened.stat()
 
     def _take(self, names: list[str]) -> None:
-        if names != self.names:
-            self.names = names
-            self.looks += 1
+        self.names = names
         latest = _day(self._clock() + DAY_MS)
         name = max((name for name in names if name <= latest), default="")
         if name != self.name:

@@ -114,8 +114,6 @@ class Journal(OfOneProcess):
         self._noted: set[str] = set()
         """The epochs of the entries noted since the last full comparison; "" stands for any epoch."""
         self._followed: tuple[Opened | None, int, int] = (None, 0, 0)
-        self._clean: tuple[object, ...] = ()
-        self._clean_ends: Position = {}
         self._notes = Notes()
         self.trouble = ""
         """Why entries stay in memory, in one line; "" if they are written."""
@@ -229,14 +227,18 @@ class Journal(OfOneProcess):
     def uncompared(self, epoch: str) -> bool:
         """Whether the journal has entries of other epochs that were not compared with the log of this epoch."""
         with self._lock:
+            notes, ends = self.notes(), self.position()
+            compared = notes.compared if notes.epoch == epoch else {}
+            starts = {name: _start(compared, name, end) for name, end in ends.items() if name}
+            has_others = any(noted != epoch for noted, _ in self._remembered_since(compared))
             try:
-                is_clean, ends, read_bytes = self._look_for_others(epoch)
+                has_others |= any(self._files.has_another(name, at, ends[name], epoch) for name, at in starts.items())
             except OSError as error:
                 self._fail(error)
-                return any(noted != epoch for noted, _ in self._memory)
-        if is_clean and read_bytes > NOTE_BYTES:
+                return has_others
+        if not has_others and sum(ends[name] - at for name, at in starts.items()) > NOTE_BYTES:
             self._change(lambda notes: notes._replace(epoch=epoch, compared=ends), wait_s=0)
-        return not is_clean
+        return has_others
 
     def is_late(self, epoch: str) -> bool:
         """Whether, at the last `newest`, the journal had entries that were not compared with the log of this epoch: a
@@ -339,7 +341,7 @@ class Journal(OfOneProcess):
     # Private
 
     def _let_go(self) -> None:
-        self._followed, self._clean = (None, 0, 0), ()
+        self._followed = (None, 0, 0)
         self._files.close()
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
@@ -438,24 +440,6 @@ class Journal(OfOneProcess):
             if epoch in self._confirmed or left <= 0:
                 break
         self._confirmed.add(epoch)
-
-    def _look_for_others(self, epoch: str) -> tuple[bool, Position, int]:
-        """Whether all uncompared entries are of this epoch, up to where, and how many bytes had to be read for that."""
-        files = self._files
-        state = (epoch, self._remembered, *files.growing(), files.looks)
-        if state == self._clean:
-            return True, {}, 0
-        notes, ends = self.notes(), self.position()
-        compared = since = notes.compared if notes.epoch == epoch else {}
-        if self._clean and self._clean[0] == epoch:
-            since = {name: max(since.get(name, 0), self._clean_ends.get(name, 0)) for name in ends}
-        for name, end in ends.items():
-            if name and files.has_another(name, _start(since, name, end), end, epoch):
-                return False, {}, 0
-        if any(noted != epoch for noted, _ in self._remembered_since(since)):
-            return False, {}, 0
-        self._clean, self._clean_ends = state, ends
-        return True, ends, sum(end - _start(compared, name, end) for name, end in ends.items() if name)
 
     def _remembered_since(self, since: Position) -> list[tuple[str, Entry]]:
         passed = since.get("", 0) - (self._remembered - len(self._memory))
