@@ -29,7 +29,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
-from quota.common.clock import elapsed_s
 from quota.common.files import has_room, open_alone
 from quota.common.findings import existing, obstacle
 from quota.common.log import warn
@@ -42,9 +41,6 @@ from quota.terms.limits import SLACK_MS
 
 WAIT_S = 2.0
 """How long a draw waits for other draws, each of which waits for the disk."""
-
-LOOK_AGAIN_S = 0.1
-"""How long a process assumes that nothing is owed. Others may have drawn meanwhile."""
 
 MAX_BYTES = 2**26
 """More than any allowance needs."""
@@ -101,9 +97,7 @@ class Draws:
         self._path = f"{folder}{os.sep}draws"
         self._what = f"allowance {one_line(self._path)}"
         self._lock = FileLock(f"{self._path}.lock", self._what)
-        self._read: tuple[tuple[int, ...], dict[str, Draw], int] = ((), {}, 0)
         self._warned = False
-        self._nothing_until_s = 0.0
 
     def draw(
         self,
@@ -159,19 +153,13 @@ class Draws:
     def owed(self) -> list[Draw]:
         """The draws that this identity owes its ledger, or whose corrections it owes, oldest first. If the file cannot
         be read, returns none and logs that once; the debt stays."""
-        now_s = elapsed_s()
-        if now_s < self._nothing_until_s:
-            return []
         try:
             with self._errors():
                 draws = self._draws()[0]
         except LedgerError as error:
             self._complain(error)
             return []
-        owed = [draw for draw in draws.values() if draw.is_owed and draw.identity == self._identity.hash]
-        if not owed:
-            self._nothing_until_s = now_s + LOOK_AGAIN_S
-        return owed
+        return [draw for draw in draws.values() if draw.is_owed and draw.identity == self._identity.hash]
 
     def owed_by_others(self) -> Mapping[str, int]:
         """The units that other configurations of this machine drew and owe their ledgers, by the name or the path of
@@ -241,7 +229,6 @@ class Draws:
 
     def _alone(self) -> AbstractContextManager[object]:
         with self._errors():
-            self._nothing_until_s = 0.0
             return self._lock.taken(WAIT_S)
 
     def _draws(self) -> tuple[dict[str, Draw], int]:
@@ -249,17 +236,11 @@ class Draws:
         if not os.access(self._path, os.F_OK):  # most machines have no such file
             return {}, 0
         try:
-            status = os.stat(self._path)
-            state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            if state == self._read[0]:
-                return self._read[1:]
             with os.fdopen(open_alone(self._path, os.O_RDONLY), "rb") as file:
                 lines = file.read(MAX_BYTES).split(b"\n")
         except FileNotFoundError:
             return {}, 0
-        draws = _read_lines(lines)
-        self._read = (state, draws, len(lines))
-        return draws, len(lines)
+        return _read_lines(lines), len(lines)
 
     def _append(self, draws: Sequence[Draw]) -> None:
         """Write all of these draws to the disk, or none."""
