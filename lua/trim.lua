@@ -1,7 +1,7 @@
 -- trim.lua: move entries that left every window from a project's log to its past, a few at a time.
 --
--- Guarantee: one atomic step. An entry in the past has its last corrected units, and its correction is deleted from `corrected`.
--- Entries that no program of ours can read are deleted. Nothing moves while appends are fenced off, or after a key was evicted.
+-- Guarantee: one atomic step. A correction that leaves is deleted from `corrected`, unless a newer one is noted there. Entries that
+-- no program of ours can read are deleted. Nothing moves while appends are fenced off, or after a key was evicted.
 --
 -- KEYS  1 log  2 state  3 corrected  4 past, as in append.lua
 -- ARGV  1 clock_ms   0 = the server's clock; another value is for tests and simulation
@@ -28,27 +28,18 @@ if is_closed then return { 0 } end
 local entries = redis.call('XRANGE', log, '-', '(' .. before_ms .. '-0', 'COUNT', count + 1)
 local moved = math.min(#entries, count)
 if moved == 0 then return { 0 } end
--- The note in `corrected` for each entry: by the key of the charge, also for a correction, whose charge may have left earlier.
-local lines, charges, noted = {}, {}, { 'HMGET', corrected }
-for at = 1, moved do
-  lines[at] = line_of(entries[at]) or ''
-  charges[at] = string.match(lines[at], '^%d+\t([^\t]*)')
-  local _, of = correction_in(lines[at])
-  noted[at + 2] = charges[at] or of or ''
-end
-local notes = redis.call(unpack(noted))
 
 try_rights()
 redis.call('HSET', state, 'trimmed', entries[moved][1])
 local reply = { moved }
 for at = 1, moved do
-  local id = entries[at][1]
-  local units, of_id = string.match(notes[at] or '', '^(%d+) (%S+)$')
-  if units and charges[at] then lines[at] = string.gsub(lines[at], '^%d+', units, 1) end
-  if units and (charges[at] or of_id == id) then redis.call('HDEL', corrected, noted[at + 2]) end
-  if is_readable(lines[at]) and not add_to_past(id, lines[at]) then
+  local id, line = entries[at][1], line_of(entries[at]) or ''
+  local _, of = correction_in(line)
+  local note = of and redis.call('HMGET', corrected, of)[1]
+  if note and string.match(note, '%S+$') == id then redis.call('HDEL', corrected, of) end
+  if is_readable(line) and not add_to_past(id, line) then
     reply[#reply + 1] = id
-    reply[#reply + 1] = lines[at]
+    reply[#reply + 1] = line
   end
 end
 redis.call('XTRIM', log, 'MINID', #entries > moved and entries[moved + 1][1] or before_ms)

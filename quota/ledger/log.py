@@ -247,7 +247,7 @@ class Log(Protocol):
 
     def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
         """Move up to `count` entries dated before `before_ms` from the log to the past, oldest first; returns how many.
-        Their corrections go with them: a charge in the past has the units that it counted last."""
+        The newest correction of a charge is noted until it leaves itself."""
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         """As `read`, for entries that have left the log. No decision reads them."""

@@ -13,7 +13,8 @@ CREATE TABLE log (
     PRIMARY KEY (project, ms, seq)
 ) WITHOUT ROWID;
 
--- The newest correction of each charge of the log, by the charge's key: the charge's units, and the correction's id.
+-- The newest correction of each charge, while the log has it, by the charge's key: the charge's units, and the
+-- correction's id.
 CREATE TABLE corrected (
     project TEXT    NOT NULL,
     key     TEXT    NOT NULL,
@@ -37,7 +38,7 @@ CREATE TABLE state (
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 
--- The entries that have left the log, for reports. A charge has the units that it counted last.
+-- The entries that have left the log, for reports.
 CREATE TABLE past (
     project TEXT    NOT NULL,
     ms      INTEGER NOT NULL,

@@ -74,6 +74,7 @@ _SHORTEN_PAST = (
     "(SELECT ms, seq FROM past WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1 OFFSET ?)"
 )
 _CORRECTION = "SELECT units, ms, seq FROM corrected WHERE project = ? AND key = ?"
+_FORGET_CORRECTION = "DELETE FROM corrected WHERE project = ? AND key = ? AND ms = ? AND seq = ?"
 _CORRECT = "INSERT OR REPLACE INTO corrected VALUES (?, ?, ?, ?, ?)"
 _NAMES = "SELECT name FROM state WHERE project = ? ORDER BY name"
 _GET = "SELECT value FROM state WHERE project = ? AND name = ?"
@@ -222,8 +223,9 @@ class SqliteLog(OfOneProcess, Log):
             if not leaving or is_closed(epoch):
                 return 0
             through = leaving[-1].id
-            past = [_as_last_counted(db, project, entry) for entry in leaving if entry.kind != "unreadable"]
-            self._add_past(db, project, past)
+            self._add_past(db, project, [entry for entry in leaving if entry.kind != "unreadable"])
+            corrections = [(project, entry.of, *entry.id) for entry in leaving if entry.kind == "correction"]
+            db.executemany(_FORGET_CORRECTION, corrections)
             db.execute("DELETE FROM log WHERE project = ? AND (ms, seq) <= (?, ?)", (project, *through))
             _put(db, project, {TRIMMED: id_text(through)})
             return len(leaving)
@@ -332,17 +334,6 @@ def _add(db: sqlite3.Connection, project: str, entries: Sequence[Entry], first: 
         epoch = new_epoch or entries[0].key
         _put(db, project, {EPOCH: epoch})
     return epoch
-
-
-def _as_last_counted(db: sqlite3.Connection, project: str, entry: Entry) -> Entry:
-    """An entry that leaves the log, with the units that it counted last. Its correction goes with it. If the correction
-    came after the charge had left, it stays noted until it leaves too."""
-    key = entry.of if entry.kind == "correction" else entry.key
-    row = db.execute(_CORRECTION, (project, key)).fetchone()
-    if row is None or (entry.kind == "correction" and row[1:] != entry.id):
-        return entry
-    db.execute("DELETE FROM corrected WHERE project = ? AND key = ?", (project, key))
-    return entry._replace(units=row[0])
 
 
 def _fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> dict[str, str]:

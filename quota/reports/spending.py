@@ -320,13 +320,13 @@ def _around(project: Project, charge: Spent, limits: Sequence[Limit]) -> Iterato
     """Each of these limits around a charge that it counts."""
     if not limits:
         return
-    at_ms, trimmed = charge.id[0], project.log.begin(project.name).trimmed
+    at_ms = charge.id[0]
     longest = min((limit.view.window for limit in limits), key=lambda window: cutoff(window, at_ms))
     behind = entries_of_window(project, longest, at_ms, charge.id)
     whole_ms = whole_since_ms(project)
     for limit in limits:
         window = limit.view.window
-        before_units = total_of(limit.view, behind, at_ms, trimmed).used_units
+        before_units = total_of(limit.view, behind, at_ms).used_units
         yield LimitAround(
             window=window.name,
             name=limit.name,

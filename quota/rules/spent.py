@@ -57,9 +57,7 @@ def spent(entries: Iterable[Entry]) -> list[Spent]:
                 entry.id, entry.units, entry.units, entry.bucket, entry.method, entry.job, entry.region, entry.key
             )
         elif entry.kind == "correction" and (charge := charges.get(entry.of)) is not None:
-            # A charge of the past has its last units, but its first correction is there too.
-            charged_units = charge.charged_units if charge.settled else entry.before_units
-            charges[entry.of] = charge._replace(units=entry.units, charged_units=charged_units, settled=True)
+            charges[entry.of] = charge._replace(units=entry.units, settled=True)
     return [*charges.values()]
 
 

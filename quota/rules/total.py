@@ -281,8 +281,8 @@ class RunningTotal:
 
 
 def total_of(view: View, entries: Iterable[Entry], now_ms: int, trimmed: Id = START) -> RunningTotal:
-    """The total of a view over a whole log, without a kept total. Entries up to `trimmed` come from the past, and have
-    their last units."""
+    """The total of a view over a whole log, without a kept total. Corrections of charges up to `trimmed` change
+    nothing."""
     total = RunningTotal(view, trimmed)
     total.start_at(now_ms)
     total.at_ms = now_ms

@@ -49,13 +49,13 @@ def test_a_trim_moves_a_bounded_number_the_oldest_first(log: Log) -> None:
     assert past_of(log) == entries
 
 
-def test_an_entry_of_the_past_has_the_units_that_it_counted_last(log: Log, clock: Clock) -> None:
+def test_an_entry_of_the_past_is_as_it_was_and_its_correction_is_noted_until_it_leaves(log: Log, clock: Clock) -> None:
     corrected, kept = added(log, charge(100), charge(7))
     clock.now_ms += 10
     first, later = added(log, correction(corrected, 40), charge(1))
     assert log.trim(P, NOW_MS + 10) == 2
-    assert past_of(log) == [corrected._replace(units=40), kept]
-    assert dict(log.corrections(P, [corrected.key, kept.key])) == {}
+    assert past_of(log) == [corrected, kept]
+    assert dict(log.corrections(P, [corrected.key, kept.key])) == {corrected.key: (40, first.id)}
     assert entries_of(log) == [first, later]
 
 
@@ -64,21 +64,11 @@ def test_corrections_leave_behind_their_charges(log: Log, clock: Clock) -> None:
     entries = added(log, correction(corrected, 40), correction(corrected, 60, before_units=40))
     assert log.trim(P, NOW_MS + 1) == 3
     assert [(entry.key, entry.units) for entry in past_of(log)] == [
-        (corrected.key, 60),
+        (corrected.key, 100),
         (entries[0].key, 40),
         (entries[1].key, 60),
     ]
     assert [each.units for each in spent(past_of(log))] == [60]
-    assert dict(log.corrections(P, [corrected.key])) == {}
-
-
-def test_a_correction_after_its_charge_has_left_is_noted_until_it_leaves_itself(log: Log, clock: Clock) -> None:
-    (corrected,) = added(log, charge(100))
-    log.trim(P, NOW_MS + 1)
-    clock.now_ms += 10
-    (late,) = added(log, correction(corrected, 40))
-    assert log.corrections(P, [corrected.key])[corrected.key] == (40, late.id)
-    assert log.trim(P, NOW_MS + 11) == 1
     assert dict(log.corrections(P, [corrected.key])) == {}
 
 

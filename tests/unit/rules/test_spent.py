@@ -30,11 +30,6 @@ def test_a_charge_counts_what_its_newest_correction_says_and_keeps_what_it_was_c
     ]
 
 
-def test_a_charge_of_the_past_was_charged_what_its_first_correction_began_with() -> None:
-    entries = [FIRST._replace(units=60), correction(FIRST, 40, 100, 3), correction(FIRST, 60, 40, 4)]
-    assert [(row.units, row.charged_units) for row in spent(entries)] == [(60, 100)]
-
-
 def test_a_correction_without_its_charge_and_what_is_no_charge_are_left_out() -> None:
     entries = [
         correction(FIRST, 40, 100, 3),
