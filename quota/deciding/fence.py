@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, RLock, Thread
 
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import LedgerError, MoveRefused
-from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Log, Moment, fence_is_over, is_fence, is_seal
+from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Fields, Log, Moment, fence_is_over, is_fence, is_seal
 from quota.rules.entry import Entry, Id
 
 WAIT_S = 5.0
@@ -78,7 +78,7 @@ class Fence:
             self.stood, self.epoch = epoch, fence
         return done
 
-    def change(self, becomes: Mapping[str, str | None]) -> None:
+    def change(self, becomes: Fields) -> None:
         """Change fields of the state behind the fence."""
         with self._lock:
             if not self.log.change(self.project, {EPOCH: self.epoch}, becomes).done:

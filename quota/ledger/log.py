@@ -129,6 +129,10 @@ class Reply(NamedTuple):
     id: Id | None = None
 
 
+Fields = Mapping[str, str | None]
+"""Fields of a state, by their names; None: no such field."""
+
+
 class Moment(NamedTuple):
     """One moment of a log, after a change of its state, or as it was read.
 
@@ -200,13 +204,7 @@ class Log(Protocol):
             return False
         return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
 
-    def change(
-        self,
-        project: str,
-        expected: Mapping[str, str | None],
-        becomes: Mapping[str, str | None],
-        marker: Entry | None = None,
-    ) -> Moment:
+    def change(self, project: str, expected: Fields, becomes: Fields, marker: Entry | None = None) -> Moment:
         """Change fields of the state to `becomes` (None: remove the field), if all fields are as `expected` (None: no
         such field). The same atomic step appends the `marker` to the log, so that no decision can overlook the change.
         With an empty `becomes` it only reads the expected fields.

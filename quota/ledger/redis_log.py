@@ -29,6 +29,7 @@ from quota.ledger.log import (
     VIEW,
     Append,
     Correction,
+    Fields,
     Log,
     Moment,
     Reply,
@@ -160,13 +161,7 @@ class RedisLog(OfOneProcess, Log):
 
     # -- the state ---------------------------------------------------------------------------------------------------
 
-    def change(
-        self,
-        project: str,
-        expected: Mapping[str, str | None],
-        becomes: Mapping[str, str | None],
-        marker: Entry | None = None,
-    ) -> Moment:
+    def change(self, project: str, expected: Fields, becomes: Fields, marker: Entry | None = None) -> Moment:
         line, new_epoch = ("", "") if marker is None else (packed(marker), marker.key)
         args = [self._clock_text(), str(int.from_bytes(os.urandom(5))), line, new_epoch, str(len(expected))]
         for name, text in (*expected.items(), *becomes.items()):

@@ -29,6 +29,7 @@ from quota.ledger.log import (
     VIEW,
     Append,
     Correction,
+    Fields,
     Log,
     Moment,
     Reply,
@@ -154,13 +155,7 @@ class SqliteLog(OfOneProcess, Log):
 
     # -- the state ---------------------------------------------------------------------------------------------------
 
-    def change(
-        self,
-        project: str,
-        expected: Mapping[str, str | None],
-        becomes: Mapping[str, str | None],
-        marker: Entry | None = None,
-    ) -> Moment:
+    def change(self, project: str, expected: Fields, becomes: Fields, marker: Entry | None = None) -> Moment:
         names = [*expected, *becomes]
 
         def work(db: sqlite3.Connection) -> Moment:
@@ -342,7 +337,7 @@ def _fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> dict[
     return {name: str(row[0]) for name, row in rows.items() if row is not None}
 
 
-def _put(db: sqlite3.Connection, project: str, fields: Mapping[str, str | None]) -> None:
+def _put(db: sqlite3.Connection, project: str, fields: Fields) -> None:
     """Change fields; None removes a field."""
     for name, text in fields.items():
         if text is None:
