@@ -19,19 +19,16 @@ from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from quota.clients.instrument import TALLY
 from quota.clients.instrument.patches import NAMED, Patches, call_before
 
 if TYPE_CHECKING:
     from quota.clients.instrument.payers import Payers
-    from quota.clients.metering import Tally
     from quota.session import Session
 
 # Every Python under `quota exec --auto` imports this file. It imports the rest with the first HTTP library.
 
 LIBRARIES = ("aiohttp", "grpc", "http.client", "httplib2", "httpx", "httpx2", "requests", "urllib3", "urllib3_future")
-
-TALLY = "QUOTA_AUTO_TALLY"
-"""The variable with the folder in which the processes of `quota exec --auto` count what they spend."""
 
 
 class _Instrumented:
@@ -82,7 +79,6 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
     """
     import http.client  # noqa: F401  # first: `call_before` may wait for it, and the imports below import it, too
 
-    from quota.clients.instrument.processes import FileTally
     from quota.session import open_session
     from quota.terms.arguments import label_process
 
@@ -90,8 +86,8 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
     _close_at_exit()
     with _lock:
         if _now is None:
-            session, tally = open_session(config), os.environ.get(TALLY)
-            payers = payers_of(session, credential, FileTally(tally) if tally else None)
+            session = open_session(config)
+            payers = payers_of(session, credential)
             job = os.environ.get("QUOTA_JOB", "") if job is None else job
             label_process(job)
             begun = _Instrumented(session, payers, (credential, job))
@@ -123,7 +119,7 @@ def _close_at_exit() -> None:
     atexit.register(lambda: None if _now is None else _now.session.close())
 
 
-def payers_of(session: Session, named: str | None, tally: Tally | None = None) -> Payers:
+def payers_of(session: Session, named: str | None) -> Payers:
     """The credentials that can pay. Raises ConfigError if there are none, and UsageError if the `named` credential
     cannot."""
     from quota.clients.instrument.payers import Payer, Payers
@@ -151,7 +147,6 @@ def payers_of(session: Session, named: str | None, tally: Tally | None = None) -
             credential.hosts,
             partial(session.budget, credential.name),
             answers_429=credential.on_refusal == "429",
-            tally=tally,
         )
         for credential in able
     ]

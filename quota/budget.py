@@ -101,6 +101,9 @@ class Budget(OfOneProcess):
         """Called with each correction: the charge's id, and how many more units its call counts now; None: a refund."""
         self.on_exhausted: Callable[[Decision], None] | None = None
         """Called with the decision of each call that upstream answered with "no more"."""
+        self.tally: Callable[[str, int, int, int], None] | None = None
+        """Called with each change of what this process spends: a method, calls and units (after a correction 0 or
+        less), and calls that were refused."""
         self.of_run: tuple[str, str] | None = None
         """The job and region of the run under way, whose fetch function may charge in threads of its own."""
 
@@ -169,9 +172,12 @@ class Budget(OfOneProcess):
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "
                 "while the ledger's log still has it"
             )
+        before_units = sum(charge.units for charge in before)
+        if self.tally is not None:
+            self.tally(before[0].method, -1 if of_all and before_units else 0, units - before_units, 0)
         if self.on_correction is not None:
-            self.on_correction(charge_id, None if of_all else units - before.units)
-        return before
+            self.on_correction(charge_id, None if of_all else units - before_units)
+        return before[0]
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
         """The current state of every limit. Charges nothing. With a `job`, the numbers are lowered for that job.
@@ -322,8 +328,10 @@ class Budget(OfOneProcess):
             at += len(call.parts)
         if commit:
             self._note(checklist, charges[0], decision)
-            if self.on_decision is not None:
-                for of_call in decisions:
+            for call, of_call in zip(checklist.calls, decisions, strict=True):
+                if self.tally is not None and of_call.id is not None:
+                    self.tally(call.method, 1, sum(part.units for part in call.parts), 0)
+                if self.on_decision is not None:
                     self.on_decision(of_call)
         return decisions
 
@@ -343,6 +351,8 @@ class Budget(OfOneProcess):
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
         """Count a refusal of `calls` that were asked together. `charge` calls this itself; a job that a refused peek
         ends calls it, too. If this machine's clock is behind, the refusal has the ledger's time."""
+        if self.tally is not None:
+            self.tally(decision.method, 0, 0, calls)
         if self._recorder is not None:
             at_ms = self._project.dated_ms(decision.decided_at_ms)
             decision = decision._replace(decided_at_ms=at_ms)

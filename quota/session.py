@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from quota.budget import Budget
+from quota.clients.instrument import TALLY
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
@@ -132,6 +133,10 @@ class Session(OfOneProcess):
                 recorder=self._recorders[self._identity(chosen)],
                 hosts=chosen.hosts,
             )
+            if os.environ.get(TALLY):
+                from quota.clients.instrument.processes import tally_of_process
+
+                budget.tally = tally_of_process()
             self._budgets[chosen.name] = budget
             return budget
 

@@ -339,7 +339,8 @@ def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn
 def _environment(config: str | None, credential: str | None, job: str, tally: str = "") -> dict[str, str]:
     """The environment that instruments every Python. Its processes count in the folder `tally` what they spend. Raises
     ConfigError or UsageError for a wrong configuration or one without hosts."""
-    from quota.auto import TALLY, payers_of
+    from quota.auto import payers_of
+    from quota.clients.instrument import TALLY
 
     with opened(config, err=True) as session:
         payers_of(session, credential)
@@ -348,12 +349,13 @@ def _environment(config: str | None, credential: str | None, job: str, tally: st
         "PYTHONPATH": os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH")))),
         "QUOTA_AUTO_HOME": str(SITE.parents[2]),
         "QUOTA_AUTO_CREDENTIAL": credential or "",
-        TALLY: tally,
     }
     if path is not None:
         given["QUOTA_CONFIG"] = os.path.abspath(path)  # absolute: the program may change its folder
     if job:
         given["QUOTA_JOB"] = job
+    if tally:
+        given[TALLY] = tally
     return {**os.environ, **given}
 
 

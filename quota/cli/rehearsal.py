@@ -22,6 +22,7 @@ from urllib.parse import quote
 import click
 
 from quota.cli.output import fail, naming_allowances
+from quota.clients.instrument import TALLY
 from quota.common.clock import host_clock
 from quota.common.hosts import is_loopback
 from quota.common.text import show
@@ -67,7 +68,10 @@ def rehearsed(
 def copied(session: Session, clock: Callable[[], int] | None = None, *, store: bool = True) -> Iterator[Session]:
     """A session over copies of this session's ledger and of its `store`, which may have another clock. It writes no
     metrics, tells nobody, and calls no sink. Raises LedgerError, and QuotaError where the store cannot be copied."""
-    with TemporaryDirectory(prefix="quota-rehearsal-") as temporary, variables(QUOTA_STATE_DIR=f"{temporary}/state"):
+    with (
+        TemporaryDirectory(prefix="quota-rehearsal-") as temporary,
+        variables(QUOTA_STATE_DIR=f"{temporary}/state", **{TALLY: ""}),
+    ):
         settings = _of_copies(session.settings, Path(temporary) / "store.db" if store else None)
         with Session(settings, clock=clock) as copy:
             for project in {credential.project for credential in settings.credentials.values()}:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
@@ -47,19 +47,14 @@ MAX_NAME_LENGTH = 64
 """The longest method name that a charge can store."""
 
 
-Tally = Callable[[str, int, int, int], None]
-"""Counts what attempts of a method spend: calls and units, both negative or 0 after a correction, and refusals."""
-
-
 class Meter:
     """Charges attempts to one budget, at most `max_units` in all. Safe to share between threads."""
 
-    def __init__(self, budget: Budget, max_units: int | None = None, tally: Tally | None = None) -> None:
+    def __init__(self, budget: Budget, max_units: int | None = None) -> None:
         if not isinstance(budget, Budget):
             raise UsageError(f"a blocking client needs a budget of quota.open(), not {show(budget)}")
         self.budget = budget
         self.run_limit = None if max_units is None else RunLimit(max_units)
-        self.tally = tally
 
     def attempt(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Attempt:
         """Charge one attempt of `method`, which the caller is about to send with this HTTP verb and body. A method that
@@ -83,6 +78,7 @@ class Meter:
             refused = [run_limit.refusal(*who, name, units, at_ms) for name in names]
             if budget.on_decision is not None:
                 budget.on_decision(refused[0])
+            self.counts_refused(checklist.method, len(names))
             return refused
         admitted = False
         try:
@@ -113,13 +109,13 @@ class Meter:
     def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt behind an admitted decision. Raises Refused for another."""
         if not decision.admitted:
-            self.counts_refused(decision.method)
             raise Refused(decision)
         return Attempt(self, decision, call)
 
-    def counts_refused(self, method: str) -> None:
-        if self.tally is not None:
-            self.tally(self.budget.book.canonical(method), 0, 0, 1)
+    def counts_refused(self, method: str, calls: int = 1) -> None:
+        """Count calls that were refused, and not by the budget."""
+        if self.budget.tally is not None:
+            self.budget.tally(self.budget.book.canonical(method), 0, 0, calls)
 
     def attempts(self, calls: Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request: all of them, or none.
@@ -162,12 +158,7 @@ class Attempt:
     def __init__(self, meter: Meter, decision: Decision, call: Call) -> None:
         budget = meter.budget
         self.decision = decision
-        self._budget, self._run_limit, self._tally = budget, meter.run_limit, meter.tally
-        self._further_units = 0
-        if self._tally is not None:  # it counts the units of all buckets, as `quota spend` does
-            parts = budget.book.price_at(call[0], charged_ms(decision))[0].parts if call[2] is None else call[2]
-            self._further_units = sum(part.units for part in parts[1:])
-            self._tally(decision.method, 1, decision.cost_units + self._further_units, 0)
+        self._budget, self._run_limit = budget, meter.run_limit
         self._settlement = Settlement(budget.settle, decision) if is_reserved(call) else None
         self._job, region = current_attribution(budget.of_run)
         self._closed = self._succeeded = self.refunded = False
@@ -199,7 +190,7 @@ class Attempt:
         try:
             self._budget.refund(charge_id)
             self.refunded = True
-            self._give_back(self.decision.cost_units, calls=1)
+            self._give_back(self.decision.cost_units)
         except QuotaError as error:
             warn("refund_failed", error, charge=charge_id, method=self.decision.method)
         else:
@@ -321,11 +312,9 @@ class Attempt:
             used = {limit.name: read[limit.view] for limit in budget.limits if limit.view in read}
             self._observe([each for each in heard if _changes(budget, each, used)])
 
-    def _give_back(self, units: int, *, calls: int = 0) -> None:
+    def _give_back(self, units: int) -> None:
         if self._run_limit is not None:
             self._run_limit.give_back(units)
-        if self._tally is not None:
-            self._tally(self.decision.method, -calls, -units - calls * self._further_units, 0)
 
     def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing

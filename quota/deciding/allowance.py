@@ -172,8 +172,8 @@ def owed_units(project: Project) -> int:
     return sum(owed.entry.units for owed in project.journal.draws.owed() if owed.handed_id is None)
 
 
-def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
-    """Set the units of draws of this machine, by their keys; returns the first draw as it was. Returns None, and sets
+def settle_draws(project: Project, units: Mapping[str, int]) -> list[Entry] | None:
+    """Set the units of draws of this machine, by their keys; returns the draws as they were. Returns None, and sets
     nothing, if any of them is not here. The ledger learns it now if it has the draws, else by their hand-over. Raises
     LedgerError."""
     if project.journal is None:
@@ -182,10 +182,10 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
     if before is None:
         return None
     project.drawn.update((key, units[key]) for key in units.keys() & project.drawn.keys())
-    if before.handed_id is not None:  # another machine may settle it next
+    if before[0].handed_id is not None:  # another machine may settle it next
         with suppress(LedgerError, StillCountingError):
             hand_over(project)
-    return before.entry
+    return [draw.entry for draw in before]
 
 
 def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:

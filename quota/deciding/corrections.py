@@ -30,9 +30,9 @@ MAX_TRIES = 100
 """How often an append is tried while others correct the same charge, and a charge is sought in logs that get lost."""
 
 
-def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry | None:
+def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> list[Entry] | None:
     """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
-    Returns the first charge with its units before. Returns None, and does nothing, if the log lacks any of them. Raises
+    Returns the charges with their units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
     restored(project, project.mark)
     charges: dict[str, Entry] = {}
@@ -69,7 +69,7 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
         return entries
 
     add(project, corrections)
-    return charges[keys[0]]._replace(units=counted[keys[0]])
+    return [charges[key]._replace(units=counted[key]) for key in keys]
 
 
 def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id | None:

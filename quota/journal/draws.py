@@ -196,8 +196,8 @@ class Draws:
             self._warned = True
             warn("allowance_unreadable", error, project=self._identity.project)
 
-    def settle(self, units: Mapping[str, int]) -> Draw | None:
-        """Set the units of draws, by their keys; returns the first draw as it was. Returns None, and sets nothing, if
+    def settle(self, units: Mapping[str, int]) -> list[Draw] | None:
+        """Set the units of draws, by their keys; returns the draws as they were. Returns None, and sets nothing, if
         any of them is only in the ledger.
 
         Draws that were handed over are owed again, as corrections. Raises LedgerError.
@@ -210,7 +210,7 @@ class Draws:
             if not units.keys() <= draws.keys():
                 return None
             self._append([draws[key].settled(n) for key, n in units.items()])
-            return draws[next(iter(units))]
+            return [draws[key] for key in units]
 
     def start_over(self) -> None:
         """In a forked child: release the copy of the parent's lock."""

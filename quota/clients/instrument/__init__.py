@@ -7,3 +7,6 @@
 
 The files here only find the attempts; the transports beside this package have the rules.
 """
+
+TALLY = "QUOTA_AUTO_TALLY"
+"""The variable with the folder in which the processes of `quota exec --auto` count what they spend."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from quota.budget import Budget
 from quota.clients.gate import HostGate, answer_to, take_paid
-from quota.clients.metering import Meter, Tally
+from quota.clients.metering import Meter
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import default_port, is_url, url_on
@@ -40,7 +40,6 @@ class Payer:
     open_budget: Callable[[], Budget]
     _: KW_ONLY
     answers_429: bool = False
-    tally: Tally | None = None
 
     def __post_init__(self) -> None:
         self.hosts = Hosts(self.names)
@@ -68,8 +67,7 @@ class Payer:
         """The gate of this process, or, if it is `awaited`, the gate of its event loops."""
         with self._lock:
             if self._gate is None:
-                meter = Meter(self.open_budget(), tally=self.tally)
-                self._gate = HostGate(meter, None, self.names, ended=lambda: self._ended)
+                self._gate = HostGate(Meter(self.open_budget()), None, self.names, ended=lambda: self._ended)
             if awaited and self._async_gate is None:
                 self._async_gate = self._gate.on_loop()
             return self._async_gate if awaited and self._async_gate is not None else self._gate

@@ -1,7 +1,7 @@
 """The processes of one run of `quota exec --auto`: what they spent, and which programs nobody charges.
 
-    FileTally, spent_in   each process keeps its numbers in a file, so a killed process counts, too
-    unseen_program        a program that may send requests without a seam, because it is not Python
+    tally_of_process, spent_in   each process keeps its numbers in a file, so a killed process counts, too
+    unseen_program               a program that may send requests without a seam, because it is not Python
 
 It judges a program by its command. A shell and `env` send nothing themselves, so it looks at the commands inside. It
 cannot know what a shell script or a program that is not Python starts.
@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
 
+from quota.clients.instrument import TALLY
 from quota.common.files import is_ours, mark_ours
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
@@ -50,7 +51,7 @@ class FileTally:
         self._spent: dict[str, Spent] = {}
         self._file: int | None = None
 
-    def __call__(self, method: str, calls: int, units: int, refused: int = 0) -> None:
+    def __call__(self, method: str, calls: int, units: int, refused: int) -> None:
         more = Spent(calls, units, refused)
         with self._lock:
             self._spent[method] = self._spent.get(method, Spent()).plus(more)
@@ -64,6 +65,15 @@ class FileTally:
                     os.pwrite(self._file, text, 0)
             except OSError:
                 return  # the run that reads the file is over
+
+
+def tally_of_process() -> FileTally | None:
+    """Counts what all sessions of this process spend; None if nobody sums it up."""
+    folder = os.environ.get(TALLY)
+    return _tally_in(folder) if folder else None
+
+
+_tally_in = cache(FileTally)
 
 
 def spent_in(folder: str) -> dict[str, Spent]:

@@ -99,8 +99,20 @@ def test_a_program_and_its_children_are_charged(quota: Quota, server: PlainServe
     assert quota("spend", "--by", "job").stdout.splitlines()[2].split() == ["nightly", "4", "4"]
 
 
+OWN = """\
+import quota, sys
+with quota.open() as q:
+    q.requests("main").get(os.environ["ADDRESS"])
+    budget = q.budget("main")
+    budget.settle(budget.charge("read").id, 1)
+    budget.refund(budget.charge("read").id)
+for command in ("charge read --credential main", "exec read --units 50 --credential main -- true"):
+    os.system(f"{sys.executable} -m quota {command}")
+"""
+
+
 def test_a_summary_counts_each_bucket_as_spend_does(quota: Quota, server: PlainServer) -> None:
-    """Also of a call that never left, which is refunded in each bucket."""
+    """Also of our own clients and commands, and of a call that never left, which is refunded in each bucket."""
     several = BOOK.replace("buckets = {", 'buckets = { points = { quota = 900, resets = "1h" },')
     several = several.replace("read = 1", 'read = [{ units = 3 }, { units = 1, bucket = "calls" }]')
     (quota.folder / "things.toml").write_text(several.replace("get = 1", 'get = { units = 2, bucket = "calls" }'))
@@ -109,9 +121,10 @@ def test_a_summary_counts_each_bucket_as_spend_does(quota: Quota, server: PlainS
         f'{config}[credentials.other]\nproject = "main"\napi = "things.toml"\nendpoint = "http://127.0.0.1:1"\n'
     )
     failing = "\ntry: urllib3.request('GET', 'http://127.0.0.1:1/x', retries=False)\nexcept Exception: pass"
-    program = f"{ASKS};{ASKS}{failing}"
-    assert summed_up(quota, sys.executable, "-c", program) == (0, "2 calls, 8 units, 0 refused")
-    assert quota.json("spend")["total_units"] == 8
+    program = f"{ASKS};{ASKS}{failing}\n{OWN}"
+    assert summed_up(quota, sys.executable, "-c", program) == (0, "5 calls, 18 units, 1 refused")
+    spend = quota.json("spend")
+    assert (spend["total_units"], sum(row["calls"] for row in spend["refused"])) == (18, 1)
 
 
 def test_a_sitecustomize_that_goes_on_with_no_other_hides_nothing(quota: Quota, server: PlainServer) -> None:
