@@ -1,6 +1,7 @@
 """The smallest changes of one setting that would make a schedule fit. A simulation verifies each.
 
-The search tries the jobs that use most of the refusing limits: a longer interval, fewer pages, fewer regions.
+The search tries the jobs that use most of the refusing limits: a longer interval, fewer pages, fewer regions, a larger
+`max_units`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
 from quota.common.text import many
+from quota.deciding.run_limit import MAX_UNITS
 from quota.jobs.job import Fetch
 from quota.jobs.plan.simulation import Simulated, State, simulate
 from quota.settings.model import JobSettings, Settings
@@ -52,13 +55,13 @@ def smallest_changes(
     ends_s = elapsed_s() + SEARCH_WITHIN_S
     cut = False
 
-    def fits(changed: JobSettings) -> bool:
+    def fits(job: JobSettings, setting: str, value: Any) -> bool:
         nonlocal cut
         cut = cut or elapsed_s() > ends_s
         if cut:
             return False
         tried = simulate(
-            settings._replace(jobs={**settings.jobs, changed.name: changed}),
+            settings._replace(jobs={**settings.jobs, job.name: job._replace(**{setting: value})}),
             outcome.start_ms,
             outcome.until_ms,
             state=state,
@@ -68,38 +71,40 @@ def smallest_changes(
         return not tried.refusals
 
     changes: list[Change] = []
-    for job in _suspects(settings, outcome):
-        ladders = {
-            "schedule": [job._replace(schedule=text) for text in slower(job)],
-            "pages": [job._replace(pages=pages) for pages in range(job.pages - 1, 0, -1)],
-            "regions": [job._replace(regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)],
+    for job, wanted_units in _suspects(settings, outcome):
+        ladders: dict[str, Sequence[Any]] = {
+            "schedule": slower(job),
+            "pages": range(job.pages - 1, 0, -1),
+            "regions": [job.regions[:n] for n in range(len(job.regions) - 1, 0, -1)],
+            "max_units": range(job.max_units + 1, wanted_units + 1) if job.max_units else (),
         }
-        for setting, changed in ladders.items():
-            smallest = first_that_fits(changed, fits)
+        for setting, values in ladders.items():
+            smallest = first_that_fits(values, partial(fits, job, setting))
             if smallest is not None:
-                before, after = _spelled(job, setting), _spelled(smallest, setting)
+                before, after = _spelled(getattr(job, setting)), _spelled(smallest)
                 changes.append(Change(job.name, job.credential, setting, before, after))
     notes = []
     if cut:
         notes.append(f"the search for changes ended after {SEARCH_WITHIN_S:g} s; smaller ones may fit")
     elif not changes:
-        notes.append("no single change of interval, pages or regions makes it fit")
+        notes.append("no single change of interval, pages, regions or max_units makes it fit")
     return tuple(changes), notes
 
 
-def _suspects(settings: Settings, outcome: Simulated) -> list[JobSettings]:
-    """The jobs that use a refusing limit; the jobs that use most come first."""
+def _suspects(settings: Settings, outcome: Simulated) -> list[tuple[JobSettings, int]]:
+    """The jobs that use a refusing limit, with the units that they want of it; the jobs that use most come first."""
+    own = {refusal.job for refusal in outcome.refusals if refusal.limit == MAX_UNITS}
     full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in outcome.refusals}
     limits = {credential.project: credential.limits for credential in settings.credentials.values()}
     wants: Counter[str] = Counter()
     for wanted in outcome.wanted:
-        if any(
+        if wanted.job in own or any(
             (wanted.project, limit.name) in full
             and limit.view.selector.counts(wanted.bucket, wanted.method, wanted.job)
             for limit in of_jobs(limits[wanted.project], settings.jobs)
         ):
             wants[wanted.job] += sum(wanted.units.values())
-    return [settings.jobs[name] for name, units in wants.most_common(MAX_JOBS) if units]
+    return [(settings.jobs[name], units) for name, units in wants.most_common(MAX_JOBS) if units]
 
 
 def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:
@@ -142,8 +147,8 @@ def slower(job: JobSettings) -> list[str]:
     return [fewer[count] for count in sorted(fewer, reverse=True)]
 
 
-def _spelled(job: JobSettings, setting: str) -> str:
-    """A setting, spelled as in the configuration."""
-    if setting == "schedule":
-        return f'"{job.schedule}"'
-    return str(len(job.regions) if setting == "regions" else job.pages)
+def _spelled(value: str | tuple[str, ...] | int) -> str:
+    """A setting, spelled as in the configuration. Of regions, their number."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(len(value) if isinstance(value, tuple) else value)

@@ -102,6 +102,11 @@ def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(too_much: P
     assert [(x.setting, x.after) for x in plan.changes] == [("schedule", '"every 103m"'), ("regions", "3")]
 
 
+def test_a_run_that_may_not_spend_enough_may_spend_more(folder: Path) -> None:
+    plan = make_plan(settings(folder, LIMITS + KEYWORDS.replace("45m", "3h") + "max_units = 600"), 0, first_day=MONDAY)
+    assert [(x.setting, x.after) for x in plan.changes] == [("regions", "6"), ("max_units", "700")]
+
+
 def test_the_search_for_changes_has_an_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggestions, "SEARCH_WITHIN_S", -1.0)
     plan = make_plan(settings(folder, LIMITS + KEYWORDS), NOON_MS)
