@@ -222,7 +222,7 @@ class RunReport(Run):
         """One line for people: what the run did, why it ended, and where and when the next one resumes."""
         rest = "" if self.away is None else f"; the rest {self.away}"
         pages, items = sum(r.pages for r in self.regions), sum(r.items for r in self.regions)
-        units = "no call was charged" if pages and not self.attempts else many(self.units, "unit")
+        units = "no call of `client` was charged" if pages and not self.attempts else many(self.units, "unit")
         done = f"{many(pages, 'page')} ({units})"
         if self.outcome == "overlap":
             return f"{self.job}: {self.why}"

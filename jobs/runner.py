@@ -57,7 +57,7 @@ from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
 from quota.settings.model import JobSettings
-from quota.terms.arguments import texts
+from quota.terms.arguments import in_run, texts
 from quota.terms.limits import format_duration
 
 MAX_STEPS = 10
@@ -326,7 +326,7 @@ class _Run:
                     why = f"{self.silent[-1]} does not answer; the other regions wait for the next run"
                     self.end = _ended(self.session, self.job, "failed", why)
                 if self.end is None and checkpoint.region not in self.hold.away:
-                    with quota.labels(job=self.job.name, region=checkpoint.region):
+                    with in_run(self.session.run), quota.labels(job=self.job.name, region=checkpoint.region):
                         outcome = self._region()
                 else:
                     outcome = self._unfinished()

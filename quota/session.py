@@ -30,7 +30,7 @@ from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings, make_state_folder, state_folder
 from quota.settings.references import read_key
 from quota.settings.tables import A_CREDENTIAL
-from quota.terms.arguments import instance, text
+from quota.terms.arguments import instance, run_under_way, text
 from quota.terms.limits import DAY_MS, Limit
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Session(OfOneProcess):
     @cached_property
     def keys(self) -> Keys:
         """Makes the keys of this process's charges."""
-        return Keys(folder=self._state_folder)
+        return Keys(run_under_way.get(), self._state_folder)
 
     @property
     def run(self) -> str:

@@ -136,6 +136,8 @@ def made_by(func: Any) -> str:
 _labels = ContextVar("quota_labels", default=("", ""))
 _of_process = ("", "")
 
+run_under_way = ContextVar[str | None]("quota_run", default=None)
+
 
 def current_attribution(of_run: tuple[str, str] | None = None) -> tuple[str, str]:
     """(job, region), each of the enclosing `labels`, else of the current run, else of `label_process`, else ""."""
@@ -165,6 +167,16 @@ def labels(*, job: str = "", region: str = "") -> Iterator[None]:
     finally:
         with suppress(ValueError):  # a generator may end this block in another context
             _labels.reset(reset)
+
+
+@contextmanager
+def in_run(run: str) -> Iterator[None]:
+    """Let sessions that are opened inside this block take the id of this run, so that its charges stand together."""
+    reset = run_under_way.set(run)
+    try:
+        yield
+    finally:
+        run_under_way.reset(reset)
 
 
 def attribution(job: str | None, region: str | None, of_run: tuple[str, str] | None = None) -> tuple[str, str]:

@@ -67,12 +67,16 @@ def test_the_report_excludes_prints_of_a_fetch_function(tmp_path: Path) -> None:
         assert "imported" in other.stderr.splitlines()
 
 
-def test_a_run_whose_function_ignores_its_client_reports_no_charged_call(tmp_path: Path) -> None:
+def test_what_a_function_charges_itself_has_the_id_of_its_run(tmp_path: Path) -> None:
     write(tmp_path, "mine:daily")
     (tmp_path / "mine.py").write_text(
-        "from quota.jobs.job import Page\ndef daily(client, region, cursor): return Page(rows={'t': [{'id': 1}]})\n"
+        "import quota\nfrom quota.jobs.job import Page\ndef daily(client, region, cursor):\n"
+        "    with quota.open() as q: q.budget().charge('videos.list')\n    return Page(rows={'t': [{'id': 1}]})\n"
     )
-    assert run(tmp_path, "run", "daily").stdout == "daily: done: 1 region, 1 item, 1 page (no call was charged)\n"
+    done = "daily: done: 1 region, 1 item, 1 page (no call of `client` was charged)\n"
+    assert run(tmp_path, "run", "daily").stdout == done
+    (spent,) = json.loads(run(tmp_path, "spend", "--by", "run", "--json").stdout)["rows"]
+    assert spent["run"] == json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]["run"]
 
 
 def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path) -> None:
