@@ -29,9 +29,10 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from quota.common.text import show
+from quota.common.text import listed, show
 from quota.errors import BadAnswer
 from quota.jobs.job import MAX_DEPTH, is_deep
+from quota.jobs.store.file import StoreError
 from quota.jobs.store.fulltext import indexed
 from quota.settings.model import TableSettings
 
@@ -256,11 +257,13 @@ class TableOfRows(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row: its table, its key as text, and the object as JSON. `reading` goes into the history; "" for none."""
+    """One row: its table, its key as text, the object as JSON, and the fields that are its key. `reading` goes into the
+    history; "" for none."""
 
     table: str
     key: str
     data: str
+    by: tuple[str, ...]
     reading: str
 
 
@@ -282,7 +285,7 @@ def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Se
     return checked
 
 
-def _row(table: str, row: Any, key: Sequence[str], history: Sequence[str]) -> Row:
+def _row(table: str, row: Any, by: tuple[str, ...], history: Sequence[str]) -> Row:
     if not isinstance(row, dict) or not all(isinstance(field, str) for field in row):
         raise TypeError(f"it is no object with text names, but {show(row)}")
     if len(row) > MAX_FIELDS:
@@ -293,12 +296,16 @@ def _row(table: str, row: Any, key: Sequence[str], history: Sequence[str]) -> Ro
     json.loads(data, parse_int=_checked_number)
     if len(data.encode()) > MAX_ROW_BYTES:
         raise ValueError(f"it has {len(data.encode()):,} bytes, over {MAX_ROW_BYTES:,}")
-    parts = [_key_part(row, field) for field in key]
-    name = parts[0] if len(parts) == 1 else json.dumps(parts, ensure_ascii=False)
-    if len(name) > MAX_KEY_CHARACTERS:
-        raise ValueError(f"its key has {len(name):,} characters, over {MAX_KEY_CHARACTERS:,}")
+    key = _key_of(row, by)
+    if len(key) > MAX_KEY_CHARACTERS:
+        raise ValueError(f"its key has {len(key):,} characters, over {MAX_KEY_CHARACTERS:,}")
     reading = json.dumps({field: row.get(field) for field in history}, ensure_ascii=False) if history else ""
-    return Row(table, name, data, as_text(reading))
+    return Row(table, key, data, by, as_text(reading))
+
+
+def _key_of(row: Mapping[str, Any], by: Sequence[str]) -> str:
+    parts = [_key_part(row, field) for field in by]
+    return parts[0] if len(parts) == 1 else json.dumps(parts, ensure_ascii=False)
 
 
 def _key_part(row: Mapping[str, Any], field: str) -> str:
@@ -317,11 +324,26 @@ def _checked_number(digits: str) -> None:
 
 
 def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: Sequence[Row]) -> None:
+    """Raises StoreError if a table has rows by another key: each row would stand there twice."""
+    for table, by in {(row.table, row.by) for row in rows}:
+        if any(not _is_by(by, *stored) for stored in db.execute(_ANY_ROW, (table,))):
+            why = f"table {show(table)} has rows by another key than {listed(by)}"
+            raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
     of_page = {"job": job, "region": region, "first_seen_ms": now_ms, "refreshed_ms": now_ms}
     for row in rows:
         upsert(db, "rows", {"name": row.table, "key": row.key, "data": row.data, **of_page}, keys=2)
         if row.reading:
             keep_reading(db, row.table, row.key, row.reading, now_ms)
+
+
+_ANY_ROW = "SELECT key, data FROM rows WHERE name = ? LIMIT 1"
+
+
+def _is_by(by: Sequence[str], key: str, data: str) -> bool:
+    try:
+        return _key_of(json.loads(data), by) == key
+    except (TypeError, ValueError):
+        return False
 
 
 def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now_ms: int) -> None:

@@ -357,7 +357,8 @@ def _jobs(rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSet
             if other.tables[name] != table:
                 row = rows[job.name].read("tables").read(name)
                 raise row.error(f"job {other.name!r} has another key or history for it")
-    return jobs
+    tables = {name: job.tables[name] for name, job in first.items()}
+    return {name: job._replace(tables=tables) for name, job in jobs.items()} if tables else jobs
 
 
 def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings], left: Left) -> JobSettings:

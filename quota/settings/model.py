@@ -123,7 +123,7 @@ def check_table(name: object) -> str:
 
 
 class TableSettings(NamedTuple):
-    """A table of a job's own: the fields that are a row's key, and the fields whose changes the store keeps."""
+    """A table of jobs' own: the fields that are a row's key, and the fields whose changes the store keeps."""
 
     key: tuple[str, ...] = ("id",)
     history: tuple[str, ...] = ()
@@ -139,8 +139,8 @@ class JobSettings(NamedTuple):
     answer, see `quota.clients.google.service`; `max_items` also limits a page that your own fetch function returns.
     No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
     a health check is; with `insecure_endpoint` that may be an `http://` address on another machine. `on_each_machine`:
-    every machine runs the whole job into its own store; otherwise machines share its regions. `tables` has the job's
-    own tables whose key is not `id`, or that keep a history. The function `sink` gets each page; empty: no sink.
+    every machine runs the whole job into its own store; otherwise machines share its regions. `tables` has the
+    tables of all jobs whose key is not `id`, or that keep a history. The function `sink` gets each page; empty: none.
     """
 
     name: str

@@ -163,6 +163,16 @@ def test_two_jobs_agree_on_a_table_that_both_have(site: Site) -> None:
     )
     message = "jobs.other.tables.comments: job 'own' has another key or history for it"
     assert message in one_line(site.quota("check"), 78)
+    site.configure(
+        f'[jobs.other]\nfetch = "{site.module}:fetch"\nregions = ["US"]\n'
+        'tables = { comments = { key = ["id", "thread"] } }'
+    )
+    site.pages([{"comments": [comment(1, thread=7)]}])
+    assert (site.run().outcome, site.run("other").outcome) == ("done", "done")
+    assert site.rows("SELECT key FROM rows") == [('["c1", "7"]',)], "one job declares the key for both"
+    site.configure()
+    remedy = "set the `key` that it had, or give the table another name"
+    assert site.run().why == f"table 'comments' has rows by another key than id; {remedy}"
 
 
 # -- handed over -------------------------------------------------------------------------------------------------------
