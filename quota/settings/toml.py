@@ -333,14 +333,16 @@ class Texts(Kind):
     unset: Any = ()
 
     def takes(self, value: Any) -> bool:
-        return super().takes(value) and all(isinstance(text, str) and text for text in value)
+        return super().takes(value) and all(isinstance(text, str) for text in value)
 
     def parse(self, table: TomlTable, value: list[str], key: str = "", index: int | None = None) -> Any:
         if not value:
             raise table.error("an empty array selects nothing; remove the key or add a name", key)
         seen: set[str] = set()
-        for n, text in enumerate(() if self.several else value):
-            if text in seen:
+        for n, text in enumerate(value):
+            if not self.each.takes(text):
+                raise table.error(f"{self.each.wanted} is needed", key, n)
+            if text in seen and not self.several:
                 raise table.error(f"{show(text)} appears twice", key, n)
             seen.add(text)
         return tuple([self.each.parse(table, text, key, n) for n, text in enumerate(value)])

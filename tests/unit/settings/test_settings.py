@@ -350,6 +350,7 @@ MISTAKES = {
             "ping, insecure_endpoint",
         ),
         ('regions = ["US", "GB"]', 'regions = "US"', "regions: an array of strings is needed"),
+        ('regions = ["US", "GB"]', 'regions = ["US", ""]', "regions[1]: a non-empty string is needed"),
         ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "regions[1]: 'US' appears twice"),
         (
             'fetch = "trending"',
