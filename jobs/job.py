@@ -269,7 +269,8 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
 
     `method` is a name such as "videos.list", or a function of the cursor if the steps call different methods.
     """
-
+    if callable(method) and len(signature(method).parameters) > 2:  # the fetch function itself
+        raise quota.UsageError('@first_attempt lacks the method; write for example @first_attempt("videos.list")')
     return marked(first_attempt=method)
 
 

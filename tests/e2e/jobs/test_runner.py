@@ -623,6 +623,7 @@ def fetch(client, region, cursor, *, words):
         ("fetch", "fetch = 3", "is not a function but int"),
         ("fetch", "def fetch(client, region, cursor):\n    yield", "is a coroutine or a generator"),
         ("fetch", "def fetch(client, region): ...", "too many positional arguments"),
+        ("fetch", "@first_attempt\ndef fetch(client, region, cursor): ...", "@first_attempt lacks the method; write"),
         ("fetch", "def fetch(client, region, cursor, *, words): ...", "missing a required"),
         ("fetch", "def fetch(", "cannot be imported: SyntaxError"),
     ],
