@@ -32,7 +32,7 @@ from quota.jobs.store.store import Store
 from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
 from quota.reports.notify import Notice, Ping, notify
 from quota.reports.spending import read_sums
-from quota.reports.status import LimitRow, Status, allowances, read_status
+from quota.reports.status import LimitRow, Status, read_status
 from quota.rules.refusals import OTHER
 from quota.session import Session
 from quota.settings.model import JobSettings
@@ -64,13 +64,14 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
         return
     if session.settings.textfile is not None or session.settings.notify is not None:
         job = session.settings.jobs[report.job]
+        status, trouble = None, ""
         try:
             status = read_status(session, job.credential)
-        except quota.LedgerError:
-            status = None
+        except quota.LedgerError as error:
+            trouble = str(error)
         regions = _regions(session, job, report)
         _write_metrics(session, job, report, status, regions)
-        _tell(session, job, report, status, regions)
+        _tell(session, job, report, status, trouble, regions)
     if ping is not None and (ping.began or report.outcome != "elsewhere"):
         ping.end(report.exit_status)
 
@@ -177,9 +178,15 @@ def samples_of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]
 
 
 def _tell(
-    session: Session, job: JobSettings, report: RunReport, status: Status | None, regions: Sequence[_Region]
+    session: Session,
+    job: JobSettings,
+    report: RunReport,
+    status: Status | None,
+    trouble: str,
+    regions: Sequence[_Region],
 ) -> None:
-    """Send the notices after a run to the targets in `[notify]`. Raises nothing."""
+    """Send the notices after a run to the targets in `[notify]`. Without a status, `trouble` says why. Raises
+    nothing."""
     settings = session.settings.notify
     if settings is None:
         return
@@ -192,8 +199,7 @@ def _tell(
         notices += _notices_of_budget(project, status)
     elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
         owes = f"{many(owed_units, 'unit')} of this machine's allowance"
-        message = f"ledger {session.ledger.label} does not answer; job {job.name} goes on with {owes}"
-        message = "; ".join([message, *map(str, allowances(session, job.credential).values())])
+        message = f"job {job.name} goes on with {owes}: {trouble}"
         notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))
     notify(session, notices)
 

@@ -298,9 +298,8 @@ def test_a_run_on_the_allowance_reports_that_the_ledger_is_away(tmp_path: Path, 
     assert [command("run", "trending").returncode for _ in range(2)] == [0, 69]
     away, failed = alerts(command)
     assert (away["event"], away["owed_units"], failed["event"]) == ("ledger_away", 2, "run_failed")
-    assert away["message"].startswith(
-        f"ledger redis://127.0.0.1:{port}/0 does not answer; job trending goes on with 2 "
-    )
+    why = f"allowance: ledger redis://127.0.0.1:{port}/0 cannot be reached; see whether the server is running there; "
+    assert away["message"].startswith(f"job trending goes on with 2 units of this machine's {why}")
 
 
 # -- how it is delivered -----------------------------------------------------------------------------------------------
