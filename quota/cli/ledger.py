@@ -15,7 +15,7 @@ from quota.common.clock import host_clock, rfc3339, stamp
 from quota.common.text import listed, many, members
 from quota.deciding import repairs
 from quota.deciding.fence import FenceLostError
-from quota.deciding.moves import Moved, Step, carry_out, plan_move
+from quota.deciding.moves import Moved, Step, carry_out, charges_in, plan_move
 from quota.deciding.repairs import Ahead
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.ledger.factory import file_of, open_ledger
@@ -99,7 +99,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
         say(f"  url = {in_toml(target.label)}")
     say(
         "A program with the old url draws on its allowance or is refused (69); the message has the new url. "
-        "Restart `quota schedule`."
+        "Restart `quota schedule`, `dashboard`, `proxy` and `serve`."
     )
     if source.shared and not target.shared:
         say("The new ledger is a file: only programs on this machine can use it.")
@@ -109,12 +109,16 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
 def _show_steps(source: Log, target: Log, steps: Sequence[Step], *, as_json: bool) -> None:
     """Print the steps of a move."""
     if as_json:
-        rows = [{"project": step.project, "outcome": _OUTCOMES[step.kind]} for step in steps]
+        rows = [
+            {"project": step.project, "outcome": _OUTCOMES[step.kind], "charges": charges_in(source, step.project)}
+            for step in steps
+        ]
         print_json({"old": source.label, "new": target.label, "dry_run": True, "projects": rows})
         return
     says = {"nothing": "holds nothing", "moved already": f"moved already to {target.label}"}
     for step in steps:
-        say(f"project {step.project}: {says.get(step.kind, f'would move to {target.label}')}")
+        would = f"{many(charges_in(source, step.project), 'charge')} would move to {target.label}"
+        say(f"project {step.project}: {says.get(step.kind, would)}")
     say("nothing was changed")
 
 

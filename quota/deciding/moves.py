@@ -124,7 +124,7 @@ def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Moved:
             kind = _kind(old, new, project)
             if not tries_left and kind != "moved already":
                 raise
-    return Moved(project, kind, _charges(old, project))
+    return Moved(project, kind, charges_in(old, project))
 
 
 def _close(old: Log, new: Log, project: str) -> None:
@@ -190,7 +190,7 @@ def _edge(log: Log, project: str) -> Id:
     return just_before(first[0].id[0]) if first else END
 
 
-def _charges(log: Log, project: str) -> int:
+def charges_in(log: Log, project: str) -> int:
     """How many charges of a project a ledger has, in its log and its past."""
     return sum(entry.kind == "charge" for entry in all_entries(log, project, START))
 

@@ -114,9 +114,9 @@ def test_a_move_is_shown_asked_unless_told_otherwise_and_done(spent: Quota) -> N
     words = ("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db")
     dry = spent(*words, "--dry-run")
     assert dry.returncode == 0
-    assert dry.stdout.startswith("project p: would move to ")
+    assert dry.stdout.startswith("project p: 3 charges would move to ")
     assert dry.stdout.splitlines()[-1] == "nothing was changed"
-    assert spent.json(*words, "--dry-run")["projects"] == [{"project": "p", "outcome": "moved"}]
+    assert spent.json(*words, "--dry-run")["projects"] == [{"project": "p", "outcome": "moved", "charges": 3}]
     status, shown = answered(spent, *words, answer="n")
     assert (status, "nothing was changed" in shown) == (1, True), shown
     assert spent("peek", "videos.list").returncode == 0, "the old ledger goes on"
