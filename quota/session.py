@@ -20,7 +20,7 @@ from quota.common.text import listed, nearest, show
 from quota.deciding.allowance import Allowance, say_used
 from quota.deciding.project import Project
 from quota.deciding.recorder import Recorder, close_all
-from quota.errors import ConfigError, QuotaError, SessionClosedError, UsageError
+from quota.errors import ConfigError, QuotaError, SessionClosedError, UnusableLedger, UsageError
 from quota.journal.journal import Journal, left_behind
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
@@ -399,18 +399,20 @@ def _longest_ms(limits: Iterable[Limit]) -> int:
     return max((limit.view.window.longest_ms for limit in limits), default=DAY_MS)
 
 
-def ledger_answers(session: Session) -> bool | None:
-    """Whether the ledger answers, and has not moved. None if nothing was charged yet: a question would create its
-    file."""
+def ledger_trouble(session: Session) -> str | None:
+    """Why the ledger cannot be used, for strangers; empty if it can. None if nothing was charged yet: a question would
+    create its file."""
     path = session.settings.ledger.file
     if path is not None and not os.path.exists(path):
         return None
     try:
         for project, api in sorted({(each.project, each.book.api) for each in session.settings.credentials.values()}):
             check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
+    except UnusableLedger:
+        return "the ledger cannot be used; if it has moved, restart"
     except QuotaError:
-        return False
-    return True
+        return "the ledger cannot answer"
+    return ""
 
 
 @cache

@@ -45,7 +45,7 @@ from quota.jobs.api import wire
 from quota.jobs.store.checkpoints import is_stale
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader, StoredRow
-from quota.session import Session, ledger_answers
+from quota.session import Session, ledger_trouble
 from quota.web.documents import App, Check, Problem, health
 from quota.web.serving import address_of, listen, names_of, protected, serve
 
@@ -368,6 +368,6 @@ class Health:
 
     def _ledger(self) -> Check:
         """Whether the ledger answers. The API serves the store without it."""
-        warnings = {None: "nothing was charged yet", False: "the ledger does not answer; the store is served"}
-        says = warnings.get(ledger_answers(self._session), "")
+        trouble = ledger_trouble(self._session)
+        says = "nothing was charged yet" if trouble is None else trouble and f"{trouble}; the store is served"
         return Check("ledger", "warn" if says else "pass", says)

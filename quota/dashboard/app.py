@@ -96,11 +96,11 @@ class Dashboard:
         return samples
 
     def checks(self) -> list[Check]:
-        """The checks of `/healthz`. The page works without the ledger, so a silent ledger is a warning."""
+        """The checks of `/healthz`. The page works without the ledger, so trouble with it is a warning."""
         now = self.now.get(SCRAPE_PATIENCE_S)
         answers = now.error is None and now.value is not None
-        silent = "the ledger does not answer; the page shows its last state"
-        checks = [Check("ledger") if answers else Check("ledger", "warn", silent)]
+        trouble = "the ledger cannot be used; the page says why, and shows its last state"
+        checks = [Check("ledger") if answers else Check("ledger", "warn", trouble)]
         for name, kept in self.added.items():
             failing = kept.get(PATIENCE_S).error is not None
             checks.append(Check(name, "warn", f"{name} cannot be read") if failing else Check(name))
@@ -130,7 +130,7 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
         try:
             explained = explain_kept(session, kept)
         except LedgerError as error:
-            return page(site.error("The ledger does not answer", str(error), host_clock()), 503)
+            return page(site.error("The ledger cannot be used", str(error), host_clock()), 503)
         return page(site.refusal(explained, host_clock()))
 
     def run(request: Request) -> Response:

@@ -47,7 +47,7 @@ TYPICAL = ("videos.list", "search.list", "videos.insert")
 
 class State(NamedTuple):
     """The parts as they were last read. `now_ms` is the time of the page. `alone` has the jobs, as `quota status` shows
-    them while the ledger does not answer."""
+    them while the ledger cannot be used."""
 
     now_ms: int
     now: Reading[Now]
@@ -224,7 +224,7 @@ def _title(verdicts: Sequence[Verdict]) -> str:
 
 def _notices(state: State) -> list[dict[str, Any]]:
     """The parts that cannot be read now, each error once."""
-    readings: list[tuple[str, Reading[Any]]] = [("The ledger does not answer", state.now)]
+    readings: list[tuple[str, Reading[Any]]] = [("The ledger cannot be used", state.now)]
     if state.now.error is None:
         readings.append(("The spending cannot be read", state.spent))
     readings += [(f"{what.capitalize()} cannot be read", reading) for what, reading in state.added]
@@ -350,7 +350,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(row: CredentialRow, now_ms: int, *, down: bool = False) -> Verdict:
-    """The verdict of a credential, as in `quota status`. `down`: the ledger does not answer."""
+    """The verdict of a credential, as in `quota status`. `down`: the ledger cannot be used."""
     word, lead, _, more = verdict_of(row)
     state: str = "full" if word == "stopped" else word
     headline = f"{word.capitalize()}{more}"
@@ -359,7 +359,7 @@ def verdict(row: CredentialRow, now_ms: int, *, down: bool = False) -> Verdict:
         state, headline = "near", "Open, nearly used up"
     if down:
         state, headline = "unknown", f"Last known: {headline.lower()}"
-        lead = "While the ledger does not answer, calls are refused, or drawn on the local allowance if there is one"
+        lead = "While the ledger cannot be used, calls are refused, or drawn on the local allowance if there is one"
     end = None if row.next_ms is None else when(row.next_ms, now_ms)
     return Verdict(state, headline if end is None else f"{headline} until", end, f"{lead[:1].upper()}{lead[1:]}.")
 

@@ -57,7 +57,7 @@ from quota.proxy.asked import (
 )
 from quota.reports.metrics import MEDIA_TYPE, exposition
 from quota.reports.status import allowances, read_status
-from quota.session import Session, ledger_answers
+from quota.session import Session, ledger_trouble
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import labels
 from quota.web.documents import App, Check, Problem, Receive, Send, health, send_problem
@@ -143,19 +143,17 @@ def _turned_away(scope: Any, token: str | None) -> Problem | None:
 
 
 def _ledger(session: Session) -> Check:
-    answers = ledger_answers(session)
-    if answers is None:
+    trouble = ledger_trouble(session)
+    if trouble is None:
         return Check("ledger", "warn", "nothing was charged yet")
-    if answers:
+    if not trouble:
         return Check("ledger")
     if session.settings.ledger.unavailable is None:
-        return Check("ledger", "fail", "the ledger does not answer; no call is admitted")
+        return Check("ledger", "fail", f"{trouble}; no call is admitted")
     stands = allowances(session).values()
     if stands and not any(stand.remaining_units for stand in stands):
-        return Check(
-            "ledger", "fail", "the ledger does not answer, and the allowance has nothing left; no call is admitted"
-        )
-    return Check("ledger", "warn", "the ledger does not answer; calls draw on the allowance")
+        return Check("ledger", "fail", f"{trouble}; the allowance has nothing left, so no call is admitted")
+    return Check("ledger", "warn", f"{trouble}; calls draw on the allowance")
 
 
 class Proxy:

@@ -137,8 +137,8 @@ def _series(text: str) -> dict[str, str]:
 
 
 def since_when(text: str) -> str:
-    """Since when the ledger does not answer, as the page says it."""
-    return re.findall(r'does not answer</strong> since <time datetime="([^"]+)"', text)[0]
+    """Since when the ledger cannot be used, as the page says it."""
+    return re.findall(r'cannot be used</strong> since <time datetime="([^"]+)"', text)[0]
 
 
 def age_s(text: str) -> int:
@@ -161,7 +161,7 @@ def test_the_page_shows_its_last_state_while_the_ledger_is_away(tmp_path: Path) 
             assert get(served, "/healthz").json()["status"] == "pass"
             before_s = int(time.time())
             server.kill()
-            until(lambda: "does not answer" in get(served).text)
+            until(lambda: "cannot be used" in get(served).text)
             text, noticed_s = get(served).text, time.time()
             until(lambda: re.search(r"(?s)charts</bdi></th>.*could not go on now: ledger redis:", get(served).text))
             assert "1,900 left" in text
@@ -174,7 +174,7 @@ def test_the_page_shows_its_last_state_while_the_ledger_is_away(tmp_path: Path) 
             assert get(served, "/healthz").status_code == 200
             assert 'quota_ledger_up{project="video-research"} 0' in get(served, "/metrics").text
             server.start()
-            until(lambda: "does not answer" not in get(served).text)
+            until(lambda: "cannot be used" not in get(served).text)
             assert served.end(signal.SIGTERM)[0] == 0
     finally:
         server.close()
