@@ -330,15 +330,13 @@ def test_a_command_that_fails_is_one_line(tmp_path: Path, upstream: Emulator, sc
     assert "a-secret-argument" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize(("status", "message"), [(500, "it answered 500"), (302, "it answered 302")])
-def test_an_address_that_refuses_is_one_line_and_stays_secret(
-    tmp_path: Path, upstream: Emulator, status: int, message: str
-) -> None:
+@pytest.mark.parametrize("status", [500, 302])
+def test_an_address_that_refuses_is_one_line_and_stays_secret(tmp_path: Path, upstream: Emulator, status: int) -> None:
     with listener(status) as server:
         command = machine(tmp_path, upstream, alerts=POST)
         command.env["HOOK"] = f"{server.address}/hook/a-secret-path"
         done = command("run", "broken", QUOTA_LOG="debug")
-    assert f"subject=broken: {message}\n" in done.stderr
+    assert f"subject=broken: it answered {status}\n" in done.stderr
     assert "a-secret-path" not in done.stderr + done.stdout
     assert len(server.arrived) == 1, "a redirect is not followed"
 
@@ -598,7 +596,7 @@ def run_script(name: str, folder: Path) -> None:
     subprocess.run([f"./{name}"], cwd=folder, input=json.dumps(EVENT), text=True, check=True, timeout=60)
 
 
-def test_the_script_for_slack_posts_the_message(tmp_path: Path) -> None:
+def test_the_scripts_for_slack_and_mail_send_the_message(tmp_path: Path) -> None:
     with listener() as server:
         (tmp_path / "slack.curl").write_text(f'url = "http://127.0.0.1:{server.port}/services/x"\n')
         run_script("alert-slack", tmp_path)
@@ -606,9 +604,6 @@ def test_the_script_for_slack_posts_the_message(tmp_path: Path) -> None:
     assert (arrived.verb, arrived.target) == ("POST", "/services/x")
     assert arrived.headers["content-type"] == "application/json"
     assert json.loads(arrived.body) == {"text": "research: it's 'full'"}
-
-
-def test_the_script_for_mail_writes_a_message(tmp_path: Path) -> None:
     run_script("alert-mail", tmp_path)
     head, _, body = (tmp_path / "mail").read_text().partition("\n\n")
     assert head == "To: ops@example.org\nSubject: quota: refused research"

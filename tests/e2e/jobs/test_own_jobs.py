@@ -89,9 +89,6 @@ def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path) -> None:
     checked = run(tmp_path, "check")
     assert checked.returncode == 78, checked.stdout + checked.stderr
     assert "from quota.jobs.job import Page" in " ".join((checked.stdout + checked.stderr).split())
-
-
-def test_the_folder_refuses_an_import_under_another_name() -> None:
     command = [sys.executable, "-c", "from jobs.job import Page"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     message = "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"
