@@ -257,7 +257,7 @@ class Attempt:
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
             named = {"credential": self._budget.credential, "method": self.decision.method, "reason": error.reason}
-            _log.info("%s: %s; %s", line("upstream_config", **named), error.message, error.remedy)
+            _log.info("%s: %s", line("upstream_config", **named), f"{error.message}; {error.remedy}")
 
     def usage(self, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
         """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
