@@ -418,7 +418,7 @@ class Values(Table):
     def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
         values = table.inner(value, key, self.keys)
         for name in value:
-            self.names.parse(values, name, name)
+            self.names.parse(values.inner({}, name), name)
         return values
 
     def form(self) -> Schema:

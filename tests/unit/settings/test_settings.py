@@ -459,7 +459,7 @@ MISTAKES = {
             "2 mistakes: (1) jobs.trending.pages: 0 is not a whole number from 1 to 100000 "
             "(2) jobs.trending.max_items: a whole number is needed",
         ),
-        ("[credentials.main]", '[credentials."my key"]', f"credentials.'my key': {NAME_RULE}"),
+        ("[credentials.main]", '[credentials.""]', f"credentials.'': {NAME_RULE}"),
         ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
     ],
 }
