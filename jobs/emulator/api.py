@@ -93,7 +93,7 @@ class Call:
     def page_size(self) -> int | None:
         """How many items the call asks for. None: all that it names."""
         sizes = replies.METHODS["pages"].get(self.kind)
-        if sizes is None or "id" in self.params:
+        if sizes is None or (self.kind == "videos" and "id" in self.params):
             return None
         value, least, most = self.params.get("maxResults", str(sizes["default"])), sizes["least"], sizes["most"]
         return or_reject(number_in(value, least, most), "out_of_range", value=value, least=least, most=most)
@@ -210,7 +210,7 @@ def _search_result(video: Json) -> Json:
     snippet = _snippet(video)
     # A search result shows the beginning of the description on one line.
     brief = " ".join(snippet.get("description", "").split())[:120]
-    return resource("searchResult", video["id"], **snippet, brief=brief)
+    return resource("searchResult", video["id"], **(snippet | {"brief": brief}))
 
 
 def _thread(comment: Json) -> Json:
@@ -227,7 +227,7 @@ def _playlist_item(placed: tuple[int, Json]) -> Json:
     playlist = uploads_playlist(str(snippet.get("channelId", "")))
     item_id = base64.urlsafe_b64encode(f"{playlist}.{video['id']}".encode()).decode().rstrip("=")
     values = {"playlist": playlist, "position": position, "video_id": video["id"]}
-    return resource("playlistItem", item_id, **snippet, **values)
+    return resource("playlistItem", item_id, **(snippet | values))
 
 
 _SHAPES: dict[str, Callable[[Any], Json]] = {

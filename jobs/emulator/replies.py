@@ -63,7 +63,7 @@ def identity(kind: str, item_id: str) -> Json:
 
 def resource(kind: str, item_id: str, /, **values: object) -> Json:
     """A resource of the API, with `values` in the fields of its kind."""
-    return {**identity(kind, item_id), **shaped(kind, id=item_id, **values)}
+    return {**identity(kind, item_id), **shaped(kind, **(values | {"id": item_id}))}
 
 
 def shaped(kind: str, /, **values: object) -> Json:
