@@ -465,18 +465,18 @@ def _admitted() -> Iterator[dict[str, int]]:
     ledger, book = open_ledger("memory:", clock=lambda: now_ms), load_book("youtube-v3")
     windows: dict[str, Window] = {"fixed_units": Calendar("day", "UTC"), "sliding_units": Sliding(DAY_MS)}
     budgets = {
-        admitted: Budget(
+        column: Budget(
             credential="proof",
             book=book,
             limits=[Limit("day", LIMIT_UNITS, View(Selector(), window), LIMIT_UNITS, 0)],
-            project=Project(ledger, admitted, clock=lambda: now_ms),
+            project=Project(ledger, column, clock=lambda: now_ms),
         )
-        for admitted, window in windows.items()
+        for column, window in windows.items()
     }
     for offset_ms, searches in BURSTS:
         now_ms = MIDNIGHT_MS + offset_ms
-        units = {"offset_ms": offset_ms, "asked_units": searches * 100}
-        for admitted, budget in budgets.items():
-            units[admitted] = sum(100 for _ in range(searches) if budget.charge("search.list").admitted)
-        yield units
+        row = {"offset_ms": offset_ms, "asked_units": searches * 100}
+        for column, budget in budgets.items():
+            row[column] = sum(100 for _ in range(searches) if budget.charge("search.list").admitted)
+        yield row
     ledger.close()
