@@ -126,8 +126,7 @@ _MOST_TICKS = 9
 
 class Band(NamedTuple):
     """The area of one job. `colour` is its number (0: the others together). `units` are the last of `past_units`, which
-    are those at each time of the curve. `label_y` is the middle of its end in
-    percent (None: no room for its name)."""
+    are those at each time of the curve. `label_y` is the middle of its end in percent (None: no room for its name)."""
 
     job: str
     colour: int
