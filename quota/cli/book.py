@@ -339,8 +339,8 @@ def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 # -- try ---------------------------------------------------------------------------------------------------------------
 
 
-def _meaning(reading: Reading, book: CostBook, at_ms: int, *, is_missing: bool) -> Iterator[str]:
-    """What an answer of `at_ms` means. `is_missing`: it lacks the usage."""
+def _meaning(reading: Reading, book: CostBook, at_ms: int, missing: str) -> Iterator[str]:
+    """What an answer of `at_ms` means. `missing` says why it lacks the usage."""
     for closing in reading.closes:
         window = book.buckets.get(closing.bucket, book.main_bucket).window
         until = _opens(leaves_at(window, at_ms) if closing.until_ms is None else closing.until_ms)
@@ -355,15 +355,13 @@ def _meaning(reading: Reading, book: CostBook, at_ms: int, *, is_missing: bool) 
         yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
     if reading.used_units is not None:
         yield f"it cost {many(reading.used_units, 'unit')}"
-    if is_missing:
-        from quota.clients.answer_fields import NO_USAGE
-
-        yield NO_USAGE
+    if missing:
+        yield missing
     for header, value in reading.unread.items():
         yield f"{header}: {show(value)} is of no window of the book, or no possible number or time; it changes nothing"
     if reading.free:
         yield "upstream does not count it: its charge is refunded"
-    if not (reading.error or reading.changes_something or reading.unread or is_missing):
+    if not (reading.error or reading.changes_something or reading.unread or missing):
         yield "the answer changes nothing"
 
 
@@ -445,27 +443,29 @@ def try_request(
     if answer is None:
         return data, [says]
     at_ms = host_clock()
-    status, reading = _reading(book, answer, method or f"{verb} **", at_ms)
+    status, reading, missing = _reading(book, answer, method or f"{verb} **", at_ms)
     is_missing = 200 <= status < 300 and reading.used_units is None and any(part.reserve for part in price.parts)
-    means = _meaning(reading, book, at_ms, is_missing=is_missing and not reading.free) if metered else ()
+    means = _meaning(reading, book, at_ms, missing if is_missing and not reading.free else "") if metered else ()
     return {**data, "answer": _reading_json(reading)}, [says, *means]
 
 
-def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int, Reading]:
-    """The status of the answer in a file, and what it means at `at_ms`. Raises ConfigError."""
-    from quota.clients.answer_fields import Usage
-    from quota.clients.gate import MAX_PEEK_BYTES
+def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int, Reading, str]:
+    """The status of the answer in a file, what it means at `at_ms`, and why it may lack the usage. Raises
+    ConfigError."""
+    from quota.clients.answer_fields import NO_USAGE, Usage
     from quota.clients.upstream import upstream_of
+    from quota.clients.upstream_errors import MAX_BODY_BYTES
 
     status, headers, body, _ = read_answer(answer)
-    head = body[:MAX_PEEK_BYTES]  # as much of it as the transports look at
+    head = body[:MAX_BODY_BYTES]  # as much of it as the transports look at
     reading = upstream_of(book).read(status, headers, head, method=method, at_ms=at_ms)
+    missing = [NO_USAGE]
     if (used := book.answers.units) is not None:
         fields = {name.lower(): value for name, value in headers.items()}
         for of_the_wire in ("content-length", "content-encoding"):
             fields.pop(of_the_wire, None)
-        usage = Usage(used, fields, framed=True)
+        usage = Usage(used, fields, framed=True, missing=missing.append)
         pieces = (usage.feed(body), usage.end())
         reading = reading._replace(used_units=next((units for units in pieces if units is not None), None))
     evidence = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
-    return status, reading.with_evidence(evidence)
+    return status, reading.with_evidence(evidence), missing[-1]

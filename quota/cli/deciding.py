@@ -21,9 +21,8 @@ from quota.common.files import read_named
 from quota.common.text import listed, many, number_in, show
 from quota.decision import Decision
 from quota.errors import UnknownMethod, UsageError, decision_status
-from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.terms.arguments import check_name
-from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View, Window
+from quota.terms.limits import DAY_MS, MAX_UNITS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View, Window
 
 MAX_FILE_BYTES = 65_536
 """A hundred calls with comments need less. `/dev/zero` has more."""
@@ -219,9 +218,9 @@ def _call(line: bytes) -> str | tuple[str, int] | None:
         return method or None
     if len(units) > 1:
         raise UsageError(f"{show(' '.join([method, *units]))} is not METHOD [UNITS]")
-    number = number_in(units[0], 1, MAX_CHARGE_UNITS)
+    number = number_in(units[0], 1, MAX_UNITS)
     if number is None:
-        raise UsageError(f"UNITS {show(units[0])} is not a whole number from 1 to {MAX_CHARGE_UNITS:,}")
+        raise UsageError(f"UNITS {show(units[0])} is not a whole number from 1 to {MAX_UNITS:,}")
     return method, number
 
 

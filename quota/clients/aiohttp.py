@@ -14,8 +14,9 @@ import aiohttp
 from quota.async_budget import AsyncBudget
 from quota.budget import Budget
 from quota.clients.answer_fields import Usage
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, has_passed
+from quota.clients.gate import PEEK_WITHIN_S, HostGate, HostNames, MethodOf, has_passed
 from quota.clients.metering import Attempt
+from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.terms.api import RequestBody
 
 
@@ -120,7 +121,7 @@ async def peek(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     head, whole = b"", False
     try:
         async with timeout(PEEK_WITHIN_S) as wall:
-            while len(head) < MAX_PEEK_BYTES and not whole:
+            while len(head) < MAX_BODY_BYTES and not whole:
                 piece = await response.content.readany()
                 head, whole = head + piece, not piece
     except aiohttp.ClientError:

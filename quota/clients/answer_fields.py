@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,9 @@ MB = 1_000_000
 MAX_BODY_MB = 1_000
 MAX_ITEMS = 1_000_000
 
+MAX_FIGURE = sys.float_info.max
+"""The largest figure of a call's usage. What exceeds the largest charge counts as that."""
+
 MAX_HEADER_LENGTH = 1_024
 """Longer headers are cut here before they are read."""
 
@@ -54,13 +58,11 @@ FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
 
 YEAR_MS = 365 * DAY_MS
 
-MAX_EVENT_BYTES = 64 * 1024
-"""Longer events are ignored."""
-
 DONE = b"[DONE]"
 """Many upstreams end a stream with an event that has this data. Readers often stop there."""
 
 NO_USAGE = "the answer has no readable usage where the cost book expects it, so the reservation stands"
+TOO_LONG = f"an answer, or one of its events, is longer than {MAX_BODY_BYTES // 1024} kB, so the reservation stands"
 
 
 class AnswerLimits(NamedTuple):
@@ -124,7 +126,7 @@ class Answer:
 
     def __init__(self, status: int, headers: Headers, body: bytes, at_ms: int) -> None:
         self.status = status
-        self.body = body if len(body) <= MAX_BODY_BYTES else b""
+        self.body = body[:MAX_BODY_BYTES]
         self.at_ms = at_ms
         self.unread: dict[str, str] = {}
         """The headers that should hold a number or a time, and hold something else."""
@@ -158,7 +160,7 @@ class Answer:
 
     def _units(self, places: Iterable[Field]) -> int | None:
         given = [(place, value) for place in places if (value := self._value(place, "units")) is not None]
-        numbers = (self._number(place, value, math.ceil) for place, value in given)
+        numbers = (self._number(place, value, math.ceil, MAX_FIGURE) for place, value in given)
         return next((units for units in numbers if units is not None), UNREADABLE if given else None)
 
     def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
@@ -249,8 +251,10 @@ class Answer:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def _number(self, field: Field, value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
-        number = _whole(value, rounded)
+    def _number(
+        self, field: Field, value: object, rounded: Callable[[float], int] = math.floor, most: float = MAX_UNITS
+    ) -> int | None:
+        number = _whole(value, rounded, most)
         if number is None:
             self._note_unread(field.header, value)
         return number
@@ -318,21 +322,21 @@ class Answer:
         return ms if date_ms is None else self.at_ms + ms - date_ms
 
 
-def _figure(value: object) -> float | None:
-    """A number from 0 to the largest that a ledger stores, with its fraction."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_UNITS:
+def _figure(value: object, most: float = MAX_UNITS) -> float | None:
+    """A number from 0 to `most`, with its fraction."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
         return value
     return None
 
 
-def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
-    """A number from 0 to the largest that a ledger stores, given as a number or as digits, and `rounded`."""
+def _whole(value: object, rounded: Callable[[float], int] = math.floor, most: float = MAX_UNITS) -> int | None:
+    """A number from 0 to `most`, given as a number or as digits, and `rounded`."""
     if isinstance(value, str):
         digits = re.fullmatch(rf'\s*("?)\+?({_DECIMAL})\1\s*(?:{_POLICIES})?', value, re.ASCII)
         if digits is None:
             return None
         value = int(digits[2]) if digits[2].isdecimal() else float(digits[2])
-    figure = _figure(value)
+    figure = _figure(value, most)
     return None if figure is None else rounded(figure)
 
 
@@ -409,13 +413,13 @@ class Usage:
     Both return the usage once, as soon as it is complete; else None.
 
     `used` are the book's figures; the headers may have some of them. In a stream of documents (text/event-stream) the
-    last value of each figure counts. Nothing is held back. At most MAX_EVENT_BYTES of one event are kept, or
-    MAX_BODY_BYTES of an answer that is one JSON document. Pieces may still be packed with gzip or zlib.
+    last value of each figure counts. Nothing is held back. At most MAX_BODY_BYTES are kept of an event, or of
+    an answer that is one JSON document. Pieces may still be packed with gzip or zlib.
 
     A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
     a body that is shorter than its Content-Length, for a stream that ends with the connection and without DONE, and for
     a stream that ends within an event or has an event `error`. `framed`: the protocol itself marks the end, as HTTP/2
-    does. `missing` is called for a whole answer without its usage.
+    does. `missing` is called for a whole answer without its usage, with the reason.
     """
 
     def __init__(
@@ -424,10 +428,10 @@ class Usage:
         headers: Mapping[str, str],
         *,
         framed: bool = False,
-        missing: Callable[[], object] = lambda: None,
+        missing: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._used, self._missing = used, missing
-        self._figures = Answer(200, headers, b"", 0).units(used)
+        self._of_headers = self._figures = Answer(200, headers, b"", 0).units(used)
         kind = headers.get("content-type", "").lower()
         self._events = kind.startswith("text/event-stream")
         length = "" if headers.get("content-encoding") else headers.get("content-length", "")
@@ -441,6 +445,8 @@ class Usage:
         self._may_be_packed = headers.get("content-encoding", "").strip().lower() in ("gzip", "x-gzip", "deflate")
         self._unpacking: Any = None
         """Unpacks the pieces, if the client does not."""
+        self._is_long = False
+        """Whether the newest usage may be in a document, or an event, that was too long to read."""
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
@@ -453,8 +459,9 @@ class Usage:
         for part in self._unpacked(piece):
             if self._events:
                 self._feed_lines(part)
-            elif len(self._kept) <= MAX_BODY_BYTES:
+            elif not self._is_long:
                 self._kept += part
+                self._is_long = len(self._kept) > MAX_BODY_BYTES
         return self._total() if self._over else None
 
     def end(self) -> int | None:
@@ -465,7 +472,7 @@ class Usage:
             last = b"\n".join(self._data)
             self._end_is_clear = self._end_is_clear and not (self._size and _is_cut(last))
             self._feed_lines(b"\n")  # ends the last event
-        elif len(self._kept) <= MAX_BODY_BYTES:
+        elif not self._is_long:
             self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
@@ -473,13 +480,13 @@ class Usage:
         return self._total() if is_whole and self._end_is_clear and not self._failed else None
 
     def _total(self) -> int | None:
-        units = self._used.total(self._figures)
+        units = self._used.total(self._of_headers if self._is_long else self._figures)
         if units is None:
-            self._missing()
+            self._missing(TOO_LONG if self._is_long else NO_USAGE)
         return units
 
     def _unpacked(self, piece: bytes) -> Iterator[bytes]:
-        """A piece in unpacked parts of at most MAX_EVENT_BYTES, until no more is needed."""
+        """A piece in unpacked parts of at most MAX_BODY_BYTES, until no more is needed."""
         if self._may_be_packed and piece:
             self._may_be_packed = False
             if piece[:1] in (b"\x1f", b"x"):  # as gzip and zlib begin, but no JSON and no event
@@ -487,11 +494,11 @@ class Usage:
         if self._unpacking is None:
             yield piece
             return
-        while piece and not (self._over or self._failed or len(self._kept) > MAX_BODY_BYTES):
+        while piece and not (self._over or self._failed or (self._is_long and not self._events)):
             if self._unpacking.eof:  # gzip may come in several members
                 self._unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)
             try:
-                yield self._unpacking.decompress(piece, MAX_EVENT_BYTES)
+                yield self._unpacking.decompress(piece, MAX_BODY_BYTES)
             except zlib.error:
                 self._failed = True
             piece = self._unpacking.unconsumed_tail or self._unpacking.unused_data
@@ -505,7 +512,7 @@ class Usage:
                 return
             if self._kept.endswith(b"\r") and part != b"\n":
                 self._end_line()
-            if len(self._kept) <= MAX_EVENT_BYTES:
+            if len(self._kept) <= MAX_BODY_BYTES:
                 self._kept += part
             if part.endswith(b"\n"):
                 self._end_line()
@@ -516,17 +523,18 @@ class Usage:
         if line:
             self._size += len(line)
             self._failed |= re.fullmatch(rb"event:\s*error\s*", line) is not None
-            if self._size <= MAX_EVENT_BYTES and line.startswith(b"data:"):
+            if self._size <= MAX_BODY_BYTES and line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
             self._over = self._data == [DONE]  # the reader may stop before the empty line behind it
             return
-        data, whole = b"\n".join(self._data), self._size <= MAX_EVENT_BYTES
-        self._data, self._size = [], 0
-        if data and whole:
+        data, is_long = b"\n".join(self._data), self._size > MAX_BODY_BYTES
+        self._data, self._size, self._is_long = [], 0, self._is_long or is_long
+        if data and not is_long:
             self._hear(data)
 
     def _hear(self, document: bytes) -> None:
         figures = Answer(200, (), document, 0).units(self._used)
+        self._is_long = self._is_long and figures.count(None) == len(figures)
         self._figures = [old if new is None else new for old, new in zip(self._figures, figures, strict=True)]
 
 

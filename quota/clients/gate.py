@@ -18,6 +18,7 @@ from quota.budget import Budget, Call
 from quota.clients.answer_fields import Headers
 from quota.clients.metering import Attempt, Meter, is_reserved
 from quota.clients.upstream import Sent, dearness, upstream_of
+from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import elapsed_s
 from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
@@ -33,10 +34,6 @@ MethodOf = str | Callable[[str, str], str]
 HostNames = str | Iterable[str]
 """The metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`."""
 
-MAX_PEEK_BYTES = 64 * 1024
-"""At most so much of an error body is read to classify the error, packed and unpacked. The client still gets all of
-it."""
-
 PEEK_WITHIN_S = 2.0
 """How long a gate waits for an error body. Then the part that has arrived classifies it: the reader may stream it."""
 
@@ -49,7 +46,7 @@ class Peeked(io.RawIOBase):
     """The raw bytes of an answer: first the `head`, which is read ahead, then the rest, or the error that ended the
     reading. `ended`: the head is all that came; `error`: it ended with this."""
 
-    def __init__(self, read: Callable[[int], bytes], hang_up: Callable[[], object], most: int = MAX_PEEK_BYTES) -> None:
+    def __init__(self, read: Callable[[int], bytes], hang_up: Callable[[], object], most: int = MAX_BODY_BYTES) -> None:
         self.head = b""
         self.ended = False
         self._read, self._hang_up = read, hang_up
@@ -93,19 +90,19 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     b"" for a body that is packed twice, which multiplies its size, or not packed as `packing` says. Then only the
     status classifies the answer.
     """
-    packing, body = packing.strip().lower(), b""
+    packing, body = packing.strip().lower(), bytearray()
     if packing in ("", "identity"):
         return head
     if "," in packing:
         return b""
     try:
         for piece in unpack(head[at : at + UNPACKED_AT_ONCE] for at in range(0, len(head), UNPACKED_AT_ONCE)):
-            body += piece[:MAX_PEEK_BYTES]
-            if len(body) >= MAX_PEEK_BYTES:
+            body += piece[:MAX_BODY_BYTES]
+            if len(body) >= MAX_BODY_BYTES:
                 break
     except Exception:
         return b""
-    return body
+    return bytes(body)
 
 
 def has_passed(error: BaseException | None, *code: str) -> bool:

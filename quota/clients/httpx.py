@@ -18,7 +18,6 @@ from quota.budget import Budget
 from quota.clients.answer_fields import Usage
 from quota.clients.caller import Caller
 from quota.clients.gate import (
-    MAX_PEEK_BYTES,
     PEEK_WITHIN_S,
     HostGate,
     HostNames,
@@ -28,7 +27,7 @@ from quota.clients.gate import (
     unpacked,
 )
 from quota.clients.metering import Attempt, Meter
-from quota.clients.upstream_errors import Names, is_any
+from quota.clients.upstream_errors import MAX_BODY_BYTES, Names, is_any
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError, behind
@@ -269,7 +268,7 @@ class _Peeked:
         self._rest = aiter(self._stream) if awaited else iter(self._stream)
         size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
         try:
-            while size < MAX_PEEK_BYTES and elapsed_s() < ends_s and not self.whole:
+            while size < MAX_BODY_BYTES and elapsed_s() < ends_s and not self.whole:
                 chunk = await anext(self._rest, None) if awaited else next(self._rest, None)
                 if chunk is None:
                     self.whole = True

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
-from quota.clients.answer_fields import NO_USAGE, Headers, Usage
+from quota.clients.answer_fields import Headers, Usage
 from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
 from quota.clients.upstream_errors import UpstreamError
 from quota.common.clock import NEVER, rfc3339
@@ -33,13 +33,13 @@ from quota.deciding.run_limit import RunLimit
 from quota.deciding.spend import Settlement
 from quota.decision import Decision
 from quota.errors import QuotaError, Refused, UsageError
-from quota.rules.calls import MAX_CHARGE_UNITS, charge_units, granted_units, lowers, wanted_grants
+from quota.rules.calls import charge_units, granted_units, lowers, wanted_grants
 from quota.rules.entry import CALLS, others_units
 from quota.rules.facts import Exhaustion
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
 from quota.terms.evidence import Heard, Level, heard
-from quota.terms.limits import DAY_MS, SECOND_MS, Limit, leaves_at, no_longer
+from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, Limit, leaves_at, no_longer
 
 _log = logging.getLogger("quota")
 
@@ -265,13 +265,13 @@ class Attempt:
         used = self._budget.book.answers.units
         if self._settlement is None or used is None:
             return None
-        return Usage(used, headers, framed=framed, missing=self._note_missing)
+        return Usage(used, headers, framed=framed, missing=self._note_unread)
 
-    def _note_missing(self) -> None:
-        """Note that a whole answer lacks the call's usage. An error needs none."""
+    def _note_unread(self, why: str) -> None:
+        """Note that a whole answer lacks the call's usage, or has none that counts. An error needs none."""
         if self._succeeded:
             method = self.decision.method
-            _warn_once("usage_unread", NO_USAGE, self._budget.book.name, method, method=method)
+            _warn_once("usage_unread", why, self._budget.book.name, method, method=method)
 
     def settle_by(self, headers: Mapping[str, str], body: bytes) -> None:
         """Settle the charge by the whole body of the answer, if the body has the usage."""
@@ -280,13 +280,14 @@ class Attempt:
             self.settle(usage.end())
 
     def settle(self, used_units: int | None) -> None:
-        """Settle the reserved units to the usage, once. None, or a number that no charge can have, leaves the bound.
-        Never raises a QuotaError; after an error the bound stands."""
-        if used_units is None or used_units > MAX_CHARGE_UNITS:
+        """Settle the reserved units to the usage, once; more than the largest charge counts as that. None leaves the
+        bound. Never raises a QuotaError; after an error the bound stands."""
+        if used_units is None or self._settlement is None:
             return
         settlement, self._settlement = self._settlement, None
-        if settlement is None:
-            return
+        if used_units > MAX_UNITS:
+            self._note_unread(f"the answer names more units than a charge can have; they count as {MAX_UNITS:,}")
+            used_units = MAX_UNITS
         try:
             settlement.settle(used_units)
             self._give_back(self.decision.cost_units - used_units)

@@ -11,8 +11,9 @@ from typing import Any
 from urllib3 import HTTPHeaderDict, HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from quota.clients.gate import MAX_PEEK_BYTES, HostGate, Peeked, at_once, has_passed, unpacked
+from quota.clients.gate import HostGate, Peeked, at_once, has_passed, unpacked
 from quota.clients.metering import Attempt
+from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.terms.api import RequestBody
 
 _LIBRARIES = ("urllib3", "urllib3._async", "urllib3_future", "urllib3_future._async")
@@ -91,7 +92,7 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
     packing = headers.get("content-encoding", "")
     if preloaded:
         whole = not raw.length_remaining  # the caller may have limited what urllib3 reads
-        head = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
+        head = raw.data[:MAX_BODY_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
         attempt.answered(status, head, headers, whole=whole, read=False)
         if whole:
             attempt.settle_by(headers, raw.data)
@@ -125,7 +126,7 @@ def _unpacker(raw: Any) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
     def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
         body = Peeked(lambda _: next(pieces, b""), lambda: None, 0)
         return HTTPResponse(body=body, preload_content=False, enforce_content_length=False, **_head_of(raw)).stream(
-            MAX_PEEK_BYTES
+            MAX_BODY_BYTES
         )
 
     return unpack
@@ -191,4 +192,4 @@ class _PeekedBody(Peeked):
         return size
 
     def read1(self, amount: int = -1) -> bytes:
-        return self.read(MAX_PEEK_BYTES if amount < 0 else amount)
+        return self.read(MAX_BODY_BYTES if amount < 0 else amount)

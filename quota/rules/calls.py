@@ -22,10 +22,7 @@ from quota.rules.entry import FURTHER, RESERVED, START, Entry
 from quota.rules.facts import Facts, Grant
 from quota.terms.arguments import MAX_NUMBER, check_name, whole
 from quota.terms.costs import MAX_PARTS, CostBook, Part
-from quota.terms.limits import DAY_MS, Calendar, Limit, no_longer, of_jobs, paced_units
-
-MAX_CHARGE_UNITS = 10**9
-"""The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
+from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, no_longer, of_jobs, paced_units
 
 MAX_KEPT = 1_000
 """The most checklists that are kept, because a caller may give each call other units."""
@@ -353,13 +350,13 @@ def charges_of(
 def charge_units(units: object) -> int:
     """The units of a charge, checked. Raises UsageError; CostExceedsLimit if no limit can ever hold them."""
     try:
-        return whole(units, "units: a charge", 1, MAX_CHARGE_UNITS)
+        return whole(units, "units: a charge", 1, MAX_UNITS)
     except UsageError as error:
-        if isinstance(units, int) and units > MAX_CHARGE_UNITS:
+        if isinstance(units, int) and units > MAX_UNITS:
             raise CostExceedsLimit(str(error)) from None
         raise
 
 
 def settled_units(units: object) -> int:
     """The new units of a charge, checked. Raises UsageError."""
-    return whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)
+    return whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_UNITS)

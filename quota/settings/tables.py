@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from quota.common.text import nearest, show
-from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.settings.model import BUILT_IN_FETCHES, Settings
 from quota.settings.references import ADDRESS, FilePath, Login, Reference, TextOrReference
 from quota.settings.toml import (
@@ -437,9 +436,7 @@ MAX_WINDOWS = 10
 
 MAX_RULES = 100
 
-_RESERVE = Keys(
-    {"json": _JsonPointer(), "default": Whole(maximum=MAX_CHARGE_UNITS, required=True), "bytes_per_unit": Whole()}
-)
+_RESERVE = Keys({"json": _JsonPointer(), "default": Whole(required=True), "bytes_per_unit": Whole()})
 
 
 def _part_keys(least: int) -> dict[str, Kind]:

@@ -19,8 +19,9 @@ from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, instance, text, texts, whole
 
-MAX_UNITS = 10**15
-"""Sums of many such numbers stay exact in every storage format. No provider grants a larger quota."""
+MAX_UNITS = 10**15 - 1
+"""The largest limit, and the largest charge: 15 digits are exact in every storage format and language. No provider
+grants a larger quota."""
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS

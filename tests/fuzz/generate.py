@@ -41,11 +41,11 @@ HINTS: dict[object, tuple[Any, ...]] = {
         "* * * * *", "0 0 31 2 *", "0 0 30 2 0-6", "*/60 * * * *", "5-1 * * * *", "0 0 * * 8", "0 0 * JAN-dec sun-SAT",
         "every 0s", "every 999999999999d", "every", "every 1 h", "\u0661 * * * *", "1,2,3,4,5/1 * * * *", "* " * 5_000,
     ),
-    "quota": (1, 10**15, 10**15 + 1),
-    "pages": (0, 10**15),
-    "leave": (0, 10**15, {"day": 0}, {"no": 1}),
+    "quota": (1, 10**15 - 1, 10**15),
+    "pages": (0, 10**15 - 1),
+    "leave": (0, 10**15 - 1, {"day": 0}, {"no": 1}),
     "fetch": ("os:system", "a.b:c", "a:b:c", "\u0661:x", "é:é", "trendin"),
-    "machines": (0, 10**15),
+    "machines": (0, 10**15 - 1),
 }  # fmt: skip
 LONE_SURROGATE = "\udc80"
 

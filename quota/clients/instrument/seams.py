@@ -27,11 +27,12 @@ from http.client import HTTPResponse
 from types import SimpleNamespace
 from typing import Any
 
-from quota.clients.gate import MAX_PEEK_BYTES, Peeked, at_once, unpacked
+from quota.clients.gate import Peeked, at_once, unpacked
 from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import REFUSAL, Payer, Payers, with_refusal
 from quota.clients.metering import Attempt
+from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.hosts import default_port, has_hung_up
 from quota.errors import QuotaError
 from quota.terms.api import RequestBody
@@ -415,7 +416,7 @@ def _head(response: HTTPResponse) -> tuple[bytes, bool]:
     if response.chunked:
         return _head_of_chunks(response)
     length = response.length
-    most = MAX_PEEK_BYTES if length is None else min(length, MAX_PEEK_BYTES)
+    most = MAX_BODY_BYTES if length is None else min(length, MAX_BODY_BYTES)
     peeked = Peeked(response.fp.read1, response.fp.close, most)
     response.fp = io.BufferedReader(peeked)
     whole = peeked.ended if length is None else len(peeked.head) == length

@@ -73,7 +73,7 @@ def test_charge_file_dash_reads_stdin(quota: Quota, text: str) -> None:
     [
         ("# nothing\n\n", "no call in it"),
         ("videos.list 1 2", "line 1: 'videos.list 1 2' is not METHOD [UNITS]"),
-        ("videos.list\nvideos.list ²", "line 2: UNITS '²' is not a whole number from 1 to 1,000,000,000"),
+        ("videos.list\nvideos.list ²", "line 2: UNITS '²' is not a whole number from 1 to 999,999,999,999,999"),
         ("videos.list " + "9" * 5_000, f"line 1: UNITS '{'9' * 56}... is not a whole number"),
         ("videos.list\n" * 100 + "# one more\nvideos.list", "line 102: more than 100 calls cannot be charged"),
         ("videos.list\nvideo.list", "line 2: cost book 'youtube-v3' has no method 'video.list'; did you mean"),

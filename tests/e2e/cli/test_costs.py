@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quota.clients.answer_fields import NO_USAGE
+from quota.clients.answer_fields import NO_USAGE, TOO_LONG
 from quota.clients.gate import HostGate, at_once
 from quota.clients.metering import Meter
 from quota.ledger.factory import open_ledger
@@ -124,7 +124,8 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert (whole["method"], whole["units"], whole["answer"]["kind"]) == ("read", 2, "closed")
     assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
     command = (*TRY, "POST https://api.github.com/ask", "--answer")
-    for cost, meaning in (("9", "it cost 9 units"), ('"nine"', NO_USAGE)):
+    long = f'"{"9" * 300_000}"'
+    for cost, meaning in (("9", "it cost 9 units"), ('"nine"', NO_USAGE), (long, TOO_LONG)):
         stream = f'data: {{"cost": 3}}\n\ndata: {{"cost": {cost}}}\n\n'
         assert meanings(200, stream, Content_Type="text/event-stream") == [meaning]
 

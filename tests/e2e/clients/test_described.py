@@ -23,7 +23,8 @@ from quota.errors import Refused, UsageError
 from quota.ledger.log import Log
 from quota.rules.spent import Spent
 from quota.settings.books import load_book
-from quota.terms.limits import HOUR_MS, Limit, Selector, Sliding, View
+from quota.terms.api import RequestBody
+from quota.terms.limits import HOUR_MS, MAX_UNITS, Limit, Selector, Sliding, View
 from support.books import parse_book
 from support.http_clients import BROKEN, CLIENTS, Httpx, Reply, Requests, asked_once
 from support.model import Model
@@ -250,15 +251,23 @@ def ask(world: World, kind: Any, how: str, use: int) -> None:
 # -- what is charged ---------------------------------------------------------------------------------------------------
 
 
+ANSWERS = ("json", "gzip", "br", "events", "no-done", "packed")
+
+
 @pytest.mark.parametrize(
     ("how", "use"),
-    [("json", 70), ("json", 1_500), ("gzip", 70), ("br", 70), ("events", 70), ("no-done", 70), ("packed", 70)],
+    [*(("json", use) for use in (1_500, 10**12, 10**15)), *((how, 70) for how in ANSWERS)],
 )
-def test_an_answer_with_its_usage_settles_the_call(world: World, client: Any, how: str, use: int) -> None:
+def test_an_answer_with_its_usage_settles_the_call(
+    world: World, client: Any, how: str, use: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the largest charge counts as that."""
+    monkeypatch.setattr(metering, "_warned", set())
     client.ask(world.model.url, "POST", json=asking(how, use))
     (entry,) = world.tokens()
     assert BOUND < entry.charged_units <= BOUND + 40, "with a unit for three bytes of the body"
-    assert (entry.units, entry.settled, entry.reserved_units) == (use, True, 0)
+    assert (entry.units, entry.settled, entry.reserved_units) == (min(use, MAX_UNITS), True, 0)
+    assert ("usage_unread" in caplog.text) == (use > MAX_UNITS)
 
 
 @pytest.mark.parametrize("how", ["silent", "quiet", "cut", "hang-up"])

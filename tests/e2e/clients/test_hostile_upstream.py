@@ -160,7 +160,7 @@ def test_our_clients_refuse_hostile_answers_in_one_line_and_bounded_memory(tmp_p
 
 
 def test_a_packed_error_is_understood_without_unpacking_all_of_it(tmp_path: Path) -> None:
-    """64 kB of gzip may hold 64 MB, of brotli any number; what is packed several times is known by its status alone."""
+    """256 kB of gzip may hold 256 MB, of brotli more; what is packed several times is known by its status alone."""
     names = [name for name in answers() if not name.startswith("200")]
     for kind, outcomes in asked(["Requests", "Httpx", "AsyncHttpx", "Aiohttp"], tmp_path, names).items():
         closing = {name for name, ended in outcomes.items() if ended["closed"]}

@@ -31,9 +31,9 @@ from quota.clients import aiohttp as of_aiohttp
 from quota.clients import gate
 from quota.clients import httpx as of_httpx
 from quota.clients.aiohttp import aiohttp_middleware
-from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
+from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.errors import Refused, UsageError
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import Log
@@ -43,7 +43,8 @@ from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, 
 from support.servers import RedisServer, until
 from support.setup import budget_of, charges_at, limit, state_at
 
-SPENT = json.dumps({"error": {"message": "Out of quota.", "errors": [{"reason": "quotaExceeded"}]}}).encode()
+OUT = {"help": "x" * 70_000, "error": {"message": "Out of quota.", "errors": [{"reason": "quotaExceeded"}]}}
+SPENT = json.dumps(OUT).encode()
 
 
 def answer(request: Arrived) -> Answer:
@@ -58,7 +59,7 @@ def answer(request: Arrived) -> Answer:
         case "/spent-chunked":
             return Answer(403, chunked, {"Content-Encoding": "gzip", "Transfer-Encoding": "chunked"})
         case "/long":
-            return Answer(500, b"x" * (3 * MAX_PEEK_BYTES))
+            return Answer(500, b"x" * (3 * MAX_BODY_BYTES))
         case "/cut":
             return Answer(403, SPENT[:-5], {"Content-Length": str(len(SPENT))}, hang_up=True)
         case "/stalls":
@@ -248,14 +249,14 @@ def test_an_error_is_understood_and_still_there_to_read(
 
 def test_a_long_error_is_only_looked_into(connect: Connect, server: PlainServer) -> None:
     client = connect(server)
-    assert client.stream(f"{server.address}/long") == b"x" * (3 * MAX_PEEK_BYTES)
-    assert client.ask(f"{server.address}/long")[1] == b"x" * (3 * MAX_PEEK_BYTES)
+    assert client.stream(f"{server.address}/long") == b"x" * (3 * MAX_BODY_BYTES)
+    assert client.ask(f"{server.address}/long")[1] == b"x" * (3 * MAX_BODY_BYTES)
 
 
 def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
     connect: Connect, ledger: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was waited for to the end, or to 64 kB."""
+    """It was waited for to the end, or to 256 kB."""
 
     def drip(_: Reached) -> Iterator[bytes]:
         yield head("Content-Type: text/event-stream", status="503 Unavailable") + b"\r\n"

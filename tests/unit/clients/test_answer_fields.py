@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quota.clients.answer_fields import MAX_EVENT_BYTES, Usage
+from quota.clients.answer_fields import NO_USAGE, TOO_LONG, Usage
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.terms.api import Field, Figure, Used
 
@@ -93,7 +93,7 @@ def test_what_a_client_does_not_unpack_is_read_up_to_the_same_limits(coding: str
         reader = Usage(TOTAL, {"content-encoding": coding})
         for at in range(0, len(whole), 7):
             assert reader.feed(whole[at : at + 7]) is None
-            assert len(reader._kept) <= MAX_BODY_BYTES + MAX_EVENT_BYTES
+            assert len(reader._kept) <= MAX_BODY_BYTES + MAX_BODY_BYTES
         return reader.end()
 
     document = event(12)[6:]
@@ -103,10 +103,10 @@ def test_what_a_client_does_not_unpack_is_read_up_to_the_same_limits(coding: str
     assert [units_of(whole) for whole in (cut, torn, bomb)] == [None] * 3
 
 
-ODD = [(units, None) for units in (-1, "-1", "7 of 9", "1,234", True, None, [], 10**16, 10**400, float("nan"))]
+ODD = [(units, None) for units in (-1, "-1", "7 of 9", "1,234", True, None, [], 10**400, float("nan"))]
 
 
-@pytest.mark.parametrize(("units", "settled"), [("7", 7), (7.0, 7), (6.5, 7), ("6.5", 7), *ODD])
+@pytest.mark.parametrize(("units", "settled"), [("7", 7), (7.0, 7), (6.5, 7), ("6.5", 7), (10**16, 10**16), *ODD])
 def test_a_figure_may_be_text_or_a_fraction(units: object, settled: int | None) -> None:
     """Google writes numbers of 64 bits as text. What is no number settles nothing."""
     assert units_said(event(units)) == units_said(event(units)[6:], events=False) == settled
@@ -114,16 +114,17 @@ def test_a_figure_may_be_text_or_a_fraction(units: object, settled: int | None) 
 
 
 def test_an_event_that_is_too_long_says_nothing_and_the_next_one_does() -> None:
-    long = b'data: {"usage": {"total_tokens": 4}, "x": "' + b"x" * MAX_EVENT_BYTES + b'"}\n\n'
-    assert units_said(event(3), long) == 3
-    assert units_said(long, event(7)) == 7
+    assert units_said(event(3), b'data: {"usage": {"total_tokens": 4}, "x": "' + b"x" * 250_000 + b'"}\n\n') == 4
+    long = b'data: {"usage": {"total_tokens": 4}, "x": "' + b"x" * MAX_BODY_BYTES + b'"}\n\n'
+    assert units_said(event(3), long, event(None)) is None, "it may say more"
+    assert units_said(event(3), long, event(7)) == 7
     reader = usage()
     for _ in range(300):
         reader.feed(b"x" * 65_000)
-        assert len(reader._kept) < 2 * MAX_EVENT_BYTES, "no more than that is kept"
+        assert len(reader._kept) < 2 * MAX_BODY_BYTES, "no more than that is kept"
     for _ in range(300):
         reader.feed(b"\ndata: " + b"x" * 1_000)
-    assert sum(map(len, reader._data)) <= MAX_EVENT_BYTES
+    assert sum(map(len, reader._data)) <= MAX_BODY_BYTES
     assert reader.feed(b"\n\n" + event(6)) is None
     assert reader.end() == 6
 
@@ -152,6 +153,13 @@ def test_a_short_document_gives_its_usage_at_the_end() -> None:
         reader.feed(b" " * 1_000_000)
         assert len(reader._kept) <= MAX_BODY_BYTES + 1_000_000
     assert (reader.feed(whole), reader.end()) == (None, None)
+
+
+@pytest.mark.parametrize(("body", "why"), [(b"{}", NO_USAGE), (b" " * (MAX_BODY_BYTES + 1), TOO_LONG)])
+def test_a_whole_answer_without_its_usage_says_why(body: bytes, why: str) -> None:
+    said: list[str] = []
+    reader = Usage(TOTAL, {}, missing=said.append)
+    assert (reader.feed(body), reader.end(), said) == (None, None, [why])
 
 
 # -- a sum of several figures ------------------------------------------------------------------------------------------
@@ -185,7 +193,7 @@ def went_on(**usage: object) -> bytes:
         # A figure that is missing, or no number, also one with a default: the bound stands.
         ((begun(input=25), begun(cached=3)), None),
         ((begun(input="many", output=1),), None),
-        *[((begun(input=25, cached=4, output=1), went_on(cached=odd)), None) for odd in ("4 k", -5, [4], 1e20)],
+        *[((begun(input=25, cached=4, output=1), went_on(cached=odd)), None) for odd in ("4 k", -5, [4])],
         ((begun(cached=4),), None),
         ((begun(),), None),
     ],

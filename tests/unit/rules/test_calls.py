@@ -13,7 +13,6 @@ from quota.errors import CostExceedsLimit, UsageError
 from quota.rules.calls import (
     ALWAYS,
     CONFIRM_MS,
-    MAX_CHARGE_UNITS,
     MAX_KEPT,
     NO_GRANTS,
     Believed,
@@ -30,7 +29,7 @@ from quota.rules.entry import START, Entry
 from quota.rules.facts import Facts, Grant
 from quota.terms.api import Reserve
 from quota.terms.costs import Bucket, CostBook, Part, Price, Quota
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, Window
+from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, Calendar, Limit, Selector, Sliding, View, Window
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
 NEXT_MIDNIGHT = MIDNIGHT + DAY_MS
@@ -275,9 +274,7 @@ def test_a_look_asks_for_the_cheapest_call() -> None:
     assert Checklists("main", dearer, (limit(),), {}, lambda: NOON).of_a_look().units == 50
 
 
-@pytest.mark.parametrize(
-    ("units", "fits"), [(0, False), (1, True), (MAX_CHARGE_UNITS, True), (MAX_CHARGE_UNITS + 1, False)]
-)
+@pytest.mark.parametrize(("units", "fits"), [(0, False), (1, True), (MAX_UNITS, True), (MAX_UNITS + 1, False)])
 def test_a_charge_is_of_one_unit_up_to_the_most(units: int, fits: bool) -> None:
     if fits:
         assert charge_units(units) == units

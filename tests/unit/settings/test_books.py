@@ -13,6 +13,7 @@ import pytest
 from quota.errors import ConfigError, UnknownMethod
 from quota.settings.books import book_of, load_book
 from quota.settings.toml import parse_toml
+from quota.terms.limits import MAX_UNITS
 from support.books import parse_book
 
 YOUTUBE_BOOKS = ("youtube-v3", "youtube-v3-buckets")
@@ -156,7 +157,7 @@ LONG_RULE = "a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
 
 MISTAKES = [
     ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
-    ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),
+    ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {MAX_UNITS}"),
     (
         RESETS,
         'window = "24h"',
@@ -201,7 +202,7 @@ OF_MONITORING = [
     ),
 ]
 PRICES = [
-    ("-1", f": -1 is not a whole number from 0 to {10**15}"),
+    ("-1", f": -1 is not a whole number from 0 to {MAX_UNITS}"),
     ('{ units = 2, bucket = "call" }', ".bucket: 'call' is not allowed here; did you mean 'calls'?"),
     (
         '[{ units = 1 }, { units = 2, bucket = "calls" }]',

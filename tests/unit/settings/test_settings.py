@@ -17,7 +17,7 @@ from quota.settings.load import Config, find_config, load_settings, settings_of
 from quota.settings.model import BUILT_IN_FETCHES, Unavailable
 from quota.settings.references import read_key
 from quota.settings.tables import CREDENTIAL, JOB, LIMIT, OPTIONS
-from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, MAX_UNITS, MINUTE_MS, Limit, Selector, Sliding, View
 from support.setup import charges_at
 from support.users import not_root
 
@@ -264,7 +264,7 @@ def test_a_file_that_cannot_be_read_is_one_line(write: Any, tmp_path: Path) -> N
         load_settings("a\0b")
 
 
-WHOLE = f"is not a whole number from 1 to {10**15}"
+WHOLE = f"is not a whole number from 1 to {MAX_UNITS}"
 NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
 KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'
 SCHEMES = (
