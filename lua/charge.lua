@@ -28,7 +28,7 @@
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, args = redis.call, string.match, ARGV
 local caller_ms, epoch, key = tonumber(args[2]), args[3], args[4]
-local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES, MAX_UNITS = 10, 4, 20000, 1000000000
+local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES = 10, 4, 20000
 local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 
 -- @include parts/clock.lua
@@ -43,13 +43,14 @@ local function whole(text) return text and #text <= 15 and match(text, '^%d+$') 
 local units = whole(args[5])
 if #KEYS ~= 3 or #args < FIRST_LIMIT - 1 + LIMIT_SIZE or (#args - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
   return wrong('3 keys and 9 arguments are needed, then 4 for each limit')
-elseif not (caller_ms and units and units <= MAX_UNITS) then
+elseif not (caller_ms and units) then
   return wrong('caller_ms and units are whole numbers from 0')
 elseif #key > 100 or not match(key, '^[%w._-]+$') then
   return wrong('key is 1 to 100 letters, digits, `-`, `_` or `.`')
 end
 for at = 6, 9 do
-  if string.find(args[at], '[%c]') then return wrong('names have no control characters') end
+  local letters = string.gsub(args[at], '[\128-\191]', '') -- without what follows the first byte of a letter
+  if #letters > 64 or string.find(letters, '%c') then return wrong('names have at most 64 characters, none of control') end
 end
 local limits, longest_ms = {}, 0
 for at = FIRST_LIMIT, #args, LIMIT_SIZE do

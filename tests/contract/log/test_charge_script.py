@@ -14,7 +14,7 @@ from quota.ledger.log import ANY, Append
 from quota.ledger.redis_log import RedisLog, keys_of, script
 from quota.rules.entry import END, START, Entry
 from quota.rules.total import total_of
-from quota.terms.limits import HOUR_MS, Selector, Sliding, View
+from quota.terms.limits import HOUR_MS, MAX_UNITS, Selector, Sliding, View
 
 NOW_MS = 1_793_000_000_000
 P = "p"
@@ -43,9 +43,10 @@ def test_the_script_refuses_a_unit_too_many_until_the_first_has_left(admin: redi
 
 
 def test_a_repeated_key_is_charged_once(admin: redis.Redis, log: RedisLog) -> None:
-    first, again = charge(admin, "k", 7), charge(admin, "k", 7)
+    call = {"method": "\u00fc" * 64, "limits": [("units|*|*", MAX_UNITS, MAX_UNITS, HOUR_MS)]}
+    first, again = (charge(admin, "k", MAX_UNITS, **call) for _ in range(2))
     assert first[:2] == again[:2]
-    assert [entry.units for entry in log.read(P, START, END, 9)] == [7]
+    assert [entry.units for entry in log.read(P, START, END, 9)] == [MAX_UNITS]
 
 
 def test_several_limits_admit_together_or_not_at_all(admin: redis.Redis, log: RedisLog) -> None:
@@ -82,7 +83,7 @@ def test_a_window_of_more_than_20_000_entries_is_an_error(admin: redis.Redis, lo
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"key": "a b"}, {"key": ""}, {"units": -1}, {"units": "0" * 16}, {"job": "a\tb"}),
+        *({"key": "a b"}, {"key": ""}, {"units": -1}, {"units": "0" * 16}, {"job": "a\tb"}, {"method": "m" * 65}),
         *({"limits": []}, {"limits": [("units", 1, 1, 1)]}, {"limits": [("units|*|*", 1, 1, 10**15)]}),
     ],
 )
