@@ -104,6 +104,9 @@ class Meter:
             price = book.default_price(verb)
             detail = "the cost book has no such method; add it"
             _warn_once("default_price", detail, book.name, name, method=name, units=price.units)
+        if any(part.reserve and part.reserve.is_unread(body) for part in price.parts):
+            detail = "the request is a stream, or larger than 16 MB, so the default is reserved, not its own number"
+            _warn_once("reserve_unread", detail, book.name, name, method=name)
         return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts_of(body)])
 
     def attempted(self, decision: Decision, call: Call) -> Attempt:

@@ -21,13 +21,10 @@ from urllib.parse import unquote
 
 from quota.common.text import show
 from quota.errors import QuotaError
-from quota.terms.api import RequestBody
+from quota.terms.api import MAX_PARSED_BYTES, RequestBody
 from quota.web.documents import Problem
 
 Fields = list[tuple[str, str]]
-
-MAX_HELD_BYTES = 64 * 1024
-"""The most that is held of a body. The price of a longer body depends on its length only."""
 
 WATCH_AFTER_S = 0.1
 """Only a request that takes longer watches for a caller that goes away."""
@@ -159,7 +156,7 @@ class CallerSide:
         self.gone = False
         self._receive = receive
         self._length = length
-        self._head = b""
+        self._head = bytearray()
         self._more = True
         self._read = asyncio.Event()
         if length == 0:
@@ -171,15 +168,15 @@ class CallerSide:
         return self._read.is_set() and not self.gone
 
     async def beginning(self) -> RequestBody:
-        """The body if it has at most MAX_HELD_BYTES, else its length. Raises CallerGoneError."""
-        while self._more and len(self._head) <= MAX_HELD_BYTES:
+        """The body if it has at most MAX_PARSED_BYTES, else its length. Raises CallerGoneError."""
+        while self._more and len(self._head) <= MAX_PARSED_BYTES:
             self._head += await self._next()
         return RequestBody.of(self, self._length) if self._more else RequestBody.of(self._head)
 
     async def pieces(self, leaves: Callable[[], object]) -> AsyncIterator[bytes]:
         """The body, piece by piece. It calls `leaves` before each piece; the request leaves with the first. Raises
         CallerGoneError."""
-        piece, self._head = self._head, b""
+        piece, self._head = bytes(self._head), bytearray()
         while piece or self._more:
             if piece:
                 leaves()

@@ -226,6 +226,10 @@ class Reserve(NamedTuple):
     pointer: Pointer | None = None
     bytes_per_unit: int | None = None
 
+    def is_unread(self, body: RequestBody) -> bool:
+        """Whether the body may have a number that nobody can read before the request leaves."""
+        return self.pointer is not None and (body.content is None or len(body.content) > MAX_PARSED_BYTES)
+
     def bound(self, body: RequestBody) -> int:
         """The units of a request, 1 or more. Never raises. A fraction is rounded up."""
         length = body.length if body.content is None else len(body.content)

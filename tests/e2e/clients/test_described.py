@@ -283,6 +283,15 @@ def test_an_answer_without_a_figure_keeps_the_reservation(
     assert caplog.messages == ([] if breaks_off else [f"usage_unread book=model method=chat: {NO_USAGE}"])
 
 
+def test_a_line_says_once_that_the_number_in_a_request_was_not_read(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "_warned", set())
+    for body in (RequestBody(b"{}"), RequestBody(None, 30), RequestBody(None)):
+        metering.Meter(world.budget).call("chat", "POST", body)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["reserve_unread book=model method=chat"]
+
+
 def test_a_header_may_have_the_units_of_a_call(world: World) -> None:
     world.where_answers_say_it_in(HEADER)
     for number, kind in enumerate(CLIENTS):

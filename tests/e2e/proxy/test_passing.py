@@ -223,7 +223,7 @@ def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) ->
         assert (got.body, got.field("quota-charge"), house.units) == (body, f"{ids_of(house.spent())[0]}; units=301", 7)
         house.upstream.answer = lambda _: [answer(gzip.compress(body), "Content-Encoding: gzip")]
         got = house.ask("/chat", "POST", b'{"max_tokens": 300, "rest": "' + b"x" * 200_000 + b'"}')
-        assert ((got.field("quota-charge") or "").partition("; ")[2], house.units) == ("units=201", 14)
+        assert ((got.field("quota-charge") or "").partition("; ")[2], house.units) == ("units=401", 14)
         house.upstream.answer = lambda _: [answer(b"{}")]
         house.ask("/chat", "POST", b'{"max_tokens": 300}')
         assert house.units == 315
