@@ -147,7 +147,9 @@ class Rules:
             raise ConfigError("url: not a str")  # not shown: it may hold a password
         self.url = url
         self.x_fields = _flag("x_fields", x_fields)
-        self.exempt = tuple(parse_pattern(path, "exempt") for path in several("exempt", exempt, "paths"))
+        paths = several("exempt", exempt, "paths")
+        self.exempt = tuple(parse_pattern(path, "exempt") for path in paths)
+        self._exempt_spelled = re.compile("|".join(map(_spelled, paths)) or "(?!)", re.DOTALL)
         if key_field is not None and not (isinstance(key_field, str) and _FIELD.fullmatch(key_field)):
             raise ConfigError(f"key_field: {show(key_field)} is not the name of a header, as X-API-Key is")
         if keys is not None and not callable(keys):
@@ -187,8 +189,10 @@ class Rules:
 
     def _find(self, method: str, path: str, mount: str, preflight: bool) -> tuple[Rule, ...]:
         rules: dict[str, Rule] = {}
+        above = mount.rstrip("/")
+        is_exempt = any(map(self._exempt_spelled.fullmatch, (path, above + path, path.removeprefix(above))))
         for called in names(path, mount):
-            if any(pattern.matches(name) for name in called for pattern in self.exempt):
+            if is_exempt and any(pattern.matches(name) for name in called for pattern in self.exempt):
                 continue
             for rule in self.rules:
                 if any(rule.matches(method, name) for name in called) and (not preflight or method in rule.methods):
@@ -205,7 +209,8 @@ def _flag(key: str, value: object) -> bool:
 
 # -- patterns and paths ------------------------------------------------------------------------------------------------
 
-# Patterns and the paths that they match. A visitor cannot avoid a rule by spelling a path differently.
+# Patterns and the paths that they match. A visitor cannot avoid a rule by spelling a path differently: rules match
+# every reading of a path, and `exempt` only the path as it is spelled.
 #
 #     /login              this path
 #     /users/{id}         any one segment in this place
@@ -277,6 +282,12 @@ def parse_pattern(text: object, key: str = "path") -> Pattern:
         message = f"{show(text)} is not a decoded path of at most {MAX_PATTERN} characters, without a query"
         raise ConfigError(f"{key}: {message}; {remedy}")
     return Pattern(tuple([ANY_SEGMENT if segment.startswith("{") else _folded(segment) for segment in segments]), below)
+
+
+def _spelled(pattern: str) -> str:
+    """The expression for the paths that a pattern matches as they are spelled."""
+    text = re.sub(r"\\\{[^{}]*\\\}", "[^/]+", re.escape(pattern.removesuffix("/*")))
+    return f"{text}(?:/.*)?" if pattern.endswith("/*") else text
 
 
 def readings(path: str) -> Iterable[Segments]:

@@ -44,6 +44,9 @@ RULES = Rules(
         ("HEAD", "/api/a", ["reads"]),
         ("BREW", "/api/a", ["api"]),
         ("GET", "/healthz", []),
+        ("GET", "/static/A//\u00e9.PNG", []),
+        # The application may serve something else at another spelling.
+        *(("GET", path, ["default"]) for path in ("/Healthz", "/healthz/", "//healthz", "/\u017ftatic/1", "/STATIC/1")),
         # Whether or not the application resolves it, the rule of what it reaches counts.
         ("POST", "/healthz/../login", ["default", "login"]),
         ("POST", "/login/../healthz", ["default"]),
