@@ -292,10 +292,10 @@ class Described(Google):
         return _dearest(self.book, verb, path, first)
 
     def _ways(self, path: str) -> tuple[str, ...]:
-        """A path without that of the endpoint, and with it: some books name it in their routes."""
-        base = self.book.base_path
-        is_below = bool(base) and f"{path}/".lower().startswith(f"{base}/".lower())
-        return (path[len(base) :] or "/", path) if is_below else (path,)
+        """A path without that of the endpoint or of a host, and with it: some books name it in their routes."""
+        bases = [self.book.base_path, *[f"/{host.partition('/')[2]}".rstrip("/") for host in self.book.hosts]]
+        below = [base for base in bases if base and f"{path}/".lower().startswith(f"{base}/".lower())]
+        return (*[path[len(base) :] or "/" for base in below], path)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:

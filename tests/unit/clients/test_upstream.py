@@ -85,6 +85,9 @@ def test_the_routes_name_the_method_of_a_request() -> None:
     assert upstream.method("GET", "https://api.vendor.example") is None
     assert upstream.method("GET", "https://api.vendor.example?next=/repos/a") is None
     assert upstream.method("POST", "https://api.vendor.example/repos") is None
+    below = upstream_of(upstream.book._replace(hosts=("api.vendor.example/repos", "api.vendor.example/v3")))
+    assert below.method("GET", "https://api.vendor.example/v3/repos/a") == "repos.get"
+    assert below.method("GET", "https://api.vendor.example/repos/a") == "repos.get"
 
 
 # -- the answers of ten vendors ----------------------------------------------------------------------------------------
