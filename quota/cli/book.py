@@ -223,18 +223,16 @@ def print_prices(
     names, rows, lines = sorted(book.methods) if method is None else [book.canonical(method)], [], []
     width = max(map(len, names))
     for name in names:
-        price, (_, until_ms) = book.price_at(name, host_clock())
-        following, later = None, ""
-        if until_ms != NEVER:
-            coming, _ = book.price_at(name, until_ms)
-            following = {**_price_json(coming), "since": coming.since.isoformat()}
-            later = f"; {coming} from {coming.since}"
-        rows.append({"method": name, **_price_json(price), "next": following})
+        at_ms = host_clock()
+        price, _ = book.price_at(name, at_ms)
+        coming = [{**_price_json(later), "since": later.since.isoformat()} for _, later in book.coming(name, at_ms)]
+        rows.append({"method": name, **_price_json(price), "next": next(iter(coming), None)})
         units, shown = "", "free"
         if price.parts:
             first, *others = price.parts
             units, shown = f"{first.units:,}", ", ".join([str(first).partition(" ")[2], *map(str, others)])
-        lines.append(f"{name:<{width}}  {units:>6}  {shown}{later}")
+        further = [f"; {later} from {later.since}" for _, later in book.coming(name, at_ms)]
+        lines.append(f"{name:<{width}}  {units:>6}  {shown}{''.join(further)}")
     if as_json:
         source = {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
         print_json({**source, **(also or {}), "methods": rows})

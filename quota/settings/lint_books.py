@@ -58,8 +58,9 @@ def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
         message = f"{book.read_on} is yet to come"
         yield warning(location, message, "write into read_on the day when you read its prices")
     for method in book.methods:
-        price, (_, until_ms) = book.price_at(method, at_ms)
-        if at_ms < until_ms <= at_ms + SOON_DAYS * DAY_MS:
-            coming, _ = book.price_at(method, until_ms)
-            message = f"{method} costs {coming} from {coming.since} on, and {price} until then"
-            yield warning(location, message, "see whether its limits still fit")
+        price, _ = book.price_at(method, at_ms)
+        for since_ms, coming in book.coming(method, at_ms):
+            if since_ms <= at_ms + SOON_DAYS * DAY_MS:
+                message = f"{method} costs {coming} from {coming.since} on, and {price} until then"
+                yield warning(location, message, "see whether its limits still fit")
+            price = coming

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -249,6 +249,14 @@ class CostBook(NamedTuple):
         starts_ms = [0, *(int(midnight.timestamp()) * 1000 for midnight in midnights), NEVER]
         newest = max(n for n in range(len(prices)) if n == 0 or starts_ms[n] <= at_ms)
         return prices[newest], (starts_ms[newest], starts_ms[newest + 1])
+
+    def coming(self, method: str, at_ms: int) -> Iterator[tuple[int, Price]]:
+        """The prices of `method` that begin after `at_ms`, each with its beginning."""
+        _, (_, until_ms) = self.price_at(method, at_ms)
+        while until_ms != NEVER:
+            since_ms = until_ms
+            price, (_, until_ms) = self.price_at(method, since_ms)
+            yield since_ms, price
 
     def at(self, at_ms: int) -> CostBook:
         """This book with only the prices that are valid at `at_ms`."""

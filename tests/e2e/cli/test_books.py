@@ -106,8 +106,8 @@ def test_a_book_is_shown_by_its_name_and_not_by_a_credential(quota: Quota) -> No
 
 
 def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
-    """A book of two credentials that was read some days ago, and whose price changes in some days."""
-    since = TODAY + timedelta(price_in_days)
+    """A book of two credentials that was read some days ago. Its price changes in some days, and the day after."""
+    since, then = (TODAY + timedelta(price_in_days + more) for more in (0, 1))
     (quota.folder / "own.toml").write_text(
         f"""
         api = "own"
@@ -116,7 +116,7 @@ def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
         buckets = {{ units = {{ quota = 1_000, resets = "1h" }} }}
         default = {{ get = 1, other = 1 }}
         [methods]
-        read = {{ prices = [{{ units = 1 }}, {{ units = 25, since = {since} }}] }}
+        read = {{ prices = [{{ units = 1 }}, {{ units = 25, since = {since} }}, {{ units = 40, since = {then} }}] }}
         """
     )
     quota.configure(
@@ -145,8 +145,10 @@ def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, is_anno
     aged(quota, 0, days)
     since = TODAY + timedelta(days)
     for command in ("check", "doctor"):
-        message = f"read costs 25 units from {since} on, and 1 units until then"
-        assert (message in " ".join(quota(command).stdout.split())) is is_announced, command
+        text = " ".join(quota(command).stdout.split())
+        assert (f"read costs 25 units from {since} on, and 1 units until then" in text) is is_announced, command
+        assert text.count("on, and 25 units until then") == is_announced, command
+    assert quota("costs", "read", "--credential", "a").stdout.count("units from") == 2 * (days > 0)
 
 
 @pytest.mark.parametrize("name", ["asana", "github", "gmail-v1"])
