@@ -19,6 +19,7 @@ from quota.common.text import one_line
 from quota.errors import ConfigError
 from quota.settings.toml import in_toml
 from quota.terms.arguments import check_name
+from quota.terms.limits import SECOND_MS, format_duration
 
 
 class Recorded(NamedTuple):
@@ -60,6 +61,7 @@ def _text(value: object) -> str:
 # -- a draft -----------------------------------------------------------------------------------------------------------
 
 _FIGURES = {"remaining": "remaining|left", "reset": "reset", "bucket": "resource|bucket", "limit": "-limit$|max"}
+_RESETS = 'resets = ""  # "1h", or { calendar = "day", zone = "UTC" }'
 _FORMS = {
     "epoch": r"[0-9]{9,12}(\.[0-9]+)?",
     "seconds": r"[0-9]{1,8}(\.[0-9]+)?",
@@ -84,13 +86,20 @@ def _draft(name: str, answers: list[Recorded]) -> str:
     figures = _figures(answers)
     limit = _recorded(figures.get("limit", ""), answers)
     units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
+    policies = ", ".join(_recorded(name, answers) for name in _named("ratelimit-policy$", answers))
+    windows = re.findall(r"(?:;\s*q=|(?:^|,)\s*)([0-9]{1,15})\s*;\s*w=([0-9]{1,8})(?![0-9])", policies)
+    rows = [f'{{ quota = {int(most):_}, resets = "{format_duration(int(s) * SECOND_MS)}" }}' for most, s in windows]
+    source = "  # from an answer; compare it with the vendor's page"
+    quotas = (
+        f"windows = [{', '.join(rows)}]{source}" if rows else f"quota = {units}{source if limit else ''}\n{_RESETS}"
+    )
     levels = [f"{what} = {_field(what, header, answers)}" for what, header in figures.items()]
     fields = [*(levels if "remaining" in figures else ()), *_closed(answers, timed="reset" in figures)]
     text = Template(read_text("quota.config", "new-book.toml.in")).substitute(
         api=in_toml(name),
         hosts=", ".join(map(in_toml, sorted({_host(answer.request) for answer in answers} - {""}))),
         read_on=utc(host_clock()).date(),
-        quota=units + ("  # from an answer; compare it with the vendor's page" if limit else ""),
+        quotas=quotas,
         answers="\n".join(fields),
     )
     return text.rstrip("\n") + "\n"
@@ -99,24 +108,24 @@ def _draft(name: str, answers: list[Recorded]) -> str:
 def _host(request: str) -> str:
     """The host of a recorded request, without a user and password; empty without a request."""
     with suppress(ValueError):
-        return urlsplit(request.rpartition(" ")[2]).netloc.rpartition("@")[2]
+        return urlsplit(next((word for word in request.split() if "://" in word), "")).netloc.rpartition("@")[2]
     return ""
 
 
 def _figures(answers: list[Recorded]) -> dict[str, str]:
     """The header of each figure."""
     figures: dict[str, str] = {}
-    names = dict.fromkeys(
-        header
-        for answer in answers
-        for header in answer.headers
-        if re.search(r"(?i)rate-?limit|quota|-remaining$", header)
-    )
-    for header in names:
+    for header in _named("rate-?limit|quota|-remaining$", answers):
         what = next((what for what, words in _FIGURES.items() if re.search(words, header, re.IGNORECASE)), None)
         if what is not None:
             figures.setdefault(what, header)
     return {what: figures[what] for what in ("remaining", "limit", "reset", "bucket") if what in figures}
+
+
+def _named(words: str, answers: list[Recorded]) -> Iterable[str]:
+    """The headers whose names have such words, each once."""
+    headers = [header for answer in answers for header in answer.headers]
+    return dict.fromkeys(header for header in headers if re.search(words, header, re.IGNORECASE))
 
 
 def _recorded(header: str, answers: list[Recorded]) -> str:

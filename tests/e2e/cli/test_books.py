@@ -235,4 +235,8 @@ def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
         (quota.folder / "one.json").write_text(json.dumps({"status": 200, "request": f"GET {address}"}))
         assert "its request names no host" in one_line(quota("book", "new", "own", "--answer", "one.json"), 78)
     assert quota("book", "new", "").returncode == 2
-    assert drafted(quota, request="GET https://me:hush@a.example:8443/v1")["hosts"] == ["a.example:8443"], "no password"
+    book = drafted(quota, request="GET https://me:hush@a.example:8443/v1/a b HTTP/1.1")
+    assert book["hosts"] == ["a.example:8443"], "no password"
+    windows = [{"quota": 1_000, "resets": "24h"}, {"quota": 10, "resets": "1m"}]
+    for policy in ('"day";q=1000;w=86400, "min";q=10;w=60', "1000;w=86400, 10;w=60"):
+        assert drafted(quota, RateLimit_Policy=policy)["buckets"]["requests"] == {"windows": windows}
