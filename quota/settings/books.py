@@ -319,10 +319,10 @@ _PATH = r"\*\*|(?=/)(/(?!:)([^/?#\\*{}<>]|\{[^/?#\\*{}]+\}(?!\{))*)*(/\*\*)?"
 def _route(table: TomlTable, key: str, method: object, methods: Collection[str], earlier: Iterable[Route]) -> Route:
     if not isinstance(method, str) or method not in methods:
         raise table.error(f"no method {show(method)} in this book; {nearest(method, methods)}", key)
-    verb, space, path = key.rpartition(" ")
-    if space and verb not in VERBS:
+    verb, path = key.split(" ", 1) if " " in key else ("", key)
+    if " " in key and verb not in VERBS:
         raise table.error(f"{show(verb)} is no verb; {nearest(verb.upper(), VERBS)}", key)
-    if not path.isprintable() or not re.fullmatch(_PATH, path):
+    if not path.isprintable() or path != path.strip() or not re.fullmatch(_PATH, path):
         raise table.error(f'{show(path)} is no path; write for example "GET /users/{{id}}" or "POST /search/**"', key)
     route = Route.of(verb, path, method)
     first = next((other for other in earlier if other.covers(route)), None)

@@ -116,7 +116,7 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
         ("GET a", "'a' is no path; write for example \"GET /users/{id}\""),
         *[
             (f"GET {path}", f"{path!r} is no path")
-            for path in ("/a?b=c", "/a/*", "/**/a", "/{a}{b}", "/{a", "/a/:id", "/<id>")
+            for path in ("/a ", "/a?b=c", "/a/*", "/**/a", "/{a}{b}", "/{a", "/a/:id", "/<id>")
         ],
     ],
 )
