@@ -61,9 +61,12 @@ async def send(
     if attempt is None or not hasattr(raw, "status"):  # a promise of urllib3-future: the charge stands
         return raw
     try:
-        if isinstance(raw, HTTPResponse):
+        if gate.awaits:  # to read the body of such an answer takes awaiting, too
+            await gate.answered(attempt, raw.status, b"", raw.headers, whole=False, read=False)
+        elif isinstance(raw, HTTPResponse):
             return noted(attempt, raw, preloaded=options.get("preload_content", True))
-        await gate.answered(attempt, raw.status, b"", raw.headers, whole=False, read=False)
+        else:
+            attempt.answered(raw.status, b"", raw.headers, whole=False, read=False)
         return raw
     except BaseException:  # interrupted: nobody else closes the response
         if not gate.awaits:

@@ -52,6 +52,7 @@ async def main():
             await session.get(unreachable)
         for answer in await asyncio.gather(*[session.get(url) for _ in range(5)]):
             assert answer.status_code == 200
+        assert (await session.get(url.replace("part=id", "part=no"))).status_code == 400
 asyncio.run(main())
 """
 
@@ -161,7 +162,7 @@ def test_ddtrace_patches_before_or_after_us(taken: Taken, ours: str) -> None:
 def test_niquests_is_charged_awaited_or_not(taken: Taken) -> None:
     """It brings a urllib3 of its own, which Google's client gets too."""
     run(taken, "niquests", "quota", "exec", "--auto", "--", "python", "-c", UNDER_NIQUESTS)
-    assert charged(taken) == taken.sent() == 10
+    assert charged(taken) == taken.sent() == 11
     run(taken, "niquests", "quota", "demo")
 
 
