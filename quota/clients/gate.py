@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from quota.async_budget import AsyncBudget, Awaiter
@@ -80,8 +81,14 @@ class Peeked(io.RawIOBase):
 
 
 def unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a body in gzip or zlib, unpacked."""
-    return map(zlib.decompressobj(zlib.MAX_WBITS | 32).decompress, pieces)
+    """The pieces of a body in gzip or zlib, unpacked. Some servers send zlib without its header."""
+    unpacking, first = zlib.decompressobj(zlib.MAX_WBITS | 32), next(pieces, b"")
+    try:
+        head = unpacking.decompress(first)
+    except zlib.error:
+        unpacking = zlib.decompressobj(-zlib.MAX_WBITS)
+        head = unpacking.decompress(first)
+    return chain([head], map(unpacking.decompress, pieces))
 
 
 def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]] = unzipped) -> bytes:

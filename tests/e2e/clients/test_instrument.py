@@ -24,6 +24,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from http.client import HTTPException
@@ -218,6 +219,7 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 
 BUSY = b'{"error": {"message": "Slow down."}}'
+BUSY_ZIPPED, BUSY_DEFLATED = gzip.compress(BUSY), zlib.compress(BUSY, wbits=-15)  # as some servers deflate
 
 
 def in_chunks(*pieces: bytes) -> bytes:
@@ -233,7 +235,9 @@ def answer(request: Arrived) -> Answer:
         case "/busy":
             return Answer(429, BUSY)
         case "/busy-zipped":
-            return Answer(429, gzip.compress(BUSY), {"Content-Encoding": "gzip"})
+            return Answer(429, BUSY_ZIPPED, {"Content-Encoding": "gzip"})
+        case "/busy-deflated":
+            return Answer(429, BUSY_DEFLATED, {"Content-Encoding": "deflate"})
         case "/busy-as-it-is":
             return Answer(429, BUSY, {"Content-Encoding": "identity"})
         case "/busy-cut":
@@ -517,13 +521,14 @@ def test_an_error_that_stalls_has_its_status_in_urllib(server: PlainServer) -> N
         opener.open(f"{server.address}/a")
 
 
-@pytest.mark.parametrize("path", ["/busy", "/busy-zipped", "/busy-as-it-is", "/busy-in-chunks"])
+@pytest.mark.parametrize("path", ["/busy", "/busy-zipped", "/busy-deflated", "/busy-as-it-is", "/busy-in-chunks"])
 def test_an_answer_closes_its_bucket_however_it_travels_and_its_reader_gets_it_whole(
     client: Client, server: PlainServer, path: str
 ) -> None:
     instrument(server.address, more=AS_429)
     status, body = client(f"{server.address}{path}")
-    assert (status, gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body) == (429, BUSY)
+    assert status == 429
+    assert body in (BUSY, BUSY_ZIPPED, BUSY_DEFLATED)
     status, body = client(f"{server.address}/a")
     assert (status, len(server.arrived)) == (429, 1)
     assert "upstream said its bucket 'calls' is exhausted (Slow down.)" in json.loads(body)["detail"]
