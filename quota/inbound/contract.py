@@ -347,7 +347,7 @@ def decide(policy: Policy, held: Sequence[States], now_ms: int, cost: int) -> tu
     waits_ms = [algorithm.wait_ms(*row, cost) for row in rows]
     admitted = not any(waits_ms)
     if admitted or policy.count_rejected:
-        held = [States(row[1].previous, algorithm.counted(*row, cost)) for row in rows]
+        held = [States(states.previous, algorithm.counted(limit, states, at_ms, cost)) for limit, states, at_ms in rows]
         rows = [(limit, states, at_ms) for (limit, _, at_ms), states in zip(rows, held, strict=True)]
         if not admitted:  # counting it may make the wait longer
             waits_ms = [algorithm.wait_ms(*row, cost) for row in rows]
