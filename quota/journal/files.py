@@ -121,7 +121,7 @@ class Notes(NamedTuple):
         try:
             each = zip(_READERS, json.loads(stored), strict=True)
             return cls(*[reader(value) for reader, value in each])
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
 
     def text(self) -> str:

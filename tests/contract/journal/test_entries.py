@@ -14,7 +14,7 @@ import pytest
 
 from contract.journal.journals import NOW_MS, day_files, entry, forked, ids, journal, keys
 from quota.errors import LedgerError
-from quota.journal.files import record_line
+from quota.journal.files import framed, record_line
 from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, packed
 from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
@@ -266,7 +266,10 @@ def test_a_file_that_is_not_what_it_was_is_compared_from_its_beginning(tmp_path:
     assert journal(tmp_path).uncompared("f")
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[]\t2-1"])
+ENDLESS = framed(b'["f", {"2026-11-28": Infinity}, "f", [0, 0], [0, 0], "", [0, 0], "", "", ""]')
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[]\t2-1", ENDLESS])
 def test_unreadable_notes_are_no_notes(tmp_path: Path, content: bytes) -> None:
     noted = journal(tmp_path)
     noted.write("e", [entry()])
