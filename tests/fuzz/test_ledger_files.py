@@ -13,7 +13,6 @@ from fuzz.house import damage_file, damage_rows, furnish, unlink
 from fuzz.inputs import PARTS, Input, every
 from fuzz.readings import CREDENTIAL, NOW_MS, check_all, check_decisions, opened
 from quota.deciding import losses
-from quota.journal.files import framed
 from quota.journal.journal import FOLDER
 from quota.ledger import state
 from quota.settings.load import load_settings
@@ -90,15 +89,6 @@ def test_a_note_of_a_correction_that_the_log_does_not_have_is_not_read_for_ever(
         budget = session.budget()
         assert budget.charge("videos.list").admitted
         assert session.project().frees_at_ms(budget.limits[0].view, 1) == NOW_MS + DAY_MS
-
-
-def test_facts_of_a_journal_that_nobody_can_read_are_none(files: Files) -> None:
-    files.put(files.clean, journal=True)
-    for path in Path("state").rglob("notes"):
-        path.write_bytes(framed(b'["e", {}, "e", [0], [0, 0], "e", [0, 0], 5, "", ""]'))
-    with opened(files.settings, NOW_MS + 10) as session:
-        assert session.project().journal.facts() == ""  # type: ignore[union-attr]
-        check_decisions(session)
 
 
 def test_ids_that_no_journal_knows_are_not_asked_for_without_end(files: Files) -> None:

@@ -266,10 +266,11 @@ def test_a_file_that_is_not_what_it_was_is_compared_from_its_beginning(tmp_path:
     assert journal(tmp_path).uncompared("f")
 
 
-ENDLESS = framed(b'["f", {"2026-11-28": Infinity}, "f", [0, 0], [0, 0], "", [0, 0], "", "", ""]')
+SHORT = framed(b'["f", {}, "f", [0], [0, 0], "f", [0, 0], 5, "", ""]')
+ENDLESS = framed(b'["f", {"2026-11-28": Infinity}, "f", [0, 0], [0, 0], "f", [0, 0], "{}", "", ""]')
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[]\t2-1", ENDLESS])
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[]\t2-1", SHORT, ENDLESS])
 def test_unreadable_notes_are_no_notes(tmp_path: Path, content: bytes) -> None:
     noted = journal(tmp_path)
     noted.write("e", [entry()])
@@ -278,8 +279,7 @@ def test_unreadable_notes_are_no_notes(tmp_path: Path, content: bytes) -> None:
     day_files(tmp_path)[0].with_name("notes").write_bytes(content)
     fresh = journal(tmp_path)
     assert fresh.uncompared("f")
-    assert fresh.whole("f") is None
-    assert fresh.trouble == ""
+    assert (fresh.whole("f"), fresh.facts(), fresh.trouble) == (None, "", "")
 
 
 def test_ranges_that_touch_become_one_complete_range(tmp_path: Path) -> None:
