@@ -558,14 +558,15 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -
     (`quota.cli.rehearsal.copied`). Raises UsageError, StoreError and LedgerError."""
     job, now_ms = copy.settings.jobs[name], copy.ledger.now_ms()
     work = simulation.Pass(job, copy.budget(job.credential), fetch)
-    priced = work.calls(now_ms)
     chosen = regions_of(job, regions)
     with Store.if_made(copy.settings.store) as store:
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]
     places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
-    calls = [call for place in places for call in priced[simulation.step_at(work.steps, place) :]]
     of_run, done, refusal = work.of_run(), 0, None
-    while done < len(calls) and refusal is None:
-        count, refusal = work.admit(calls[done : done + work.at_once], of_run)
-        done += count
+    with simulation.naming(name):
+        priced = work.calls(now_ms)
+        calls = [call for place in places for call in priced[simulation.step_at(work.steps, place) :]]
+        while done < len(calls) and refusal is None:
+            count, refusal = work.admit(calls[done : done + work.at_once], of_run)
+            done += count
     return Ahead(name, places, calls, done, refusal, now_ms, assumed=":" in job.fetch)

@@ -15,7 +15,8 @@ ask about such a call again before the time in the refusal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from quota.deciding.history import entries as entries_of
 from quota.deciding.project import Project
 from quota.deciding.run_limit import RunLimit
 from quota.decision import Decision
-from quota.errors import CostExceedsLimit
+from quota.errors import CostExceedsLimit, UsageError
 from quota.jobs.fetches import PAGE_ITEMS
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round, is_empty
@@ -203,19 +204,29 @@ def simulate(
     """Run the ticks of all jobs from `start_ms` to `until_ms`. `progress` hears how many ticks have run.
 
     With `stops_at_refusal` the simulation ends at the first refusal. `fetches` are fetch functions by job, if they are
-    already loaded. As the run itself, raises ConfigError if a function does not load, and UsageError for a call that
-    can never fit.
+    already loaded. As the run itself, raises ConfigError if a function does not load, and UsageError, with the job's
+    name, for a call that can never fit.
     """
     simulation = _Simulation(settings, start_ms, state, fetches)
     refusals: list[Refusal] = []
     for number, tick in enumerate(ticks(settings.jobs.values(), start_ms, until_ms)):
         progress(number)
-        refused = simulation.tick(tick)
+        with naming(tick.job):
+            refused = simulation.tick(tick)
         refusals += refused
         if refused and stops_at_refusal:
             break
     spent, wanted = [*simulation.spent.values()], [*simulation.wanted.values()]
     return Simulated(start_ms, until_ms, spent, wanted, refusals, simulation.totals)
+
+
+@contextmanager
+def naming(job: str) -> Iterator[None]:
+    """The errors of the block, about calls of this job, have its name."""
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(f"{job}: {error}") from None
 
 
 class PricedCall(NamedTuple):
