@@ -320,7 +320,7 @@ def _written(output: str | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     is_there = os.path.exists(output)
-    if output == "-" or (is_there and not os.path.isfile(output)):  # a device or a pipe would be gone
+    if output in ("", "-") or (is_there and not os.path.isfile(output)):  # a device or a pipe would be gone
         raise quota.UsageError(f"--output {show(output)} is not a file; leave it out to write to stdout")
     path = os.path.realpath(output)  # a link stays
     unfinished = os.path.join(os.path.dirname(path), f".quota-export-{secrets.token_hex(8)}")
