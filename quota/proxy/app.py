@@ -75,8 +75,8 @@ connection is lost, because the proxy sends nothing twice."""
 
 MAX_FIELD_BYTES = 64 * 1024
 
-SENT_INSTEAD = ("authorization", "x-goog-api-key", "x-goog-user-project")
-"""The header fields for keys, and for the project that upstream charges. A caller's own values do not leave."""
+SENT_INSTEAD = ("authorization", "x-allowed-locations", "x-goog-api-key", "x-goog-user-project")
+"""The header fields of keys and of Google's auth library. A caller's own values do not leave."""
 
 logger = logging.getLogger("quota.proxy")
 
