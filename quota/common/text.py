@@ -57,7 +57,7 @@ def nearest(name: object, choices: Iterable[str]) -> str:
     from difflib import get_close_matches  # late: few processes meet an unknown name
 
     names = {choice.lower(): choice for choice in choices}
-    near = get_close_matches(name[:100].lower(), names, n=1, cutoff=0.5) if isinstance(name, str) else []
+    near = get_close_matches(name[:100].lower(), names, n=1, cutoff=0.6) if isinstance(name, str) else []
     if near:
         return f"did you mean {names[near[0]]!r}?"
     return f"known: {listed(names.values())}" if names else "none is known"

@@ -186,7 +186,7 @@ MISTAKES = [
         '[answers]\nlevels = { bucket = "calls" }\n[pools.',
         "answers.levels: a non-empty array of tables is needed",
     ),
-    ('["items.add"]', '["add"]', "pools.adding.methods[0]: no method 'add' in this book; did you mean 'items.add'?"),
+    ('["items.add"]', '["add"]', "pools.adding.methods[0]: no method 'add' in this book; known: items.list, items.add"),
 ]
 MINUTE = '[buckets.minute]\nquota = 5\nresets = "1m"'
 OF_MONITORING = [

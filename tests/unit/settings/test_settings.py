@@ -344,8 +344,8 @@ MISTAKES = {
     "jobs.trending.": [
         (
             "leave = 500",
-            "quux = true",
-            "quux: unknown key; known: credential, fetch, regions, pages, schedule, timezone, stagger, jitter, "
+            "cron = true",
+            "cron: unknown key; known: credential, fetch, regions, pages, schedule, timezone, stagger, jitter, "
             "misfire_grace, leave, max_units, tables, sink, options, max_body_mb, max_answer_s, max_items, machines, "
             "ping, insecure_endpoint",
         ),
