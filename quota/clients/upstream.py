@@ -289,7 +289,7 @@ class Described(Google):
             return max(filter(None, routes), key=attrgetter("named_chars"), default=None)
 
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
-        return _dearest(self.book, verb, path, first)
+        return _dearest(self.book, verb, f"/{path}", first)
 
     def _ways(self, path: str) -> tuple[str, ...]:
         """A path without that of the endpoint or of a host, and with it: some books name it in their routes."""

@@ -77,19 +77,19 @@ def plain_path(path: str) -> str:
     return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
 
 
-_FORMAT = re.compile(r"\.(atom|csv|html|json|rss|xml|yaml)/*$", re.IGNORECASE)
+_FORMAT = re.compile(r"\.(atom|csv|gz|html?|ics|js|json|md|ndjson|pdf|rss|txt|xlsx?|xml|ya?ml|zip)/*$", re.IGNORECASE)
 """The end of a path that some frameworks, as Rails, read as the format of the answer."""
 
 
 def readings_of(path: str) -> tuple[str, ...]:
     """All paths that a server may read in `path`, as `plain_path` writes them, the plain path first. The others have
     slashes decoded (once or twice, also as `%C0%AF` or `%u002F`), full-width characters in ASCII, no invisible ones,
-    backslashes as slashes, no text after a semicolon or an encoded end of the path, no format (`.json`), no dots or
-    spaces at the end of a name, and `..` resolved."""
+    backslashes as slashes, no name behind `//` (Node reads a host there), no text after a semicolon or an encoded end
+    of the path, no format (`.json`), no dots or spaces at the end of a name, and `..` resolved."""
     plain = plain_path(path)
-    if path.isascii() and not (re.search(r"[%;\\]|/\.|[.\s](/|$)", path) or _FORMAT.search(path)):
+    if path.isascii() and not (re.search(r"^//|[%;\\]|/\.|[.\s](/|$)", path) or _FORMAT.search(path)):
         return (plain,)
-    once = unquote(re.sub("%c([01])%([89ab][0-9a-f])|%u00([0-7][0-9a-f])", _old_letter, path, flags=re.IGNORECASE))
+    once = unquote(re.sub(_OLD_LETTER, _old_letter, path))
     readings = dict.fromkeys([plain])
     decoded = dict.fromkeys((plain, once, unquote(once), unquote(unquote(once))))
     for text in (*decoded, *[_plain_letters(text) for text in decoded if not (text.isascii() and text.isprintable())]):
@@ -97,15 +97,19 @@ def readings_of(path: str) -> tuple[str, ...]:
             for unmarked in (slashed, re.sub(";[^/]*", "", slashed)):
                 unended = re.sub(r"(?<![/.\s])[.\s]+(?=/|$)", "", unmarked)
                 before_end = re.split("[?#\0]", unmarked, maxsplit=1)[0]
-                for shorter in (unmarked, unended, _FORMAT.sub("", unmarked), before_end):
+                behind_host = re.sub("^//+[^/]*", "", unmarked)
+                for shorter in (unmarked, unended, _FORMAT.sub("", unmarked), before_end, behind_host):
                     parts = [part for part in shorter.split("/") if part]
                     readings[f"/{'/'.join(parts)}"] = None
                     readings[f"/{'/'.join(without_dots(parts))}"] = None
     return tuple(readings)
 
 
+_OLD_LETTER = re.compile("%(?:c|e0%8)([01])%([89ab][0-9a-f])|%u([0-9a-f]{4})", re.IGNORECASE)
+"""An ASCII letter in two or three bytes, which UTF-8 forbids, or a letter as `%u002F`: old servers read both."""
+
+
 def _old_letter(escape: re.Match[str]) -> str:
-    """An ASCII letter in two bytes, which UTF-8 forbids, or as `%u002F`: old servers read both."""
     return chr(int(escape[3], 16) if escape[3] else int(escape[1]) << 6 | int(escape[2], 16) & 63)
 
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from quota.common.clock import host_clock
 from quota.common.files import doubt_of_path, read_text
-from quota.common.hosts import is_http_address, is_readable_on_the_way, readings_of
+from quota.common.hosts import is_http_address, is_readable_on_the_way, plain_path, without_dots
 from quota.common.text import listed, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
@@ -322,7 +322,8 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
     if endpoint is not None and has_secret and not insecure_endpoint and is_readable_on_the_way(endpoint):
         remedy = "give an https:// address, or set insecure_endpoint = true"
         raise row.error(f"the secret would go there in plain text; {remedy}", "endpoint")
-    base_path = "" if endpoint is None else readings_of(urlsplit(endpoint).path)[-1].rstrip("/")
+    base = [] if endpoint is None else plain_path(urlsplit(endpoint).path).split("/")
+    base_path = "/".join(without_dots(base)).rstrip("/")
     return CredentialSettings(
         name=name,
         api=api,
