@@ -381,15 +381,16 @@ class Described(Google):
         """
         lasts = None if rule is None else rule.lasts
         own = [state for state in states if state.bucket == bucket]
-        own = [state for state in own if state.is_empty] or own  # what remains elsewhere is not the cause
-        times = [answer.retry_at_ms]
-        times += [state.reset_ms for state in own if not (lasts is not None and state.remaining_units)]
+        empty = [state for state in own if state.is_empty]  # what remains elsewhere is not the cause
+        named = empty or [state for state in own if not (lasts is not None and state.remaining_units)]
+        resets = sorted(state.reset_ms for state in named if state.reset_ms is not None)
+        times = [answer.retry_at_ms, *(resets if empty else resets[:1])]  # of unknown cause: the first window to end
         until_ms = max((time for time in times if time is not None), default=None)
         if lasts is not None and (until_ms is None or until_ms <= answer.at_ms):
             own_ms = answer.at_ms + lasts if isinstance(lasts, int) else answer.lasts_until_ms(lasts)
             until_ms = until_ms if own_ms is None else own_ms
         if until_ms is None:
-            return self._shorter_end_ms([state for state in own if state.is_empty], answer.at_ms)
+            return self._shorter_end_ms(empty, answer.at_ms)
         return min(max(until_ms, answer.at_ms + PAUSE_MS), answer.at_ms + self._period_ms(bucket))
 
     def _shorter_end_ms(self, empty: Sequence[State], at_ms: int) -> int | None:

@@ -378,6 +378,8 @@ def test_a_bucket_stays_closed_until_the_last_of_its_empty_windows_ends() -> Non
     evidence = [heard(level, ONE_BUCKET, (), NOW_MS, NOW_MS) for level in reading.levels]
     closes = reading.with_evidence([each for each in evidence if each is not None]).closes
     assert closes == (Closing("day", NOW_MS + 900_000, "0 of 10,000 remain"),)
+    neither = read(ONE_BUCKET, 429, pair | {"RateLimit": '"d";r=9;t=900, "m";r=9;t=30'})
+    assert neither.closes == (Closing("day", NOW_MS + 30_000, "HTTP 429"),), "none is empty: until the first ends"
 
 
 def test_an_empty_pool_closes_by_itself_only_where_the_call_was_refused() -> None:
