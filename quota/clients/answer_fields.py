@@ -351,16 +351,18 @@ _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
 
 
 def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `in 60 seconds`, perhaps with a full stop; `PT1H30M`; `01:30:00`."""
-    text = "".join(text[:64].lower().rstrip(".").split())
-    text = text.removeprefix("in")
+    """`2h9m`, `40591s`, `1.5s`, `in 1 minute and 5 seconds`, perhaps with a full stop; `PT1H30M`; `01:30:00`."""
+    text = text[:64].lower().rstrip(".").replace("milli", "m")
+    text = "".join(re.split(r"[\s,]+(?:and\b)?", text)).removeprefix("in")
     if (iso := re.fullmatch(r"p([0-9]+[wd])?(?:t(.+))?", text, re.ASCII)) is not None:
         text = (iso[1] or "") + (iso[2] or "")
     elif (clock := re.fullmatch(r"(?:([0-9]{1,3}):)?([0-5]?[0-9]):([0-5][0-9])", text, re.ASCII)) is not None:
         text = f"{clock[1] or 0}h{clock[2]}m{clock[3]}s"
-    if re.fullmatch(f"(?:{_SPAN})+", text, re.ASCII) is None:
+    spans = re.findall(_SPAN, text, re.ASCII)
+    # With one unit twice it is a list.
+    if len(dict(map(reversed, spans))) < len(spans) or re.fullmatch(f"(?:{_SPAN})+", text, re.ASCII) is None:
         return None
-    return math.ceil(sum(float(number) * _UNITS_MS[unit] for number, unit in re.findall(_SPAN, text, re.ASCII)))
+    return math.ceil(sum(float(number) * _UNITS_MS[unit] for number, unit in spans))
 
 
 _UNITS_MS = {**UNITS_MS, "w": 7 * DAY_MS, "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3}
@@ -370,7 +372,7 @@ _SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhdw])(?:(?:ec|econd|i
 def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
     """A date in any notation. A date without a zone is in UTC."""
     try:
-        moment = read(text[:64].removesuffix(" UTC"))
+        moment = read(re.sub(r"\s*(UTC|GMT|Z)$", "", text[:64], flags=re.IGNORECASE))
         return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None

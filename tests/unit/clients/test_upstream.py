@@ -164,6 +164,9 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
         ({"X_RateLimit_Reset": "1700s250000µs"}, NOW_MS + 1_700_250),
         *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ('"1700"', "1700.", "in 1700 seconds")),
         *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("28:20", "0:28:20", "PT28M20S")),
+        *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("28 minutes, 20 seconds", "28m and 20s")),
+        *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("1700s, 9s", "1700000 milliseconds")),
+        *(({"X_RateLimit_Reset": f"2026-11-18 11:35:00{zone}"}, NOW_MS + 1_700_000) for zone in ("z", " GMT")),
         ({"Retry_After": "P1W"}, NOW_MS + HOUR_MS),
         ({"X_RateLimit_Reset": "2026-11-18T11:35:00Z"}, NOW_MS + 1_700_000),
         # The answer's own Date is what its reset is reckoned from: both may be a day off.
