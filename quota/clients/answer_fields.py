@@ -438,8 +438,10 @@ class Usage:
         self._events = kind.startswith("text/event-stream")
         length = "" if headers.get("content-encoding") else headers.get("content-length", "")
         same = re.fullmatch(r"([0-9]{1,15})(\s*,\s*\1)*", length.strip(), re.ASCII)
-        self._to_come = int(same[1]) if same else math.inf if length else 0
-        """The length in bytes that the headers announce. No body has all of a length that cannot be read."""
+        is_unclear = headers.get("content-range", "").startswith("bytes") or (length and not same)
+        self._to_come = math.inf if is_unclear else int(same[1]) if same else 0
+        """The length in bytes that the headers announce. No body has all of a length that cannot be read, and a part of
+        a document has not all of it."""
         in_chunks = "chunked" in headers.get("transfer-encoding", "").lower()
         framed = framed or in_chunks or bool(headers.get("content-length"))
         self._end_is_clear = framed or re.match(r"(application/([^;]*\+)?json\s*(;|$)|$)", kind) is not None

@@ -386,10 +386,12 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     head, whole = b"", response.length == 0
     if not whole and attempt.reads_body(status, headers):
         head, whole = _head(response)
-    whole = whole and headers.get("content-length", "0").isdecimal()
+    lengths = {value for name, value in headers.items() if name.lower() == "content-length"}
+    is_clear = len(lengths) < 2  # http.client believes the first
+    whole = whole and is_clear and headers.get("content-length", "0").isdecimal()
     head = unpacked(headers.get("content-encoding", ""), head)
     attempt.answered(status, head, headers, whole=whole, read=False)
-    usage = attempt.usage(headers)
+    usage = attempt.usage(headers) if is_clear else None
     if usage is None:
         return
 

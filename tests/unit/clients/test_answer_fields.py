@@ -66,6 +66,7 @@ def test_a_body_that_may_be_cut_settles_nothing() -> None:
         ({}, event(5) + b"data: [DONE]\n\n", 5),
         ({"content-type": "application/json; charset=utf-8"}, document, 5),
         ({"content-type": "application/jsonl"}, document, None),
+        ({"content-type": "application/json", "content-range": "bytes 0-9/99"}, document, None),
         *(({"content-length": text}, event(5), None) for text in ("x", "99, 99")),
         ({"content-length": "38 , 38"}, event(5), 5),
     ):
