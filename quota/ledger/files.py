@@ -45,23 +45,23 @@ def absolute_path(text: str, folder: Path) -> str:
         raise ConfigError("a path has no control characters")
     if text != text.strip():
         raise ConfigError("a path does not begin or end with a space")
-    if any(re.fullmatch(r"\$(\w+|\{\w+\})", part) for part in text.split("/")):
+    if re.search(r"\$\{\w+\}|(^|/)\$\w+(/|$)", text):
         raise ConfigError(f"{one_line(text)}: no variable is replaced in a path; write it out, with ~ for your home")
     try:
         return str(folder / Path(text).expanduser())
-    except RuntimeError as error:  # ~nobody
-        raise ConfigError(one_line(error)) from None
+    except RuntimeError:  # ~nobody
+        raise ConfigError(f"{one_line(text)}: this home folder is unknown; write the path out") from None
 
 
 def check_options(url: str, what: str) -> None:
     """Raises ConfigError for a URL with an option or a fragment: SQLite would take it for a part of the file's name."""
-    if re.search(r"\.\w+#[^/]*$", url):
-        place = url.rpartition("#")[0]
-        raise ConfigError(f"{what} {place}: an SQLite url has no fragment; remove the # and what is behind it")
     place, mark, option = url.partition("?")
     name, equals, _ = option.partition("=")
     if mark and equals and name.isidentifier():
         raise ConfigError(f"{what} {place}: it has no option {name!r}; an SQLite url has none, so remove it")
+    if (end := re.search(r"\.\w+([#?])[^/]*$", url)) is not None:
+        place = url[: end.start(1)]
+        raise ConfigError(f"{what} {place}: an SQLite url ends with its path; remove {end[1]} and what follows")
 
 
 def refuse_others(path: str, what: str) -> None:

@@ -66,7 +66,8 @@ def read_address(ref: str, setting: str, *, insecure: bool) -> str:
     sound = False
     with suppress(ValueError):  # its message shows the port or the host, which may be part of the secret
         parts = urlsplit(url)
-        sound = url.startswith(("https://", "http://")) and bool(parts.hostname) and parts.port != 0
+        is_host = re.fullmatch(r"[\w.:%-]+", parts.hostname or "") is not None and "\\" not in parts.netloc
+        sound = url.startswith(("https://", "http://")) and is_host and parts.port != 0
         # A question mark right behind the host may belong to a password.
         sound = sound and not is_ambiguous(url) and (bool(parts.path) or "@" not in parts.query)
     if not sound:

@@ -181,7 +181,7 @@ def lines_of(folder: Path, rules: str) -> list[str]:
         ),
         (
             '[inbound]\nurl = "sqlite:///~nobody-has-it/x.db"\n' + LOGIN,
-            "inbound.url: Could not determine home directory.; correct it",
+            "inbound.url: ~nobody-has-it/x.db: this home folder is unknown; write the path out",
         ),
         (
             LOGIN.replace('"POST"', '"PSOT", "PURGE", "get"'),

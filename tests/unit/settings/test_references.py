@@ -16,7 +16,7 @@ from quota.ledger.redis_url import target_of
 from quota.session import open_session
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
-from quota.settings.references import Address
+from quota.settings.references import Address, read_address
 
 SECRET = "s3cret/p@ss:w%rd é"  # noqa: S105  # what the tests look for in every output
 CREDENTIAL = '\n[credentials.main]\napi = "youtube-v3"\nkey = "env:HOME"\n'
@@ -111,10 +111,10 @@ MISTAKES = [
     (('url = "file:none"',), "url: url file {}/none cannot be read: No such file or directory"),
     (('url = "env:not a name"',), 'url: do not write the url itself here; write "env:VARIABLE" or "file:/path"'),
     (('url = "redis://h"', 'password = "file:none"'), "password: password file {}/none cannot be read: No such"),
-    (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: Could not determine home dir"),
+    (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: ~nobody-is-called-so/x: this home"),
     (
-        ('url = "sqlite:////srv/${USER}/l.db"',),
-        "url: /srv/${USER}/l.db: no variable is replaced in a path; write it out",
+        ('url = "sqlite:////srv/l-${USER}.db"',),
+        "url: /srv/l-${USER}.db: no variable is replaced in a path; write it out",
     ),
     (('url = "sqlite:///l.db "',), "url: a path does not begin or end with a space"),
     (('url = "redis://h"', "password = 5"), "password: a non-empty string is needed"),
@@ -208,7 +208,8 @@ OPTIONS = [
     ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
     ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
     ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none cannot be read"),
-    ("sqlite:///a#b/ledger.db#s3cret", "url sqlite:///a#b/ledger.db: an SQLite url has no fragment; remove the #"),
+    ("sqlite:///a#b/ledger.db#s3cret", "url sqlite:///a#b/ledger.db: an SQLite url ends with its path; remove #"),
+    ("sqlite:///ledger.db?s3cret", "an SQLite url ends with its path; remove ?"),
     ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
 ]
 WITH_XX = (
@@ -265,6 +266,13 @@ def test_a_url_of_which_a_part_would_be_dropped_or_misread_is_refused(
 )
 def test_a_url_that_says_each_part_once_is_taken(url: str, node: tuple[str, int]) -> None:
     assert target_of(url, 1.0).nodes[0] == node
+
+
+@pytest.mark.parametrize("url", ["https://$HOST/x", "https://h\\@i/x", "https://h,i/x"])
+def test_an_address_names_one_host(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK", url)
+    with pytest.raises(ConfigError, match=r"^env:HOOK holds no https:// address"):
+        read_address("env:HOOK", "url", insecure=False)
 
 
 def test_a_password_of_any_characters_arrives_as_it_is(tmp_path: Path) -> None:
