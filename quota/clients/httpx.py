@@ -306,27 +306,45 @@ _Response: Any = object
 
 
 class _Watched(_Response):  # type: ignore[misc]  # before the class of a library, see `_Library`
-    """A response that settles its attempt while the caller reads the body. A `plain` one is the library's own."""
+    """A response that settles its attempt while the caller reads the body. A `plain` one is the library's own. Whoever
+    `unpacks` the body reads it as it travels, too: then only the unpacked pieces count."""
 
     plain: Any
     attempt: Attempt
     usage: Usage
     gate: HostGate
+    unpacks = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or the response in another process, is httpx's own."""
         whole: Any = self.__getstate__()
-        state = {name: value for name, value in whole.items() if name not in _Watched.__annotations__}
+        state = {name: value for name, value in whole.items() if name not in (*_Watched.__annotations__, "unpacks")}
         return self.plain, (self.status_code,), state
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        for piece in super().iter_bytes(chunk_size):
+        self.unpacks = True
+        return self._watching(super().iter_bytes(chunk_size))
+
+    def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        pieces: Iterator[bytes] = super().iter_raw(chunk_size)
+        return pieces if self.unpacks else self._watching(pieces)
+
+    def _watching(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
             self.attempt.settle(self.usage.feed(piece))
             yield piece
         self.attempt.settle(self.usage.end())
 
-    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        async for piece in super().aiter_bytes(chunk_size):
+    def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        self.unpacks = True
+        return self._awaiting(super().aiter_bytes(chunk_size))
+
+    def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        pieces: AsyncIterator[bytes] = super().aiter_raw(chunk_size)
+        return pieces if self.unpacks else self._awaiting(pieces)
+
+    async def _awaiting(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
             await self.gate.settle(self.attempt, self.usage.feed(piece))
             yield piece
         await self.gate.settle(self.attempt, self.usage.end())

@@ -608,6 +608,23 @@ def test_an_answer_of_urllib_settles_however_it_is_read(read: Callable[[Any], ob
     assert charged() == [("chat", 7)]
 
 
+@pytest.mark.parametrize("how", ["", "zipped"])
+def test_an_answer_of_httpx_settles_its_request_if_it_is_read_as_it_travels(how: str, server: PlainServer) -> None:
+    async def read() -> None:
+        async with (
+            httpx.AsyncClient() as client,
+            client.stream("POST", f"{server.address}/chat", content=asked) as more,
+        ):
+            assert [piece async for piece in more.aiter_raw()]
+
+    instrument(server.address)
+    asked = b'{"max_tokens": 50, "as": "%s"}' % how.encode()
+    with httpx.stream("POST", f"{server.address}/chat", content=asked) as answer:
+        assert [*answer.iter_raw()]
+    asyncio.run(read())
+    assert charged() == [("chat", 7), ("chat", 7)]
+
+
 def test_an_answer_that_settles_its_request_can_be_pickled(server: PlainServer) -> None:
     instrument(server.address)
     answer = httpx.post(f"{server.address}/chat", json={"max_tokens": 50})
