@@ -395,17 +395,29 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     if usage is None:
         return
 
+    def follow(piece: bytes) -> None:
+        attempt.settle(usage.feed(piece))
+        ended = response.chunk_left is None if response.chunked else not response.length
+        if ended and (response.isclosed() or response.length == 0):
+            attempt.settle(usage.end())
+
     def watched(read: Callable[..., bytes]) -> Callable[..., bytes]:
         def watching(*args: Any, **options: Any) -> bytes:
             piece = read(*args, **options)
-            attempt.settle(usage.feed(piece))
-            ended = response.chunk_left is None if response.chunked else not response.length
-            if ended and (response.isclosed() or response.length == 0):
-                attempt.settle(usage.end())
+            follow(piece)
             return piece
 
         return watching
 
+    def watched_into(readinto: Callable[..., int]) -> Callable[..., int]:
+        def watching(buffer: Any) -> int:
+            size = readinto(buffer)
+            follow(bytes(memoryview(buffer)[:size]))
+            return size
+
+        return watching
+
+    response.readinto = watched_into(response.readinto)  # type: ignore[method-assign]
     ways = ["read", "read1"]  # read in another way, the body leaves the bound
     if not response.chunked:  # else a line comes through `read`
         ways.append("readline")

@@ -596,15 +596,15 @@ def test_an_answer_of_urllib3_settles_its_request_however_it_is_read(
 
 
 @pytest.mark.parametrize("chunks", [False, True])
-@pytest.mark.parametrize("read", [list, json.load, lambda answer: [*io.TextIOWrapper(answer)]])
-def test_an_answer_of_urllib_settles_however_it_is_read(read: Callable[[Any], object], chunks: bool) -> None:
+@pytest.mark.parametrize("reader", [iter, io.TextIOWrapper, io.BufferedReader, lambda answer: [json.load(answer)]])
+def test_an_answer_of_urllib_settles_however_it_is_read(reader: Callable[[Any], Any], chunks: bool) -> None:
     body = b'{"said": "a\\n",\n"usage": 7}'
     packed = Answer(200, in_chunks(body[:9], body[9:], b""), {"Transfer-Encoding": "chunked"})
     with PlainServer(lambda _: packed if chunks else Answer(200, body)) as server:
         instrument(server.address)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{server.address}/chat", b'{"max_tokens": 50}') as answer:
-            read(answer)
+            assert [*reader(answer)]
     assert charged() == [("chat", 7)]
 
 
