@@ -154,7 +154,7 @@ class Session(OfOneProcess):
                 self.ledger,
                 chosen.project,
                 journal=self._open_journal(identity, longest_ms),
-                keys=self.keys,
+                keys=Keys(self.run, self._state_folder, identity.hash),
                 clock=self._clock,
                 longest_ms=longest_ms,
                 jitter_ms=machine_jitter_ms(),

@@ -16,8 +16,8 @@ A key is a text:
 
     RUN MACHINE RANDOM    8, 4 and 11 characters, then `~` for a reservation, then `+1` to `+9` for further charges
 
-RUN names the run, and begins every key of a process. MACHINE is the same for all processes of a machine. RANDOM has 64
-bits, drawn for each attempt, so a copy of a running process repeats no key.
+RUN names the run, and begins every key of a process. MACHINE is the same for all processes that share a journal. RANDOM
+has 64 bits, drawn for each attempt, so a copy of a running process repeats no key.
 """
 
 from __future__ import annotations
@@ -163,30 +163,27 @@ MACHINE_CHARS = 4
 
 
 class Keys:
-    """Makes the keys of a process. A forked child gets its own run."""
+    """Makes the keys of a process for one journal. A forked child gets its own run, the same for all its journals."""
 
-    def __init__(self, run: str | None = None, folder: Path | None = None) -> None:
-        self.machine = machine_mark(folder)
-        self._prefix = f"{run or os.urandom(4).hex()}{self.machine}"
+    def __init__(self, run: str | None = None, folder: Path | None = None, journal: str = "") -> None:
+        self.run = run or os.urandom(RUN_CHARS // 2).hex()
+        self.machine = machine_mark(folder, journal)
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
-        self._prefix = f"{os.urandom(4).hex()}{self.machine}"
-
-    @property
-    def run(self) -> str:
-        return self._prefix[:RUN_CHARS]
+        self.run = _hashed(f"{self.run}\0{os.getpid()}", RUN_CHARS)
 
     def next(self) -> str:
-        return self._prefix + urlsafe_b64encode(os.urandom(8)).decode()[:11]
+        return self.run + self.machine + urlsafe_b64encode(os.urandom(8)).decode()[:11]
 
     def is_of_this_machine(self, key: str) -> bool:
+        """Whether a process made the key whose entries are in this journal."""
         return key.startswith(self.machine, RUN_CHARS)
 
 
-def machine_mark(folder: Path | None) -> str:
-    """The mark of this machine in its keys: it depends on the host, its start, and the place of the state folder. A
-    copy of the folder has another mark."""
+def machine_mark(folder: Path | None, journal: str = "") -> str:
+    """The mark of this machine in its keys: it depends on the host, its start, the place of the state folder, and the
+    journal. A copy of the folder has another mark."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -197,8 +194,11 @@ def machine_mark(folder: Path | None) -> str:
             place = f"{folder}{folder.stat().st_ino}"
         except OSError:
             place = str(folder)
-    name = f"{os.uname().nodename}\0{boot}\0{place}"
-    return blake2b(name.encode(errors="backslashreplace"), digest_size=MACHINE_CHARS // 2).hexdigest()
+    return _hashed(f"{os.uname().nodename}\0{boot}\0{place}\0{journal}", MACHINE_CHARS)
+
+
+def _hashed(text: str, chars: int) -> str:
+    return blake2b(text.encode(errors="backslashreplace"), digest_size=chars // 2).hexdigest()
 
 
 def is_reservation(key: str) -> bool:

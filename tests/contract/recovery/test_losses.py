@@ -45,6 +45,20 @@ def test_a_charge_that_is_put_back_keeps_its_time_and_what_it_counts(site: Site,
 
 
 @pytest.mark.usefixtures("state_dir")
+def test_configurations_of_one_machine_note_what_each_of_them_charged(
+    ledger_place: LedgerStorage, tmp_path: Path
+) -> None:
+    for name, units in (("a", 1), ("a", 4), ("b", 1)):  # the first process makes the state folder
+        config = tmp_path / name
+        config.write_text(f'ledger.url = "{ledger_place.url}"\ncredentials.main = {{ api = "youtube-v3" }}\n')
+        with quota.open(config) as session:
+            assert session.budget().charge("videos.list", units=units).admitted
+    ledger_place.empty()
+    with quota.open(tmp_path / "b") as session:
+        assert session.budget().usage()[0].used_units == 6
+
+
+@pytest.mark.usefixtures("state_dir")
 def test_an_emptied_project_that_another_api_has_taken_gets_nothing_back(ledger_place: LedgerStorage) -> None:
     def opened(api: str) -> quota.Session:
         credentials = {"main": {"api": api, "project": "p"}}
