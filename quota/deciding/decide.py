@@ -17,6 +17,7 @@ Outcome     the answer, with the numbers that were compared
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import add
 from typing import NamedTuple
@@ -32,7 +33,8 @@ from quota.rules.reading import Mark
 from quota.terms.limits import View, cutoff
 
 COUNT_WITHIN_S = 0.7
-"""How long a decision reads for its totals. Then it answers "counting", and the next decision continues."""
+"""How long a decision reads for its totals, once it has begun to read the log. Then it answers "counting", and the next
+decision continues."""
 
 ROOMS_AFTER = 2
 """After so many tries that others overtook, a decision names what each of its limits counts."""
@@ -107,6 +109,9 @@ def decide(project: Project, question: Question, *, commit: bool) -> Outcome:
 
 
 def _decide(project: Project, question: Question, charges: Sequence[Entry]) -> Outcome:
+    if not project.reading.began:  # not counted: a busy machine takes long to connect
+        with suppress(BehindError):
+            project.begin(question.views)
     ends_s = elapsed_s() + COUNT_WITHIN_S
     fresh, losses, clock_tries, overtaken = False, 0, 0, 0
     while True:
