@@ -186,7 +186,7 @@ class Budget(OfOneProcess):
         """
         job = "" if job is None else text(job, "job")
         check_name("job", job)
-        checklist = self.checklists.of("", (), self.limits, (0,) * len(self.limits), job)
+        checklist = self.checklists.of("", (), dict.fromkeys(self.limits, 0), job)
         outcome = counted(self._project, self.answers.question(checklist))
         return self.answers.states(checklist, outcome, charged=False)
 

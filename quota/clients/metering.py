@@ -387,7 +387,7 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
 def observe(budget: Budget, project: Project, heard: Sequence[Heard]) -> None:
     """Count what others used, by what was heard. Raises LedgerError."""
     limits = tuple([limit for limit in budget.limits if not limit.narrow])
-    outcome = counted(project, budget.answers.question(budget.checklists.of("", (), limits, (0,) * len(limits), "")))
+    outcome = counted(project, budget.answers.question(budget.checklists.of("", (), dict.fromkeys(limits, 0), "")))
     now_ms = outcome.now_ms
     used = dict(zip([limit.name for limit in limits], outcome.used_units, strict=True))
     for evidence in heard:
@@ -436,7 +436,7 @@ def _granted_anew(budget: Budget, levels: Sequence[Level]) -> dict[str, int]:
     """What upstream grants by these levels, per bucket; empty if all of it holds already."""
     granted = {level.bucket: units for level in levels if (units := _granted(budget, level)) is not None}
     wanted = {bucket: units if lowers(budget.limits, bucket, units) else None for bucket, units in granted.items()}
-    believed = budget.answers.believed_now().units
+    believed = budget.answers.granted_now()
     return granted if any(believed.get(bucket) != units for bucket, units in wanted.items()) else {}
 
 

@@ -8,7 +8,7 @@ Nearly every answer follows from the outcome alone. Only the time when a refused
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from quota.deciding.decide import Outcome, Question
 from quota.deciding.project import Project
 from quota.decision import COUNTING, Decision, LimitState, Reason, both_clocks, enforced
 from quota.errors import LedgerError
-from quota.rules.calls import NO_CAP, NO_GRANTS, Believed, Checklist, Checklists, believed, cap
+from quota.rules.calls import NO_CAP, Checklist, Checklists, cap
 from quota.rules.entry import Entry
 from quota.rules.facts import Facts
 from quota.rules.retry import Full, retry_at
@@ -44,7 +44,6 @@ class Answers:
     credential: str
     project: Project
     checklists: Checklists
-    _believed: tuple[Facts, Believed] = field(default=(Facts(), NO_GRANTS), init=False)
 
     def question(self, checklist: Checklist, charges: Sequence[Entry] = ()) -> Question:
         """The question about calls; without charges, it only looks."""
@@ -53,24 +52,16 @@ class Answers:
 
     def caps(self, checklist: Checklist, facts: Facts, now_ms: int) -> tuple[int, ...]:
         """The most that each limit may hold at a time. A shadow limit has no bound."""
-        checklist = self.checklists.with_grants(checklist, self.believed_at(facts, now_ms))
-        caps = checklist.caps_at(now_ms) if checklist.paced else checklist.caps
+        caps = checklist.caps
+        if checklist.paced or facts.grants:
+            caps = checklist.caps_at(now_ms, facts.granted(now_ms))
         if not checklist.shadow:
             return caps
         return tuple([NO_CAP if x.shadow else units for x, units in zip(checklist.limits, caps, strict=True)])
 
-    def believed_now(self) -> Believed:
-        """The grants that count now, by the facts that this process has read."""
-        return self.believed_at(self.project.reading.facts, self.project.now_ms())
-
-    def believed_at(self, facts: Facts, now_ms: int) -> Believed:
-        if not facts.grants:
-            return NO_GRANTS
-        of_facts, grants = self._believed
-        if of_facts is not facts or not grants.since_ms <= now_ms < grants.until_ms:
-            grants = believed(facts, now_ms)
-            self._believed = facts, grants
-        return grants
+    def granted_now(self) -> dict[str, int]:
+        """The units of upstream's grants that count now, by the facts that this process has read."""
+        return self.project.reading.facts.granted(self.project.now_ms())
 
     def decision(self, checklist: Checklist, outcome: Outcome, *, commit: bool) -> Decision:
         admitted = outcome.reason == "ok"
@@ -97,9 +88,9 @@ class Answers:
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
         """The state of each limit at a decision."""
-        caps, grants = outcome.caps, self.believed_at(outcome.facts, outcome.now_ms)
+        caps, granted = outcome.caps, outcome.facts.granted(outcome.now_ms)
         if checklist.shadow:
-            caps = self.checklists.with_grants(checklist, grants).caps_at(outcome.now_ms)
+            caps = checklist.caps_at(outcome.now_ms, granted)
         states = []
         each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leaves, strict=False)
         for limit, cost_units, used_units, cap_units, leave_units in each:
@@ -108,8 +99,8 @@ class Answers:
             if limit.shadow:
                 further_units = 0 if charged else cost_units
                 state = state._replace(would_refuse=cost_units > 0 and used_units + further_units > cap_units)
-            elif leave_units and cap_units == cap(limit, leave_units, cost_units, None, grants.units):
-                state = state._replace(leave_units=cap(limit, 0, cost_units, None, grants.units) - cap_units)
+            elif leave_units and cap_units == cap(limit, leave_units, cost_units, None, granted):
+                state = state._replace(leave_units=cap(limit, 0, cost_units, None, granted) - cap_units)
             states.append(state)
         return tuple(states)
 
@@ -141,11 +132,11 @@ class Answers:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details."""
         every = self.full_limits(checklist, outcome, 0)
         full = every if checklist.paced else [state for state in every if state.refuses]
-        grants = self.believed_at(outcome.facts, outcome.now_ms)
+        granted = outcome.facts.granted(outcome.now_ms)
         for state in full:
             if state.refuses and state.cost_units > state.cap_units and state.lapses_ms == NEVER:
-                granted, unspent = grants.units[state.limit.view.selector.buckets[0]], state.limit.headroom_units
-                too_little = f"{granted:,}, of which {unspent:,} stay unspent" if unspent else f"{granted:,}"
+                units, unspent = granted[state.limit.view.selector.buckets[0]], state.limit.headroom_units
+                too_little = f"{units:,}, of which {unspent:,} stay unspent" if unspent else f"{units:,}"
                 return Refusal("closed", state.limit.name, detail=too_little)
         at_ms: int | None
         try:
@@ -164,28 +155,29 @@ class Answers:
             details.append(f"and these {many(len(checklist.each), 'call')} need {held.cost_units:,} together")
         reason: Reason = "limit"
         if leave_units:
-            without_leave_units = cap(limit, 0, held.cost_units, outcome.now_ms, grants.units)
+            without_leave_units = cap(limit, 0, held.cost_units, outcome.now_ms, granted)
             reason = "leave" if held.used_units + held.cost_units <= without_leave_units else "limit"
         return Refusal(reason, limit.name, at_ms, ", ".join(details))
 
     def full_limits(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[Full]:
         """The state of each limit at a decision, for `retry_at`. The call's bucket is closed until `opens_ms`."""
-        grants = self.believed_at(outcome.facts, outcome.now_ms)
-        caps = self.checklists.with_grants(checklist, grants).caps
-        full = []
-        each = zip(checklist.limits, caps, checklist.costs, outcome.caps, outcome.used_units, strict=True)
-        for n, (limit, most_units, cost_units, cap_units, used_units) in enumerate(each):
+        facts, full = outcome.facts, []
+        most = checklist.caps_at(None, facts.granted(outcome.now_ms))
+        each = zip(
+            checklist.limits, checklist.caps, most, checklist.costs, outcome.caps, outcome.used_units, strict=True
+        )
+        for limit, ungranted_units, most_units, cost_units, cap_units, used_units in each:
             if limit.shadow:
                 full.append(Full(replace(limit, paced=False), NO_CAP, cost_units, used_units, refuses=False))
                 continue
             refuses = cost_units > 0 and used_units + cost_units > cap_units
             state = Full(limit, most_units, cost_units, used_units, refuses)
-            ungranted = cap(limit, checklist.leaves[n], cost_units, None)
-            if most_units < ungranted:
-                lapses_ms = grants.until_ms_of(limit.view.selector.buckets[0])
+            if most_units < ungranted_units:
+                buckets = limit.view.selector.buckets
+                lapses_ms = next(grant.until_ms for grant in facts.grants if grant.bucket in buckets)
                 # If a grant is less than the call, its end is no time to wait for, unless the bucket is closed for
                 # longer.
                 if cost_units <= most_units or lapses_ms <= opens_ms:
-                    state = state._replace(lapses_ms=lapses_ms, lapsed_units=ungranted)
+                    state = state._replace(lapses_ms=lapses_ms, lapsed_units=ungranted_units)
             full.append(state)
         return full

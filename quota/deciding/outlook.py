@@ -82,16 +82,15 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
         not limit.narrow and any(limit.view.selector.counts_bucket(part.bucket) for part in checklist.parts)
         for limit in checklist.limits
     ]
-    limits, costs = tuple(compress(checklist.limits, count_all)), tuple(compress(checklist.costs, count_all))
-    of_these = answers.checklists.of("", checklist.parts, limits, costs, "")
+    costs = dict(compress(zip(checklist.limits, checklist.costs, strict=True), count_all))
+    of_these = answers.checklists.of("", checklist.parts, costs, "")
     seen = outcome._replace(
         reason="limit",
         used_units=tuple(compress(outcome.used_units, count_all)),
         caps=tuple(compress(outcome.caps, count_all)),
         closing=None,
     )
-    each = zip(seen.caps, seen.used_units, of_these.costs, strict=True)
-    if all(used_units + cost_units <= cap_units for cap_units, used_units, cost_units in each):
+    if answers.question(of_these).room(seen.caps, seen.used_units) >= 0:
         return None
     return answers.decision(of_these, seen, commit=False)
 

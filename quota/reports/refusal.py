@@ -453,7 +453,7 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
     limits = {limit.name: limit for limit in budget.limits_of(kept.job)}
     if not kept.closed_by_upstream and kept.refused_by not in limits:
         return (), True
-    leaves, granted = budget.checklists.leave.get(kept.job, {}), budget.answers.believed_now().units
+    leaves, granted = budget.checklists.leave.get(kept.job, {}), budget.answers.granted_now()
     each = [
         _Met(limits[state.name], state.cost_units, leaves.get(state.name, 0), state.used_units, granted, kept.at_ms)
         for state in kept.limits

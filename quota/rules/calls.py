@@ -4,22 +4,19 @@ Checklist    of one kind of call: a method, its units if the caller gives them, 
 Checklists   makes the checklists of a budget, and keeps them
 charges_of   the charges of calls: one for each bucket of each call
 cap          the number that a limit enforces for one call. Only this function lowers a limit
-Believed     upstream's grants, which lower caps
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.errors import CostExceedsLimit, UsageError
 from quota.rules.entry import FURTHER, RESERVED, START, Entry
-from quota.rules.facts import Facts, Grant
+from quota.rules.facts import Grant
 from quota.terms.arguments import MAX_NUMBER, check_name, whole
 from quota.terms.costs import MAX_PARTS, CostBook, Part
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, no_longer, of_jobs, paced_units
@@ -40,31 +37,6 @@ Key = tuple[str, "int | None", "Parts | None", str]
 
 
 # -- upstream's grants ------------------------------------------------------------------------------------------------
-
-
-class Believed(NamedTuple):
-    """Upstream's grants that count at a time, their units by bucket, and the span of time in which they are all."""
-
-    grants: tuple[Grant, ...] = ()
-    units: Mapping[str, int] = MappingProxyType({})
-    since_ms: int = 0
-    until_ms: int = NEVER
-
-    def until_ms_of(self, bucket: str) -> int:
-        """The time until which the grant of this bucket counts."""
-        return next(grant.until_ms for grant in self.grants if grant.bucket == bucket)
-
-
-NO_GRANTS = Believed()
-
-
-def believed(facts: Facts, now_ms: int) -> Believed:
-    """The grants in the facts that count now: neither outdated, nor dated in the future by a wrong clock."""
-    grants = tuple(grant for grant in facts.grants if grant.believed_at(now_ms))
-    turns_ms = [0, NEVER, *(ms for grant in facts.grants for ms in grant.believed_ms)]
-    units = {grant.bucket: grant.quota_units for grant in grants}
-    since_ms, until_ms = max(ms for ms in turns_ms if ms <= now_ms), min(ms for ms in turns_ms if ms > now_ms)
-    return Believed(grants, units, since_ms, until_ms)
 
 
 def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
@@ -143,16 +115,13 @@ class Checklist:
     limits: tuple[Limit, ...]
     leaves: tuple[int, ...]
     caps: tuple[int, ...]
+    """Each limit's enforced number, without its pace and upstream's grants."""
     costs: tuple[int, ...]
     paced: bool
     shadow: bool
     """Whether one of the limits is a shadow."""
     priced: tuple[int, int]
-    """The span of time in which the call has this price, in ms."""
-    grants: Believed
-    """The grants that lower `caps`."""
-    kinds: tuple[Key, ...] = ()
-    """The kinds of its calls, to price them again."""
+    """The span of time in which the call has this price, in ms. Calls that are decided together have none."""
     each: tuple[Checklist, ...] = ()
     """If it is of several calls that are decided together, their checklists."""
 
@@ -161,10 +130,10 @@ class Checklist:
         """The checklist of each call."""
         return self.each or (self,)
 
-    def caps_at(self, now_ms: int | None) -> tuple[int, ...]:
-        """Each limit's enforced number at `now_ms`; None: without its pace, as `caps` has it."""
+    def caps_at(self, now_ms: int | None, granted: Mapping[str, int]) -> tuple[int, ...]:
+        """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
         together = zip(self.limits, self.leaves, self.costs, strict=True)
-        return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
+        return tuple([cap(limit, leave, cost, now_ms, granted) for limit, leave, cost in together])
 
 
 class Checklists(dict[Key, Checklist]):
@@ -213,58 +182,56 @@ class Checklists(dict[Key, Checklist]):
             raise UsageError(f"a call of {method} has charges in {many(len(parts), 'bucket')}; the most is {MAX_PARTS}")
         method = book.canonical(method)
         check_name("method", method, least=1)
-        limits, costs = [], []
+        costs = {}
         for limit in self.limits_of(job):
             selector = limit.view.selector
             counted = [selector.cost(part.units) for part in parts if selector.counts(part.bucket, method, job)]
             if counted:
-                limits.append(limit)
-                costs.append(sum(counted))
-        made = self.of(method, parts, tuple(limits), tuple(costs), job, priced)
-        made.kinds = (kind,)
+                costs[limit] = sum(counted)
+        made = self.of(method, parts, costs, job, priced)
         self._check_fits(made, 1)
         return made
 
     def of(
-        self,
-        method: str,
-        parts: Parts,
-        limits: tuple[Limit, ...],
-        costs: tuple[int, ...],
-        job: str,
-        priced: tuple[int, int] = ALWAYS,
+        self, method: str, parts: Parts, costs: Mapping[Limit, int], job: str, priced: tuple[int, int] = ALWAYS
     ) -> Checklist:
-        """A checklist of these limits and costs."""
-        leave = self.leave.get(job, {})
+        """A checklist of these limits, each with its cost."""
+        limits, leave = tuple(costs), self.leave.get(job, {})
         leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
-        caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
+        caps = tuple([cap(x, left, cost, None) for (x, cost), left in zip(costs.items(), leaves, strict=True)])
         closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
-        paced, shadow = any(x.paced for x in limits), any(x.shadow for x in limits)
-        units = parts[0].units if parts else 0
-        return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, shadow, priced, NO_GRANTS)
+        return Checklist(
+            method=method,
+            parts=parts,
+            units=parts[0].units if parts else 0,
+            closed_by=closed_by,
+            limits=limits,
+            leaves=leaves,
+            caps=caps,
+            costs=tuple(costs.values()),
+            paced=any(x.paced for x in limits),
+            shadow=any(x.shadow for x in limits),
+            priced=priced,
+        )
 
     def of_a_look(self) -> Checklist:
         """The checklist of the cheapest call of the main bucket, in each bucket that all its calls spend. Each limit
         counts the least that it can count."""
-        book, limits = self._book.at(self._clock()), self.shown
+        book = self._book.at(self._clock())
         # `quota check` reports a smaller limit as an error; here it is full when used up.
-        costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
-        return self.of("", book.least_parts(), limits, costs, "")
+        costs = {limit: min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.shown}
+        return self.of("", book.least_parts(), costs, "")
 
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
         """One checklist for calls that are decided together: each limit that counts any of them, with their sum."""
-        calls, costs = Counter(map(id, checklists)), Counter[str]()
-        kinds = {id(checklist): checklist for checklist in checklists}.values()
-        for kind in kinds:
-            times = calls[id(kind)]
-            for limit, cost_units in zip(kind.limits, kind.costs, strict=True):
-                costs[limit.name] += times * cost_units
-        limits = tuple([limit for limit in self.limits_of(job) if limit.name in costs])
-        priced = max(kind.priced[0] for kind in kinds), min(kind.priced[1] for kind in kinds)
-        made = self.of(checklists[0].method, (), limits, tuple([costs[x.name] for x in limits]), job, priced)
+        sums = Counter[str]()
+        for checklist in checklists:
+            for limit, cost_units in zip(checklist.limits, checklist.costs, strict=True):
+                sums[limit.name] += cost_units
+        costs = {limit: sums[limit.name] for limit in self.limits_of(job) if limit.name in sums}
+        made = self.of(checklists[0].method, (), costs, job)
         made.each, made.units = tuple(checklists), sum([checklist.units for checklist in checklists])
-        made.closed_by = tuple(dict.fromkeys([name for kind in kinds for name in kind.closed_by]))
-        made.kinds = tuple([key for checklist in checklists for key in checklist.kinds])
+        made.closed_by = tuple(dict.fromkeys([name for checklist in checklists for name in checklist.closed_by]))
         self._check_fits(made, len(checklists))
         return made
 
@@ -286,23 +253,13 @@ class Checklists(dict[Key, Checklist]):
         parts = self._book.default_price(verb).parts if rest == "**" else None  # a request that no route named
         first = self.make((method, 1, parts, job))
         costs = {**{limit.name: limit.view.selector.cost(units) for limit in first.limits}, **costs}
-        limits = tuple(limit for limit in self.limits_of(job) if limit.name in costs)
         parts = (first.parts[0]._replace(units=units), *first.parts[1:])
-        made = self.of(first.method, parts, limits, tuple(costs[x.name] for x in limits), job)
+        of_limits = {limit: costs[limit.name] for limit in self.limits_of(job) if limit.name in costs}
+        made = self.of(first.method, parts, of_limits, job)
         if closed is not None:
             made.closed_by = tuple(dict.fromkeys([*made.closed_by, closed]))
         self._check_fits(made, calls)
         return made
-
-    def with_grants(self, checklist: Checklist, grants: Believed) -> Checklist:
-        """The checklist with the caps by these grants. A new one replaces the kept one."""
-        if checklist.grants is grants:
-            return checklist
-        new = replace(checklist, grants=grants)
-        new.caps = new.caps_at(None)
-        for kind in [kind for kind, kept in self.copy().items() if kept is checklist]:
-            self[kind] = new
-        return new
 
     def limits_of(self, job: str) -> tuple[Limit, ...]:
         """The limits that can count a job's calls. If each job has its own of a limit, the job's own."""

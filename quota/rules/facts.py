@@ -86,13 +86,7 @@ class Grant(NamedTuple):
 
     def believed_at(self, now_ms: int) -> bool:
         """Whether it lowers limits now. A grant of the future does not: a wrong clock dated it."""
-        since_ms, until_ms = self.believed_ms
-        return since_ms <= now_ms < until_ms
-
-    @property
-    def believed_ms(self) -> tuple[int, int]:
-        """The span of time in which it counts."""
-        return self.since_ms - DAY_MS, self.until_ms
+        return self.since_ms - DAY_MS <= now_ms < self.until_ms
 
 
 class Compared(NamedTuple):
@@ -153,6 +147,10 @@ class Facts:
     def exhaustion(self, bucket: str) -> Exhaustion | None:
         """The last exhaustion of a bucket, even if it is over or lifted."""
         return next((exhaustion for exhaustion in self.exhaustions if exhaustion.bucket == bucket), None)
+
+    def granted(self, now_ms: int) -> dict[str, int]:
+        """The units of upstream's grants that count now, by bucket."""
+        return {grant.bucket: grant.quota_units for grant in self.grants if grant.believed_at(now_ms)}
 
     def happened(self, now_ms: int) -> Facts:
         """The facts without facts of the future: a wrong clock dated them, and they would outlast later answers."""

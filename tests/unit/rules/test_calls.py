@@ -14,10 +14,7 @@ from quota.rules.calls import (
     ALWAYS,
     CONFIRM_MS,
     MAX_KEPT,
-    NO_GRANTS,
-    Believed,
     Checklists,
-    believed,
     cap,
     charge_units,
     charges_of,
@@ -107,20 +104,17 @@ def test_a_grant_of_what_a_limit_holds_lowers_nothing(headroom: int, lowered: bo
     assert lowers([held], "units", held.limit_units) is lowered
 
 
-def test_grants_are_believed_until_the_first_of_them_ends() -> None:
+def test_each_grant_is_believed_until_it_ends() -> None:
     first, later = Grant("search", 10, MIDNIGHT, MIDNIGHT + 5), Grant("units", 300, MIDNIGHT, MIDNIGHT + 9)
     facts = Facts(grants=(first, later))
-    for now_ms, grants, since_ms, until_ms in (
-        (MIDNIGHT - DAY_MS - 1, (), 0, MIDNIGHT - DAY_MS),
-        (MIDNIGHT - DAY_MS, (first, later), MIDNIGHT - DAY_MS, MIDNIGHT + 5),
-        (MIDNIGHT + 4, (first, later), MIDNIGHT - DAY_MS, MIDNIGHT + 5),
-        (MIDNIGHT + 5, (later,), MIDNIGHT + 5, MIDNIGHT + 9),
-        (MIDNIGHT + 9, (), MIDNIGHT + 9, NEVER),
+    for now_ms, units in (
+        (MIDNIGHT - DAY_MS - 1, {}),
+        (MIDNIGHT - DAY_MS, {"search": 10, "units": 300}),
+        (MIDNIGHT + 4, {"search": 10, "units": 300}),
+        (MIDNIGHT + 5, {"units": 300}),
+        (MIDNIGHT + 9, {}),
     ):
-        units = {grant.bucket: grant.quota_units for grant in grants}
-        assert believed(facts, now_ms) == Believed(grants, units, since_ms, until_ms)
-    assert believed(facts, MIDNIGHT).until_ms_of("units") == MIDNIGHT + 9
-    assert believed(Facts(), MIDNIGHT) == NO_GRANTS
+        assert facts.granted(now_ms) == units
 
 
 @pytest.mark.parametrize(
@@ -307,14 +301,6 @@ def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
     assert made.of_now(kind) is after
     now_ms = NEXT_MIDNIGHT - 1
     assert made.of_now(kind).units == 50, "the clock went back"
-
-
-def test_calls_together_have_a_price_while_each_of_them_has() -> None:
-    made = checklists(limit())
-    before, always = made["items.insert", None, None, ""], made["items.list", None, None, ""]
-    assert made.sum_of([always, before], "").priced == (0, NEXT_MIDNIGHT)
-    after = checklists(limit(), now_ms=NEXT_MIDNIGHT)["items.insert", None, None, ""]
-    assert made.sum_of([always, after], "").priced == (NEXT_MIDNIGHT, NEVER)
 
 
 def test_each_call_is_charged_under_a_key_of_its_own_and_each_further_bucket_under_that_and_a_number() -> None:
