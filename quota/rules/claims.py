@@ -76,20 +76,39 @@ class Claim(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The store that holds these `regions`.
+    """The store that holds these `regions`, and its `run` that claimed them last: "" once that has ended.
 
-    The owner's last run was on `host`, had the lock `machine`, and gave its last sign at `seen_ms`; `running`: it has
-    not ended, and may be alive. The region is free at `until_ms`, unless the owner gives a sign before. If the asking
-    run has the same owner, `until_ms` is when the other run counts as dead.
+    The run was on `host`, had the lock `machine`, and gave its last sign at `seen_ms`; without another sign it counts
+    as dead at `alive_until_ms`. The regions are free at `until_ms`, unless the owner gives a sign before. In an answer,
+    the run of a store that is dead has ended; and if the asking run has the same owner, `until_ms` is when the other
+    run counts as dead.
     """
 
     owner: str
+    run: str
+    machine: str
     host: str
     seen_ms: int
+    alive_until_ms: int
     until_ms: int
-    running: bool
-    regions: tuple[str, ...] = ()
-    machine: str = ""
+    tick: str
+    regions: tuple[str, ...]
+
+    @property
+    def running(self) -> bool:
+        """Whether its run has not ended, and may be alive."""
+        return self.run != ""
+
+    def seen_at(self, now_ms: int) -> Holder:
+        """The holder as an answer has it."""
+        return self if self.alive_until_ms > now_ms else self._replace(run="")
+
+    def is_of(self, claim: Claim) -> bool:
+        return (self.owner, self.run) == (claim.owner, claim.run)
+
+    def blocks(self, claim: Claim, now_ms: int) -> bool:
+        """Whether this is another run than the claim's, and may be alive."""
+        return self.run not in ("", claim.run) and self.machine != claim.machine and self.alive_until_ms > now_ms
 
 
 class Claimed(NamedTuple):
@@ -150,31 +169,6 @@ def read_place(stored: str, now_ms: int) -> str | None:
     return place if until_ms.isascii() and until_ms.isdigit() and int(until_ms[:16]) > now_ms else None
 
 
-class _Run(NamedTuple):
-    """A store's hold on regions: the run that claimed them last. `run` is empty once it has ended."""
-
-    owner: str
-    run: str
-    machine: str
-    host: str
-    seen_ms: int
-    alive_until_ms: int
-    until_ms: int
-    tick: str
-    regions: tuple[str, ...]
-
-    def holder(self, now_ms: int) -> Holder:
-        running = self.run != "" and self.alive_until_ms > now_ms
-        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, running, self.regions, self.machine)
-
-    def is_of(self, claim: Claim) -> bool:
-        return (self.owner, self.run) == (claim.owner, claim.run)
-
-    def blocks(self, claim: Claim, now_ms: int) -> bool:
-        """Whether this is another run than the claim's, and may be alive."""
-        return self.run not in ("", claim.run) and self.machine != claim.machine and self.alive_until_ms > now_ms
-
-
 class _Tick(NamedTuple):
     """A tick that was run, except for the regions in `left`."""
 
@@ -200,8 +194,8 @@ class Record:
     def holders(self) -> list[Holder]:
         """The current holders. Of the runs that had one lock, only the last may be alive."""
         last = {run.machine: run.seen_ms for run in sorted(self.runs, key=lambda run: run.seen_ms)}
-        holders = [run.holder(self.now_ms) for run in self.runs]
-        return [x._replace(running=x.running and x.seen_ms == last[x.machine]) for x in holders]
+        holders = [run.seen_at(self.now_ms) for run in self.runs]
+        return [x if x.seen_ms == last[x.machine] else x._replace(run="") for x in holders]
 
     def claim(self, claim: Claim, *, take_over: bool) -> Claimed:
         """Give the run its tick, and its regions that are free, lapsed or its store's own."""
@@ -219,7 +213,7 @@ class Record:
             own = run.owner == claim.owner or run.machine == claim.machine
             if take_over or (own and not run.blocks(claim, self.now_ms)):
                 continue
-            holder = run.holder(self.now_ms)
+            holder = run.seen_at(self.now_ms)
             if own:
                 holder = holder._replace(until_ms=run.alive_until_ms)
             elsewhere.update(dict.fromkeys(set(run.regions) & set(claim.regions), holder))
@@ -234,7 +228,7 @@ class Record:
         for region in claim.regions:
             runs = [run for run in self.runs if region in run.regions]
             if not any(run.is_of(claim) for run in runs):
-                holders = [run.holder(self.now_ms) for run in runs]
+                holders = [run.seen_at(self.now_ms) for run in runs]
                 elsewhere[region] = max([self._free(), *holders], key=lambda holder: holder.until_ms)
         kept = [region for region in claim.regions if region not in elsewhere]
         if kept:
@@ -243,7 +237,7 @@ class Record:
 
     def _free(self) -> Holder:
         """The holder of a region that no store holds."""
-        return Holder("", "", self.now_ms, self.now_ms, False)
+        return Holder("", "", "", "", self.now_ms, self.now_ms, self.now_ms, "", ())
 
     def _give(self, claim: Claim, regions: list[str]) -> None:
         before: tuple[str, ...] = ()
@@ -255,7 +249,7 @@ class Record:
             left = tuple(region for region in run.regions if region not in regions)
             if left or (run.tick and run.blocks(claim, self.now_ms)):
                 kept.append(run._replace(regions=left))
-        own = _Run(
+        own = Holder(
             owner=claim.owner,
             run=claim.run,
             machine=claim.machine,
@@ -301,9 +295,9 @@ def _tick(row: Any, now_ms: int) -> _Tick:
     return tick._replace(until_ms=min(tick.until_ms, now_ms + MAX_TICK_MS))
 
 
-def _run(row: Any, now_ms: int) -> _Run:
+def _run(row: Any, now_ms: int) -> Holder:
     """A run of the record. If `seen_ms` is ahead of now, all its times are moved back by as much."""
-    run = checked(_Run(**row))
+    run = checked(Holder(**row))
     ahead_ms = max(0, run.seen_ms - now_ms)
     return run._replace(
         seen_ms=run.seen_ms - ahead_ms,
