@@ -6,9 +6,9 @@
 
 The rules are in `quota.rules`: `facts`, `claims`, `refusals`.
 
-**Lost answers.** If the answer to a change is lost, the rule decides once more, about the fields of that moment. A
-claim that is made twice is one claim. The facts and the refusals remember the keys of their newest changes, so no
-change happens twice, even if others made changes in between.
+**Lost answers.** If the answer to a change is lost, and its marker is in the log, the change was made. Else the rule
+decides once more, about the fields of that moment. A claim that is made twice is one claim. The refusals remember the
+keys of their newest additions. So no change happens twice, even if others made changes in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from quota.common.clock import elapsed_s
 from quota.common.text import many, one_line, show
 from quota.errors import LedgerError, OtherApi, UnusableLedger, UsageError
-from quota.ledger.log import SEAL, Log, Moment, is_fence, is_seal
+from quota.ledger.log import SEAL, Log, Moment, all_between, is_fence, is_seal
 from quota.rules import claims
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
@@ -87,8 +87,10 @@ def change(
         except LedgerError:
             if is_lost:
                 raise
-            is_lost = True
+            is_lost, before = True, stands.tip
             stands = _read(log, project, names)
+            if marker is not None and any(entry.key == marker.key for entry in all_between(log.read, project, before)):
+                return answer
             continue
         if stands.done:
             return answer
@@ -187,21 +189,14 @@ class State:
         return self._change_facts(lambda facts, _: facts_rules.union(facts, other))[1]
 
     def _change_facts(self, rule: Callable[[Facts, int], Facts]) -> tuple[Facts, Facts]:
-        """Change the facts, with a marker. Returns them before and after. If the first try was made but its answer was
-        lost, returns those of that try, even if others have changed the facts since."""
-        key, tries = self.new_key(), list[tuple[Facts, Facts]]()
+        """Change the facts, with a marker. Returns them before and after, even if others have changed them since."""
 
-        def keyed(now_ms: int, fields: Mapping[str, str]) -> Change[tuple[Facts, Facts]]:
+        def changed(now_ms: int, fields: Mapping[str, str]) -> Change[tuple[Facts, Facts]]:
             before = Facts.read(fields.get(FACTS, ""))
-            if tries and before.has_change(key):
-                return Change(tries[-1])
             after = rule(before, now_ms)
-            if after != before:
-                after = after.with_change(key, now_ms)
-            tries.append((before, after))
-            return Change(tries[-1], {} if after == before else {FACTS: after.text()})
+            return Change((before, after), {} if after == before else {FACTS: after.text()})
 
-        before, after = self._change((FACTS,), keyed, key)
+        before, after = self._change((FACTS,), changed, self.new_key())
         if after != before:
             self.note(after.text())
         return before, after

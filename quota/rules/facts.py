@@ -42,9 +42,6 @@ MAX_GRANTS = 100
 MAX_COMPARED = 100
 """The most buckets whose comparison is kept: the buckets that were compared last."""
 
-MAX_CHANGES = 20
-"""How many changes the facts remember. An author whose answer was lost asks again much sooner."""
-
 MAX_TEXT_CHARS = 500
 """Longer evidence and reasons are cut, because every new process reads the facts."""
 
@@ -104,23 +101,15 @@ class Compared(NamedTuple):
     at_ms: int
 
 
-class DatedKey(NamedTuple):
-    """The time of a change, and its key, which is also its marker's key in the log."""
-
-    at_ms: int
-    key: str
-
-
 @dataclass(frozen=True)
 class Facts:
     """All facts of a project: at most one exhaustion and one comparison for each bucket, ordered by bucket.
-    `granted_ms` is when the grants were last replaced. `changed_by` has the newest changes, the oldest first."""
+    `granted_ms` is when the grants were last replaced."""
 
     exhaustions: tuple[Exhaustion, ...] = ()
     grants: tuple[Grant, ...] = ()
     granted_ms: int = 0
     compared: tuple[Compared, ...] = ()
-    changed_by: tuple[DatedKey, ...] = ()
 
     @classmethod
     def read(cls, stored: str) -> Facts:
@@ -137,7 +126,6 @@ class Facts:
             tuple(sorted(_read(data.get("grants"), Grant, checked_grant))[:MAX_GRANTS]),
             granted_ms if type(granted_ms) is int and 0 <= granted_ms < LATEST_MS else 0,
             _compared(_read(data.get("compared"), Compared, _of_bucket)),
-            _changed_by(_read(data.get("changed_by"), DatedKey, checked_key)),
         )
 
     def text(self) -> str:
@@ -160,14 +148,6 @@ class Facts:
             granted_ms=min(self.granted_ms, now_ms),
             compared=tuple(comparison for comparison in self.compared if comparison.at_ms <= now_ms),
         )
-
-    def has_change(self, key: str) -> bool:
-        """Whether the change with this key was made, as far as the facts remember."""
-        return any(change.key == key for change in self.changed_by)
-
-    def with_change(self, key: str, at_ms: int) -> Facts:
-        """The facts, with this change remembered."""
-        return replace(self, changed_by=_changed_by([*self.changed_by, checked_key(DatedKey(at_ms, key))]))
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------
@@ -218,7 +198,6 @@ def union(first: Facts, second: Facts) -> Facts:
         newest.grants,
         newest.granted_ms,
         _compared([*first.compared, *second.compared]),
-        _changed_by([*first.changed_by, *second.changed_by]),
     )
 
 
@@ -257,10 +236,6 @@ def _compared(several: Iterable[Compared]) -> tuple[Compared, ...]:
     return tuple(sorted(sorted(newest, key=lambda comparison: (comparison.at_ms, comparison))[-MAX_COMPARED:]))
 
 
-def _changed_by(several: Iterable[DatedKey]) -> tuple[DatedKey, ...]:
-    return tuple(sorted(set(several))[-MAX_CHANGES:])
-
-
 def _newest(several: Iterable[B], order: Callable[[B], tuple[object, ...]]) -> Iterable[B]:
     """The last value of each bucket in this order."""
     return {value.bucket: value for value in sorted(several, key=order)}.values()
@@ -285,14 +260,6 @@ def checked_grant(granted: Grant) -> Grant:
     if granted.since_ms >= granted.until_ms:
         raise UsageError(f"the grant of {granted.bucket} ends before it begins")
     return granted
-
-
-def checked_key(change: DatedKey) -> DatedKey:
-    """The change with each value of its type and in its bounds. Raises UsageError."""
-    change = checked(change)
-    if not 0 < len(change.key) <= MAX_TEXT_CHARS:
-        raise UsageError("a change needs the key of its marker")
-    return change
 
 
 def _of_bucket(fact: F) -> F:

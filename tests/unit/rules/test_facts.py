@@ -12,13 +12,11 @@ import pytest
 from quota.common.clock import LATEST_MS, NEVER
 from quota.errors import UsageError
 from quota.rules.facts import (
-    MAX_CHANGES,
     MAX_COMPARED,
     MAX_EXHAUSTIONS,
     MAX_GRANTS,
     MAX_TEXT_CHARS,
     Compared,
-    DatedKey,
     Exhaustion,
     Facts,
     Grant,
@@ -212,8 +210,8 @@ def test_facts_at_their_bounds_are_read(value: Any) -> None:
         "{",
         "{}",
         '{"version": 2, "granted_ms": 5}',
-        '{"version": 1, "exhaustions": 7, "grants": {"a": 1}, "compared": null, "changed_by": "ab", "granted_ms": "1"}',
-        '{"version": 1, "exhaustions": [7, null, [], ["units"], "sevenxx"], "changed_by": [[1, ""], [1], [-1, "k"]]}',
+        '{"version": 1, "exhaustions": 7, "grants": {"a": 1}, "compared": null, "granted_ms": "1"}',
+        '{"version": 1, "exhaustions": [7, null, [], ["units"], "sevenxx"]}',
         '{"version": 1, "granted_ms": -1}',
         f'{{"version": 1, "granted_ms": {LATEST_MS}}}',
         "[" * 100_000,
@@ -249,14 +247,6 @@ def test_very_many_grants_are_refused_and_of_comparisons_the_newest_kept() -> No
     assert {*grant(Facts(), [], several, NOW).compared} == {*several[7:]}
 
 
-def test_the_newest_changes_are_remembered() -> None:
-    facts = Facts()
-    for number in range(MAX_CHANGES + 1):
-        facts = facts.with_change(f"k{number}", NOW + number)
-    assert [facts.has_change(key) for key in ("k0", "k1", f"k{MAX_CHANGES}", "other")] == [False, True, True, False]
-    assert Facts.read(facts.text()) == facts
-
-
 RAISED = Grant("units", 260, NOW, NOW + DAY_MS)
 
 UNIONS = [
@@ -275,11 +265,6 @@ UNIONS = [
         Facts(compared=(Compared("units", 1, 1, 0, 0, 1, 2, 3),)),
         Facts(compared=(Compared("search", 1, 1, 0, 0, 1, 2, 3), Compared("units", 2, 1, 0, 0, 1, 2, 4))),
         Facts(compared=(Compared("search", 1, 1, 0, 0, 1, 2, 3), Compared("units", 2, 1, 0, 0, 1, 2, 4))),
-    ),
-    (
-        Facts(changed_by=(DatedKey(1, "a"), DatedKey(3, "c"))),
-        Facts(changed_by=(DatedKey(1, "a"), DatedKey(2, "b"))),
-        Facts(changed_by=(DatedKey(1, "a"), DatedKey(2, "b"), DatedKey(3, "c"))),
     ),
 ]
 
@@ -315,5 +300,4 @@ def random_facts(dice: random.Random) -> Facts:
             case _:
                 grants = [Grant(name, dice.randrange(3), now_ms, now_ms + 5) for name in dice.sample("ab", 1)]
                 facts = grant(facts, grants, [Compared(bucket, number, 0, 0, 0, 0, 0, now_ms)], now_ms)
-        facts = facts.with_change(f"k{dice.randrange(30)}", now_ms)
     return facts
