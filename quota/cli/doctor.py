@@ -501,7 +501,7 @@ def _inbound_url(settings: Settings) -> str:
 
 def _of_redis(url: str) -> str:
     """The url, if its server has an ACL; else empty: a user with a file may prepare a move to Redis."""
-    return url if url and backend_of(url).has_acl else ""
+    return url if url and backend_of(url).is_server else ""
 
 
 def _of_the_way(url: str) -> list[str]:

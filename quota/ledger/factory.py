@@ -22,14 +22,12 @@ Clock = Callable[[], int]
 class Backend(NamedTuple):
     """One kind of ledger, and the class of its `log`.
 
-    `file` returns the path of the file that a URL names, empty for a ledger in memory; it is None for a server.
-    `has_acl`: `quota doctor --acl` can print the rights that its users need.
+    `is_server`: its URL names no file, and `quota doctor --acl` can print the rights that its users need.
     """
 
     schemes: tuple[str, ...]
     log: str
-    file: Callable[[str], str] | None = None
-    has_acl: bool = False
+    is_server: bool
 
 
 REDIS_SCHEMES = (
@@ -38,9 +36,8 @@ REDIS_SCHEMES = (
 )
 
 BACKENDS = (
-    Backend(("sqlite",), "quota.ledger.sqlite_log:SqliteLog", file=path_of),
-    Backend(REDIS_SCHEMES, "quota.ledger.redis_log:RedisLog", has_acl=True),
-    Backend(("memory",), "quota.ledger.sqlite_log:SqliteLog", file=lambda _: ""),
+    Backend(("sqlite", "memory"), "quota.ledger.sqlite_log:SqliteLog", is_server=False),
+    Backend(REDIS_SCHEMES, "quota.ledger.redis_log:RedisLog", is_server=True),
 )
 
 SCHEMES = tuple(scheme for backend in BACKENDS for scheme in backend.schemes)
@@ -69,7 +66,7 @@ def backend_of(url: str) -> Backend:
     scheme = canonical(url).partition(":")[0]
     for backend in BACKENDS:
         if scheme in backend.schemes:
-            if backend.file is path_of:
+            if scheme == "sqlite":
                 check_options(url, "ledger url")
             return backend
     message = f"ledger url{shown_scheme(url)} has an unknown scheme"
@@ -85,7 +82,7 @@ def shown_scheme(url: str) -> str:
 def file_of(url: str) -> str | None:
     """The path of the file that a URL names, empty for a ledger in memory; None for a server."""
     scheme = url.partition(":")[0]
-    return next((kind.file(url) for kind in BACKENDS if scheme in kind.schemes and kind.file is not None), None)
+    return path_of(url) if any(scheme in kind.schemes and not kind.is_server for kind in BACKENDS) else None
 
 
 def open_ledger(url: str, *, clock: Clock | None = None) -> Log:

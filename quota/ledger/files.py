@@ -14,10 +14,13 @@ from quota.common.files import FOLDER, NO_FILE, doubt_of_database
 from quota.common.text import one_line
 from quota.errors import ConfigError
 
+IN_MEMORY = "memory:"
+"""The url of a ledger that ends with its process."""
+
 
 def path_of(url: str) -> str:
     """The path of a URL; empty for a database in memory."""
-    return url.removeprefix("sqlite://").removeprefix("/")
+    return "" if url.startswith(IN_MEMORY) else url.removeprefix("sqlite://").removeprefix("/")
 
 
 def label_of(path: str) -> str:

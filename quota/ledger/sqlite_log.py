@@ -18,7 +18,7 @@ from quota.common.files import has_room
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
-from quota.ledger.files import label_of, path_of, refuse_others
+from quota.ledger.files import IN_MEMORY, label_of, path_of, refuse_others
 from quota.ledger.log import (
     BROKEN,
     EPOCH,
@@ -50,9 +50,6 @@ APPLICATION_ID = 0x51_4C_47_31
 
 MIN_FREE_BYTES = 65_536
 """What the first append of a process may need, beside the entries for SQLite's -shm."""
-
-IN_MEMORY = "memory:"
-"""The url of a ledger that ends with its process."""
 
 TRIMMED = "trimmed"
 
@@ -92,7 +89,7 @@ class SqliteLog(OfOneProcess, Log):
     _deadline_s = DEADLINE_S
 
     def __init__(self, url: str = IN_MEMORY, *, clock: Callable[[], int] | None = None) -> None:
-        path = "" if url.startswith(IN_MEMORY) else path_of(url)
+        path = path_of(url)
         self.label = label_of(path) if path else IN_MEMORY
         refuse_others(path, "ledger")
         self._file = SqliteFile(
