@@ -201,17 +201,14 @@ class Budget(OfOneProcess):
 
     def _unwritable(self) -> Decision | None:
         """The refusal of the main bucket's cheapest call, if the ledger can be read but not written."""
-        if not self._project.log.unwritable(self.project):
+        project = self._project
+        why = project.log.unwritable(project.name)
+        if not why:
             return None
-        book, main = self.book, self.book.main_bucket.name
-        priced = [(units, method) for method in book.methods if (units := book.price(method).units_in(main))]
-        if not priced:
-            return None
-        try:
-            decision = self.peek(min(priced)[1])
-        except UsageError:
-            return None
-        return decision if decision.reason == "ledger-unavailable" else None
+        cheapest, read = self.checklists.of_a_look(), project.reading.mark
+        charges = charges_of([cheapest], "", "", project.keys.next)
+        (decision,) = self._ask_allowance(cheapest, charges, LedgerError(why), read=read, commit=False)
+        return None if decision.admitted else decision
 
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not handed over to the ledger yet."""
