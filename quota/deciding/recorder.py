@@ -14,7 +14,7 @@ import atexit
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
@@ -40,8 +40,9 @@ class Recorder:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._has_begun = False
         self.start_over_in_child()
+        start_over_in_child(self)
+        _recorders.add(self)
 
     def start_over_in_child(self) -> None:
         """The parent reports its own refusals."""
@@ -62,10 +63,6 @@ class Recorder:
         self._count(at_ms, limit, job, SHADOW, calls)
 
     def _count(self, at_ms: int, limit: str, job: str, reason: str, calls: int) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            start_over_in_child(self)
-            _recorders[id(self)] = self
         counts, kind = self._counts, (at_ms // HOUR_MS * HOUR_MS, limit, job, reason)
         if kind in counts or len(counts) < MAX_KINDS:
             counts[kind] = counts.get(kind, 0) + calls
@@ -119,7 +116,7 @@ class Recorder:
         return [(rows[at : at + MAX_COUNTS], () if at else texts, self._state.new_key()) for at in starts]
 
 
-_recorders: WeakValueDictionary[int, Recorder] = WeakValueDictionary()
+_recorders: WeakSet[Recorder] = WeakSet()
 
 
 def close_all(recorders: Iterable[Recorder]) -> float:
@@ -135,4 +132,4 @@ def close_all(recorders: Iterable[Recorder]) -> float:
 @atexit.register
 def _at_exit() -> None:
     with suppress(Exception):  # the process ends
-        close_all([recorder for ref in _recorders.valuerefs() if (recorder := ref()) is not None])
+        close_all([*_recorders])
