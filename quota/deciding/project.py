@@ -236,8 +236,8 @@ class Project(OfOneProcess):
         self._before_ms = self._before_ms or beginning.tip[0]
         self._note_facts(epoch, beginning.tip, facts)
         if journal is not None and beginning.tip != START:
-            whole = journal.whole(epoch)
-            through = whole[1] if whole else max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms))
+            edge = max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms))
+            through = journal.whole(epoch) or edge
             self._unread = (through, beginning.tip) if through < beginning.tip else None
         self.stored_ms = longest_of(beginning.state) if not self.api or API in beginning.state else 0
 
@@ -345,7 +345,7 @@ class Project(OfOneProcess):
             done = len(entries) < MAX_UNSEEN
             self._unread = None if done else (entries[-1].id, unread[1])
             if epoch == self.reading.epoch:  # later entries were noted when they were read
-                journal.note_whole(epoch, unread[0], self.reading.seen if done else entries[-1].id)
+                journal.note_whole(epoch, self.reading.seen if done else entries[-1].id)
 
     def ahead_ms(self, now_ms: int) -> int:
         """The time of the newest entry if a wrong clock dated it ahead, else 0. Logs that once, until it is

@@ -3,7 +3,7 @@
     write, newest, late   notes each entry before `charge` returns; and entries that the log must have
     records, uncompared,  the entries for a union, and whether they must be compared with the log
     compared
-    whole, note_whole     the range of the log that is complete here
+    whole, note_whole     how far the log is complete here
     notes, note           what else is noted: losses of the ledger, its name
     facts, write_facts    the newest facts
     draws                 draws on the allowance: no log has them yet, and no union takes them
@@ -258,23 +258,17 @@ class Journal(OfOneProcess):
             if self.position() == through:  # even if the notes cannot be written
                 self._noted.clear()
 
-    def whole(self, epoch: str) -> tuple[Id, Id] | None:
-        """The range (after, through) of the log of this epoch that is complete here; None if unknown."""
+    def whole(self, epoch: str) -> Id | None:
+        """The entry up to which the log of this epoch is complete here; None if unknown."""
         notes = self.notes()
-        return (notes.whole_from, notes.whole_to) if notes.whole_epoch == epoch and notes.whole_epoch else None
+        return notes.whole_to if notes.whole_epoch == epoch and notes.whole_epoch else None
 
-    def note_whole(self, epoch: str, after: Id, through: Id) -> None:
-        """Note that all entries with after < id <= through are here. Of two ranges with a gap between, keeps the
-        later."""
+    def note_whole(self, epoch: str, through: Id) -> None:
+        """Note that all entries up to this one are here, unless a later one is noted."""
 
         def changed(notes: Notes) -> Notes:
-            first, last = after, through
-            if notes.whole_epoch == epoch:
-                if first <= notes.whole_to and notes.whole_from <= last:
-                    first, last = min(first, notes.whole_from), max(last, notes.whole_to)
-                elif last < notes.whole_to:
-                    return notes
-            return notes._replace(whole_epoch=epoch, whole_from=first, whole_to=last)
+            before = notes.whole_to if notes.whole_epoch == epoch else START
+            return notes._replace(whole_epoch=epoch, whole_to=max(through, before))
 
         self._change(changed)
 

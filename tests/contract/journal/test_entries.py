@@ -112,7 +112,7 @@ def test_files_are_their_users_alone_and_each_identity_has_its_own(tmp_path: Pat
         for ledger in ("a", "b"):
             noted = journal(tmp_path, identity=Identity(ledger, "p/../q", "endpoint"))
             noted.write("e", [entry()])
-            noted.note_whole("e", (1, 0), (2, 0))
+            noted.note_whole("e", (2, 0))
             noted.write_facts("e", "facts")
             noted.draws.draw([entry()], "e", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=9)
     finally:
@@ -266,15 +266,15 @@ def test_a_file_that_is_not_what_it_was_is_compared_from_its_beginning(tmp_path:
     assert journal(tmp_path).uncompared("f")
 
 
-SHORT = framed(b'["f", {}, "f", [0], [0, 0], "f", [0, 0], 5, "", ""]')
-ENDLESS = framed(b'["f", {"2026-11-28": Infinity}, "f", [0, 0], [0, 0], "f", [0, 0], "{}", "", ""]')
+SHORT = framed(b'["f", {}, "f", [0], "f", [0, 0], 5, "", ""]')
+ENDLESS = framed(b'["f", {"2026-11-28": Infinity}, "f", [0, 0], "f", [0, 0], "{}", "", ""]')
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[]\t2-1", SHORT, ENDLESS])
 def test_unreadable_notes_are_no_notes(tmp_path: Path, content: bytes) -> None:
     noted = journal(tmp_path)
     noted.write("e", [entry()])
-    noted.note_whole("f", START, (NOW_MS, 0))
+    noted.note_whole("f", (NOW_MS, 0))
     noted.compared("f", noted.position())
     day_files(tmp_path)[0].with_name("notes").write_bytes(content)
     fresh = journal(tmp_path)
@@ -282,21 +282,17 @@ def test_unreadable_notes_are_no_notes(tmp_path: Path, content: bytes) -> None:
     assert (fresh.whole("f"), fresh.facts(), fresh.trouble) == (None, "", "")
 
 
-def test_ranges_that_touch_become_one_complete_range(tmp_path: Path) -> None:
+def test_a_log_is_complete_up_to_the_last_entry_that_any_process_read_back_to(tmp_path: Path) -> None:
     noted = journal(tmp_path)
     assert noted.whole("e") is None
-    noted.note_whole("e", (50, 0), (60, 0))
-    noted.note_whole("e", (40, 0), (50, 0))
-    assert journal(tmp_path).whole("e") == ((40, 0), (60, 0))
-    noted.note_whole("e", (10, 0), (20, 0))
-    assert journal(tmp_path).whole("e") == ((40, 0), (60, 0)), "the later part holds"
-    journal(tmp_path).note_whole("e", (70, 0), (80, 0))
-    assert noted.whole("e") == ((70, 0), (80, 0))
-    assert noted.whole("f") is None
+    noted.note_whole("e", (60, 0))
+    noted.note_whole("e", (20, 0))
+    assert journal(tmp_path).whole("e") == (60, 0)
+    journal(tmp_path).note_whole("e", (80, 0))
     noted.compared("f", noted.position())
-    assert noted.whole("e") == ((70, 0), (80, 0))
-    noted.note_whole("f", START, (1, 0))
-    assert (noted.whole("e"), noted.whole("f")) == (None, (START, (1, 0)))
+    assert (noted.whole("e"), noted.whole("f")) == ((80, 0), None)
+    noted.note_whole("f", (1, 0))
+    assert (noted.whole("e"), noted.whole("f")) == (None, (1, 0))
 
 
 def test_the_newest_facts_are_those_of_any_process(tmp_path: Path) -> None:
@@ -320,10 +316,10 @@ def test_one_process_of_the_machine_compares_at_a_time(tmp_path: Path) -> None:
             others.locked()
         assert 0.25 < time.monotonic() - began_s < 5
         assert len(str(caught.value).splitlines()) == 1
-        others.note_whole("e", START, (1, 0))
-        mine.note_whole("e", START, (2, 0))
+        others.note_whole("e", (9, 0))
+        mine.note_whole("e", (2, 0))
     with others.locked():
-        assert others.whole("e") == (START, (2, 0)), "who is not alone notes nothing"
+        assert others.whole("e") == (2, 0), "who is not alone notes nothing"
 
 
 def test_a_forked_child_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
