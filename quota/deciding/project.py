@@ -88,9 +88,7 @@ class Project(OfOneProcess):
         self._clock = clock = None if clock is None else whole_clock(clock)
         self.wall = wall or clock or host_clock
         # The ledger may lose the facts of this process before anybody reads them, and may have lost others already.
-        self.state = State(
-            log, name, self.keys.next, lambda text: self._note_facts(*self.reading.mark, text, unite=True)
-        )
+        self.state = State(log, name, self.keys.next, self._note_facts)
         self.reading = Reading()
         self.drawn: dict[str, int] = {}
         """The draws of this process in an outage: the units of each, by its key."""
@@ -119,8 +117,12 @@ class Project(OfOneProcess):
 
     def dated_ms(self, decided_ms: int) -> int:
         """The time of a decision, by the ledger's clock if this machine's is behind."""
-        ledgers_ms = self.reading.now_ms(elapsed_ms(), NEVER) if self._clock is None else self._clock()
+        ledgers_ms = self._ledgers_ms()
         return ledgers_ms if ledgers_ms > decided_ms + WALL_SLACK_MS else decided_ms
+
+    def _ledgers_ms(self) -> int:
+        """A lower bound of the ledger's clock."""
+        return self.reading.now_ms(elapsed_ms(), NEVER) if self._clock is None else self._clock()
 
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         """A request after this mark, decided at `now_ms`. Without charges it only reads."""
@@ -234,7 +236,7 @@ class Project(OfOneProcess):
 
         self.in_turn(take)
         self._before_ms = self._before_ms or beginning.tip[0]
-        self._note_facts(epoch, beginning.tip, facts)
+        self._note_facts(facts)
         if journal is not None and beginning.tip != START:
             edge = max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms))
             through = journal.whole(epoch) or edge
@@ -323,15 +325,14 @@ class Project(OfOneProcess):
 
     def read_facts(self) -> None:
         """Read the facts after a marker: they have changed."""
-        markers, seen = self.reading.markers, self.reading.seen
-        changed = self.log.change(self.name, {FACTS: None}, {})
-        text = changed.state.get(FACTS, "")
+        markers = self.reading.markers
+        text = self.log.change(self.name, {FACTS: None}, {}).state.get(FACTS, "")
         self.in_turn(lambda: self.reading.learn_facts(Facts.read(text), markers))
-        self._note_facts(changed.epoch, seen, text, unite=True)  # another log may stand there, with older facts
+        self._note_facts(text)
 
-    def _note_facts(self, epoch: str, seen: Id, text: str, *, unite: bool = False) -> None:
+    def _note_facts(self, text: str) -> None:
         if self.journal is not None and text:
-            self.journal.write_facts(epoch, text, seen, unite=unite)
+            self.journal.note_facts(text, max(self._ledgers_ms(), self.wall()))
 
     def _read_back(self) -> None:
         """Read a piece of the entries that were only counted, so that this machine can put them back. Failing does no

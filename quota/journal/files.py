@@ -99,17 +99,15 @@ class Notes(NamedTuple):
     """What a machine notes of a log, beside its entries.
 
     All records up to `compared` are in the log of `epoch`. The log of `whole_epoch` was read up to `whole_to`, as far
-    back as its entries count: the journal has all of these. `facts` is the text of the facts when the log of
-    `facts_epoch` was read up to `facts_seen`. `losses` are those of the ledger that this machine has heard of: the next
-    loss takes the ledger's own note, too. `ledger` is the ledger's name.
+    back as its entries count: the journal has all of these. `facts` is the text of the facts that were read. `losses`
+    are those of the ledger that this machine has heard of: the next loss takes the ledger's own note, too. `ledger` is
+    the ledger's name.
     """
 
     epoch: str = ""
     compared: Position = MappingProxyType({})
     whole_epoch: str = ""
     whole_to: Id = START
-    facts_epoch: str = ""
-    facts_seen: Id = START
     facts: str = ""
     losses: str = ""
     ledger: str = ""
@@ -137,7 +135,7 @@ def _id(stored: Iterable[int]) -> Id:
     return ms, seq
 
 
-_READERS: Sequence[Callable[[Any], Any]] = (str, _position, str, _id, str, _id, str, str, str)
+_READERS: Sequence[Callable[[Any], Any]] = (str, _position, str, _id, str, str, str)
 """What makes each field of Notes of a value in JSON."""
 
 

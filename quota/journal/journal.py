@@ -5,7 +5,7 @@
     compared
     whole, note_whole     how far the log is complete here
     notes, note           what else is noted: losses of the ledger, its name
-    facts, write_facts    the newest facts
+    facts, note_facts     the facts that this machine has read
     draws                 draws on the allowance: no log has them yet, and no union takes them
     apart_ms              whether another configuration counts the project in another ledger
     left_behind           projects that a configuration charged but no longer names
@@ -301,19 +301,16 @@ class Journal(OfOneProcess):
         self._change(lambda notes: notes._replace(**fields))
 
     def facts(self) -> str:
-        """The newest facts; "" if there are none."""
+        """The noted facts; "" if there are none."""
         return self.notes().facts
 
-    def write_facts(self, epoch: str, text: str, seen: Id = START, *, unite: bool = False) -> None:
-        """Note the facts of the log of this epoch, read up to `seen`. Older facts of the same epoch do not replace
-        newer facts. With `unite`, the noted facts stay, too: the ledger may have lost them."""
+    def note_facts(self, text: str, now_ms: int) -> None:
+        """Note the facts of the log, beside those that were noted before: the ledger may have lost them. Of these, the
+        facts of the future go, because a wrong clock dated them."""
 
         def changed(notes: Notes) -> Notes:
-            is_newer = notes.facts_epoch == epoch and notes.facts_seen > seen
-            if is_newer and not unite:
-                return notes
-            facts = union(Facts.read(notes.facts), Facts.read(text)).text() if unite else text
-            return notes._replace(facts_epoch=epoch, facts_seen=notes.facts_seen if is_newer else seen, facts=facts)
+            before = Facts.read(notes.facts).happened(now_ms)
+            return notes._replace(facts=union(before, Facts.read(text)).text())
 
         self._change(changed)
 

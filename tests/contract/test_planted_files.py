@@ -28,6 +28,7 @@ from quota.ledger.factory import Identity, open_ledger
 from quota.reports.metrics import write_file
 from quota.reports.status import read_status
 from quota.rules.entry import START, Entry
+from quota.rules.facts import Facts
 from quota.terms.limits import DAY_MS
 from support.setup import claim_of, state_at
 from support.users import NOBODY, as_user, needs_root, not_root
@@ -375,7 +376,7 @@ def test_a_journal_of_another_user_is_not_read(tmp_path: Path, caplog: pytest.Lo
     """Each of its lines is sound, and would put a charge into the ledger that was never made."""
     planted = journal(tmp_path)
     planted.write("e", [CALL._replace(id=(NOW_MS, 1))])
-    planted.write_facts("e", "facts")
+    planted.note_facts(Facts().text(), NOW_MS)
     planted.compared("e", planted.position())
     assert planted.draws.draw([CALL], "", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=50)
     for path in tmp_path.rglob("*"):

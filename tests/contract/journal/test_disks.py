@@ -14,6 +14,7 @@ from quota.errors import LedgerError
 from quota.journal import journal as journal_module
 from quota.journal.journal import Journal
 from quota.rules.entry import START
+from quota.rules.facts import Facts
 from quota.terms.limits import DAY_MS
 from support.disks import fill, small_disk
 from support.users import NOBODY, needs_root, not_root
@@ -70,9 +71,9 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
         assert noted.trouble.endswith("Permission denied")
         noted = journal(tmp_path)
         goes_on_in_memory(noted, range(1, 20), "Permission denied")
-        noted.write_facts("e", "facts")
+        noted.note_facts(Facts().text(), NOW_MS)
         noted.note_whole("f", (NOW_MS, 19))
-        assert (noted.facts(), noted.whole("f")) == ("facts", (NOW_MS, 19))
+        assert (noted.facts(), noted.whole("f")) == (Facts().text(), (NOW_MS, 19))
     for path in [tmp_path, *tmp_path.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
 
@@ -121,8 +122,8 @@ def test_a_planted_link_or_pipe_is_neither_followed_nor_waited_for(tmp_path: Pat
     assert (NOW_MS, 7) in ids(noted)
     with noted.locked():
         noted.compared("f", noted.position())
-    noted.write_facts("e", "facts")
-    assert noted.facts() == "facts"
+    noted.note_facts(Facts().text(), NOW_MS)
+    assert noted.facts() == Facts().text()
     assert noted.draws.owed() == []
     if name.startswith("draws"):
         with pytest.raises(LedgerError):

@@ -17,6 +17,7 @@ from quota.errors import LedgerError
 from quota.journal.files import framed, record_line
 from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, packed
+from quota.rules.facts import Exhaustion, Facts
 from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
 from support.servers import until
 
@@ -113,7 +114,7 @@ def test_files_are_their_users_alone_and_each_identity_has_its_own(tmp_path: Pat
             noted = journal(tmp_path, identity=Identity(ledger, "p/../q", "endpoint"))
             noted.write("e", [entry()])
             noted.note_whole("e", (2, 0))
-            noted.write_facts("e", "facts")
+            noted.note_facts(Facts().text(), NOW_MS)
             noted.draws.draw([entry()], "e", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=9)
     finally:
         os.umask(before)
@@ -266,8 +267,8 @@ def test_a_file_that_is_not_what_it_was_is_compared_from_its_beginning(tmp_path:
     assert journal(tmp_path).uncompared("f")
 
 
-SHORT = framed(b'["f", {}, "f", [0], "f", [0, 0], 5, "", ""]')
-ENDLESS = framed(b'["f", {"2026-11-28": Infinity}, "f", [0, 0], "f", [0, 0], "{}", "", ""]')
+SHORT = framed(b'["f", {}, "f", [0], 5, "", ""]')
+ENDLESS = framed(b'["f", {"2026-11-28": Infinity}, "f", [0, 0], "{}", "", ""]')
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[]\t2-1", SHORT, ENDLESS])
@@ -295,15 +296,15 @@ def test_a_log_is_complete_up_to_the_last_entry_that_any_process_read_back_to(tm
     assert (noted.whole("e"), noted.whole("f")) == (None, (1, 0))
 
 
-def test_the_newest_facts_are_those_of_any_process(tmp_path: Path) -> None:
+def test_facts_of_any_process_are_noted_together_but_for_those_of_the_future(tmp_path: Path) -> None:
     mine, others = journal(tmp_path), journal(tmp_path)
     assert mine.facts() == ""
-    mine.write_facts("e", "closed\nuntil\t9", (5, 0))
-    assert others.facts() == "closed\nuntil\t9"
-    others.write_facts("e", "older", (4, 0))
-    assert mine.facts() == others.facts() == "closed\nuntil\t9"
-    others.write_facts("f", "", (1, 0))
-    assert mine.facts() == journal(tmp_path).facts() == ""
+    early, late = (Exhaustion(name, NOW_MS + n, NOW_MS + DAY_MS, "", "") for n, name in enumerate(("early", "late")))
+    mine.note_facts(Facts((early,)).text(), NOW_MS)
+    others.note_facts(Facts((late,)).text(), NOW_MS)
+    assert mine.facts() == others.facts() == Facts((early, late)).text()
+    mine.note_facts(Facts().text(), NOW_MS)
+    assert others.facts() == journal(tmp_path).facts() == Facts((early,)).text()
 
 
 def test_one_process_of_the_machine_compares_at_a_time(tmp_path: Path) -> None:
