@@ -13,7 +13,8 @@
 --                               without entries. If one is missing, the server evicted it, and a repair rebuilds the log
 --                    trimmed    the newest entry that moved to the past
 --                    keep_ms    the longest window that any caller ever named
---                    until_ms   when the keys expire; renewed before half of their lifetime is over
+--                    until_ms   when the keys expire; renewed before half of their lifetime is over, and before the rest of it is
+--                               shorter than the longest window
 --                    view:NAME  a snapshot of a total: EPOCH TOTAL GONE HEAD ... (quota/rules/total.py)
 --                    any other  facts, claims, places and refusals (quota/ledger/state.py)
 --       3 corrected  hash: key of a charge -> UNITS ID: what it counts since its newest correction, which has this id
@@ -151,7 +152,8 @@ end
 local is_noted = #notes > 2
 local must_hold = is_noted and 2 or math.max(holds, 1)
 local longest_ms, until_ms = tonumber(fields[3] or 0) or 0, tonumber(fields[4] or 0) or 0
-local lives_on = must_hold ~= holds or keep_ms > longest_ms or until_ms - clock_ms < lifetime_ms(longest_ms) / 2
+local rest_ms = math.max(longest_ms, lifetime_ms(longest_ms) / 2)
+local lives_on = must_hold ~= holds or keep_ms > longest_ms or until_ms - clock_ms < rest_ms
 if lives_on or is_noted then
 -- @include parts/log_rights.lua
   try_rights()

@@ -114,7 +114,11 @@ def test_all_keys_live_on_before_half_their_time_is_over(log: RedisLog, admin: r
 def test_all_keys_live_as_long_as_the_longest_window_ever_named(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
     tip = append(log, "e1", tip, charge(5, key="k5"), keep_ms=60 * DAY_MS).id or START
+    admin.pexpire(LOG, 1_000_000)
+    later_ms = log.now_ms() + 2 * DAY_MS
+    log._clock = lambda: later_ms
     tip = append(log, "e1", tip, charge(5, key="k6"), keep_ms=DAY_MS).id or START
+    assert admin.pttl(LOG) > 60 * DAY_MS
     log.change(P, {}, {"facts": "x"}, marker())
     assert put_together(log, [*log.read(P, START, END, 10)])
     lifetimes_ms = [admin.pttl(key) for key in (LOG, STATE, CORRECTED)]
