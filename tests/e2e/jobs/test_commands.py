@@ -176,7 +176,7 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
         (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
         (["emulate", "--errors", "101%"], 2, "--errors"),
         (["emulate", "--delay", "soon"], 2, "--delay"),
-        (["demo", "--units", "0"], 2, "not in the range 1<=x<=10000"),
+        (["demo", "--units", "0"], 2, "not in the range 1<=x<=9"),
         (["plan", "--from", "5138-11-01"], 2, "--from '5138-11-01': the year must be from 1971 to 5000"),
     ],
 )
