@@ -16,6 +16,7 @@ from typing import Any
 import dlt
 import requests
 from dlt.sources.helpers.rest_client import RESTClient
+from dlt.sources.helpers.rest_client.client import PageData
 from dlt.sources.helpers.rest_client.paginators import JSONResponseCursorPaginator
 
 import quota
@@ -27,11 +28,17 @@ HOST = "www.googleapis.com"
 logger = logging.getLogger(__name__)
 
 
+def labelled(pages: Iterator[PageData[Any]], region: str) -> PageData[Any] | None:
+    """The next page. Its charge is labelled here: between two pages of a resource, dlt asks others for theirs."""
+    with quota.labels(job="dlt", region=region):
+        return next(pages, None)
+
+
 @dlt.resource(primary_key="id", write_disposition="merge")
 def videos(region: str, refusals: list[quota.Refused]) -> Iterator[list[dict[str, Any]]]:
     """A region's popular videos, page by page. When the budget is spent, the resource ends and notes the refusal."""
     place = dlt.current.resource_state().setdefault(region, {})
-    with quota.open() as q, quota.labels(job="dlt", region=region), requests.Session() as session:
+    with quota.open() as q, requests.Session() as session:
         session.mount(API, requests_adapter(q.budget(), "videos.list", hosts=HOST))
         client = RESTClient(API, session=session)
         asked = {"part": "snippet", "chart": "mostPopular", "regionCode": region, "maxResults": "50"}
@@ -43,7 +50,7 @@ def videos(region: str, refusals: list[quota.Refused]) -> Iterator[list[dict[str
             data_selector="items",
         )
         try:
-            for page in pages:
+            while (page := labelled(pages, region)) is not None:
                 place["token"] = page.response.json().get("nextPageToken")
                 yield list(page)
         except quota.Refused as refused:

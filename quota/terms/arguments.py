@@ -9,16 +9,18 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ContextDecorator, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
 from operator import index
 from typing import Any, TypeVar, get_type_hints
 
 from quota.common.clock import LATEST_MS, NEVER
+from quota.common.log import warn
 from quota.common.text import show
 from quota.errors import UsageError
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 R = TypeVar("R", bound=tuple[Any, ...])
 
@@ -133,7 +135,9 @@ def made_by(func: Any) -> str:
 
 # -- who spends --------------------------------------------------------------------------------------------------------
 
-_labels = ContextVar("quota_labels", default=("", ""))
+_blocks = ContextVar[tuple["labels", ...]]("quota_labels", default=())
+"""The blocks of `labels` that are open, the innermost last."""
+
 _of_process = ("", "")
 
 run_under_way = ContextVar[str | None]("quota_run", default=None)
@@ -141,9 +145,10 @@ run_under_way = ContextVar[str | None]("quota_run", default=None)
 
 def current_attribution(of_run: tuple[str, str] | None = None) -> tuple[str, str]:
     """(job, region), each of the enclosing `labels`, else of the current run, else of `label_process`, else ""."""
-    job, region = _labels.get()
-    outer_job, outer_region = of_run or _of_process
-    return job or outer_job, region or outer_region
+    job, region = of_run or _of_process
+    for block in _blocks.get():
+        job, region = block.job or job, block.region or region
+    return job, region
 
 
 def label_process(job: str) -> None:
@@ -153,20 +158,40 @@ def label_process(job: str) -> None:
     _of_process = (job, "")
 
 
-@contextmanager
-def labels(*, job: str = "", region: str = "") -> Iterator[None]:
+class labels(ContextDecorator):  # noqa: N801  # a block, as `suppress`
     """Label the charges made inside this block with this job and region, unless a charge names its own. The
-    block around it, or the run, names what is left out."""
-    job, region = text(job, "job"), text(region, "region")
-    check_name("job", job)
-    check_name("region", region)
-    outer_job, outer_region = _labels.get()
-    reset = _labels.set((job or outer_job, region or outer_region))
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # a generator may end this block in another context
-            _labels.reset(reset)
+    block around it, or the run, names what is left out.
+
+    A block around a `yield` may end in another context, or before a later block. Then its end logs a warning."""
+
+    def __init__(self, *, job: str = "", region: str = "") -> None:
+        self.job, self.region = text(job, "job"), text(region, "region")
+        check_name("job", self.job)
+        check_name("region", self.region)
+
+    def __call__(self, func: F) -> F:
+        """`func` with these labels. Raises UsageError for a coroutine or generator function."""
+        if kind := made_by(func):
+            raise UsageError(f"labels would end before the {kind} runs; write `with quota.labels(...):` inside it")
+        return super().__call__(func)
+
+    def _recreate_cm(self) -> labels:
+        return labels(job=self.job, region=self.region)
+
+    def __enter__(self) -> None:
+        _blocks.set((*_blocks.get(), self))
+
+    def __exit__(self, *error: object) -> None:
+        blocks = _blocks.get()
+        _blocks.set(tuple([block for block in blocks if block is not self]))
+        if self not in blocks[-1:]:
+            warn_crossed()
+
+
+@cache
+def warn_crossed() -> None:
+    """Log, once, that a block of `labels` did not end where it began."""
+    warn("labels_crossed", "quota.labels around a yield labels other charges; open it around each call instead")
 
 
 @contextmanager

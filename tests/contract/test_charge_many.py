@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from quota.errors import CostExceedsLimit, UnknownMethod, UsageError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_log import RedisLog
 from quota.rules.facts import Exhaustion
+from quota.terms import arguments
 from quota.terms.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
 from support.proxy import Kind, Proxy
 from support.servers import RedisServer
@@ -25,17 +27,27 @@ from support.setup import Setup, budget_of, charges_at, ids_of, limit
 SEARCHES = Limit("searches", 2, View(Selector(methods=("search.list",), count="calls"), Sliding(HOUR_MS)), 2, 0)
 
 
-def test_labels_in_a_generator_may_be_ended_elsewhere(setup: Setup) -> None:
-    """As a dependency of FastAPI is: in a copy of the context in which it began."""
+@pytest.mark.parametrize("step", [lambda work: work(), lambda work: contextvars.copy_context().run(work)])
+def test_labels_in_a_generator_that_end_elsewhere_say_so(
+    step: Callable[[Any], object], setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a dependency of FastAPI, which has a copy of the context, or before a later block: no label is left."""
+    arguments.warn_crossed.cache_clear()
+    arguments.warn_crossed.cache_clear()
 
-    def labelled() -> Iterator[None]:
-        with quota.labels(job="nightly"):
+    def labelled(job: str) -> Iterator[None]:
+        with quota.labels(job=job):
             yield
 
-    generator = labelled()
-    contextvars.copy_context().run(next, generator)
-    assert list(generator) == []
-    assert setup.budget(limit(500)).charge("videos.list").admitted
+    blocks = labelled("a"), labelled("b")
+    for block in blocks:
+        step(partial(next, block))
+    assert [list(block) for block in blocks] == [[], []]
+    setup.budget(limit(500)).charge("videos.list")
+    assert [entry.job for entry in setup.entries()] == [""]
+    assert caplog.text.count("labels_crossed") == 1
+    with pytest.raises(UsageError, match="inside it"):
+        quota.labels(job="a")(labelled)
 
 
 @pytest.mark.topology
