@@ -418,10 +418,11 @@ class Usage:
     last value of each figure counts. Nothing is held back. At most MAX_BODY_BYTES are kept of an event, or of
     an answer that is one JSON document. Pieces may still be packed with gzip or zlib.
 
-    A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
-    a body that is shorter than its Content-Length, for a stream that ends with the connection and without DONE, and for
-    a stream that ends within an event or has an event `error`. `framed`: the protocol itself marks the end, as HTTP/2
-    does. `missing` is called for a whole answer without its usage, with the reason.
+    A body ends with the last byte of its Content-Length. A caller that stops before the end gets no usage, because the
+    call may have cost more by then. The same holds for a body that is shorter, for a stream that ends with the
+    connection and without DONE, and for a stream that ends within an event or has an event `error`. `framed`: the
+    protocol itself marks the end, as HTTP/2 does. `missing` is called for a whole answer without its usage, with the
+    reason.
     """
 
     def __init__(
@@ -443,6 +444,7 @@ class Usage:
         """The length in bytes that the headers announce. No body has all of a length that cannot be read, and a part of
         a document has not all of it."""
         in_chunks = "chunked" in headers.get("transfer-encoding", "").lower()
+        self._is_announced = bool(same) and not in_chunks
         framed = framed or in_chunks or bool(headers.get("content-length"))
         self._end_is_clear = framed or re.match(r"(application/([^;]*\+)?json\s*(;|$)|$)", kind) is not None
         """A JSON document shows its own end. Lines of JSON and events do not."""
@@ -466,7 +468,9 @@ class Usage:
             elif not self._is_long:
                 self._kept += part
                 self._is_long = len(self._kept) > MAX_BODY_BYTES
-        return self._total() if self._over else None
+        if self._over:
+            return self._total()
+        return self.end() if self._is_announced and self._to_come <= 0 else None
 
     def end(self) -> int | None:
         if self._over:

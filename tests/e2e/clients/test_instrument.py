@@ -583,6 +583,7 @@ def test_the_answer_settles_the_reservation_of_the_request(client: Client, serve
         lambda answer: [*iter(lambda: answer.read(100), b"")],
         lambda answer: [answer.read(0), answer.data],
         lambda answer: [*answer.stream(64)],
+        lambda answer: answer.read(int(answer.headers["content-length"])),
     ],
 )
 def test_an_answer_of_urllib3_settles_its_request_however_it_is_read(
