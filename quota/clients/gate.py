@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import traceback
 import zlib
-from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -266,15 +265,22 @@ class HostGate:
     async def leaving(
         self, attempt: Attempt, body: RequestBody, never_left: Callable[[BaseException], bool]
     ) -> AsyncIterator[None]:
-        """Entered while an attempt with this body is sent. An error, or the end of the task, refunds its charge if by
-        that the attempt never left."""
+        """Entered while an attempt with this body is sent. An error, or the end of the task or greenlet, refunds its
+        charge if by that the attempt never left."""
         try:
             with self.sending():
                 yield
-        except (Exception, CancelledError) as error:
-            if body.makes_no_requests and never_left(error):
-                await self.never_left(attempt)
+        except BaseException as error:
+            await self.failed(attempt, body, never_left, error)
             raise
+
+    async def failed(
+        self, attempt: Attempt, body: RequestBody, never_left: Callable[[BaseException], bool], error: BaseException
+    ) -> None:
+        """Refund the charge if the attempt never left."""
+        is_dropped = isinstance(error, GeneratorExit)  # nobody awaits the task, so it cannot await a refund
+        if body.makes_no_requests and not is_dropped and never_left(error):
+            await self.never_left(attempt)
 
     async def never_left(self, attempt: Attempt) -> None:
         await self._corrected(attempt.never_left)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -199,7 +198,7 @@ _SENDERS = tuple(
     f"{core}.{kind}.{module}" for core in _CORES for kind in ("_async", "_sync") for module in ("http11", "http2")
 )
 _ACQUIRES = tuple(f"{core}._synchronization.{acquire}" for core in _CORES for acquire in ("acquire", "__aenter__"))
-_POOLS = tuple(f"{core}._async.connection_pool" for core in _CORES)
+_POOLS = tuple(f"{core}.{kind}.connection_pool" for core in _CORES for kind in ("_async", "_sync"))
 
 
 class _Departure:
@@ -247,7 +246,7 @@ class _Departure:
             cause = error.__cause__
             return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
         waits = is_any(error, UNSENT)
-        if isinstance(error, CancelledError):
+        if not isinstance(error, Exception):
             in_turn = not sends or has_passed(error, *_ACQUIRES)
             waits = in_turn and has_passed(error, *_POOLS)
         return waits and not self.began

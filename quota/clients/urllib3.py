@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http.client import CannotSendRequest
@@ -51,9 +50,9 @@ async def send(
     try:
         with gate.sending():
             raw = await make() if gate.awaits else make()
-    except (Exception, CancelledError) as error:
-        if attempt is not None and body.makes_no_requests and never_left(error):
-            await gate.never_left(attempt)
+    except BaseException as error:
+        if attempt is not None:
+            await gate.failed(attempt, body, never_left, error)
         raise
     finally:
         if recorded is not None:

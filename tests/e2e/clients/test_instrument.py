@@ -654,11 +654,20 @@ def test_an_answer_that_is_shorter_than_announced_settles_and_frees_nothing(
     assert [units for _, units in charged()] == [50] * 4
 
 
-def test_a_request_that_never_left_is_refunded(client: Client) -> None:
+def test_a_request_that_never_left_is_refunded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it ends by an error that is no Exception, as a greenlet does that gevent kills."""
+
+    def killed(*_: object) -> None:
+        raise BaseException("killed")
+
     with PlainServer(answer) as gone:
         pass
     instrument(gone.address)
     with pytest.raises(Exception, match=r"(?i)connect|refused"):
+        client(f"{gone.address}/a")
+    monkeypatch.setattr(socket, "getaddrinfo", killed)
+    monkeypatch.setattr(socket.socket, "connect", killed)  # the libraries of event loops look up no number
+    with pytest.raises(BaseException, match=r"killed|TaskGroup"):
         client(f"{gone.address}/a")
     assert charged() == []
 
