@@ -51,7 +51,8 @@ class AsyncBudget(OfOneProcess):
 
     It has the methods of `quota.Budget`, with the same parameters, results and errors. Nothing in it blocks the loop.
     Tasks, loops and threads may share it, and it works in forked children. If a task is cancelled while it waits for a
-    decision, its call must not leave; the charge is given back, unless the session is closed by then.
+    decision, its call must not leave; the charge is given back, unless the session is closed or the ledger silent by
+    then.
     """
 
     def __init__(self, budget: Budget, awaiter: Awaiter) -> None:

@@ -422,6 +422,8 @@ class Budget(OfOneProcess):
             allowance=allowance,
             misconfigured=misconfigured,
         )
+        if commit and not admitted:
+            self._project.note_refused(checklist.method, charges)
         first_ms = decision.decided_at_ms if decision.source else None
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)
 

@@ -57,7 +57,10 @@ class CostExceedsLimit(UsageError):
     """One call costs more than a limit can ever hold: waiting does not help."""
 
 
-_CLOSED = "this session is closed; open another one with quota.open() or quota.open_async()"
+_CLOSED = (
+    "this session is closed; open another one with quota.open() or quota.open_async(); "
+    "a call that was under way may be charged"
+)
 
 
 class SessionClosedError(UsageError):

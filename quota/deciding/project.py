@@ -52,6 +52,9 @@ KEEP_AFTER = 250
 TRIM_AFTER_MS = MINUTE_MS
 """The least time between two trims by a process: a trim moves entries that have left every window to the past."""
 
+MAX_REFUSED = 1_000
+"""How many calls a process remembers that it refused because the ledger did not answer."""
+
 _MAX_SEQ = 2**40 - 1
 """The sequence in a new millisecond begins at random bits of a key, so entries of two histories seldom get one id."""
 
@@ -92,6 +95,8 @@ class Project(OfOneProcess):
         self.reading = Reading()
         self.drawn: dict[str, int] = {}
         """The draws of this process in an outage: the units of each, by its key."""
+        self._refused: dict[str, dict[str, object]] = {}
+        """What was refused because the ledger did not answer, by its first key. The ledger may have it all the same."""
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
         self.owes_again_s = self._read_back_s = 0.0
@@ -180,6 +185,10 @@ class Project(OfOneProcess):
             own = [Entry((ms, seq + n), *entry[1:]) for n, entry in enumerate(request.entries)]
             entries = [*unseen, *own]
         reading.take(Mark(request.epoch, request.seen), epoch, entries)
+        for entry in unseen if self._refused else ():
+            if (fields := self._refused.pop(entry.key, None)) is not None:
+                detail = "the ledger got the call, but gave no answer in time; `quota refund` gives it back"
+                warn("refused_but_charged", detail, project=self.name, **fields)
         if entries:  # also of another log than this process reads: the journal is compared with it
             noted = START if self.journal is None else self.journal.newest(epoch)
             self._note(epoch, unseen, own)
@@ -188,6 +197,13 @@ class Project(OfOneProcess):
                 self.journal.doubt(epoch, noted)
         totals = [reading.totals[view] for view in views if view in reading.totals]
         return tuple([total.used_units for total in totals]) if len(totals) == len(views) else None
+
+    def note_refused(self, method: str, charges: Sequence[Entry]) -> None:
+        """Note what was refused because the ledger did not answer."""
+        if len(self._refused) >= MAX_REFUSED:
+            self._refused.clear()
+        units = sum(charge.units for charge in charges)
+        self._refused[charges[0].key] = {"method": method, "job": charges[0].job, "units": units}
 
     def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
         """Note in the journal the entries of others and this process's `own`, also those whose answer was lost. Other

@@ -194,7 +194,9 @@ def test_without_a_ledger_all_are_drawn_or_none(setup: Setup, tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("kind", ["drop-reply", "cut-reply", "drop-request"])
-def test_calls_on_a_bad_line_are_charged_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+def test_calls_on_a_bad_line_are_charged_once(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Kind
+) -> None:
     monkeypatch.setattr(RedisLog, "_timeout_s", 2.0)
     with Proxy(server.port) as proxy, closing(open_ledger(proxy.url)) as ledger:
         budget = budget_of(ledger, limit(500))
@@ -208,3 +210,5 @@ def test_calls_on_a_bad_line_are_charged_once(server: RedisServer, monkeypatch: 
         assert {each.reason for each in refused} == {"ledger-unavailable"}
         proxy.heal()
         assert budget.usage()[0].used_units == 22, "in doubt they count as spent, once"
+        (said,) = [line for line in caplog.messages if line.startswith("refused_but_charged")]
+        assert "method=videos.list units=10" in said
