@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
@@ -426,7 +426,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
         if not confirmed(f"Begin {job} anew{where}?", yes=yes):
             say("nothing was changed")
             return 1
-        if store is None:
+        if session.settings.store.places_in_ledger or store is None:
             reset_shared(session, session.settings.jobs[job], checkpoints)
         else:
             with only_one(session.settings.store.url, job) as lock:
@@ -439,11 +439,11 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
 
 
 def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
-    """The store that has the places; None if the ledger has them."""
+    """The store that has the places; None if the ledger has them, and there is no store yet."""
     from quota.jobs.store.store import Store
 
     settings = session.settings.store
-    return nullcontext() if settings.places_in_ledger else Store.existing(settings)
+    return Store.if_made(settings) if settings.places_in_ledger else Store.existing(settings)
 
 
 def _machines_of(session: Session, jobs: Sequence[JobSettings], store: Store | None) -> dict[tuple[str, str], str]:
@@ -451,7 +451,7 @@ def _machines_of(session: Session, jobs: Sequence[JobSettings], store: Store | N
     from quota.jobs.places import held_elsewhere
 
     machines: dict[tuple[str, str], str] = {}
-    if store is None:
+    if session.settings.store.places_in_ledger or store is None:
         return machines
     with suppress(quota.LedgerError):
         for job in jobs:

@@ -359,7 +359,7 @@ class Hold:
     def bring(self, store: Store) -> None:
         """If the places are in the ledger, copy them into the store. A region without one keeps the store's place."""
         if self._places is not None:
-            store.stand(self._places.read(self._held()))
+            store.stand(self._places.read(self._held(), store))
 
     def check(self, cursor: Cursor | None) -> None:
         """Raises BadAnswer for a cursor that the ledger would have to keep, and cannot."""
@@ -497,16 +497,17 @@ def work_of(session: Session, job: JobSettings) -> str:
 
 
 def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> list[Checkpoint]:
-    """Where a job stands in each of its regions, in their order. `store` is this machine's, or None if there is none
-    yet. A region without a place in the ledger has the store's, as in `Hold.bring`. Raises LedgerError and StoreError.
+    """Where a job stands in each of its regions, in their order, as a run would begin. `store` is this machine's, or
+    None if there is none yet. A region without a place in the ledger has the store's. Raises LedgerError and StoreError.
     """
     regions, work = job.regions or ("",), work_of(session, job)
     places = {region: Checkpoint(job.name, region, work=work) for region in regions}
     if store is not None:
         places.update(zip(regions, store.checkpoints(job.name, regions, work), strict=True))
     if session.settings.store.places_in_ledger:
-        places.update((place.region, place) for place, _ in SharedPlaces(session, job).read(regions))
-    return list(places.values())
+        places.update((place.region, place) for place, _ in SharedPlaces(session, job).read(regions, store))
+    cutoff_ms = 0 if store is None else store.cutoff_ms()
+    return [place._replace(**FIRST_PAGE) if place.begins_before(cutoff_ms) else place for place in places.values()]
 
 
 class SharedPlaces:
@@ -520,12 +521,14 @@ class SharedPlaces:
         self._texts: dict[str, str] = {}
         self._cursors: dict[str, tuple[bytes, ...]] = {}
 
-    def read(self, regions: Sequence[str]) -> list[tuple[Checkpoint, tuple[bytes, ...]]]:
-        """The checkpoints of these regions, as far as they have a place, each with digests of its pass's cursors."""
+    def read(self, regions: Sequence[str], store: Store | None) -> list[tuple[Checkpoint, tuple[bytes, ...]]]:
+        """The checkpoints of these regions, as far as they have a place, each with digests of its pass's cursors.
+        If the store is ahead, the place is too old: the ledger was restored, or out of use for a while."""
         places = []
         for part in _parts_of(regions, READ_AT_ONCE):
             for region, text in self._state.places(self._name, part).items():
-                if (place := read_place(text, self._job, region, self._work)) is not None:
+                place = read_place(text, self._job, region, self._work)
+                if place is not None and (store is None or not store.is_ahead(place[0])):
                     self._texts[region] = text
                     self._cursors[region] = place[1]
                     places.append(place)

@@ -559,7 +559,7 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -
     job, now_ms = copy.settings.jobs[name], copy.ledger.now_ms()
     work = simulation.Pass(job, copy.budget(job.credential), fetch)
     chosen = regions_of(job, regions)
-    with Store.if_made(copy.settings.store) as store:
+    with Store.if_made(copy.settings.store, copy.ledger.now_ms) as store:
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]
     places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
     of_run, done, refusal = work.of_run(), 0, None

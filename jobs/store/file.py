@@ -6,7 +6,7 @@ is_made         whether the file exists
 check_space     raises StoreError on a full disk
 store_file      opens the file
 is_time         whether a value from the file is a time
-believed_ms     the time by which old data may be deleted
+note_time       the time by which a run may delete old data; `believed_ms` notes nothing
 """
 
 from __future__ import annotations
@@ -88,15 +88,19 @@ MAX_AHEAD_MS = 2 * DAY_MS
 DOUBTED_MS = DAY_MS
 
 
-def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
+def note_time(db: sqlite3.Connection, now_ms: int) -> int:
     """The time by which a run may delete old data: now, or the time of the last run if now is days after it. Either the
     machine was off, or its clock is wrong. When runs have had such a time for a day, the store believes it."""
+    time_ms, doubted_ms = believed_ms(db, now_ms)
+    db.execute("UPDATE store SET time_ms = ?, doubted_ms = ?", (time_ms, doubted_ms))
+    return time_ms
+
+
+def believed_ms(db: sqlite3.Connection, now_ms: int) -> tuple[int, int | None]:
+    """That time, and since when the store has doubted later ones."""
     row: Sequence[Any] = db.execute("SELECT time_ms, doubted_ms FROM store").fetchone() or (None, None)
     time_ms, doubted_ms = (int(ms) if is_time(ms) else None for ms in row)
     since_ms = now_ms if doubted_ms is None else min(doubted_ms, now_ms)
     if time_ms is None or now_ms - time_ms <= MAX_AHEAD_MS or now_ms - since_ms >= DOUBTED_MS:
-        time_ms, doubted_ms = now_ms, None
-    else:
-        doubted_ms = since_ms
-    db.execute("UPDATE store SET time_ms = ?, doubted_ms = ?", (time_ms, doubted_ms))
-    return time_ms
+        return now_ms, None
+    return time_ms, since_ms

@@ -18,7 +18,7 @@ from quota.common.clock import LATEST_MS
 from quota.common.sqlite_file import SqliteFile
 from quota.common.text import members, shorten
 from quota.jobs.store.checkpoints import assigned
-from quota.jobs.store.file import believed_ms
+from quota.jobs.store.file import note_time
 from quota.reports.runs import Bought, RegionOfRun, Run
 from quota.terms.limits import DAY_MS
 
@@ -74,7 +74,7 @@ class RunHistory:
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> int:
-            db.execute("DELETE FROM past_runs WHERE began_at_ms <= ?", (believed_ms(db, now_ms) - KEPT_MS,))
+            db.execute("DELETE FROM past_runs WHERE began_at_ms <= ?", (note_time(db, now_ms) - KEPT_MS,))
             db.execute("DELETE FROM past_runs WHERE id <= (SELECT max(id) FROM past_runs) + 1 - ?", (MAX_KEPT,))
             row = (run, project, job, UNFINISHED, now_ms)
             sql = "INSERT INTO past_runs (run, project, job, outcome, began_at_ms) VALUES (?, ?, ?, ?, ?)"

@@ -34,7 +34,7 @@ from quota.jobs.store.checkpoints import (
     key_of,
     read_checkpoint,
 )
-from quota.jobs.store.file import StoreError, believed_ms, is_made, is_time, path_of, store_file
+from quota.jobs.store.file import StoreError, believed_ms, is_made, is_time, note_time, path_of, store_file
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.reader import SearchResult, id_of, search
 from quota.jobs.store.rows import (
@@ -110,14 +110,16 @@ class Store:
         self._read(lambda db: None)
 
     @classmethod
-    def existing(cls, settings: StoreSettings) -> Store:
+    def existing(cls, settings: StoreSettings, clock: Callable[[], int] | None = None) -> Store:
         """The existing store of a configuration. Raises StoreError if there is none yet."""
-        return cls(settings.url, retention_ms=settings.retention_ms, create=False)
+        return cls(settings.url, retention_ms=settings.retention_ms, create=False, clock=clock)
 
     @classmethod
-    def if_made(cls, settings: StoreSettings) -> AbstractContextManager[Store | None]:
+    def if_made(
+        cls, settings: StoreSettings, clock: Callable[[], int] | None = None
+    ) -> AbstractContextManager[Store | None]:
         """The same for a block, or None if there is none yet. Raises OSError."""
-        return cls.existing(settings) if is_made(settings.file) else nullcontext()
+        return cls.existing(settings, clock) if is_made(settings.file) else nullcontext()
 
     def close(self) -> None:
         self._reading.close()
@@ -227,6 +229,11 @@ class Store:
         """Where the job stands in each of these regions, in their order."""
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions])
 
+    def is_ahead(self, place: Checkpoint) -> bool:
+        """Whether the store has completed a later pass than this place knows of."""
+        own = self.checkpoint(place.job, place.region, place.work)
+        return (own.completed_at_ms or 0) > (place.completed_at_ms or 0)
+
     def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
         """Replace the store's checkpoints by these, each with digests of the cursors of its pass. If another machine
         went on with a pass, its rankings here are deleted: they would have a hole."""
@@ -235,8 +242,10 @@ class Store:
             for checkpoint, cursors in places:
                 started_at_ms = checkpoint.started_at_ms
                 own = read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
-                if checkpoint.ranks > (own.ranks if own.started_at_ms == started_at_ms else 0):
-                    db.execute(_UNRANK, (checkpoint.job, checkpoint.region, started_at_ms))
+                of_pass = checkpoint.job, checkpoint.region, started_at_ms
+                last_rank = db.execute(_LAST_RANK, of_pass).fetchone()[0] or 0
+                if checkpoint.ranks > max(last_rank, own.ranks if own.started_at_ms == started_at_ms else 0):
+                    db.execute(_UNRANK, of_pass)
                 db.execute(_DELETE, key_of(checkpoint))
                 add_checkpoint(db, checkpoint)
                 for digest in cursors:
@@ -405,16 +414,21 @@ class Store:
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
+    def cutoff_ms(self) -> int:
+        """What `delete_expired` would delete now is older than this."""
+        now_ms = self._clock()
+        return self._read(lambda db: believed_ms(db, now_ms)[0]) - self.retention_ms
+
     def delete_expired(self) -> int:
         """Delete data that no run refreshed within the retention, and videos that no list had. Returns the number of
         rows.
 
         It works in small transactions and deletes at most MAX_DELETED rows of a table. A pass that began before the
         retention starts over: its first pages are gone. The store does not believe at once a time that is days after
-        the last run (`believed_ms`): a wrong clock must not delete data that has cost units.
+        the last run (`note_time`): a wrong clock must not delete data that has cost units.
         """
         now_ms = self._clock()
-        cutoff_ms = self._write(lambda db: believed_ms(db, now_ms)) - self.retention_ms
+        cutoff_ms = self._write(lambda db: note_time(db, now_ms)) - self.retention_ms
         deleted = 0
         for table, (key, is_old) in _EXPIRING.items():
             sql = f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {is_old} LIMIT :most)"  # noqa: S608
@@ -429,6 +443,8 @@ class Store:
 
 
 _UNRANK = "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
+
+_LAST_RANK = "SELECT max(rank) FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
 
 _DELETE = f"DELETE FROM checkpoints WHERE {OF_REGION}"  # noqa: S608  # a constant
 

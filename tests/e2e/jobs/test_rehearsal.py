@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -75,6 +77,9 @@ def test_a_rehearsal_of_tomorrow_goes_on_where_the_run_stopped_and_changes_nothi
     assert max(map(len, narrow)) <= 60
     assert files(quota.folder) == before
     assert [row["used_units"] for row in quota.json("status")["credentials"][0]["limits"]] == [5]
+    with closing(sqlite3.connect(quota.folder / "videos.db")) as db, db:
+        db.execute("UPDATE checkpoints SET started_at_ms = 1")  # the first page is older than `retention`
+    assert quota.json("run", "trending", "--dry-run")["regions"] == [{"region": "DE", "page": 1}]
 
 
 def test_a_rehearsal_calls_no_other_machine_and_no_sink(quota: Quota, upstream: Emulator) -> None:

@@ -11,9 +11,11 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 import pytest
 
 from quota.common.clock import host_clock
+from quota.jobs.emulator import Emulator
 from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
@@ -306,6 +309,22 @@ def test_a_region_without_a_place_in_the_ledger_stands_as_in_the_store(fleet: Fl
         fleet.join(fleet.start(("DE",)))
         places = checkpoints_of(session, job, store)
     assert [place.completed_at_ms is not None for place in places] == [True, True, False]
+
+
+def test_a_place_that_the_store_has_left_behind_takes_nothing_back(quota: Quota, upstream: Emulator) -> None:
+    """As after a restored ledger: here the store completes a pass while the ledger does not keep its place."""
+    more = f'max_units = 2\n[credentials.main]\napi = "youtube-v3"\nkey = "file:key"\nendpoint = "{upstream.address}"'
+    (quota.folder / "key").write_text("a-key")
+    shown = []
+    for places in ("store", "ledger", "ledger", "store", "ledger"):
+        job = f'[jobs.t]\nfetch = "trending"\nregions = ["DE"]\npages = 4\n{more}'
+        quota.configure(f'[store]\nurl = "sqlite:///videos.db"\nplaces = "{places}"\n{job}')
+        shown += [] if places == "store" else [quota("place", "list").stdout.partition(", ")[0].partition(";")[0]]
+        assert quota("run", "t").returncode == 0
+    assert shown == ["t DE: page 3 comes next", "t DE: this round is done", "t DE: this round is done"]
+    with closing(sqlite3.connect(quota.folder / "videos.db")) as db:
+        ranks = db.execute("SELECT max(rank), count(*) FROM rankings GROUP BY taken_at_ms ORDER BY taken_at_ms")
+        assert ranks.fetchall() == [(200, 200), (200, 200), (100, 100)]
 
 
 def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:

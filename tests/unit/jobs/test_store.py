@@ -334,6 +334,8 @@ def test_a_pass_that_another_machine_went_on_with_is_no_whole_ranking_here(store
     store.stand([(begun, ())])
     store.save_page(begun, Page(videos=[video("e")], ranked=True), started_at_ms=20, finished=True)
     assert chart_of(store) == ["d", "e"]
+    store.stand([(begun._replace(started_at_ms=5, ranks=1), ())])
+    assert rows(store, "SELECT taken_at_ms, count(*) FROM rankings GROUP BY 1") == [(5, 1), (9, 1), (20, 2)]
 
 
 # -- retention ---------------------------------------------------------------------------------------------------------
