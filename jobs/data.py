@@ -60,8 +60,8 @@ MAX_WHY = 60
 def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, config: str | None) -> None:
     """Show the past runs of this machine: how each ended, and why.
 
-    The store keeps runs for 35 days. A run without an end is still running, or was killed. Each machine lists its own
-    runs. A run that found its job on another machine is not listed.
+    The store keeps runs for 35 days. A run without an end is still running, was killed, or could not store its end.
+    Each machine lists its own runs. A run that found its job on another machine is not listed.
 
     \b
     Example:
@@ -145,7 +145,7 @@ def _why(run: Run, most: int) -> str:
         limit = run.why.startswith("limit ")
         return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
     if run.ended_ms is None and not run.why:
-        return "it runs, or was killed"
+        return "it runs, was killed, or could not store its end"
     errors = [region.error for region in run.regions if region.error]
     why = shorten(printable(errors[0] if errors else run.why), most)
     more = len(errors) - 1

@@ -221,8 +221,7 @@ def _keep(store: Store, row: int, report: RunReport) -> RunReport:
     try:
         store.runs.end(row, report)
     except StoreError as error:
-        if report.why != str(error):
-            log.warning("%s: %s", line("run_not_kept", run=report.run, job=report.job), error)
+        log.warning("%s: %s", line("run_not_kept", run=report.run, job=report.job), error)
     return report
 
 

@@ -25,7 +25,6 @@ from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.ticks import Tick
-from quota.reports.runs import RegionOfRun
 from support.certificates import private_key
 from support.configurations import configuration
 from support.emulator import Emulator, faulted
@@ -777,14 +776,18 @@ def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest
     assert [*bench.rows("SELECT outcome, why FROM past_runs")][1] == ("overlap", report.why)
 
 
-def test_a_run_whose_end_cannot_be_stored_still_reports(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("table", "ended"), [("past_runs", ("done", 0, 4)), ("checkpoints", ("failed", 1, 2))])
+def test_a_run_whose_end_cannot_be_stored_still_reports(
+    bench: Bench, caplog: pytest.LogCaptureFixture, table: str, ended: tuple[str, int, int]
+) -> None:
     class Breaks(Watcher):
-        def ended(self, outcome: RegionOfRun) -> None:
-            bench.change("DROP TABLE IF EXISTS past_runs")
+        def page(self, checkpoint: Checkpoint) -> None:
+            for name in {"past_runs", table}:
+                bench.change(f"DROP TABLE IF EXISTS {name}")
 
     bench.configure(regions=["US"])
     report = bench.run(watcher=Breaks())
-    assert (report.outcome, report.exit_status, report.units, report.regions[0].pages) == ("done", 0, 4, 4)
+    assert (report.outcome, report.exit_status, report.units) == ended
     (warning,) = (message for message in caplog.messages if message.startswith("run_not_kept"))
     damaged = "is damaged; move it away (the next runs fetch the data again)"
     assert warning == f"run_not_kept run={report.run} job=t: store sqlite:///{bench.folder / 'videos.db'} {damaged}"
