@@ -339,7 +339,7 @@ def to_export(path: str) -> Iterator[sqlite3.Connection]:
 
 def _snapshot(path: str, mode: str) -> sqlite3.Connection:
     """A connection whose snapshot has begun. On a full disk it keeps all others out: see `SqliteFile`."""
-    db = sqlite3.connect(f"file:{quote(os.path.abspath(path))}{mode}", uri=True)
+    db = sqlite3.connect(f"file:{quote(os.fsencode(os.path.abspath(path)))}{mode}", uri=True)
     try:
         db.execute("PRAGMA locking_mode = NORMAL" if mode else "PRAGMA locking_mode = EXCLUSIVE")
         db.execute("BEGIN")

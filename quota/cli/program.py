@@ -137,6 +137,9 @@ def run() -> int:
         if isinstance(error, FileNotFoundError) and _folder_is_gone():
             fail("the working folder is gone; start the command in another folder")
             return 1
+        if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
+            fail("the locale of this process cannot express a path; set PYTHONUTF8=1")
+            return 1
         fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
         return 1
     return 1 if unprinted() and not status else status

@@ -115,7 +115,7 @@ def _copy_file(path: str, copy: Path) -> None:
     """Copy an SQLite file as its last transaction left it. Raises QuotaError."""
     try:
         with (
-            closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro", uri=True)) as source,
             closing(sqlite3.connect(copy)) as target,
         ):
             source.backup(target)

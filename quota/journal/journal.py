@@ -471,20 +471,21 @@ def upstream_folder(folder: Path, identity: Identity) -> str:
 
 
 def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int, longest_ms: int) -> list[tuple[str, int]]:
-    """The projects in a state folder that the configurations of these identities charged but no longer name, as the
-    folders spell them; for each the time until which its charges may count, `longest_ms` after the last note.
+    """The projects in a state folder that the configurations of these identities charged at one of their endpoints but
+    no longer name, as the folders spell them; for each the time until which its charges may count, `longest_ms` after
+    the last note.
 
     A project that only changed its endpoint has the same name, and is not among them.
     """
     spelled = {os.path.basename(upstream_folder(folder, identity)).rpartition("-")[0] for identity in identities}
-    configurations = {identity.ledger for identity in identities}
+    configurations = {(identity.ledger, identity.endpoint) for identity in identities}
     left: dict[str, int] = {}
     with suppress(OSError):
         for name in sorted(os.listdir(folder / FOLDER)):
             project, _, upstream = name.rpartition("-")
             if project in spelled or not re.fullmatch(r"[0-9a-f]{16}", upstream):
                 continue
-            hashes = {Identity(ledger, project).hash for ledger in configurations}
+            hashes = {Identity(ledger, project, endpoint).hash for ledger, endpoint in configurations}
             for own in os.scandir(folder / FOLDER / name):
                 if own.name in hashes and own.is_dir(follow_symlinks=False):
                     until_ms = _noted_ms(own.path) + longest_ms

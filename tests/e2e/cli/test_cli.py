@@ -328,6 +328,15 @@ def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota) ->
     assert quota.shell("quota charge no.such.method >&- 2>&-").returncode == 2
 
 
+def test_a_path_that_the_locale_cannot_express_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "\u00e9").mkdir()
+    quota, plain = Quota(tmp_path / "\u00e9"), {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    quota.configure(f'{SMALL}[ledger]\nurl = "sqlite:///ledger.db"\n')
+    assert quota("charge", "search.list", **plain).returncode == 0
+    moved = quota("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db", "--yes", **plain)
+    assert one_line(moved, 1) == "the locale of this process cannot express a path; set PYTHONUTF8=1"
+
+
 KEYED = '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n'
 RENAMED = KEYED.replace("main", "other")
 
@@ -349,8 +358,8 @@ def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
 def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     """And with it the project, where none is named: what was charged would be granted once more."""
 
-    def messages(credentials: str, name: str = "quota.toml") -> list[str]:
-        (quota.folder / name).write_text(f'[ledger]\nurl = "sqlite:///ledger.db"\n{credentials}')
+    def messages(credentials: str, name: str = "quota.toml", more: str = "") -> list[str]:
+        (quota.folder / name).write_text(f'[ledger]\nurl = "sqlite:///ledger.db"\n{credentials}{more}')
         findings = json.loads(quota("check", "--config", name, "--json", KEY="k").stdout)["findings"]
         return [each["message"] for each in findings if each["location"] == "credentials"]
 
@@ -363,6 +372,10 @@ def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     assert messages(RENAMED + KEYED) == [], "another one"
     assert messages(f'{KEYED}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
     assert messages(RENAMED, "another.toml") == [], "it never charged that"
+    there = 'endpoint = "https://youtube.example.org"\n'
+    assert messages(KEYED, "there.toml", there) == []
+    quota("charge", "search.list", "--config", "there.toml")
+    assert len(messages(RENAMED, "there.toml", there)) == 1, "nor does an endpoint hide it"
 
 
 def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
