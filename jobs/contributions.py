@@ -123,10 +123,18 @@ def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
 
 
 def store(settings: Settings, location: str = "store.url", remedy: str = "correct it") -> Iterator[Finding]:
-    """The error of a run if it cannot read or write the store. Does not create the store."""
+    """The error of a run if it cannot read or write the store, or its tables there. Does not create the store."""
     if (fault := _fault_of_store(settings, here=False)) is not None:
         level, why = fault
         yield finding_of(level, location, why, remedy)
+        return
+    with suppress(OSError), Store.if_made(settings.store) as made:
+        for job in settings.jobs.values():
+            try:
+                if made is not None:
+                    made.check_keys(job.tables)
+            except StoreError as error:
+                yield finding_of("error", f"jobs.{job.name}.tables", error)
 
 
 def _fault_of_store(settings: Settings, *, here: bool) -> tuple[Level, str] | None:

@@ -314,6 +314,7 @@ class _Run:
         try:
             self.hold.bring(self.store)
             self.store.delete_expired()
+            self.store.check_keys(self.job.tables)
             pending = self.store.start_round(self.job.name, regions, work_of(self.session, self.job))
             self.hold.keep(*pending)
             checkpoints = pending[:max_regions]

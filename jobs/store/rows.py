@@ -325,15 +325,20 @@ def _checked_number(digits: str) -> None:
 
 def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: Sequence[Row]) -> None:
     """Raises StoreError if a table has rows by another key: each row would stand there twice."""
-    for table, by in {(row.table, row.by) for row in rows}:
-        if any(not _is_by(by, *stored) for stored in db.execute(_ANY_ROW, (table,))):
-            why = f"table {show(table)} has rows by another key than {listed(by)}"
-            raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
+    check_keys(db, {(row.table, row.by) for row in rows})
     of_page = {"job": job, "region": region, "first_seen_ms": now_ms, "refreshed_ms": now_ms}
     for row in rows:
         upsert(db, "rows", {"name": row.table, "key": row.key, "data": row.data, **of_page}, keys=2)
         if row.reading:
             keep_reading(db, row.table, row.key, row.reading, now_ms)
+
+
+def check_keys(db: sqlite3.Connection, tables: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+    """The same for these tables, each with the fields of its key."""
+    for table, by in tables:
+        if any(not _is_by(by, *stored) for stored in db.execute(_ANY_ROW, (table,))):
+            why = f"table {show(table)} has rows by another key than {listed(by)}"
+            raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
 
 
 _ANY_ROW = "SELECT key, data FROM rows WHERE name = ? LIMIT 1"

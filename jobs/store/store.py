@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -43,6 +43,7 @@ from quota.jobs.store.rows import (
     TableOfRows,
     as_text,
     channel_row,
+    check_keys,
     count_or_none,
     fields_of,
     keep_reading,
@@ -56,7 +57,7 @@ from quota.jobs.store.rows import (
 )
 from quota.jobs.store.runs import RunHistory, entries, note_page
 from quota.ledger.files import refuse_others
-from quota.settings.model import StoreSettings
+from quota.settings.model import StoreSettings, TableSettings
 
 T = TypeVar("T")
 
@@ -407,6 +408,10 @@ class Store:
         return self._read(
             lambda db: [TableOfRows(*table, tuple(fields_of(db, str(table[0]), -1))) for table in tables_of(db)]
         )
+
+    def check_keys(self, tables: Mapping[str, TableSettings]) -> None:
+        """Raise StoreError if one of these tables has rows by another key."""
+        self._read(lambda db: check_keys(db, [(name, table.key) for name, table in tables.items()]))
 
     def write_views(self) -> None:
         """Remake a view of each table of rows, with a column for each of its fields."""
