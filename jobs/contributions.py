@@ -76,6 +76,7 @@ def fetches(settings: Settings) -> Iterator[Finding]:
             yield from _odd_ids(job, fetch)
         if job.fetch in BUILT_IN_FETCHES:
             yield from _unknown_regions(job, users, codes)
+            yield from _uncharted_regions(settings, job)
             items = PAGE_COMMENTS if job.fetch == "comments" else PAGE_ITEMS
             if job.max_items < items:
                 message = f"a page of this job has up to {items} items, and a region fails at one with more"
@@ -90,6 +91,21 @@ def _unknown_regions(job: JobSettings, users: frozenset[str], codes: Set[str]) -
             yield Finding("error", location, *errors[location])
         elif region not in codes:
             yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
+
+
+def _uncharted_regions(settings: Settings, job: JobSettings) -> Iterator[Finding]:
+    """A warning if a job reads the charts of regions for which no job fetches any."""
+    if (job.fetch == "channels" and "ids" not in job.options) or (job.fetch == "videos" and job.regions):
+        others = [other for other in settings.jobs.values() if other.fetch not in _READ_STORED]
+        charted = {region for other in others for region in other.regions or ("",)}
+        if missing := [region for region in job.regions or ("",) if region not in charted]:
+            where = f" for {listed(map(repr, missing))}" if job.regions else ", and this one names no regions"
+            message = f"no job fetches a chart{where}"
+            yield warning(f"jobs.{job.name}.regions", message, "add one, or there is nothing to fetch")
+
+
+_READ_STORED = ("channels", "videos", "uploads", "comments")
+"""The built-in jobs that fetch no chart."""
 
 
 def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch) -> Iterator[Finding]:

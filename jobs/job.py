@@ -451,7 +451,10 @@ def _check_names(fetch: Fetch, setting: str, options: Mapping[str, Any]) -> None
         for option, shape, values in names_in(fetch, options):
             if not values:
                 raise quota.ConfigError(f"{setting}: {option} = [] asks for nothing; name at least one")
-            for value in values:
+            plain = [" ".join(value.casefold().split()) for value in values]
+            for index, value in enumerate(values):
+                if shape is None and plain[index] in plain[:index]:
+                    raise quota.ConfigError(f"{setting}: {option}: {show(value)} appears twice; remove one")
                 if shape is None and not value.strip():
                     raise quota.ConfigError(f"{setting}: {option} has a blank text, which asks for nothing; remove it")
                 if shape is not None and not re.fullmatch("[A-Za-z0-9_-]+", value):

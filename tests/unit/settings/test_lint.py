@@ -238,6 +238,7 @@ FINDINGS = [
         )
         for options, why in (
             ('words = ["a", " "]', "words has a blank text, which asks for nothing; remove it"),
+            ('words = ["a b", " A  b"]', "words: ' A  b' appears twice; remove one"),
             (
                 'words = "a", order = "best"',
                 "order: 'best' is not one of date, rating, relevance, title, videoCount, viewCount; correct it",
@@ -247,6 +248,11 @@ FINDINGS = [
                 "published_after: '2026-13-01T00:00:00Z' is not a time like '2026-01-01T00:00:00Z'; correct it",
             ),
         )
+    ),
+    (
+        'fetch = "trending"',
+        'fetch = "channels"',
+        "warning: jobs.trending.regions: no job fetches a chart for 'US', 'GB'; add one, or there is nothing to fetch",
     ),
     (
         "leave = 500",
@@ -266,17 +272,19 @@ FINDINGS = [
         "error: credentials.main.key: there is no key, so the API answers only programs that bring their own; "
         'add key = "env:NAME" or "file:/path"',
     ),
-    (
-        "leave = 500",
-        'ping = "env:NO_SUCH_PING"',
-        "warning: jobs.trending.ping: environment variable NO_SUCH_PING is not set; put the address into it, or "
-        "write file:/path instead of env:NO_SUCH_PING",
-    ),
-    (
-        "[jobs.trending]",
-        '[notify]\nurl = "env:NO_SUCH_HOOK"\n[jobs.trending]',
-        "warning: notify.url: environment variable NO_SUCH_HOOK is not set; put the address into it, or write "
-        "file:/path instead of env:NO_SUCH_HOOK",
+    *(
+        (
+            old,
+            new,
+            f"warning: {location}: environment variable NO_SUCH is not set; put the {what} into it, or write "
+            "file:/path instead of env:NO_SUCH",
+        )
+        for old, new, location, what in (
+            ("leave = 500", 'ping = "env:NO_SUCH"', "jobs.trending.ping", "address"),
+            ("[jobs.trending]", '[notify]\nurl = "env:NO_SUCH"\n[jobs.trending]', "notify.url", "address"),
+            ("env:LINT_KEY", "env:NO_SUCH", "credentials.main.key", "key"),
+            ('key = "env:LINT_KEY"', 'auth = "bearer:env:NO_SUCH"', "credentials.main.auth", "token"),
+        )
     ),
     (
         "[jobs.trending]",
@@ -288,18 +296,6 @@ FINDINGS = [
         'ping = "env:LINT_KEY"',
         "warning: jobs.trending.ping: env:LINT_KEY holds no https:// address; store one, with %XX for special "
         "characters",
-    ),
-    (
-        "env:LINT_KEY",
-        "env:NO_SUCH_KEY",
-        "warning: credentials.main.key: environment variable NO_SUCH_KEY is not set; put the key into it, or "
-        "write file:/path instead of env:NO_SUCH_KEY",
-    ),
-    (
-        'key = "env:LINT_KEY"',
-        'auth = "bearer:env:NO_SUCH_KEY"',
-        "warning: credentials.main.auth: environment variable NO_SUCH_KEY is not set; put the token into it, or "
-        "write file:/path instead of env:NO_SUCH_KEY",
     ),
     (
         "[jobs.trending]",
