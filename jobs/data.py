@@ -214,7 +214,11 @@ def _elsewhere_line(job: Elsewhere) -> str:
 def _video_line(video: SearchResult) -> str:
     views = "?" if video.view_count is None else f"{video.view_count:,}"
     line = f"{video.video_id}  {video.title or '(no title)'}  [{video.channel_title or '?'}, {views} views]"
-    ranks = ", ".join(f"{r.region or r.job} #{r.rank}" for r in video.rankings)
+    regions = [ranking.region for ranking in video.rankings]
+    ranks = ", ".join(
+        f"{named(r.job, r.region) if regions.count(r.region) > 1 else r.region or r.job} #{r.rank}"
+        for r in video.rankings
+    )
     return f"{line}  {ranks}".rstrip()
 
 
@@ -490,9 +494,10 @@ def _print(
         pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")
         stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
-        due = checkpoint.pending or checkpoint.cursor or not (completed_ms or failed_ms)  # no run has reached it
-        done = "the next round tries it again" if (failed_ms or 0) > (completed_ms or 0) else "this round is done"
-        stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else done
+        ended = "the next round tries it again" if (failed_ms or 0) > (completed_ms or 0) else "this round is done"
+        waits = ended if completed_ms or failed_ms else "page 1 comes next, with the next round"
+        is_due = checkpoint.pending or checkpoint.cursor
+        stands = f"page {checkpoint.pages + 1} comes next, {stored}" if is_due else waits
         complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"
         failed = "" if failed_ms is None else f", failed {stamp(failed_ms)}"
         host = away.get((checkpoint.job, checkpoint.region))

@@ -497,9 +497,8 @@ def work_of(session: Session, job: JobSettings) -> str:
 
 
 def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> list[Checkpoint]:
-    """Where a job stands in each of its regions, in their order, as a run would begin. `store` is this machine's, or
-    None if there is none yet. A region without a place in the ledger has the store's. Raises LedgerError and StoreError.
-    """
+    """Where a run would begin in each region of a job, in their order. `store` is this machine's, or None if there is
+    none yet. A region without a place in the ledger has the store's. Raises LedgerError and StoreError."""
     regions, work = job.regions or ("",), work_of(session, job)
     places = {region: Checkpoint(job.name, region, work=work) for region in regions}
     if store is not None:

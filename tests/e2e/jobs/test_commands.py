@@ -247,7 +247,8 @@ def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upst
     assert {ranking["region"] for video in results["videos"] for ranking in video["rankings"]} <= {"DE"}
     lines = quota("search", "official", "--limit", "3").stdout.splitlines()
     assert len(lines) == 3
-    assert all(re.search(r"\[.+, [\d,]+ views\]  \w\w #\d+", line) for line in lines)
+    assert all(re.search(r"\[.+, [\d,]+ views\]  (mine |trending )?\w\w #\d+", line) for line in lines)
+    assert any(re.search(r"  mine US #(\d+), trending US #\1$", line) for line in lines), lines
     results = quota.json("search", "official", "--job", "mine")
     assert (results["job"], len(results["videos"]) > 0) == ("mine", True)
     assert {ranking["job"] for video in results["videos"] for ranking in video["rankings"]} == {"mine"}

@@ -24,11 +24,10 @@ import pytest
 
 from quota.common.clock import host_clock
 from quota.jobs.emulator import Emulator
-from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of, only_one, work_of
+from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of, only_one
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
-from quota.jobs.store.store import Store
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
@@ -289,7 +288,7 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     assert listed[0].startswith("t US: this round is done; complete ")
     assert listed[1:] == [
         "t DE: page 2 comes next, 1 page and 1 item of this round stored; never complete",
-        "t FR: page 1 comes next, the first of this round; never complete",
+        "t FR: page 1 comes next, with the next round; never complete",
     ]
     assert shell.json("place", "show", "t", "DE", "--json")["places"][0]["cursor"]["page"] == 1
     assert shell("place", "reset", "t").stdout == "t begins anew with the next run, in US, DE, FR\n"
@@ -300,15 +299,6 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     fleet.join(fleet.start())
     assert len(Seen.of(fleet.events).fetched) == before + len(REGIONS) * PAGES
     assert not (shell.folder / "videos.db").exists(), "nobody needs a store for that"
-
-
-def test_a_region_without_a_place_in_the_ledger_stands_as_in_the_store(fleet: Fleet) -> None:
-    with fleet.session(fleet.machine()) as session, Store(session.settings.store.url, retention_ms=HOUR_MS) as store:
-        job = session.settings.jobs["t"]
-        store.finish(store.start_round("t", ["US"], work_of(session, job))[0])
-        fleet.join(fleet.start(("DE",)))
-        places = checkpoints_of(session, job, store)
-    assert [place.completed_at_ms is not None for place in places] == [True, True, False]
 
 
 def test_a_place_that_the_store_has_left_behind_takes_nothing_back(quota: Quota, upstream: Emulator) -> None:
@@ -325,6 +315,8 @@ def test_a_place_that_the_store_has_left_behind_takes_nothing_back(quota: Quota,
     with closing(sqlite3.connect(quota.folder / "videos.db")) as db:
         ranks = db.execute("SELECT max(rank), count(*) FROM rankings GROUP BY taken_at_ms ORDER BY taken_at_ms")
         assert ranks.fetchall() == [(200, 200), (200, 200), (100, 100)]
+    quota.configure((quota.folder / "quota.toml").read_text().replace('"DE"', '"DE", "FR"'))
+    assert quota("place", "show", "t", "FR").stdout == "t FR: page 1 comes next, with the next round; never complete\n"
 
 
 def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
