@@ -95,15 +95,8 @@ def test_ticks_cut_short_by_the_budget_add_up_to_one_round_with_nothing_fetched_
     first = recorded.run()
     assert (first.outcome, first.refused_by, first.attempts, recorded.requests) == ("stopped", "day", 10, 10)
     assert first.retry_at_ms == now_ms + DAY_MS
-    assert outcomes(first) == {
-        "US": "done",
-        "GB": "done",
-        "DE": "done",  # ten pages: 4 + 2 + 4
-        "FR": "skipped",
-        "IN": "skipped",
-        "BR": "skipped",
-        "CA": "skipped",
-    }
+    done, skipped = ("US", "GB", "DE"), ("FR", "IN", "BR", "CA")  # ten pages: 4 + 2 + 4
+    assert outcomes(first) == {**dict.fromkeys(done, "done"), **dict.fromkeys(skipped, "skipped")}
     now_ms += DAY_MS - 1
     assert recorded.run().attempts == 0
     now_ms += 1

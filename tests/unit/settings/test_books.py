@@ -158,11 +158,7 @@ LONG_RULE = "a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
 MISTAKES = [
     ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
     ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {MAX_UNITS}"),
-    (
-        RESETS,
-        'window = "24h"',
-        "buckets.calls.window: unknown key; a cost book calls it 'resets' or 'windows'",
-    ),
+    (RESETS, 'window = "24h"', "buckets.calls.window: unknown key; a cost book calls it 'resets' or 'windows'"),
     ('"month"', '"day", day = 3', 'buckets.calls.resets.day: only calendar = "month" has it; remove this key'),
     (
         RESETS,

@@ -358,11 +358,7 @@ UNITS = '{ name = "u", quota = 10_000, window = { calendar = "day", zone = "Amer
 def test_given_limits_replace_the_default_ones_so_every_bucket_needs_one(tmp_path: Path) -> None:
     reported = findings(tmp_path, limits(UNITS))
     assert [(f.level, f.location, f.message) for f in reported] == [
-        (
-            "error",
-            "credentials.main.limits",
-            f"no limit counts any call of bucket '{name}'",
-        )
+        ("error", "credentials.main.limits", f"no limit counts any call of bucket '{name}'")
         for name in ("search", "uploads", "batch-stats")
     ]
     assert reported[0].remedy == 'add a limit with bucket = "search" and quota = 100'

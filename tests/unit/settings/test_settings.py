@@ -229,10 +229,7 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
         (b"[ledger\n", "not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
         (b"x = " + b"[" * 5_000, "nested too deep"),
         (b"a = 1\nb = 'caf\xe9'\n", "line 2: not UTF-8 text; save the file as UTF-8"),
-        (
-            b"\0" * 2_000_000,
-            "larger than 1024 KiB; give some credentials, with their jobs, a file of their own",
-        ),
+        (b"\0" * 2_000_000, "larger than 1024 KiB; give some credentials, with their jobs, a file of their own"),
     ],
 )
 def test_an_invalid_configuration_is_one_line(write: Any, content: bytes, expected: str | None) -> None:
@@ -281,11 +278,7 @@ MISTAKES = {
         ("10_000", "500", "headroom: 500 of a quota of 500 leaves nothing to spend"),
         ("headroom = 500", 'headroom = "5 %"', 'headroom: write whole units, or a share below 100%, such as "10%"'),
         ('"24h"', "24", 'window: a window is a duration such as "24h" or { calendar = "day", zone = "..." }'),
-        (
-            '"24h"',
-            '"24h"\npacing = true',
-            "pacing: only a calendar window can be paced; pace a calendar limit instead",
-        ),
+        ('"24h"', '"24h"\npacing = true', "pacing: only a calendar window can be paced; pace a calendar limit instead"),
         (
             '"24h"',
             '{ calendar = "day", zone = "PST8" }',
