@@ -207,18 +207,18 @@ def _most(charges: Iterable[Event], window_ms: int) -> int:
 
 def _budget(evidence: Evidence, verdict: Verdict) -> None:
     """Every window, by the time of the charge: what a slow worker sends late does not count against the ledger."""
-    blind_ms, known = _blind_ms(evidence), []
+    blind_ms, outside_losses = _blind_ms(evidence), []
     hidden_units = over_units = 0
     for charge in evidence.by_ledger():
         if any(from_ms <= charge["charged_ms"] <= until_ms for from_ms, until_ms in blind_ms):
             hidden_units += charge["cost_units"]
         else:
-            known.append(charge)
+            outside_losses.append(charge)
     full = {}
     for name, limit in evidence.scene.limits.items():
         most, of_all = (
             _most([charge for charge in some if limit.method in ("", charge["method"])], limit.window_ms)
-            for some in (known, evidence.charges().values())
+            for some in (outside_losses, evidence.charges().values())
         )
         bound = limit.units + evidence.scene.headroom_units + hidden_units
         over_units += max(0, most - limit.units)

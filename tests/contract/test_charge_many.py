@@ -210,5 +210,5 @@ def test_calls_on_a_bad_line_are_charged_once(
         assert {each.reason for each in refused} == {"ledger-unavailable"}
         proxy.heal()
         assert budget.usage()[0].used_units == 22, "in doubt they count as spent, once"
-        (said,) = [line for line in caplog.messages if line.startswith("refused_but_charged")]
-        assert "method=videos.list units=10" in said
+        (warning,) = [line for line in caplog.messages if line.startswith("refused_but_charged")]
+        assert "method=videos.list units=10" in warning

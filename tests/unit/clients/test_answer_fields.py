@@ -159,9 +159,9 @@ def test_a_short_document_gives_its_usage_at_the_end() -> None:
 
 @pytest.mark.parametrize(("body", "why"), [(b"{}", NO_USAGE), (b" " * (MAX_BODY_BYTES + 1), TOO_LONG)])
 def test_a_whole_answer_without_its_usage_says_why(body: bytes, why: str) -> None:
-    said: list[str] = []
-    reader = Usage(TOTAL, {}, missing=said.append)
-    assert (reader.feed(body), reader.end(), said) == (None, None, [why])
+    reasons: list[str] = []
+    reader = Usage(TOTAL, {}, missing=reasons.append)
+    assert (reader.feed(body), reader.end(), reasons) == (None, None, [why])
 
 
 # -- a sum of several figures ------------------------------------------------------------------------------------------
