@@ -58,8 +58,8 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
     nothing was changed.
 
-    OLD and NEW may be "env:NAME" or "file:PATH": that hides a password from other users of this machine. If one of
-    them is this configuration's ledger, give its url without the password.
+    OLD and NEW may be "env:NAME" or "file:PATH": that hides a password from other users of this machine. If OLD or
+    NEW is this configuration's ledger, leave its password out: the configuration has it.
 
     \b
     Example:
