@@ -181,7 +181,7 @@ def search(
     the others, in the next pass too.
     """
     queries = texts(words, "words:")
-    turns: list[Place] = cursor["turns"] if cursor else [{"words": query} for query in dict.fromkeys(queries)]
+    turns: list[Place] = cursor["turns"] if cursor else [{"words": query} for query in queries]
     if not turns:
         return Page(complete=False)
     try:

@@ -17,7 +17,6 @@ Outcome     the answer, with the numbers that were compared
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from operator import add
 from typing import NamedTuple
@@ -110,8 +109,10 @@ def decide(project: Project, question: Question, *, commit: bool) -> Outcome:
 
 def _decide(project: Project, question: Question, charges: Sequence[Entry]) -> Outcome:
     if not project.reading.began:  # not counted: a busy machine takes long to connect
-        with suppress(BehindError):
+        try:
             project.begin(question.views)
+        except BehindError:
+            put_back(project)
     ends_s = elapsed_s() + COUNT_WITHIN_S
     fresh, losses, clock_tries, overtaken = False, 0, 0, 0
     while True:

@@ -229,9 +229,3 @@ def test_a_comment_with_odd_values_holds_up_nobody(site: Site) -> None:
     assert report.outcome == "done", report.why
     ((row,),) = site.rows("SELECT data FROM rows WHERE name = 'comments'")
     assert {name: value for name, value in json.loads(row).items() if value is not None} == {"id": "t", "video_id": "A"}
-
-
-def test_a_search_that_is_named_twice_is_made_once(site: Site) -> None:
-    site.say(lambda *_: {"items": []})
-    site.run('fetch = "search"\npages = 2\noptions = { words = ["a", "a"] }')
-    assert site.asked("q") == ["a"]

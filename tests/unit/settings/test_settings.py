@@ -265,8 +265,8 @@ WHOLE = f"is not a whole number from 1 to {MAX_UNITS}"
 NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
 KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'
 SCHEMES = (
-    "sqlite://, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster://, "
-    "rediss+cluster://, memory:"
+    "sqlite://, memory:, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster://, "
+    "rediss+cluster://"
 )
 
 NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'
