@@ -34,7 +34,7 @@ from quota.session import Session, projects_of
 from quota.settings.lint import exceeded_headrooms
 from quota.settings.model import Unavailable
 from quota.terms.arguments import machine_name
-from quota.terms.costs import CostBook
+from quota.terms.costs import Bucket, CostBook, upstream_grant
 from quota.terms.limits import MAX_UNITS, SLACK_MS, Calendar, Limit, Selector, View, cutoff, leaves_at
 
 EXPIRIES = 10
@@ -284,11 +284,18 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         expiring=expiring if expiries else None,
         expiries=expiries,
         exhaustion=exhaustion,
-        granted_units=0 if closed_bucket is None else closed_bucket.quota_units,
+        granted_units=0 if closed_bucket is None else _grant_of(budget, limits.values(), closed_bucket),
         book=budget.book,
         admits=admits,
         admitted_today=admitted_today,
     )
+
+
+def _grant_of(budget: Budget, limits: Iterable[Limit], bucket: Bucket) -> int:
+    """Upstream's grant of a bucket, as the limits on all its calls have it."""
+    granted_units, all_calls = budget.answers.granted_now().get(bucket.name), Selector(buckets=(bucket.name,))
+    whole = [limit for limit in limits if limit.view.selector == all_calls and not limit.shadow]
+    return max([upstream_grant(limit, bucket, granted_units) for limit in whole], default=bucket.quota_units)
 
 
 # -- now ---------------------------------------------------------------------------------------------------------------

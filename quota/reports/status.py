@@ -24,7 +24,7 @@ from quota.rules.entry import others_units
 from quota.rules.facts import Exhaustion, Grant
 from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, Settings
-from quota.terms.costs import Bucket, CostBook
+from quota.terms.costs import Bucket, CostBook, upstream_grant
 from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,
@@ -465,18 +465,13 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
         if not whole:
             continue
         dearest = max(price.units_in(x.bucket) for prices in book.methods.values() for price in prices)
-        counts = [(row.limit.view.window.longest_ms, row.state.used_units, _granted(row, bucket)) for row in whole]
+        counts = []
+        for row in whole:
+            quota_units = upstream_grant(row.limit, bucket, None if row.grant is None else row.grant.quota_units)
+            counts.append((row.limit.view.window.longest_ms, row.state.used_units, quota_units))
         if all(used_units + dearest <= quota_units for _, used_units, quota_units in counts):
             _, used_units, quota_units = max(counts)  # in the longest window
             yield EarlyExhaustion(x.bucket, used_units, quota_units)
-
-
-def _granted(row: LimitRow, bucket: Bucket) -> int:
-    """Upstream's grant of a bucket: by its own answer, by the configuration, or by the book."""
-    if row.grant is not None:
-        return row.grant.quota_units
-    quota_units = row.limit.quota_units
-    return max(quota_units, bucket.quota_units) if row.limit.quota_unwritten else quota_units
 
 
 def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int | None:

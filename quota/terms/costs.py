@@ -324,6 +324,13 @@ def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     )
 
 
+def upstream_grant(limit: Limit, bucket: Bucket, granted_units: int | None) -> int:
+    """Upstream's grant of the bucket of a limit: by its own answer, by the configuration, or by the book."""
+    if granted_units is not None:
+        return granted_units
+    return max(limit.quota_units, bucket.quota_units) if limit.quota_unwritten else limit.quota_units
+
+
 def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> list[tuple[int, Limit]]:
     """The headroom of each limit that covers a bucket and counts calls of up to `max_cost_units`: calls that the ledger
     does not see must fit into it. It is the part of upstream's quota that the limit leaves unused: its own headroom, or

@@ -400,6 +400,8 @@ def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
         "REFUSED: upstream said its bucket 'units' is exhausted Charged here: 1,250 units of the 10,000 that "
         "upstream grants; somebody else uses this project, or its quota is smaller; `quota reconcile` shows which"
     )
+    configured = world.path.read_text(encoding="utf-8").replace("units = 2_000", "quota = 50_000")
+    assert world.explain_under(configured).granted_units == 50_000
     shown = world.shown()
     assert words.strip() in shown, "upstream's own words"
     assert "trending videos.list DE 1,250" in shown, "what was ours"
