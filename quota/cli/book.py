@@ -221,17 +221,17 @@ def print_prices(
 ) -> None:
     """The methods of a book, or one of them, with their prices. `also` goes into the JSON. Raises UnknownMethod."""
     names, rows, lines = sorted(book.methods) if method is None else [book.canonical(method)], [], []
-    width = max(map(len, names))
+    width, at_ms = max(map(len, names)), host_clock()
     for name in names:
-        at_ms = host_clock()
         price, _ = book.price_at(name, at_ms)
-        coming = [{**_price_json(later), "since": later.since.isoformat()} for _, later in book.coming(name, at_ms)]
-        rows.append({"method": name, **_price_json(price), "next": next(iter(coming), None)})
+        coming = [later for _, later in book.coming(name, at_ms)]
+        following = {**_price_json(coming[0]), "since": coming[0].since.isoformat()} if coming else None
+        rows.append({"method": name, **_price_json(price), "next": following})
         units, shown = "", "free"
         if price.parts:
             first, *others = price.parts
             units, shown = f"{first.units:,}", ", ".join([str(first).partition(" ")[2], *map(str, others)])
-        further = [f"; {later} from {later.since}" for _, later in book.coming(name, at_ms)]
+        further = [f"; {later} from {later.since}" for later in coming]
         lines.append(f"{name:<{width}}  {units:>6}  {shown}{''.join(further)}")
     if as_json:
         source = {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
