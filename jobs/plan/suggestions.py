@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
 from quota.common.text import many
-from quota.deciding.run_limit import MAX_UNITS
+from quota.deciding.run_limit import LIMIT_NAME
 from quota.jobs.job import Fetch
 from quota.jobs.plan.simulation import Simulated, State, simulate
 from quota.settings.model import JobSettings, Settings
@@ -93,7 +93,7 @@ def smallest_changes(
 
 def _suspects(settings: Settings, outcome: Simulated) -> list[tuple[JobSettings, int]]:
     """The jobs that use a refusing limit, with the units that they want of it; the jobs that use most come first."""
-    own = {refusal.job for refusal in outcome.refusals if refusal.limit == MAX_UNITS}
+    own = {refusal.job for refusal in outcome.refusals if refusal.limit == LIMIT_NAME}
     full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in outcome.refusals}
     limits = {credential.project: credential.limits for credential in settings.credentials.values()}
     wants: Counter[str] = Counter()

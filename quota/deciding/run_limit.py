@@ -9,7 +9,7 @@ from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit
 from quota.terms.arguments import MAX_NUMBER, whole
 
-MAX_UNITS = "max_units"
+LIMIT_NAME = "max_units"
 """The name of this limit in a refusal."""
 
 
@@ -49,9 +49,9 @@ class RunLimit:
             method=method,
             cost_units=units,
             reason="run",
-            refused_by=MAX_UNITS,
+            refused_by=LIMIT_NAME,
             remaining_units=left,
             decided_at_ms=at_ms,
-            limits=(LimitState(MAX_UNITS, units, self.spent_units, self.max_units, left),),
+            limits=(LimitState(LIMIT_NAME, units, self.spent_units, self.max_units, left),),
             detail=f"this run has spent {self.spent_units:,} of its {many(self.max_units, 'unit')}",
         )
