@@ -243,7 +243,7 @@ class Budget(OfOneProcess):
 
     def exhaust(self, bucket: str, since_ms: int, until_ms: int, evidence: str, reported_by: str = "") -> None:
         """Close a bucket for everybody, because upstream said "no more": see `quota.rules.facts.exhaust`."""
-        self._project.state.exhaust(Exhaustion(bucket, since_ms, until_ms, evidence, reported_by))
+        self._project.exhaust(Exhaustion(bucket, since_ms, until_ms, evidence, reported_by))
 
     def reopen(self, bucket: str, because: str) -> bool:
         """Lift an exhaustion. False if the bucket was open."""
@@ -392,13 +392,15 @@ class Budget(OfOneProcess):
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool
     ) -> list[Decision]:
         """The decision while the ledger does not answer: the local allowance decides; without an allowance the calls
-        are refused. A project of another API draws nothing: nobody could hand that over. `read` is how far this process
-        had read before it asked."""
+        are refused, as are those of a bucket that upstream has closed. A project of another API draws nothing: nobody
+        could hand that over. `read` is how far this process had read before it asked."""
         if self._recorder is not None:
             self._recorder.unanswered()
-        detail, left_units, allowance = str(trouble), None, None
+        detail, left_units, allowance, closed = str(trouble), None, None, None
         misconfigured = isinstance(trouble, OtherApi)
         if self._allowance is not None and not misconfigured:
+            closed = self._project.noted_closing(checklist.closed_by)
+        if self._allowance is not None and not misconfigured and closed is None:
             try:
                 left_units = draw(self._project, self._allowance, charges, detail, read=read, commit=commit)
                 allowance = stand(self._project, self._allowance, [charge.units for charge in charges])
@@ -422,6 +424,8 @@ class Budget(OfOneProcess):
             allowance=allowance,
             misconfigured=misconfigured,
         )
+        if closed is not None:
+            decision = decision._replace(**self.answers.closed(closed)._asdict())
         if commit and not admitted:
             self._project.note_refused(checklist.method, charges)
         first_ms = decision.decided_at_ms if decision.source else None

@@ -326,12 +326,12 @@ class Attempt:
         book, project = self._budget.book, project_of(self._budget)
         if until_ms is None:  # a pool outside the book resets with the main bucket
             until_ms = leaves_at(book.buckets.get(bucket, book.main_bucket).window, since_ms)
-        if until_ms <= project.log.now_ms():
+        if until_ms <= self._clock() + self._ahead_ms:
             # The answer is about a past period: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
         reporter = f"{machine_name()}:{os.getpid()} {self._job}".rstrip()
-        stands = project.state.exhaust(Exhaustion(bucket, since_ms, until_ms, why, reporter, is_pause=is_pause))
+        stands = project.exhaust(Exhaustion(bucket, since_ms, until_ms, why, reporter, is_pause=is_pause))
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
             _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)

@@ -20,7 +20,7 @@ from quota.decision import COUNTING, Decision, LimitState, Reason, both_clocks, 
 from quota.errors import LedgerError
 from quota.rules.calls import NO_CAP, Checklist, Checklists, cap
 from quota.rules.entry import Entry
-from quota.rules.facts import Facts
+from quota.rules.facts import Exhaustion, Facts
 from quota.rules.retry import Full, retry_at
 from quota.terms.limits import Calendar
 
@@ -109,13 +109,19 @@ class Answers:
             return Refusal("clock", detail=both_clocks(self.project.wall(), outcome.clock_ms))
         if outcome.reason == "counting":
             return Refusal("counting", None, outcome.now_ms + COUNT_AGAIN_MS, COUNTING)
-        closed = outcome.closing
-        if closed is None:
+        if outcome.closing is None:
             return self.full(checklist, outcome)
-        if closed.until_ms == NEVER:
-            return Refusal("closed", closed.bucket, detail=closed.evidence)
-        opens_ms = closed.opens_ms(self.project.jitter_ms)
-        return Refusal("exhausted", closed.bucket, self._room_from(opens_ms, checklist, outcome), closed.evidence)
+        refusal = self.closed(outcome.closing)
+        if refusal.retry_at_ms is None:
+            return refusal
+        return refusal._replace(retry_at_ms=self._room_from(refusal.retry_at_ms, checklist, outcome))
+
+    def closed(self, exhaustion: Exhaustion) -> Refusal:
+        """The refusal of calls by an exhaustion, whatever our own limits say."""
+        opens_ms = exhaustion.opens_ms(self.project.jitter_ms)
+        if opens_ms == NEVER:
+            return Refusal("closed", exhaustion.bucket, detail=exhaustion.evidence)
+        return Refusal("exhausted", exhaustion.bucket, opens_ms, exhaustion.evidence)
 
     def _room_from(self, opens_ms: int, checklist: Checklist, outcome: Outcome) -> int:
         """When a call fits if upstream closed its bucket until `opens_ms`: our own limits may be full for longer."""

@@ -23,7 +23,7 @@ from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of, longest_stands
 from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
-from quota.rules.facts import FACTS, Facts, union
+from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
 from quota.terms.arguments import whole_clock
@@ -345,6 +345,23 @@ class Project(OfOneProcess):
         text = self.log.change(self.name, {FACTS: None}, {}).state.get(FACTS, "")
         self.in_turn(lambda: self.reading.learn_facts(Facts.read(text), markers))
         self._note_facts(text)
+
+    def exhaust(self, exhaustion: Exhaustion) -> Exhaustion:
+        """Close a bucket, as `State.exhaust` does. If that fails, this machine notes it: until the ledger answers, its
+        calls are refused here. Raises LedgerError."""
+        try:
+            return self.state.exhaust(exhaustion)
+        except LedgerError:
+            if self.journal is not None:
+                noted = Facts.read(self.journal.facts())
+                self._note_facts(exhaust(noted, exhaustion, self.wall()).text())
+            raise
+
+    def noted_closing(self, buckets: Sequence[str]) -> Exhaustion | None:
+        """The exhaustion of one of these buckets that this machine has noted, for while the ledger does not answer."""
+        now_ms = self.wall()
+        noted = Facts() if self.journal is None else Facts.read(self.journal.facts()).happened(now_ms)
+        return closing(noted, buckets, now_ms, self.jitter_ms)
 
     def _note_facts(self, text: str) -> None:
         if self.journal is not None and text:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from quota.clients.metering import Meter
 from quota.common.clock import moment, rfc3339
 from quota.deciding import outlook
 from quota.deciding.allowance import Allowance
@@ -104,3 +105,18 @@ def test_a_draw_that_was_handed_over_has_the_units_that_it_was_settled_to_last(f
     far.machine("theirs").budget(limit(100)).refund(drawn)
     elsewhere.settle(drawn, 4)
     assert [budget.usage()[0].used_units for budget in (here, elsewhere)] == [4, 4]
+
+
+def test_no_call_of_a_bucket_that_upstream_has_closed_is_drawn(far: Site, line: Proxy) -> None:
+    """One process of the machine heard it in the outage. The ledger learns it afterwards."""
+    machine = far.machine()
+    with cut(line):
+        attempt = Meter(machine.budget(limit(100), allowance=ALLOWANCE)).attempt("videos.list", "GET")
+        attempt.answered(403, b'{"error": {"errors": [{"reason": "quotaExceeded"}]}}')
+        refused = machine.budget(limit(100), allowance=ALLOWANCE).charge("videos.list")
+        assert (refused.reason, refused.refused_by) == ("exhausted", "units")
+    machine.budget(limit(100)).usage()
+    assert far.machine("theirs").budget(limit(100)).charge("videos.list").retry_at_ms == refused.retry_at_ms
+    far.now_ms = refused.retry_at_ms or 0
+    with cut(line):
+        assert machine.budget(limit(100), allowance=ALLOWANCE).charge("videos.list").source == "allowance"
