@@ -108,11 +108,11 @@ class Site:
         down = state.now.error is not None
         curves = state.curves.value or Curves({}, forecast_of(reading for _, reading in state.added))
         credentials = [] if now is None else [self._credential(row, now, down) for row in now.status.credentials]
-        verdicts = [credential["verdict"] for credential in credentials]
+        title = _title([] if now is None else [verdict(row, now.status.at_ms) for row in now.status.credentials])
         return self._render(
             "overview.html",
             now_ms,
-            title=_title(verdicts),
+            title=f"Last known: {title[0].lower()}{title[1:]}" if down and now is not None else title,
             refresh_s=refresh_s,
             notices=_notices(state),
             credentials=credentials,
@@ -209,7 +209,7 @@ def _coded(text: str) -> Markup:
 
 def _title(verdicts: Sequence[Verdict]) -> str:
     """The title for the browser's tab: the worst verdict, and how many credentials have it."""
-    order = ("unknown", "closed", "full", "near", "open")
+    order = ("closed", "full", "near", "open")
     worst = min(verdicts, key=lambda verdict: order.index(verdict.state), default=None)
     if worst is None:
         return "No answer"
