@@ -197,7 +197,8 @@ def _tell(
         notices += _notices_of_regions(project, job.name, now_ms, settings.stale_ms, regions)
     if status is not None:
         notices += _notices_of_budget(project, status)
-    elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
+        trouble = status.unwritable
+    if trouble and report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
         owes = f"{many(owed_units, 'unit')} of this machine's allowance"
         message = f"job {job.name} goes on with {owes}: {trouble}"
         notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))

@@ -195,20 +195,14 @@ class Budget(OfOneProcess):
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        outlook = look(self.answers, self.book, texts(methods, "methods"))
-        refused = self._unwritable() if outlook.closed is None and outlook.full is None else None
-        return outlook if refused is None else outlook._replace(full=refused)
-
-    def _unwritable(self) -> Decision | None:
-        """The refusal of the main bucket's cheapest call, if the ledger can be read but not written."""
-        project = self._project
-        why = project.log.unwritable(project.name)
-        if not why:
-            return None
-        cheapest, read = self.checklists.of_a_look(), project.reading.mark
+        outlook, project = look(self.answers, self.book, texts(methods, "methods")), self._project
+        outlook = outlook._replace(unwritable=project.log.unwritable(project.name))
+        if not outlook.unwritable or outlook.closed is not None or outlook.full is not None:
+            return outlook
+        cheapest, trouble = self.checklists.of_a_look(), LedgerError(outlook.unwritable)
         charges = charges_of([cheapest], "", "", project.keys.next)
-        (decision,) = self._ask_allowance(cheapest, charges, LedgerError(why), read=read, commit=False)
-        return None if decision.admitted else decision
+        (decision,) = self._ask_allowance(cheapest, charges, trouble, read=project.reading.mark, commit=False)
+        return outlook._replace(full=None if decision.admitted else decision, dearest=None)
 
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not handed over to the ledger yet."""

@@ -408,6 +408,8 @@ def ledger_trouble(session: Session) -> str | None:
     try:
         for project, api in sorted({(each.project, each.book.api) for each in session.settings.credentials.values()}):
             check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
+            if session.ledger.unwritable(project):
+                return "the ledger takes no charge"
     except UnusableLedger:
         return "the ledger cannot be used; if it has moved, restart"
     except QuotaError:

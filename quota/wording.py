@@ -133,6 +133,8 @@ def verdict_of(credential: CredentialRow) -> Verdict:
         if stopped.refusal is None:
             return of_jobs._replace(word="stopped")
         return of_jobs._replace(word="closed") if stopped.is_closed else of_jobs
+    if outlook.unwritable and credential.allowance is not None:
+        return Verdict("open", str(credential.allowance))
     units = "no limit counts its units" if left is None else many(left, "unit")
     return Verdict("open", f"{units}{_calls_left(outlook.dearest, left or 0)}")
 

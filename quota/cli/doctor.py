@@ -161,6 +161,8 @@ def ask_ledger(session: Session) -> list[Finding]:
     try:
         for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
             check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
+            if why := session.ledger.unwritable(project):
+                return [finding_of("warning", "ledger.url", why, "see `quota doctor`")]
     except ConfigError:  # `lint` reports it
         return []
     except LedgerError as error:

@@ -98,9 +98,10 @@ class Dashboard:
     def checks(self) -> list[Check]:
         """The checks of `/healthz`. The page works without the ledger, so trouble with it is a warning."""
         now = self.now.get(SCRAPE_PATIENCE_S)
-        answers = now.error is None and now.value is not None
         trouble = "the ledger cannot be used; the page says why, and shows its last state"
-        checks = [Check("ledger") if answers else Check("ledger", "warn", trouble)]
+        if now.error is None and now.value is not None:
+            trouble = "the ledger takes no charge; the page says why" if now.value.status.unwritable else ""
+        checks = [Check("ledger", "warn" if trouble else "pass", trouble)]
         for name, kept in self.added.items():
             failing = kept.get(PATIENCE_S).error is not None
             checks.append(Check(name, "warn", f"{name} cannot be read") if failing else Check(name))

@@ -32,6 +32,8 @@ class Outlook(NamedTuple):
     `closed` is upstream's exhaustion of the main bucket, or of another that all its calls spend. `full` is the refusal
     of that bucket's cheapest call by the limits that count all its calls. At `next_ms` neither applies any more; it is
     None if neither is set, or one is permanent. `dearest` is the decision for the dearest of the given methods.
+    `unwritable` is why the ledger takes no charge now, or "": then `full` is a refusal without a time, unless the
+    machine's allowance admits that call.
     """
 
     at_ms: int
@@ -41,6 +43,7 @@ class Outlook(NamedTuple):
     full: Decision | None
     next_ms: int | None
     dearest: Decision | None
+    unwritable: str = ""
 
     @property
     def then_full(self) -> bool:

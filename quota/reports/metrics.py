@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_upstream_drift_units": (GAUGE, "Units that were charged here and upstream did not count then."),
     "quota_upstream_compared_timestamp_seconds": (GAUGE, "When upstream was last asked."),
     "quota_allowance_owed_units": (GAUGE, "Units that this machine drew without the ledger and has not repaid."),
-    "quota_ledger_up": (GAUGE, "1 if the ledger answered when this was written, else 0."),
+    "quota_ledger_up": (GAUGE, "1 if the ledger took charges when this was written, else 0."),
     "quota_ledger_put_back_charges": (GAUGE, "Charges that the ledger lost and got back in the last day."),
     "quota_charges_total": (COUNTER, "Charges of a method, since the ledger began."),
     "quota_charged_units_total": (COUNTER, "Their units as they were charged."),
@@ -146,7 +146,7 @@ def of_status(status: Status, project: str) -> Iterator[Sample]:
     """The samples of a project's limits and buckets."""
     credential = next(row for row in status.credentials if row.settings.project == project)
     of_project = {"project": project}
-    yield Sample("quota_ledger_up", of_project, 1)
+    yield Sample("quota_ledger_up", of_project, not credential.outlook.unwritable)
     yield Sample("quota_allowance_owed_units", of_project, credential.owed_units)
     yield Sample("quota_ledger_put_back_charges", of_project, sum(loss.charges for loss in credential.put_back))
     for row in credential.limits:

@@ -159,7 +159,10 @@ class CredentialRow(NamedTuple):
 
     @property
     def remaining_units(self) -> int | None:
-        """What the limits that count every unit of the main bucket still admit; None if none of them does."""
+        """What the limits that count every unit of the main bucket still admit; None if none of them does. While the
+        ledger takes no charge, what the allowance admits."""
+        if self.outlook.unwritable and self.allowance is not None:
+            return self.allowance.remaining_units
         return min((row.state.remaining_units for row in self.limits if self.counts_all(row)), default=None)
 
     def counts_all(self, row: LimitRow) -> bool:
@@ -195,15 +198,18 @@ class CredentialRow(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. `built_in`: no file was found.
-    `unwritable` is why the ledger takes no charge now; "" if nothing is known."""
+    """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. `built_in`: no file was found."""
 
     at_ms: int
     ledger: str
     shared: bool
     built_in: bool
     credentials: tuple[CredentialRow, ...]
-    unwritable: str = ""
+
+    @property
+    def unwritable(self) -> str:
+        """Why the ledger takes no charge now; "" if nothing is known."""
+        return next((row.outlook.unwritable for row in self.credentials if row.outlook.unwritable), "")
 
     @property
     def exit_status(self) -> int:
@@ -267,7 +273,6 @@ def read_status(
                 allowance=allowed.get(settings.project),
             )
 
-        unwritable = next((ledger.unwritable(credentials[name].project) for name in names), "")  # the first: one ledger
         read: dict[Project, CredentialRow] = {}
         for project, row in zip(firsts, _read_several(reading, firsts.values()), strict=True):
             read[project] = row
@@ -286,7 +291,6 @@ def read_status(
             shared=ledger.shared,
             built_in=session.settings.path is None,
             credentials=tuple(rows),
-            unwritable=unwritable,
         )
     except LedgerError as error:
         raise with_allowances(error, session, credential) from error

@@ -108,6 +108,8 @@ def lines_of(decision: Any, event: str) -> int:
 
 
 def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> None:
+    config = machine.folder / "quota.toml"
+    config.write_text(config.read_text() + '[notify]\ncommand = ["sh", "-c", "cat >> told"]\n')
     with small_disk(machine.folder / "ledger", 400):
         assert machine.charge()["source"] == "ledger"
         ballast = fill(machine.folder / "ledger")
@@ -119,6 +121,7 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
         line = one_line(machine.quota("charge", "search.list"), 69)
         assert "ledger.db: reading or writing it failed; check the disk and its space" in line
         assert "t: done" in machine.quota("run", "t").stdout
+        assert '"ledger_away"' in (machine.folder / "told").read_text()
         ballast.unlink()
         assert machine.charge()["limits"][0]["used_units"] == 2 + 1 + machine.requests
         assert (machine.requests, machine.units()) == (8, 11)

@@ -18,12 +18,16 @@ import quota
 from quota.cli.doctor import PEEKS, examine
 from quota.common.clock import host_clock
 from quota.common.findings import examine_folder, file_system
+from quota.dashboard.app import Dashboard
 from quota.inbound.redis_storage import COMMANDS as INBOUND_COMMANDS
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_needs import COMMANDS, OF_A_SENTINEL, acl_line
+from quota.reports.metrics import exposition
+from quota.session import ledger_trouble
 from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
 from support.emulator import Emulator
+from support.page import overview
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer
 from support.users import not_root
@@ -316,7 +320,8 @@ def test_doctor_warns_of_a_server_that_forgets_and_evicts(command: Quota) -> Non
 
 def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: RedisServer) -> None:
     """It answers every question, so all else looks well."""
-    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    allowance = "unavailable = { max_cost = 1, allowance = 50 }\n"
+    path = command.configure(f'[ledger]\nurl = "{server.url}"\n{allowance}' + MAIN)
     assert command("charge", "search.list", KEY="k").returncode == 0
     with redis.Redis(port=server.port) as client:
         for break_it, mend_it, message, remedy in (
@@ -327,6 +332,14 @@ def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: Re
             expect(command, "server writes", "error", message, f"-> {remedy}")
             for asked in ("charge", "peek"):
                 assert message in one_line(command(asked, "search.list", KEY="k"), 69)
+            assert message in command("check", KEY="k").stdout
+            assert "OPEN: this machine's allowance, for calls of at most 1 unit: 0 of" in command("status").stdout
+            with quota.open(path) as session:
+                assert ledger_trouble(session) == "the ledger takes no charge"
+                dashboard = Dashboard(session)
+                assert "The ledger takes no charge" in overview(dashboard)
+                assert dashboard.checks()[0].status == "warn"
+                assert 'quota_ledger_up{project="research"} 0' in exposition(dashboard.samples())
             client.execute_command(*mend_it)
             assert "server writes" not in command("doctor", KEY="k").stdout
             assert command("charge", "search.list", KEY="k").returncode == 0
