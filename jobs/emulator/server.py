@@ -108,7 +108,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self._read_body()
         if body is None:
             return
-        request = make_request(self.command, self.path, self.headers, body)
+        verb = "GET" if self.command == "HEAD" else self.command
+        request = make_request(verb, self.path, self.headers, body)
         try:
             reply = self.server.service(request)
         except Rejected as rejected:
@@ -120,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_reply(reply)
 
     # The base class looks these names up.
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815
 
     def _read_body(self) -> bytes | None:
         """The request's body. None when it is incomplete: the client gets an error, or has disconnected."""

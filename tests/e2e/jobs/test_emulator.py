@@ -56,10 +56,11 @@ def test_the_emulator_prices_the_other_methods_and_answers_them_emptily(upstream
     assert (made["kind"], made["snippet"], "status" in made) == ("youtube#playlist", body["snippet"], False)
     assert ask(upstream, f"/youtube/v3/playlists?id={made['id']}", None, "DELETE", headers=token) == (204, None)
     with socket.create_connection(("127.0.0.1", httpx.URL(upstream.address).port)) as line:
-        line.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
-        assert line.makefile("rb").read().endswith(b"\r\n\r\n"), "an answer to HEAD has no body"
+        line.sendall(b"HEAD /youtube/v3/videos?part=id&chart=mostPopular&key=k HTTP/1.0\r\n\r\n")
+        head = line.makefile("rb").read()
+    assert (head[:12], head[-4:]) == (b"HTTP/1.1 200", b"\r\n\r\n"), "HEAD is a GET whose answer has no body"
     assert len(get(upstream, "search", part="id", id="x", maxResults="1")[1]["items"]) == 1, "it selects no ids"
-    assert upstream.usage()["units"] == {"units": 50 + 50 + 50 + 50 + 100}
+    assert upstream.usage()["units"] == {"units": 50 + 50 + 50 + 50 + 1 + 100}
 
 
 def test_a_recorded_item_may_have_any_fields(tmp_path: Path) -> None:
