@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-import quota
 from quota.cli.options import apart, config_option, format_option
 from quota.cli.output import fail_each, print_json, print_rich, render_parts, say, unwound
 from quota.common.files import path_of, read_text, readable
@@ -207,7 +206,7 @@ def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], as
         say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
         say("You may leave +info out: then quota cannot check that the maxmemory-policy is noeviction.", err=True)
         return 0
-    with quota.open(config) as session:
+    with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = examine(session, call=call, notify=notify)
     return _tell(
         session.settings.source, findings, as_json, lambda: print_rich(render_parts(finding_parts(findings))), 1

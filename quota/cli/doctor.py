@@ -178,7 +178,9 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
     """All findings about a session, errors first. With `call`, each credential makes one cheap call; with `notify`, a
     test event is sent."""
     credentials = {c.project: c for c in session.settings.credentials.values()}.values()
-    findings = [*_configuration(session), *_ledger(session, [c.name for c in credentials])]
+    findings = [*_configuration(session)]
+    if credentials:  # inbound limits alone need none
+        findings += _ledger(session, [credential.name for credential in credentials])
     for credential in session.settings.credentials.values():
         findings += _key(session, credential, call=call)
     for book in _books(session):
@@ -477,7 +479,9 @@ def acl_lines(settings: Settings, projects: Sequence[str]) -> list[str]:
             raise UsageError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
     url, inbound = _of_redis(settings.ledger.url), _inbound_url(settings)
     keys = [pattern_of(project) for project in projects or ("*",)]
-    rights = {_user(url, USER): (keys, [*COMMANDS, *_of_the_way(url)])}
+    rights = {}
+    if settings.credentials or not inbound:
+        rights[_user(url, USER)] = keys, [*COMMANDS, *_of_the_way(url)]
     if inbound:
         from quota.inbound.redis_storage import COMMANDS as OF_INBOUND
         from quota.inbound.redis_storage import KEYS as INBOUND_KEYS

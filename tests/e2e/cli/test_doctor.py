@@ -95,6 +95,8 @@ def test_the_configuration_is_left_to_check(command: Quota) -> None:
     expect(command, "configuration", "warning", "1 warning -> run `quota check`")
     command.configure(MAIN)
     expect(command, "configuration", "ok")
+    command.configure('[inbound.all]\nlimit = 9\nwindow = "1m"\n')
+    assert command("doctor").returncode == 0, "inbound limits alone need no credential"
     assert "`quota doctor`" in " ".join(command("check", "--help").stdout.split())
     assert "`quota check`" in command("doctor", "--help").stdout
 
@@ -107,21 +109,17 @@ def test_a_key_that_cannot_be_read_is_an_error(command: Quota) -> None:
     assert "the-secret" not in command("doctor", KEY="the-secret").stdout
 
 
-def test_doctor_warns_of_a_state_folder_in_memory(command: Quota) -> None:
-    in_memory = "/dev/shm"  # noqa: S108
-    if file_system(in_memory) != "tmpfs":
-        pytest.skip(f"{in_memory} is no tmpfs here")
-    command.configure(MAIN)
-    with tempfile.TemporaryDirectory(dir=in_memory) as folder:
-        says = "is on tmpfs: a restart forgets what this machine saw"
-        expect(command, "state folder", "warning", says, QUOTA_STATE_DIR=folder)
-
-
-def test_doctor_warns_of_a_relative_state_folder(command: Quota) -> None:
+def test_doctor_warns_of_a_relative_state_folder_and_of_one_in_memory(command: Quota) -> None:
     command.configure(MAIN)
     says = "QUOTA_STATE_DIR=here is relative: a command that starts in another folder"
     remedy = f"-> QUOTA_STATE_DIR={command.folder}/here"
     expect(command, "state folder", "warning", says, remedy, QUOTA_STATE_DIR="here")
+    in_memory = "/dev/shm"  # noqa: S108
+    if file_system(in_memory) != "tmpfs":
+        pytest.skip(f"{in_memory} is no tmpfs here")
+    with tempfile.TemporaryDirectory(dir=in_memory) as folder:
+        says = "is on tmpfs: a restart forgets what this machine saw"
+        expect(command, "state folder", "warning", says, QUOTA_STATE_DIR=folder)
 
 
 def test_doctor_warns_of_a_network_file_system(tmp_path: Path) -> None:
@@ -411,6 +409,7 @@ def test_the_rights_go_by_the_url(
 @pytest.mark.parametrize(
     ("ledger", "inbound", "users"),
     [
+        ("", "redis://h:1/0", ["inbound"]),
         ("redis://app:a@h:1/0", "redis://app:a@h:1/0", ["app"]),
         ("redis://h:1/0", "redis://h:1/0", ["quota", "inbound"]),
         ("redis://h:1/0", "sqlite:///inbound.db", ["quota"]),
@@ -419,9 +418,9 @@ def test_the_rights_go_by_the_url(
 def test_the_rights_of_the_inbound_storage_are_a_line_of_their_own(
     command: Quota, ledger: str, inbound: str, users: list[str]
 ) -> None:
-    """But where one user has both."""
+    """But where one user has both, or no credential needs a ledger."""
     limits = f'[inbound]\nurl = "{inbound}"\n[inbound.all]\nlimit = 9\nwindow = "1m"\n'
-    command.configure(f'[ledger]\nurl = "{ledger}"\n' + MAIN + limits)
+    command.configure((f'[ledger]\nurl = "{ledger}"\n' + MAIN if ledger else "") + limits)
     lines = command("doctor", "--acl").stdout.splitlines()
     assert [line.split()[2] for line in lines] == users
     if inbound.startswith("redis"):
