@@ -20,6 +20,15 @@ from quota.settings.toml import Either, Keys, Kind, Rows, Table, Text, dotted
 
 PREFIX = "QUOTA__"
 
+REMEDY = f"write two underscores between names and all in capitals, as in {PREFIX}LEDGER__URL"
+_ALMOST = re.compile(rf"(?i)quota_+({'|'.join(ROOT)})_")
+
+
+def almost(names: Iterable[str], written: str) -> list[str]:
+    """The variables that look like keys and set none, without those that the file names, as in env:NAME."""
+    each = (name for name in sorted(names) if _ALMOST.match(name) and not name.startswith(PREFIX))
+    return [name for name in each if name not in written]
+
 
 def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The tables with the values of these variables, and the variable of each path.

@@ -8,7 +8,6 @@ and runs the entry points of the group `quota.checks`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -23,11 +22,11 @@ from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
 from quota.settings.books import as_written
-from quota.settings.environment import PREFIX
+from quota.settings.environment import REMEDY, almost
 from quota.settings.lint_books import lint_book
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
 from quota.settings.references import address_of, read_address, read_key
-from quota.settings.tables import ROOT, inbound_table
+from quota.settings.tables import inbound_table
 from quota.settings.toml import read_file
 from quota.terms.costs import Bucket, Quota, covers, headrooms
 from quota.terms.limits import DAY_MS, SECOND_MS, Calendar, Limit, format_duration
@@ -135,10 +134,8 @@ def _ways(settings: Settings) -> Iterator[Finding]:
 def _variables(settings: Settings) -> Iterator[Finding]:
     """Findings about variables that look like keys; not about those that the file names, as in env:NAME."""
     written = read_file(settings.path) if settings.path is not None and settings.path.is_file() else ""  # no pipe
-    remedy = f"write two underscores between names and all in capitals, as in {PREFIX}LEDGER__URL"
-    for name in sorted(os.environ):
-        if re.match(rf"(?i)quota_+({'|'.join(ROOT)})_", name) and not name.startswith(PREFIX) and name not in written:
-            yield warning(f"environment variable {name}", "sets no key of the configuration", remedy)
+    for name in almost(os.environ, written):
+        yield warning(f"environment variable {name}", "sets no key of the configuration", REMEDY)
 
 
 def _server(settings: Settings) -> Iterator[Finding]:

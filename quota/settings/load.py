@@ -28,7 +28,7 @@ from quota.common.text import listed, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
 from quota.settings.books import Mistakes, default_limits, load_book, parse_limits
-from quota.settings.environment import PREFIX, overlaid
+from quota.settings.environment import PREFIX, REMEDY, almost, overlaid
 from quota.settings.model import (
     BUILT_IN,
     GIVEN,
@@ -103,6 +103,9 @@ def read_config(config: str | Path | None = None) -> Config:
         text, source, folder = "" if alone else read_text("quota.config", "default.toml"), BUILT_IN, state_folder()
     else:
         text, source, folder = read_file(path), one_line(path), path.absolute().parent
+    for name in almost(os.environ, text):
+        if "__" in name:  # with single underscores it may be another program's
+            raise ConfigError(f"environment variable {name}: sets no key of the configuration; {REMEDY}")
     data, paths = overlaid(parse_toml(text, source), variables)
     return Config(data, path, source, folder, text, paths)
 
