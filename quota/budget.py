@@ -195,13 +195,22 @@ class Budget(OfOneProcess):
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        outlook, project = look(self.answers, self.book, texts(methods, "methods")), self._project
-        outlook = outlook._replace(unwritable=project.log.unwritable(project.name))
-        if not outlook.unwritable or outlook.closed is not None or outlook.full is not None:
+        outlook = look(self.answers, self.book, texts(methods, "methods"))
+        why = self._project.log.unwritable(self.project)
+        return self._on_allowance(outlook, LedgerError(why)) if why else outlook
+
+    def unread(self, trouble: LedgerError) -> Outlook:
+        """The outlook while the ledger does not answer for this project: no limits, and what the allowance admits."""
+        nothing = Outlook(self._project.wall(), (), (), None, None, None, None)
+        return self._on_allowance(nothing, trouble)
+
+    def _on_allowance(self, outlook: Outlook, trouble: LedgerError) -> Outlook:
+        outlook = outlook._replace(unwritable=str(trouble))
+        if outlook.closed is not None or outlook.full is not None:
             return outlook
-        cheapest, trouble = self.checklists.of_a_look(), LedgerError(outlook.unwritable)
-        charges = charges_of([cheapest], "", "", project.keys.next)
-        (decision,) = self._ask_allowance(cheapest, charges, trouble, read=project.reading.mark, commit=False)
+        cheapest, read = self.checklists.of_a_look(), self._project.reading.mark
+        charges = charges_of([cheapest], "", "", self._project.keys.next)
+        (decision,) = self._ask_allowance(cheapest, charges, trouble, read=read, commit=False)
         return outlook._replace(full=None if decision.admitted else decision, dearest=None)
 
     def owed_units(self) -> int:

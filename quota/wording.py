@@ -90,7 +90,8 @@ def status_parts(status: Status) -> Iterator[Part]:
         verdict = verdict_of(credential)
         yield Line(f"{verdict.word.upper()}{verdict.rest}", "open" if credential.open else "verdict")
         yield from early_of(credential)
-        yield _limits_of(credential, status.at_ms)
+        if credential.limits:
+            yield _limits_of(credential, status.at_ms)
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
             if edge_ms is not None:
                 yield Line(f"upstream resets {moment(edge_ms, zone)}, in {spell(edge_ms - status.at_ms)}")

@@ -56,8 +56,10 @@ Spent = dict[str, list[Spending]]
 def read_now(session: Session) -> Now:
     """The state of the ledger. Raises LedgerError."""
     status = read_status(session, jobs=True)
-    projects = [session.project(credential.name) for credential in projects_of(session).values()]
-    refusals = [kept for project in projects for kept in read_refusals(project)]
+    refusals: list[KeptRefusal] = []
+    for credential in projects_of(session).values():
+        with suppress(LedgerError):  # its verdict says why
+            refusals += read_refusals(session.project(credential.name))
     refusals.sort(key=lambda kept: kept.at_ms, reverse=True)
     return Now(status, tuple(refusals))
 
@@ -70,6 +72,8 @@ def read_curves(session: Session, forecast: Forecast) -> Curves:
     for project, credential in projects_of(session).items():
         budget = session.budget(credential.name)
         limits = next(row.limits for row in status.credentials if row.settings.project == project)
+        if not limits:
+            continue
         first_ms = min((since(limit.view.window, status.at_ms) for limit in budget.limits), default=status.at_ms)
         past = charges(project_of(budget), max(0, first_ms))
         coming = [charge for charge in forecast.expected if charge.project == project]
@@ -92,11 +96,11 @@ def read_curves(session: Session, forecast: Forecast) -> Curves:
 
 def read_spent(session: Session) -> Spent:
     """Who spent the budget, for each project. Raises LedgerError."""
-    by, spent = ("job", "method", "region"), Spent()
+    by, spent, at_ms = ("job", "method", "region"), Spent(), session.ledger.now_ms()
     for name, credential in projects_of(session).items():
         project = session.project(credential.name)
-        at_ms = project.log.now_ms()
-        spent[name] = [read_spending([project], by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
+        with suppress(LedgerError):
+            spent[name] = [read_spending([project], by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
     return spent
 
 
@@ -109,18 +113,15 @@ def forecast_of(added: Iterable[Reading[Contribution]]) -> Forecast:
 
 def read_samples(session: Session, status: Status | None) -> list[Sample]:
     """The samples of the ledger for `/metrics`. No status: the ledger does not answer."""
-    projects, samples = projects_of(session).items(), list[Sample]()
-    if status is not None:
-        with suppress(LedgerError):
-            for project, credential in projects:
+    samples: list[Sample] = []
+    for project, credential in projects_of(session).items():
+        of_project = [*of_silence(project, session.budget(credential.name).owed_units())]
+        if status is not None:
+            with suppress(LedgerError):
                 charged, refused = read_sums(session.project(credential.name))
-                samples += [*of_status(status, project), *of_sums(project, charged, refused)]
-            return samples
-    return [
-        sample
-        for project, credential in projects
-        for sample in of_silence(project, session.budget(credential.name).owed_units())
-    ]
+                of_project = [*of_status(status, project), *of_sums(project, charged, refused)]
+        samples += of_project
+    return samples
 
 
 def key_of(kept: KeptRefusal) -> str:

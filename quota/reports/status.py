@@ -18,7 +18,7 @@ from quota.deciding.losses import Loss, losses, merged
 from quota.deciding.outlook import Outlook
 from quota.deciding.project import Project
 from quota.decision import AllowanceState, Decision, LimitState
-from quota.errors import ConfigError, LedgerError, OtherApi, Refused
+from quota.errors import ConfigError, LedgerError, OtherApi, Refused, UnusableLedger
 from quota.rules.calls import cap
 from quota.rules.entry import others_units
 from quota.rules.facts import Exhaustion, Grant
@@ -233,7 +233,8 @@ def read_status(
     """The status of every credential of a session, or of one. `progress` takes lines that say how many are read.
     `next_capacity=False` leaves out the `next_capacity_ms` of limits, which may need the log; `jobs` adds the jobs;
     with `here` a job goes on only if this process could run it: the dashboard's need not have the key.
-    Raises LedgerError, whose message has what this machine may spend meanwhile.
+    Raises LedgerError, whose message has what this machine may spend meanwhile. If some projects can be read and others
+    cannot, as while a node of a cluster is silent, the rows of these others have no limits.
 
     Each project is read once, so its credentials show the same numbers. A few threads read at once.
     """
@@ -251,8 +252,20 @@ def read_status(
         for name in names:
             firsts.setdefault(session.project(name), name)
         jitter_ms = machine_jitter_ms()
+        silent: list[LedgerError] = []
 
         def reading(name: str) -> CredentialRow:
+            try:
+                return answered(name)
+            except UnusableLedger:
+                raise
+            except LedgerError as error:
+                silent.append(error)
+                settings, budget = credentials[name], session.budget(name)
+                allowance = allowed.get(settings.project)
+                return CredentialRow(budget.unread(error), settings, budget.owed_units(), (), (), allowance=allowance)
+
+        def answered(name: str) -> CredentialRow:
             settings, budget = credentials[name], session.budget(name)
             project, outlook = project_of(budget), budget.outlook(methods.get(settings.project, []))
             facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
@@ -278,6 +291,8 @@ def read_status(
             read[project] = row
             if progress is not None:
                 progress(f"{len(read):,} of {many(len(firsts), 'project')} read")
+        if firsts and len(silent) == len(firsts):
+            raise silent[0]
         every, rows = list(all_jobs(session, here=here)) if jobs else [], []
         for name in names:
             settings = credentials[name]

@@ -6,15 +6,17 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from redis.crc import key_slot
 
+import quota
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
+from quota.dashboard.reading import read_now, read_samples
 from quota.decision import Decision
-from quota.errors import StorageAway
+from quota.errors import LedgerError, StorageAway
 from quota.inbound.rules import open_storage
 from quota.ledger import redis_needs
 from quota.ledger.factory import open_ledger
@@ -147,6 +149,23 @@ def test_a_cluster_with_silent_nodes_decides_in_time(nodes: Nodes, charge: Calla
                     assert charge(budget).reason == "ledger-unavailable"
                     assert time.monotonic() - began_s < DEADLINE_S
             until(lambda: charge(budget).admitted, "nobody comes back")
+
+
+@pytest.mark.usefixtures("real_walls", "state_dir")
+def test_a_silent_node_hides_no_project_of_another_node(nodes: Nodes) -> None:
+    owner = nodes.owner(KEY)
+    other = next(name for name in "abcdefghij" if nodes.owner(f"quota:{{{name}}}:ledger:log") is not owner)
+    credentials = {name: {"api": "youtube-v3"} for name in ("p", other)}
+    with quota.open(settings={"ledger": {"url": nodes.url}, "credentials": credentials}) as session, stopped(owner):
+
+        def seen() -> list[tuple[bool, bool]]:
+            with suppress(LedgerError):
+                status = read_now(session).status
+                up = [each.value for each in read_samples(session, status) if each.family == "quota_ledger_up"]
+                return [(row.open, value == 1) for row, value in zip(status.credentials, up, strict=True)]
+            return []
+
+        until(lambda: seen() == [(False, False), (True, True)], "both look silent")
 
 
 def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> None:
