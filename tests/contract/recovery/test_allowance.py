@@ -47,15 +47,6 @@ def test_the_allowance_admits_nothing_while_a_log_is_rebuilt(site: Site, monkeyp
         budget.usage()
 
 
-def test_any_process_of_the_machine_hands_over_the_draws(far: Site, line: Proxy) -> None:
-    machine = far.machine()
-    budget = machine.budget(limit(100), allowance=ALLOWANCE)
-    with cut(line):
-        assert budget.charge("videos.list", units=3).source == "allowance"
-    assert machine.budget(limit(100)).usage()[0].used_units == 3
-    assert (budget.owed_units(), units_of(machine)) == (0, [3])
-
-
 @pytest.mark.parametrize("lost", [False, True], ids=["the log stays", "the log is lost"])
 def test_a_draw_whose_first_try_did_reach_the_ledger_counts_once(far: Site, line: Proxy, lost: bool) -> None:
     """Its process had no answer and has ended. Who hands it over finds it by its key, and notes it. Another machine has

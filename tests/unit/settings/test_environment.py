@@ -260,16 +260,13 @@ def test_settings_given_in_code_are_checked_like_a_file(state_dir: Path, setting
     assert str(error.value) == message
 
 
-def test_settings_and_a_path_together_are_an_error(state_dir: Path) -> None:
-    with pytest.raises(UsageError, match="not both"):
-        quota.open("quota.toml", settings={})
-
-
-def test_settings_that_hold_themselves_are_refused(state_dir: Path) -> None:
+def test_settings_beside_a_path_or_that_hold_themselves_are_refused(state_dir: Path) -> None:
     endless: dict[str, Any] = {}
     endless["credentials"] = endless
     with pytest.raises(ConfigError, match="nested too deep"):
         quota.open(settings=endless)
+    with pytest.raises(UsageError, match="not both"):
+        quota.open("quota.toml", settings={})
 
 
 @pytest.fixture

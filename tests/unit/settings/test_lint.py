@@ -136,9 +136,9 @@ def test_a_variable_that_almost_sets_a_key_is_named(
 ) -> None:
     """Where it can mean nothing else, it stops every command: another ledger has another budget."""
     monkeypatch.setenv(variable, "memory:")
-    with nullcontext() if variable == "QUOTA_LEDGER_URL" else pytest.raises(ConfigError, match=f"{variable}: sets no k"):
+    with nullcontext() if variable == "QUOTA_LEDGER_URL" else pytest.raises(ConfigError, match=f"{variable}: sets no"):
         (finding,) = findings(tmp_path, GOOD)
-        assert str(finding).startswith(f"warning: environment variable {variable}: sets no key of the configuration; w")
+        assert str(finding).startswith(f"warning: environment variable {variable}: sets no key of the configuration; ")
     monkeypatch.setenv(variable, "k")
     assert findings(tmp_path, GOOD.replace("env:LINT_KEY", f"env:{variable}")) == []
 
@@ -569,11 +569,6 @@ def test_an_installed_module_that_hides_the_users_own_is_named(tmp_path: Path) -
     (tmp_path / "calendar.py").write_text("def fetch(client, region, cursor): ...\n")
     (reported,) = findings(tmp_path, GOOD.replace('fetch = "trending"', 'fetch = "calendar:fetch"'))
     assert reported.remedy == f"calendar is {calendar.__file__} here: give yours another name"
-
-
-def test_errors_come_first(tmp_path: Path) -> None:
-    reported = findings(tmp_path, GOOD.replace("env:LINT_KEY", "env:NO_KEY").replace("leave = 500", "leave = 9_500"))
-    assert [finding.level for finding in reported] == ["error", "error", "warning"]
 
 
 ALONE = '[credentials.main]\napi = "youtube-v3"\n[credentials.two]\napi = "gmail-v1"\n'

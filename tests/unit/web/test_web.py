@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from quota.clients.gate import answer_to
-from quota.decision import Decision
 from quota.errors import QuotaError, UsageError
 from quota.web.documents import Check, Problem, health, seconds, send_problem
 from quota.web.serving import _turn_in, listen, listening_at, names_of, protected, require_web
@@ -45,12 +43,6 @@ def asked(app: Any, *headers: tuple[bytes, bytes]) -> tuple[int, dict[str, str],
 @pytest.mark.parametrize(("ms", "s"), [(0, 1), (1, 1), (1_000, 1), (1_001, 2)])
 def test_seconds_are_rounded_up(ms: int, s: int) -> None:
     assert seconds(ms) == s
-
-
-def test_retry_after_is_at_least_one_second() -> None:
-    """Whether a program is charged in itself or by the proxy."""
-    refused = Decision(False, None, None, "main", "project", "search.list", 100, "limit", "day", 0, 1_000, 1_000, ())
-    assert answer_to(refused).retry_after_s == 1
 
 
 def test_a_problem_is_a_document_of_rfc_9457() -> None:
