@@ -409,7 +409,7 @@ def ledger_trouble(session: Session) -> str | None:
         for project, api in sorted({(each.project, each.book.api) for each in session.settings.credentials.values()}):
             check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
             if session.ledger.unwritable(project):
-                return "the ledger takes no charge"
+                return "the ledger accepts no charges"
     except UnusableLedger:
         return "the ledger cannot be used; if it has moved, restart"
     except QuotaError:

@@ -88,9 +88,10 @@ def init(path: str, force: bool, api: str | None, full: bool) -> None:
 def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. Exit with 78 on an error.
 
-    It also opens the ledger. It warns if the ledger does not answer or takes no charge, or if the state folder cannot
-    record draws. It reports an error if the ledger moved away, or has another API's charges or an older format. The
-    last lines list the addresses of `quota proxy`. `quota doctor` examines the ledger and this machine.
+    It also opens the ledger. It warns if the ledger does not answer or accepts no charges, or if the state folder
+    cannot record draws on the allowance. It reports an error if the ledger moved away, or has another API's charges or
+    an older format. The last lines list the addresses of `quota proxy`. `quota doctor` examines the ledger and this
+    machine.
 
     \b
     Example:

@@ -225,7 +225,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
     reported = prevented is not None
     if prevented:
         why, remedy = prevented
-        yield problem("ledger", f"{ledger.label} takes no charge: {why}", remedy)
+        yield problem("ledger", f"{ledger.label} accepts no charges: {why}", remedy)
     if path and not os.path.exists(path):
         if not prevented:
             yield from _missing(session, names)

@@ -100,7 +100,7 @@ class Dashboard:
         now = self.now.get(SCRAPE_PATIENCE_S)
         trouble = "the ledger cannot be used; the page says why, and shows its last state"
         if now.error is None and now.value is not None:
-            trouble = "the ledger takes no charge; the page says why" if now.value.status.unwritable else ""
+            trouble = "the ledger accepts no charges; the page says why" if now.value.status.unwritable else ""
         checks = [Check("ledger", "warn" if trouble else "pass", trouble)]
         for name, kept in self.added.items():
             failing = kept.get(PATIENCE_S).error is not None

@@ -226,7 +226,7 @@ def _notices(state: State) -> list[dict[str, Any]]:
     """The parts that cannot be read now, each error once."""
     readings: list[tuple[str, Reading[Any]]] = [("The ledger cannot be used", state.now)]
     if state.now.error is None and state.now.value is not None and (why := state.now.value.status.unwritable):
-        readings = [("The ledger takes no charge", state.now._replace(error=why))]
+        readings = [("The ledger accepts no charges", state.now._replace(error=why))]
     if state.now.error is None:
         readings.append(("The spending cannot be read", state.spent))
     readings += [(f"{what.capitalize()} cannot be read", reading) for what, reading in state.added]

@@ -32,7 +32,7 @@ class Outlook(NamedTuple):
     `closed` is upstream's exhaustion of the main bucket, or of another that all its calls spend. `full` is the refusal
     of that bucket's cheapest call by the limits that count all its calls. At `next_ms` neither applies any more; it is
     None if neither is set, or one is permanent. `dearest` is the decision for the dearest of the given methods.
-    `unwritable` is why the ledger takes no charge now, or "": then `full` is a refusal without a time, unless the
+    `unwritable` is why the ledger accepts no charges now, or "": then `full` is a refusal without a time, unless the
     machine's allowance admits that call.
     """
 

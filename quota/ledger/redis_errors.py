@@ -137,14 +137,14 @@ _FAULTS = {
     # Redis 6 wraps what stopped a script into a text of its own.
     "(^|-)READONLY ": " is a replica, which cannot be written to; name the primary",
     "(^|-)NOREPLICAS ": (
-        " has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are back; see its "
-        "replicas"
+        " has fewer replicas in reach than its min-replicas-to-write, and accepts no charges until they are back; "
+        "see its replicas"
     ),
     "(^|-)OOM ": " is out of memory; raise its maxmemory",
     "DB index is out of range|invalid DB index": (
         " has no database of that number; take a lower one, or raise the server's `databases`"
     ),
-    "MISCONF ": " cannot save its data and takes no charge until it can; see the server's log",
+    "MISCONF ": " cannot save its data and accepts no charges until it can; see the server's log",
     "(^|-)BUSY ": " is busy with another program's script; wait for its end, or run SCRIPT KILL",
     "^(TRYAGAIN|CLUSTERDOWN|MASTERDOWN) ": " is moving its data or choosing a primary; run again in a moment",
     "WRONGTYPE ": (

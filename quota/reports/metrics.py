@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_upstream_drift_units": (GAUGE, "Units that were charged here and upstream did not count then."),
     "quota_upstream_compared_timestamp_seconds": (GAUGE, "When upstream was last asked."),
     "quota_allowance_owed_units": (GAUGE, "Units that this machine drew without the ledger and has not repaid."),
-    "quota_ledger_up": (GAUGE, "1 if the ledger took charges when this was written, else 0."),
+    "quota_ledger_up": (GAUGE, "1 if the ledger accepted charges when this was written, else 0."),
     "quota_ledger_put_back_charges": (GAUGE, "Charges that the ledger lost and got back in the last day."),
     "quota_charges_total": (COUNTER, "Charges of a method, since the ledger began."),
     "quota_charged_units_total": (COUNTER, "Their units as they were charged."),

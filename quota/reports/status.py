@@ -160,7 +160,7 @@ class CredentialRow(NamedTuple):
     @property
     def remaining_units(self) -> int | None:
         """What the limits that count every unit of the main bucket still admit; None if none of them does. While the
-        ledger takes no charge, what the allowance admits."""
+        ledger accepts no charges, what the allowance admits."""
         if self.outlook.unwritable and self.allowance is not None:
             return self.allowance.remaining_units
         return min((row.state.remaining_units for row in self.limits if self.counts_all(row)), default=None)
@@ -208,7 +208,7 @@ class Status(NamedTuple):
 
     @property
     def unwritable(self) -> str:
-        """Why the ledger takes no charge now; "" if nothing is known."""
+        """Why the ledger accepts no charges now; "" if nothing is known."""
         return next((row.outlook.unwritable for row in self.credentials if row.outlook.unwritable), "")
 
     @property

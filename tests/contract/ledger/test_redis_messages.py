@@ -127,8 +127,8 @@ def test_redis_with_too_few_replicas_takes_no_charge(ask: Ask, executable: str) 
     with RedisServer("--min-replicas-to-write", "1", executable=executable) as server:
         line = ask(server.url)
     assert line.endswith(
-        "has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are back; see its "
-        "replicas"
+        "has fewer replicas in reach than its min-replicas-to-write, and accepts no charges until they are back; "
+        "see its replicas"
     ), line
 
 

@@ -205,7 +205,7 @@ def test_doctor_rejects_a_dangling_link_as_ledger_or_state_folder(command: Quota
     command.configure('[ledger]\nurl = "sqlite:///ledger.db"\n' + MAIN)
     (command.folder / "disk").mkdir()
     (command.folder / "ledger.db").symlink_to(command.folder / "disk" / "ledger.db")
-    expect(command, "ledger", "error", "takes no charge: it is a link to nothing ->")
+    expect(command, "ledger", "error", "accepts no charges: it is a link to nothing ->")
     assert "ledger.db cannot be opened: it is a link to nothing; make what it names" in command("check", KEY="k").stdout
     assert "it is a link to nothing" in one_line(command("charge", "search.list", KEY="k"), 69)
     (command.folder / "state").symlink_to(command.folder / "unmounted/quota")
@@ -222,14 +222,14 @@ def test_doctor_rejects_a_read_only_ledger(command: Quota, monkeypatch: pytest.M
     with not_root(), quota.open(path) as session:
         assert session.budget().charge("search.list").reason == "ledger-unavailable"
         (finding,) = (each for each in examine(session) if each.level == "error" and "ledger" in each.location)
-    why = "takes no charge: this user may not write to it"
+    why = "accepts no charges: this user may not write to it"
     assert (finding.location, finding.message[-len(why) :]) == ("ledger", why)
     (command.folder / "ledger.db").chmod(0o600)
     with not_root(), quota.open(path) as session:  # SQLite gave the files beside it the same mode, and they stay
         why = "is read-only; give this user write access to the file, its -wal and -shm"
         assert why in session.budget().charge("search.list").detail
         (finding,) = (each for each in examine(session) if each.level == "error" and "ledger" in each.location)
-        assert finding.message.endswith(f"takes no charge: this user may not write to {path.parent}/ledger.db-shm")
+        assert finding.message.endswith(f"accepts no charges: this user may not write to {path.parent}/ledger.db-shm")
         assert why in session.budget().peek("search.list").detail
     for beside in command.folder.glob("ledger.db-*"):
         beside.chmod(0o600)
@@ -333,9 +333,9 @@ def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: Re
             assert message in command("check", KEY="k").stdout
             assert "OPEN: this machine's allowance, for calls of at most 1 unit: 0 of" in command("status").stdout
             with quota.open(path) as session:
-                assert ledger_trouble(session) == "the ledger takes no charge"
+                assert ledger_trouble(session) == "the ledger accepts no charges"
                 dashboard = Dashboard(session)
-                assert "The ledger takes no charge" in overview(dashboard)
+                assert "The ledger accepts no charges" in overview(dashboard)
                 assert dashboard.checks()[0].status == "warn"
                 assert 'quota_ledger_up{project="research"} 0' in exposition(dashboard.samples())
             client.execute_command(*mend_it)
