@@ -292,16 +292,16 @@ class Attempts:
         return refusal_of(self._budget, self.job, self.fetch, checkpoint)
 
     def _address(self, error: Exception) -> str:
-        """The address of a failed call: from the error, if it is of requests or httpx, else the client's address. The
-        client asks another server for its tokens."""
+        """The address of a failed call: from the error, if it is of requests or httpx, else that of the API. The client
+        asks another server for its tokens."""
         url = urlsplit(str(getattr(_request_of(error), "url", "")))
-        if url.netloc:
-            return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
-        if passed(error, "google.auth.", "google.oauth2."):
-            return "the token server"
-        if self.client is None:
-            return "upstream"
-        return self._upstream.address(self.client, self.session.credential(self.job.credential).endpoint)
+        if not url.netloc:
+            if passed(error, "google.auth.", "google.oauth2."):
+                return "the token server"
+            if self.client is None:
+                return "upstream"
+            url = urlsplit(self._upstream.access(self.session.credential(self.job.credential).endpoint).root)
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
         """Units by region, units by page number, and the number of attempts, for the calls of this run. Corrections are

@@ -241,13 +241,9 @@ class Google:
         """The metered client of a job. It keeps the job's limits as far as it can."""
         return session.google(credential, self.book.api, self.book.version, **limits)
 
-    def address(self, client: Any, endpoint: str | None) -> str:
-        """The address that such a client calls, for messages."""
-        scheme, _, rest = client._baseUrl.partition("://")
-        return f"{scheme}://{rest.partition('/')[0]}"
-
     def access(self, endpoint: str | None) -> Access:
-        """How a proxy passes requests on for a credential with this endpoint. Raises ConfigError."""
+        """Where the API is for a credential with this endpoint, and how a proxy passes requests on. Raises
+        ConfigError."""
         document = description(self.book.api, self.book.version)
         root = endpoint or document["rootUrl"].rstrip("/")
         routes = Routes({**document, "rootUrl": f"{root}/"})
@@ -332,11 +328,6 @@ class Described(Google):
         made = session.requests(credential, max_units=limits.get("max_units"), timeout_s=answer_s, max_body_mb=body_mb)
         watch_each(made, AnswerLimits(body_mb, answer_s), limits.get("waiting"))
         return made
-
-    def address(self, client: Any, endpoint: str | None) -> str:
-        if not self.book.has_session:
-            return super().address(client, endpoint)
-        return endpoint or self.book.address or f"https://{self.book.api}"
 
     def access(self, endpoint: str | None) -> Access:
         if not self.book.has_session:
