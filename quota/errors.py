@@ -12,9 +12,7 @@
     │       └── OtherApi            78  it has charges of another API under the project's name
     ├── StorageAway                 69  the storage of inbound limits could not answer
     ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
-    ├── UnknownCharge                1  no such charge, or it is too old to correct
-    ├── MoveRefused                  1  the ledger cannot be moved there, and nothing was changed
-    └── RepairRefused                1  the clocks disagree, so nothing was repaired
+    └── UnknownCharge                1  no such charge, or it is too old to correct
 
 The command line exits with `exit_status`. No error derives from OSError: the Google client retries OSErrors, with
 sleeps, and a refusal must end the work at once.
@@ -115,14 +113,6 @@ class SlowAnswer(BadAnswer):
 
 class UnknownCharge(QuotaError):
     """No charge has this id, or it left the log: corrections reach back as far as the log does."""
-
-
-class MoveRefused(QuotaError):
-    """A ledger cannot be moved there. Nothing was changed."""
-
-
-class RepairRefused(QuotaError):
-    """The ledger's clock and this machine's disagree, so neither can date the charges. Nothing was changed."""
 
 
 class Refused(QuotaError):

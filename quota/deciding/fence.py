@@ -18,7 +18,7 @@ from threading import Event, RLock, Thread
 
 from quota.common.clock import elapsed_s
 from quota.common.text import show
-from quota.errors import LedgerError, MoveRefused
+from quota.errors import LedgerError, QuotaError
 from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Fields, Log, Moment, fence_is_over, is_fence, is_seal
 from quota.rules.entry import Entry, Id
 
@@ -58,7 +58,7 @@ class Fence:
             beginning = self.log.begin(self.project)
             epoch = beginning.epoch
             if is_fence(epoch) and self.token in epoch:
-                raise MoveRefused(f"{of(self.log, self.project)} is behind both urls: nothing was changed")
+                raise QuotaError(f"{of(self.log, self.project)} is behind both urls: nothing was changed")
             if not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms):
                 if self._take(beginning):
                     return

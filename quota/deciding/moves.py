@@ -23,7 +23,7 @@ from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, of
-from quota.errors import MoveRefused
+from quota.errors import QuotaError
 from quota.ledger.log import SEAL, Log, Progress, all_entries, is_closed, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
@@ -65,15 +65,15 @@ class Moved(NamedTuple):
 
 
 def plan_move(old: Log, new: Log, projects: Sequence[str]) -> list[Step]:
-    """The steps of a move of these projects. Changes nothing. Raises MoveRefused if the move cannot be done."""
+    """The steps of a move of these projects. Changes nothing. Raises QuotaError if the move cannot be done."""
     if old.label == new.label:
-        raise MoveRefused(f"{old.label} is both the old ledger and the new one")
+        raise QuotaError(f"{old.label} is both the old ledger and the new one")
     steps = [Step(project, _kind(old, new, project)) for project in projects]
     if all(step.kind == "nothing" for step in steps):
         named = ", ".join(projects[:3]) + (", ..." if len(projects) > 3 else "")
         held = old.projects()
         holds = f"; it holds {', '.join(held[:5])}" if held else ""
-        raise MoveRefused(f"ledger {old.label} holds nothing of project {named or '(none)'}{holds}: nothing was moved")
+        raise QuotaError(f"ledger {old.label} holds nothing of project {named or '(none)'}{holds}: nothing was moved")
     return steps
 
 
@@ -84,11 +84,11 @@ def _kind(old: Log, new: Log, project: str) -> Kind:
     moves_back = theirs == SEAL + old.label
     if is_seal(ours):
         if ours != SEAL + new.label:
-            raise MoveRefused(f"{of(old, project)} has moved to {ours[1:]} already: nothing was changed")
+            raise QuotaError(f"{of(old, project)} has moved to {ours[1:]} already: nothing was changed")
         is_unfinished = not theirs or is_fence(theirs)  # or the new ledger lost the moved entries
         return "go on" if moves_back or (is_unfinished and _holds_anything(old, project)) else "moved already"
     if is_seal(theirs) and not moves_back:
-        raise MoveRefused(f"{of(new, project)} has moved to {theirs[1:]}; name another ledger: nothing was changed")
+        raise QuotaError(f"{of(new, project)} has moved to {theirs[1:]}; name another ledger: nothing was changed")
     if ours and ours == theirs and not is_closed(ours):
         raise _one_ledger(old, new, project)
     return "move" if moves_back or _holds_anything(old, project) else "nothing"
@@ -99,8 +99,8 @@ def _holds_anything(log: Log, project: str) -> bool:
     return bool(max(beginning.tip, beginning.trimmed) > START or log.names(project) or log.past(project, START, END, 1))
 
 
-def _one_ledger(old: Log, new: Log, project: str) -> MoveRefused:
-    return MoveRefused(f"{of(old, project)} and {new.label} hold one log, or are one ledger: nothing was changed")
+def _one_ledger(old: Log, new: Log, project: str) -> QuotaError:
+    return QuotaError(f"{of(old, project)} and {new.label} hold one log, or are one ledger: nothing was changed")
 
 
 # -- doing it ----------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Moved:
     """Do one step of a plan, unless another process does it meanwhile.
 
     Raises LedgerError if a ledger does not answer, FenceLostError if another process works on one of the logs, and
-    MoveRefused if that process has moved it elsewhere.
+    QuotaError if that process has moved it elsewhere.
     """
     project, kind = step
     for tries_left in reversed(range(MAX_TRIES)):

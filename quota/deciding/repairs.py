@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from quota.deciding.fence import Fence, given_back
 from quota.decision import SET_THE_CLOCK, both_clocks
-from quota.errors import RepairRefused
+from quota.errors import QuotaError
 from quota.ledger.log import Log, all_between, all_entries
 from quota.ledger.state import LONGEST, check_usable, longest_of
 from quota.rules.claims import CLAIM, Record
@@ -68,7 +68,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
 
     If a clock that was ahead moved entries to the past that some window may still count, this brings them back.
 
-    Raises RepairRefused, and changes nothing, if the machine's clock, `host_ms`, and the ledger's differ by more than
+    Raises QuotaError, and changes nothing, if the machine's clock, `host_ms`, and the ledger's differ by more than
     SAME_CLOCK_MS. Raises LedgerError if the ledger does not answer; the next call continues.
     """
     check_clocks(log.now_ms(), host_ms)
@@ -95,9 +95,9 @@ def repair(log: Log, project: str, host_ms: int) -> None:
 
 
 def check_clocks(ledger_ms: int, host_ms: int) -> None:
-    """Raises RepairRefused if the two differ by more than SAME_CLOCK_MS."""
+    """Raises QuotaError if the two differ by more than SAME_CLOCK_MS."""
     if abs(ledger_ms - host_ms) > SAME_CLOCK_MS:
-        raise RepairRefused(f"{both_clocks(host_ms, ledger_ms)}; {SET_THE_CLOCK}")
+        raise QuotaError(f"{both_clocks(host_ms, ledger_ms)}; {SET_THE_CLOCK}")
 
 
 def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | None]:

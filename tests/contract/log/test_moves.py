@@ -34,7 +34,7 @@ from contract.log.logs import (
 from quota.deciding import fence as fences
 from quota.deciding.fence import FenceLostError
 from quota.deciding.moves import Moved, Step, carry_out, plan_move
-from quota.errors import LedgerError, MoveRefused
+from quota.errors import LedgerError, QuotaError
 from quota.ledger.log import LEASE_MS, Log, is_closed, is_fence, is_seal
 from quota.ledger.redis_log import RedisLog
 from quota.ledger.sqlite_log import SqliteLog
@@ -268,7 +268,7 @@ def test_entries_for_the_longer_window_stay_in_the_log(pair: Pair, longer: str) 
 def test_an_impossible_move_is_one_line_and_changes_nothing(pair: Pair) -> None:
     def refuses(old: Log, new: Log, why: str) -> None:
         before = [(content(log), log.begin(P).epoch) for log in (pair.old, pair.new)]
-        with pytest.raises(MoveRefused) as raised:
+        with pytest.raises(QuotaError) as raised:
             plan_move(old, new, [P])
         assert why in str(raised.value)
         assert "\n" not in str(raised.value)
@@ -287,7 +287,7 @@ def test_a_move_distinguishes_a_copy_from_another_log(pair: Pair) -> None:
     """Both have one epoch, as where a file was copied by hand: nobody can say which of them is in use."""
     add(pair.old, charge())
     add(pair.new, charge())
-    with pytest.raises(MoveRefused, match="hold one log, or are one ledger: nothing was changed"):
+    with pytest.raises(QuotaError, match="hold one log, or are one ledger: nothing was changed"):
         plan_move(pair.old, pair.new, [P])
 
 
@@ -306,7 +306,7 @@ def test_one_ledger_under_two_urls_stays_as_it_is(pair: Pair, holds: str) -> Non
         steps = [Step(P, "nothing")] if holds == "nothing" else plan_move(pair.old, other, [P])
         carry_out(pair.old, other, steps[0], lambda *_: None)
 
-    with pytest.raises(MoveRefused, match=r"one ledger|behind both urls"):
+    with pytest.raises(QuotaError, match=r"one ledger|behind both urls"):
         move_there()
     assert (content(pair.old), pair.old.begin(P).epoch) == (before, epoch)
 
@@ -577,7 +577,7 @@ def test_one_of_two_movers_wins_and_nothing_is_lost(pair: Pair, there_and_back: 
     def mover(old: Log, new: Log) -> None:
         try:
             move(old, new)
-        except (FenceLostError, MoveRefused) as error:
+        except QuotaError as error:
             errors.append(str(error))
 
     ways = [(pair.open(0), pair.open(1)) for _ in range(2)]

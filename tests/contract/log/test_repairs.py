@@ -21,7 +21,7 @@ from contract.log.logs import (
     others,
 )
 from quota.deciding.repairs import SAME_CLOCK_MS, Ahead, ahead, repair
-from quota.errors import LedgerError, RepairRefused, UnusableLedger
+from quota.errors import LedgerError, QuotaError, UnusableLedger
 from quota.ledger.log import Log
 from quota.ledger.state import LONGEST, State
 from quota.rules.claims import Claim
@@ -195,7 +195,7 @@ def test_an_owner_sees_how_much_is_dated_ahead(log: Log, clock: Clock) -> None:
 def test_a_repair_does_nothing_while_the_clocks_disagree(log: Log, clock: Clock, apart_ms: int) -> None:
     at(clock, NOW_MS + YEAR_MS, log, charge())
     before, epoch = entries_of(log), log.begin(P).epoch
-    with pytest.raises(RepairRefused, match="this machine's clock reads 20"):
+    with pytest.raises(QuotaError, match="this machine's clock reads 20"):
         repair(log, P, LATER_MS + apart_ms)
     assert (entries_of(log), log.begin(P).epoch) == (before, epoch)
     repair(log, P, LATER_MS + (SAME_CLOCK_MS if apart_ms > 0 else -SAME_CLOCK_MS))
