@@ -153,23 +153,15 @@ def _named(rows: list[MethodCount]) -> str:
 
 
 def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
-    """The prices that would explain a difference."""
-    for row in _more(count)[:MAX_METHODS] if count.unknown else ():
-        if row.upstream_price_units is not None and row.our_calls > 1 and row.price_units is not None:
+    """The prices that would explain a difference, if nobody else uses the project."""
+    more = [row for row in _more(count)[:MAX_METHODS] if count.unknown and row.our_calls > 1]
+    less = _less(count)[:MAX_METHODS] if count.drift_units else []
+    for row in (*more, *less):
+        if row.price_units is not None and (row.upstream_price_units is not None or not row.upstream_units):
             yield (
-                f"{row.method}: if nobody else uses this project, its price is wrong: a call costs "
-                f"{many(row.upstream_price_units, 'unit')} there, {row.price_units:,} in cost book {result.book.name}"
-            )
-    for row in _less(count)[:MAX_METHODS] if count.drift_units else ():
-        if row.upstream_price_units is not None and row.price_units is not None:
-            yield (
-                f"{row.method}: its price looks wrong: {many(row.our_calls, 'call')} cost {row.upstream_units:,} "
-                f"there, {row.upstream_price_units:,} each; cost book {result.book.name} says {row.price_units:,}"
-            )
-        elif row.our_units and not row.upstream_units:
-            yield (
-                f"{row.method}: its price looks wrong: upstream counts no call of it in this bucket; cost book "
-                f"{result.book.name} says {row.price_units or 0:,}"
+                f"{row.method}: if nobody else uses this project, its price looks wrong: upstream counts "
+                f"{row.upstream_units:,} for {many(row.our_calls, 'call')}; cost book {result.book.name} says "
+                f"{row.price_units:,} each"
             )
 
 

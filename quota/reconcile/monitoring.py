@@ -34,7 +34,7 @@ from quota.clients.login import bearer
 from quota.clients.upstream_errors import refused_login, words_of
 from quota.common.clock import elapsed_s, rfc3339
 from quota.common.hosts import is_loopback
-from quota.common.text import shorten, show, spaced
+from quota.common.text import shorten, spaced
 from quota.errors import BadAnswer, ConfigError
 from quota.reconcile.reconcile import Counted, Figures
 from quota.session import login_of
@@ -146,16 +146,14 @@ def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, st
             raise TypeError
         for row in series:
             labels = {**row["resource"]["labels"], **row["metric"].get("labels", {})}
-            if not all(isinstance(text, str) and len(text) <= 300 for text in labels.values()):
+            is_text = all(isinstance(text, str) and len(text) <= 300 for text in labels.values())
+            named = row["metric"]["type"], row["metricKind"], row["valueType"]
+            if not (is_text and labels["quota_metric"]) or named != (metric, kind, "INT64"):
                 raise TypeError
-            if row["metric"]["type"] != metric or not labels["quota_metric"]:
-                raise _failed(f"answered with {show(row['metric']['type'])} when asked for {metric}")
-            if row["metricKind"] != kind or row["valueType"] != "INT64":
-                raise _failed(f"has {metric} in a form that is not known here; see whether this program is up to date")
             points = row.get("points", [])
             yield labels, [Counted(_ms(point["interval"]["endTime"]), _units(point), "") for point in points]
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-        raise _failed("answered with something else than time series; check endpoint and proxies") from error
+        raise _failed(f"answered with no series of {metric}; check endpoint and proxies") from error
 
 
 def _ms(text: str) -> int:
@@ -194,8 +192,6 @@ def _page(http: Any, address: str, project: str, fields: dict[str, Any]) -> dict
         raise _failed(f"was silent for {SILENCE_S:g} s; run again later") from None
     except GoogleAuthError as error:
         raise _failed(f"was not asked: {refused_login(error)}") from None
-    except httplib2.ServerNotFoundError:
-        raise _failed("cannot be reached: its host has no address; check the network") from None
     except (OSError, HTTPException, httplib2.HttpLib2Error, ValueError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise _failed(f"cannot be reached, or hung up: {shorten(spaced(str(why)), 80)}; run again later") from None
