@@ -17,11 +17,10 @@ from quota.settings.model import BUILT_IN_NOTICE
 from quota.terms.limits import MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
-    from quota.deciding.losses import Loss
     from quota.reports.refusal import Fill, Filled, RefusalExplained
     from quota.reports.spending import ChargeExplained
     from quota.reports.status import CredentialRow, JobRow, Status
-    from quota.rules.facts import Exhaustion
+    from quota.rules.facts import Exhaustion, Loss
     from quota.terms.costs import CostBook
 
 ROWS = 10

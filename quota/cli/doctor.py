@@ -24,7 +24,6 @@ from quota.common.clock import host_clock, moment, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, problem, ranked, warning
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line
-from quota.deciding.losses import losses, merged
 from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
 from quota.journal.journal import Journal
@@ -33,6 +32,7 @@ from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_usable
 from quota.reports.status import allowances
+from quota.rules.facts import merged
 from quota.session import Session, projects_left, projects_of
 from quota.settings.lint import lint
 from quota.settings.lint_books import ageing
@@ -325,7 +325,7 @@ def _lost(session: Session, name: str) -> Iterator[Finding]:
     if session.ledger.shared:
         cause = "the server was emptied (FLUSHALL), restarted without its data or given an old copy"
     since_ms = project.now_ms() - 7 * DAY_MS
-    if recent := [loss for loss in merged(losses(project)) if loss.at_ms > since_ms]:
+    if recent := [loss for loss in merged(project.reading.facts.losses) if loss.at_ms > since_ms]:
         needs = _needs_after([] if project.journal is None else [project.journal])
         remedy = f"{needs}; find out whether {cause}, or ledger.url was changed"
         yield warning(f"project {project.name}", lost(recent), remedy)

@@ -8,32 +8,29 @@ Meanwhile others wait WAIT_S at most, then they are refused with "counting".
     put_back              compares the log with this machine's journal, and puts back what the log lacks
     restored              the result of a reading, during which lost entries are put back
     StillCountingError    another process is doing that, or a total has many entries to read
-    losses                the latest losses, for people: a field of the state
-    merged                joins the parts of a loss that several machines put back
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from quota.common.clock import elapsed_s
 from quota.common.log import warn
-from quota.common.text import listed, one_line
+from quota.common.text import one_line
 from quota.deciding.project import BehindError, Project
-from quota.errors import LedgerError, UsageError
+from quota.errors import LedgerError
 from quota.journal.journal import Journal
 from quota.ledger.log import EPOCH, LEASE_MS, Moment, all_between, fence_is_over, is_fence
-from quota.ledger.state import API, LONGEST, Change, change, check_usable, longest_of, longest_stands
+from quota.ledger.state import API, LONGEST, check_usable, longest_of, longest_stands
 from quota.rules.entry import START, Entry, Id
-from quota.rules.facts import FACTS, Facts
+from quota.rules.facts import FACTS, Facts, Loss
 from quota.rules.total import total_of
 from quota.rules.union import missing, union
-from quota.terms.arguments import checked, machine_name
+from quota.terms.arguments import machine_name
 from quota.terms.limits import SLACK_MS
 
 T = TypeVar("T")
@@ -48,23 +45,6 @@ LOOK_AGAIN_S = 0.005
 
 WRITE_AT_ONCE = 1_000
 """The most entries of others that the journal notes at once."""
-
-
-LOSSES = "losses"
-"""The field of the state that has the last MAX_KEPT losses."""
-
-MAX_KEPT = 10
-
-
-class Loss(NamedTuple):
-    """Charges that a ledger lost and a machine put back, and their units. Each machine puts back what only it has read:
-    `since_ms` is when the first machine did."""
-
-    at_ms: int
-    machine: str
-    charges: int
-    units: int
-    since_ms: int
 
 
 class StillCountingError(Exception):
@@ -143,7 +123,6 @@ def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:
     seen = [entry for _, entry in journal.records()]
     lost = missing(have, seen, beginning.trimmed, oldest_ms)
     epoch, tip = beginning.epoch, beginning.tip
-    charges: list[Entry] = []
     # If an id is missing but no key, the same entries have other ids: a new epoch makes everybody read them again.
     noted = {journal.newest(epoch), *journal.late(epoch)}
     is_missing = not {entry.id for entry in have}.issuperset(x for x in noted if x > beginning.trimmed)
@@ -165,8 +144,7 @@ def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:
         if not log.replace(name, fence, tip, have, epoch):
             return False
         if lost:
-            charges = _lost_charges(project, journal, lost)
-    _tell(project, journal, charges, beginning.clock_ms)
+            _tell(project, journal, lost, beginning.clock_ms)
     journal.note(ledger=log.label)
     # Others may have changed the facts before the fence.
     facts = Facts.read(project.whole_facts(log.begin(name, (), (FACTS,))))
@@ -177,8 +155,9 @@ def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:
     return True
 
 
-def _lost_charges(project: Project, journal: Journal, lost: Sequence[Entry]) -> list[Entry]:
-    """Warn of entries that came back. Returns the charges that the ledger had lost: none if its url was changed."""
+def _tell(project: Project, journal: Journal, lost: Sequence[Entry], at_ms: int) -> None:
+    """Warn of entries that came back, and note the charges that the ledger had lost, if any: none if its url was
+    changed. Noting may fail without harm."""
     charges, label = [entry for entry in lost if entry.kind == "charge"], project.log.label
     before = journal.notes().ledger or label
     say = "the ledger lost charges, and this machine put them back"
@@ -186,7 +165,10 @@ def _lost_charges(project: Project, journal: Journal, lost: Sequence[Entry]) -> 
         say = f"ledger.url was changed: this machine noted charges in {before}, and they count here, too"
     units = sum(entry.units for entry in charges)
     warn("ledger_behind", say, ledger=label, project=project.name, charges=len(charges), units=units)
-    return charges if before == label else []
+    if charges and before == label:
+        loss = Loss(at_ms, one_line(machine_name())[:64], len(charges), units, at_ms)
+        with suppress(LedgerError):
+            project.state.lose(loss, max(entry.id[0] for entry in charges))
 
 
 def _read_anew(project: Project, epoch: str, have: Sequence[Entry], trimmed: Id, facts: Facts) -> None:
@@ -210,69 +192,3 @@ def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[tuple[s
         journal.write(epoch, news[at : at + WRITE_AT_ONCE])
     if have and not news:
         journal.write(epoch, have[-1:])
-
-
-# -- the record of losses ----------------------------------------------------------------------------------------------
-
-
-def losses(project: Project) -> Sequence[Loss]:
-    """The latest losses, the oldest first. Raises LedgerError."""
-    stored = change(project.log, project.name, (LOSSES,), lambda _, fields: Change(fields.get(LOSSES, "")))
-    return _united(
-        _read_losses(stored), [] if project.journal is None else _read_losses(project.journal.notes().losses)
-    )
-
-
-def merged(losses: Sequence[Loss]) -> list[Loss]:
-    """Each loss once, with all charges that machines put back, dated by the first machine."""
-    parts: dict[int, list[Loss]] = {}
-    for loss in losses:
-        parts.setdefault(loss.since_ms, []).append(loss)
-    return [
-        Loss(
-            at_ms=since_ms,
-            machine=listed(dict.fromkeys(loss.machine for loss in of_it)),
-            charges=sum(loss.charges for loss in of_it),
-            units=sum(loss.units for loss in of_it),
-            since_ms=since_ms,
-        )
-        for since_ms, of_it in parts.items()
-    ]
-
-
-def _tell(project: Project, journal: Journal, charges: Sequence[Entry], at_ms: int) -> None:
-    """Note the loss of the charges that this machine has put back, if any. It may fail without harm. If all of them are
-    older than the last noted loss, they are a part of that one: a second emptying would have removed the note.
-
-    The ledger also gets its earlier losses back from the journal, and the journal learns the ledger's. The last of the
-    ledger's losses stays the last, because other machines may have parts of it."""
-    here = _read_losses(journal.notes().losses)
-
-    def rule(_: int, fields: Mapping[str, str]) -> Change[Sequence[Loss]]:
-        before = _read_losses(fields.get(LOSSES, ""))
-        last_ms = before[-1].since_ms if before else 0
-        if charges:
-            since_ms = last_ms if max(entry.id[0] for entry in charges) <= last_ms else at_ms
-            units, machine = sum(entry.units for entry in charges), one_line(machine_name())[:64]
-            noted = _united(before, here, [Loss(at_ms, machine, len(charges), units, since_ms)])
-        else:
-            noted = _united(before, [earlier for earlier in here if earlier.since_ms < last_ms])
-        return Change(noted, {} if noted == before else {LOSSES: json.dumps(noted)})
-
-    with suppress(LedgerError):
-        noted = _united(change(project.log, project.name, (LOSSES,), rule), here)
-        if noted != here:
-            journal.note(losses=json.dumps(noted))
-
-
-def _united(*several: Sequence[Loss]) -> list[Loss]:
-    """All these losses, the oldest first, as many as are kept."""
-    return sorted({loss for each in several for loss in each}, key=lambda loss: (loss.since_ms, loss))[-MAX_KEPT:]
-
-
-def _read_losses(stored: str) -> list[Loss]:
-    """Never raises: a text that cannot be read counts as empty."""
-    try:
-        return [checked(Loss(*row)) for row in json.loads(stored or "[]")]
-    except (ValueError, TypeError, RecursionError, UsageError):
-        return []

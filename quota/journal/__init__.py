@@ -7,7 +7,7 @@ if its key is missing from the log.
 
     journals/PROJECT-UPSTREAM/draws           quota.journal.draws
     journals/PROJECT-UPSTREAM/HASH/2026-11-28 entries of an identity, by the day of the newest entry in the file
-    journals/PROJECT-UPSTREAM/HASH/notes      how far the entries were compared, the newest facts, the losses
+    journals/PROJECT-UPSTREAM/HASH/notes      how far the entries were compared, and the newest facts
 
 No decision reads a journal. If it is lost, nothing is missing unless the ledger loses entries at the same time.
 """

@@ -99,9 +99,8 @@ class Notes(NamedTuple):
     """What a machine notes of a log, beside its entries.
 
     All records up to `compared` are in the log of `epoch`. The log of `whole_epoch` was read up to `whole_to`, as far
-    back as its entries count: the journal has all of these. `facts` is the text of the facts that were read. `losses`
-    are those of the ledger that this machine has heard of: the next loss takes the ledger's own note, too. `ledger` is
-    the ledger's name.
+    back as its entries count: the journal has all of these. `facts` is the text of the facts that were read. `ledger`
+    is the ledger's name.
     """
 
     epoch: str = ""
@@ -109,7 +108,6 @@ class Notes(NamedTuple):
     whole_epoch: str = ""
     whole_to: Id = START
     facts: str = ""
-    losses: str = ""
     ledger: str = ""
 
     @classmethod
@@ -135,7 +133,7 @@ def _id(stored: Iterable[int]) -> Id:
     return ms, seq
 
 
-_READERS: Sequence[Callable[[Any], Any]] = (str, _position, str, _id, str, str, str)
+_READERS: Sequence[Callable[[Any], Any]] = (str, _position, str, _id, str, str)
 """What makes each field of Notes of a value in JSON."""
 
 

@@ -4,7 +4,7 @@
     records, uncompared,  the entries for a union, and whether they must be compared with the log
     compared
     whole, note_whole     how far the log is complete here
-    notes, note           what else is noted: losses of the ledger, its name
+    notes, note           what else is noted: the name of the ledger
     facts, note_facts     the facts that this machine has read
     draws                 draws on the allowance: no log has them yet, and no union takes them
     apart_ms              whether another configuration counts the project in another ledger

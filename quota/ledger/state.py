@@ -27,7 +27,7 @@ from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
 from quota.rules.claims import Claim, Claimed, Ending, Holder, Record
 from quota.rules.entry import START, Entry
-from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
+from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant, Loss
 from quota.rules.refusals import REFUSALS, REFUSED_SUMS, RefusalCount, Refusals, RefusedSum
 
 T = TypeVar("T")
@@ -183,6 +183,10 @@ class State:
         """Replace upstream's grants, and its counts unless `compared` is None."""
         facts_rules.grant(Facts(), grants, compared, 0)  # raises UsageError before the ledger is asked
         self._change_facts(lambda facts, now_ms: facts_rules.grant(facts, grants, compared, now_ms))
+
+    def lose(self, loss: Loss, newest_ms: int) -> None:
+        """Note charges that this machine has put back, the newest of them of `newest_ms`."""
+        self._change_facts(lambda facts, _: facts_rules.lose(facts, loss, newest_ms))
 
     def unite(self, other: Facts) -> Facts:
         """Add what another history of the facts has. Returns the united facts."""

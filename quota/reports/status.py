@@ -14,14 +14,13 @@ from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.text import many, members
 from quota.deciding.history import charges
-from quota.deciding.losses import Loss, losses, merged
 from quota.deciding.outlook import Outlook
 from quota.deciding.project import Project
 from quota.decision import AllowanceState, Decision, LimitState
 from quota.errors import ConfigError, LedgerError, OtherApi, Refused, UnusableLedger
 from quota.rules.calls import cap
 from quota.rules.entry import others_units
-from quota.rules.facts import Exhaustion, Grant
+from quota.rules.facts import Exhaustion, Grant, Loss, merged
 from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, Settings
 from quota.terms.costs import Bucket, CostBook, upstream_grant
@@ -280,7 +279,7 @@ def read_status(
                 limits=limits,
                 exhausted=tuple(exhausted),
                 ahead_ms=newest_ms if newest_ms > at_ms + SLACK_MS else 0,
-                put_back=tuple(loss for loss in losses(project) if loss.at_ms > at_ms - DAY_MS),
+                put_back=tuple(loss for loss in facts.losses if loss.at_ms > at_ms - DAY_MS),
                 early=tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
                 compared=facts.compared,
                 allowance=allowed.get(settings.project),

@@ -3,11 +3,13 @@
     Exhaustion   upstream said "no more": a bucket is closed, or was reopened
     Grant        upstream's grant of a bucket, if the configuration has more
     Compared     upstream's count in the last `quota reconcile`
+    Loss         charges that the ledger had lost and a machine put back
     Facts        all facts, as one field of the project's state
 
-    exhaust, reopen, grant      change the facts
-    union                       unites two histories of the facts
-    closing                     finds the exhaustion that stops a call
+    exhaust, reopen, grant, lose    change the facts
+    union                           unites two histories of the facts
+    closing                         finds the exhaustion that stops a call
+    merged                          joins the parts of a loss that several machines put back
 
 An exhaustion closes its bucket until its end. A repeat does not extend it. If a bucket was reopened at T, only an
 answer of upstream at or after T closes it again. So late answers to earlier calls do not undo a reopening.
@@ -25,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import LATEST_MS, NEVER
+from quota.common.text import listed
 from quota.errors import UsageError
 from quota.terms.arguments import checked
 from quota.terms.limits import DAY_MS
@@ -41,6 +44,9 @@ MAX_EXHAUSTIONS = 100
 MAX_GRANTS = 100
 MAX_COMPARED = 100
 """The most buckets whose comparison is kept: the buckets that were compared last."""
+
+MAX_LOSSES = 10
+"""The most losses that are kept: the last ones."""
 
 MAX_TEXT_CHARS = 500
 """Longer evidence and reasons are cut, because every new process reads the facts."""
@@ -101,15 +107,27 @@ class Compared(NamedTuple):
     at_ms: int
 
 
+class Loss(NamedTuple):
+    """Charges that the ledger lost and a machine put back, and their units. Each machine puts back what only it has
+    read: `since_ms` is when the first machine did. It is for people: no decision uses it."""
+
+    at_ms: int
+    machine: str
+    charges: int
+    units: int
+    since_ms: int
+
+
 @dataclass(frozen=True)
 class Facts:
     """All facts of a project: at most one exhaustion and one comparison for each bucket, ordered by bucket.
-    `granted_ms` is when the grants were last replaced."""
+    `granted_ms` is when the grants were last replaced. `losses` are the last ones, the oldest first."""
 
     exhaustions: tuple[Exhaustion, ...] = ()
     grants: tuple[Grant, ...] = ()
     granted_ms: int = 0
     compared: tuple[Compared, ...] = ()
+    losses: tuple[Loss, ...] = ()
 
     @classmethod
     def read(cls, stored: str) -> Facts:
@@ -126,6 +144,7 @@ class Facts:
             tuple(sorted(_read(data.get("grants"), Grant, checked_grant))[:MAX_GRANTS]),
             granted_ms if type(granted_ms) is int and 0 <= granted_ms < LATEST_MS else 0,
             _compared(_read(data.get("compared"), Compared, _of_bucket)),
+            _losses(_read(data.get("losses"), Loss, checked)),
         )
 
     def text(self) -> str:
@@ -147,6 +166,7 @@ class Facts:
             exhaustions=tuple(x for x in self.exhaustions if max(x.since_ms, x.reopened_ms) <= now_ms),
             granted_ms=min(self.granted_ms, now_ms),
             compared=tuple(comparison for comparison in self.compared if comparison.at_ms <= now_ms),
+            losses=tuple(loss for loss in self.losses if loss.at_ms <= now_ms),
         )
 
 
@@ -189,6 +209,14 @@ def grant(facts: Facts, grants: Iterable[Grant], compared: Iterable[Compared] | 
     return replace(changed, compared=_compared(map(_of_bucket, compared)))
 
 
+def lose(facts: Facts, loss: Loss, newest_ms: int) -> Facts:
+    """Note a loss, whose newest charge is of `newest_ms`. If the last noted loss is later, this is a part of it: a
+    second emptying would have removed the note."""
+    last_ms = facts.losses[-1].since_ms if facts.losses else 0
+    loss = loss._replace(since_ms=last_ms) if newest_ms <= last_ms else loss
+    return replace(facts, losses=_losses([*facts.losses, loss]))
+
+
 def union(first: Facts, second: Facts) -> Facts:
     """The union of two histories of the facts: of each bucket the last change, closed or reopened, and the grants that
     were set last. The order of the two does not matter."""
@@ -198,6 +226,7 @@ def union(first: Facts, second: Facts) -> Facts:
         newest.grants,
         newest.granted_ms,
         _compared([*first.compared, *second.compared]),
+        _losses([*first.losses, *second.losses]),
     )
 
 
@@ -211,6 +240,23 @@ def closing(facts: Facts, buckets: Collection[str], now_ms: int, jitter_ms: int)
         if exhaustion.opens_ms(jitter_ms) > (now_ms if longest is None else longest.opens_ms(jitter_ms)):
             longest = exhaustion
     return longest
+
+
+def merged(losses: Iterable[Loss]) -> list[Loss]:
+    """Each loss once, with all charges that machines put back, dated by the first machine."""
+    parts: dict[int, list[Loss]] = {}
+    for loss in losses:
+        parts.setdefault(loss.since_ms, []).append(loss)
+    return [
+        Loss(
+            at_ms=since_ms,
+            machine=listed(dict.fromkeys(loss.machine for loss in of_it)),
+            charges=sum(loss.charges for loss in of_it),
+            units=sum(loss.units for loss in of_it),
+            since_ms=since_ms,
+        )
+        for since_ms, of_it in parts.items()
+    ]
 
 
 def _others(facts: Facts, bucket: str) -> list[Exhaustion]:
@@ -234,6 +280,10 @@ def _exhaustions(several: Iterable[Exhaustion]) -> tuple[Exhaustion, ...]:
 def _compared(several: Iterable[Compared]) -> tuple[Compared, ...]:
     newest = _newest(several, lambda comparison: (comparison.at_ms, comparison))
     return tuple(sorted(sorted(newest, key=lambda comparison: (comparison.at_ms, comparison))[-MAX_COMPARED:]))
+
+
+def _losses(several: Iterable[Loss]) -> tuple[Loss, ...]:
+    return tuple(sorted({*several}, key=lambda loss: (loss.since_ms, loss))[-MAX_LOSSES:])
 
 
 def _newest(several: Iterable[B], order: Callable[[B], tuple[object, ...]]) -> Iterable[B]:

@@ -11,7 +11,6 @@ from quota.common.clock import rfc3339
 from quota.common.text import one_line
 from quota.dashboard.reading import forecast_of, read_curves, read_now, read_spent
 from quota.deciding.history import whole_since_ms
-from quota.deciding.losses import losses
 from quota.deciding.moves import carry_out, plan_move
 from quota.deciding.repairs import ahead, repair
 from quota.errors import LedgerError, QuotaError, UnknownCharge
@@ -83,7 +82,6 @@ def check_readings(r: Input, session: Session, charge_id: str) -> None:
         lambda: list(read_refusals(project)),
         lambda: read_sums(project),
         lambda: rfc3339(whole_since_ms(project)),
-        lambda: losses(project),
         lambda: explain_charge(session, charge_id).as_json(),
         lambda: read_now(session),
         lambda: read_curves(session, forecast_of(())),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quota.deciding.losses import losses
 from quota.ledger.factory import open_ledger
 from support.commands import Quota, program
 from support.forked import Forked
@@ -121,7 +120,7 @@ class Outcome:
         with closing(open_ledger(url)) as ledger:
             budget = budget_of(ledger, limit(crew.units), project=PROJECT)
             used_units, ids = budget.usage()[0].used_units, ids_of(charges_at(ledger, PROJECT))
-            self.put_back = sum(loss.charges for loss in losses(budget._project))
+            self.put_back = sum(loss.charges for loss in budget._project.reading.facts.losses)
         self.missing = len({*admitted} - {*ids})
         self.overspent = max(0, len(admitted) - crew.units)
         self.longest_s = max(event["ms"] - event["asked_ms"] for _, event in crew.decisions()) / 1_000

@@ -8,7 +8,6 @@ import pytest
 
 import quota
 from quota.budget import Budget
-from quota.deciding.losses import losses
 from quota.deciding.project import Project
 from quota.deciding.repairs import repair
 from quota.ledger.sqlite_log import SqliteLog
@@ -81,12 +80,12 @@ def test_charges_of_another_url_count_and_are_no_loss(tmp_path: Path, caplog: py
         config.write_text(f'[ledger]\nurl = "sqlite:///{name}.db"\n[credentials.main]\napi = "youtube-v3"\n')
         with quota.open(config) as session:
             assert session.budget().charge("videos.list").admitted
-            assert losses(session.project()) == []
+            assert session.project().reading.facts.losses == ()
             used_units = session.budget().usage()[0].used_units
             if name == "two":  # a real loss of a process that goes on
                 (tmp_path / "two.db").rename(tmp_path / "gone.db")
                 session.budget().peek("videos.list")
-                assert [loss.units for loss in losses(session.project())] == [2]
+                assert [loss.units for loss in session.project().reading.facts.losses] == [2]
     assert used_units == 2
     assert f"this machine noted charges in sqlite:///{tmp_path}/one.db, and they count here, too" in caplog.text
 

@@ -11,6 +11,7 @@ from quota.budget import Budget, project_of
 from quota.deciding import corrections, decide, losses, project
 from quota.ledger.log import MAX_UNSEEN, Append, Log
 from quota.rules.entry import START, Entry, Id
+from quota.rules.facts import merged
 from quota.terms.limits import DAY_MS
 from support.losses import Fault, FaultyLog, Machine, Site
 from support.processes import in_threads
@@ -25,7 +26,7 @@ def used_units(machine: Machine) -> int:
 
 def test_two_machines_that_put_back_one_loss_report_one_loss(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> list[tuple[str, int]]:
-        return [(loss.machine, loss.units) for loss in losses.merged(losses.losses(project_of(ours)))]
+        return [(loss.machine, loss.units) for loss in merged(project_of(ours).state.facts().losses)]
 
     def look(budget: Budget, name: str) -> None:
         monkeypatch.setattr("quota.deciding.losses.machine_name", lambda: name)
@@ -49,7 +50,7 @@ def test_two_machines_that_put_back_one_loss_report_one_loss(site: Site, monkeyp
     site.empty()
     look(third, "third")
     look(ours, "ours")
-    names = [loss.machine for loss in losses.merged(losses.losses(project_of(third)))]
+    names = [loss.machine for loss in merged(project_of(third).state.facts().losses)]
     assert names == ["ours, theirs", "theirs, ours", "third"], "ours has told it of the first two"
 
 
