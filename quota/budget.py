@@ -187,7 +187,7 @@ class Budget(OfOneProcess):
         job = "" if job is None else text(job, "job")
         check_name("job", job)
         checklist = self.checklists.of("", (), dict.fromkeys(self.limits, 0), job)
-        outcome = counted(self._project, self.answers.question(checklist))
+        outcome = counted(self._project, checklist)
         return self.answers.states(checklist, outcome, charged=False)
 
     def outlook(self, methods: Iterable[str] = ()) -> Outlook:
@@ -300,7 +300,7 @@ class Budget(OfOneProcess):
 
     def _ask_ledger(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
         """The ledger's decision about priced calls. Raises LedgerError."""
-        outcome = decide(self._project, self.answers.question(checklist, charges), commit=commit)
+        outcome = decide(self._project, checklist, charges, commit=commit)
         decision = self.answers.decision(checklist, outcome, commit=commit)
         if decision.admitted and not commit and (why := self._project.log.unwritable(self.project)):
             raise LedgerError(why)  # a charge would fail

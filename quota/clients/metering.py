@@ -387,7 +387,7 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
 def observe(budget: Budget, project: Project, heard: Sequence[Heard]) -> None:
     """Count what others used, by what was heard. Raises LedgerError."""
     limits = tuple([limit for limit in budget.limits if not limit.narrow])
-    outcome = counted(project, budget.answers.question(budget.checklists.of("", (), dict.fromkeys(limits, 0), "")))
+    outcome = counted(project, budget.checklists.of("", (), dict.fromkeys(limits, 0), ""))
     now_ms = outcome.now_ms
     used = dict(zip([limit.name for limit in limits], outcome.used_units, strict=True))
     for evidence in heard:

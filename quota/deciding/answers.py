@@ -1,26 +1,23 @@
 """Turns an outcome into the decision for the caller of a budget.
 
-    Answers    the cap of each limit at a time, the state of each limit, the refusing limit, and when the call fits
+    Answers    the state of each limit, the refusing limit, and when the call fits
 
 Nearly every answer follows from the outcome alone. Only the time when a refused call fits may need the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many
-from quota.deciding.decide import Outcome, Question
+from quota.deciding.decide import Outcome
 from quota.deciding.project import Project
 from quota.decision import COUNTING, Decision, LimitState, Reason, both_clocks, enforced
 from quota.errors import LedgerError
 from quota.rules.calls import NO_CAP, Checklist, Checklists, cap
-from quota.rules.entry import Entry
-from quota.rules.facts import Exhaustion, Facts
+from quota.rules.facts import Exhaustion
 from quota.rules.retry import Full, retry_at
 from quota.terms.limits import Calendar
 
@@ -44,20 +41,6 @@ class Answers:
     credential: str
     project: Project
     checklists: Checklists
-
-    def question(self, checklist: Checklist, charges: Sequence[Entry] = ()) -> Question:
-        """The question about calls; without charges, it only looks."""
-        views = tuple([limit.view for limit in checklist.limits])
-        return Question(views, checklist.costs, partial(self.caps, checklist), checklist.closed_by, charges)
-
-    def caps(self, checklist: Checklist, facts: Facts, now_ms: int) -> tuple[int, ...]:
-        """The most that each limit may hold at a time. A shadow limit has no bound."""
-        caps = checklist.caps
-        if checklist.paced or facts.grants:
-            caps = checklist.caps_at(now_ms, facts.granted(now_ms))
-        if not checklist.shadow:
-            return caps
-        return tuple([NO_CAP if x.shadow else units for x, units in zip(checklist.limits, caps, strict=True)])
 
     def granted_now(self) -> dict[str, int]:
         """The units of upstream's grants that count now, by the facts that this process has read."""

@@ -10,8 +10,8 @@ A decision takes these steps (`decide`):
 If the ledger has lost entries that this machine has read, `quota.deciding.losses` puts them back, and the decision
 begins again.
 
-Question    the limits, the costs of the calls in each, and the charges
-Outcome     the answer, with the numbers that were compared
+The question is a checklist (`quota.rules.calls`) and the charges. They have no ids yet; their keys are unique to this
+attempt. An Outcome is the answer, with the numbers that were compared.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from quota.deciding.allowance import repay
 from quota.deciding.losses import MAX_LOSSES, StillCountingError, put_back
 from quota.deciding.project import MAX_CLOCK_AHEAD_MS, BehindError, Project
 from quota.ledger.log import ANY, Reply, Room
+from quota.rules.calls import Checklist
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import Exhaustion, Facts, closing
 from quota.rules.reading import Mark
-from quota.terms.limits import View, cutoff
+from quota.terms.limits import cutoff
 
 COUNT_WITHIN_S = 0.7
 """How long a decision reads for its totals, once it has begun to read the log. Then it answers "counting", and the next
@@ -40,31 +41,6 @@ ROOMS_AFTER = 2
 
 MAX_CLOCK_TRIES = 3
 """How often a decision begins again because the ledger's clock went back."""
-
-
-class Question(NamedTuple):
-    """The question of a decision.
-
-    `views` are the views of the limits that count the calls; `costs` has what the calls add to each, and `caps` returns
-    the most that each may hold, by the facts and the time. `closed_by` has the buckets whose exhaustion closes the
-    calls. `charges` have no ids yet; their keys are unique to this attempt. A peek has no charges.
-    """
-
-    views: Sequence[View]
-    costs: Sequence[int]
-    caps: Callable[[Facts, int], tuple[int, ...]]
-    closed_by: Sequence[str] = ()
-    charges: Sequence[Entry] = ()
-
-    def room(self, caps: Sequence[int], used_units: Sequence[int]) -> int:
-        """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
-        each = zip(caps, used_units, self.costs, strict=True)
-        return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)
-
-    def rooms(self, caps: Sequence[int], used_units: Sequence[int]) -> list[Room]:
-        """The room of each limit."""
-        each = zip(self.views, caps, used_units, self.costs, strict=True)
-        return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each]
 
 
 class Outcome(NamedTuple):
@@ -89,34 +65,35 @@ class Outcome(NamedTuple):
     room: int = 0
 
 
-def decide(project: Project, question: Question, *, commit: bool) -> Outcome:
-    """Decide about calls that leave together. With `commit`, admitted calls are charged when this returns.
+def decide(project: Project, checklist: Checklist, charges: Sequence[Entry] = (), *, commit: bool) -> Outcome:
+    """Decide about calls that leave together. With `commit`, admitted calls are charged when this returns. Without
+    charges, it only looks.
 
     Raises LedgerError if the ledger does not answer. It may have charged the calls even then.
     """
     try:
         repay(project, must=commit)
-        outcome = _decide(project, question, question.charges if commit else ())
+        outcome = _decide(project, checklist, charges if commit else ())
     except StillCountingError:
         project.keep()
         return Outcome("counting", project.now_ms())
     finally:
-        if commit and question.charges:
-            project.reading.pending.pop(question.charges[0].key, None)
+        if commit and charges:
+            project.reading.pending.pop(charges[0].key, None)
     project.maintain()
     return outcome
 
 
-def _decide(project: Project, question: Question, charges: Sequence[Entry]) -> Outcome:
+def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry]) -> Outcome:
     if not project.reading.began:  # not counted: a busy machine takes long to connect
         try:
-            project.begin(question.views)
+            project.begin(checklist.views)
         except BehindError:
             put_back(project)
     ends_s = elapsed_s() + COUNT_WITHIN_S
     fresh, losses, clock_tries, overtaken = False, 0, 0, 0
     while True:
-        outcome = _compared(project, question, ends_s)
+        outcome = _compared(project, checklist, ends_s)
         first = project.reading.appended(charges)
         if first is not None:
             return outcome._replace(reason="ok", first=first)
@@ -125,11 +102,11 @@ def _decide(project: Project, question: Question, charges: Sequence[Entry]) -> O
             return outcome
         request = project.request(outcome.mark, outcome.now_ms, charges if fits else (), outcome.room)
         if overtaken >= ROOMS_AFTER and request.entries:
-            request = request._replace(rooms=question.rooms(outcome.caps, outcome.used_units))
+            request = request._replace(rooms=_rooms(checklist, outcome))
         if project.journal is not None and project.journal.is_late(request.epoch):
             reply, used_units = Reply("BEHIND", request.now_ms, request.epoch), None
         else:
-            reply, used_units = project.ask(request, question.views)
+            reply, used_units = project.ask(request, checklist.views)
         if reply.word == "BEHIND":
             losses += 1
             if losses > MAX_LOSSES:
@@ -140,7 +117,7 @@ def _decide(project: Project, question: Question, charges: Sequence[Entry]) -> O
         first = reply.id or project.reading.appended(charges)
         if first is not None:
             if used_units is None:  # another thread noticed a loss meanwhile
-                used_units = tuple(map(add, outcome.used_units, question.costs))
+                used_units = tuple(map(add, outcome.used_units, checklist.costs))
             return Outcome("ok", outcome.now_ms, used_units, outcome.caps, facts=outcome.facts, first=first)
         clock_tries += reply.word == "CLOCK"
         if clock_tries > MAX_CLOCK_TRIES or reply.clock_ms > project.wall() + MAX_CLOCK_AHEAD_MS:
@@ -149,9 +126,9 @@ def _decide(project: Project, question: Question, charges: Sequence[Entry]) -> O
         fresh = reply.whole and reply.word != "CLOCK"
 
 
-def _compared(project: Project, question: Question, ends_s: float) -> Outcome:
+def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
     """The outcome by the entries read so far. Reads what is missing; raises StillCountingError after `ends_s`."""
-    compare = partial(_compare, project, question)
+    compare = partial(_compare, project, checklist)
     while True:
         outcome = project.in_turn(compare)
         if isinstance(outcome, Outcome):
@@ -164,9 +141,9 @@ def _compared(project: Project, question: Question, ends_s: float) -> Outcome:
             raise StillCountingError
 
 
-def _compare(project: Project, question: Question) -> Outcome | Callable[[], None]:
+def _compare(project: Project, checklist: Checklist) -> Outcome | Callable[[], None]:
     """The outcome by the entries read so far, or the function that reads what is missing."""
-    reading, views = project.reading, question.views
+    reading, views = project.reading, checklist.views
     if not reading.began:
         return partial(project.begin, views)
     if reading.facts_markers != reading.markers:  # they have changed
@@ -187,9 +164,21 @@ def _compare(project: Project, question: Question) -> Outcome | Callable[[], Non
     if behind:
         return partial(project.read_behind, min(behind))
     used_units = tuple([total.used_units for total in totals])
-    caps = question.caps(reading.facts, now_ms)
-    closed = closing(reading.facts, question.closed_by, now_ms, project.jitter_ms) if question.closed_by else None
+    caps = checklist.caps_compared(reading.facts, now_ms)
+    closed = closing(reading.facts, checklist.closed_by, now_ms, project.jitter_ms)
     # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
-    room = question.room(caps, used_units)
+    room = room_of(checklist.costs, caps, used_units)
     reason = "exhausted" if closed is not None else "limit" if room < 0 else "ok"
     return Outcome(reason, now_ms, used_units, caps, closed, reading.facts, mark=reading.mark, room=room)
+
+
+def room_of(costs: Sequence[int], caps: Sequence[int], used_units: Sequence[int]) -> int:
+    """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
+    each = zip(caps, used_units, costs, strict=True)
+    return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)
+
+
+def _rooms(checklist: Checklist, outcome: Outcome) -> list[Room]:
+    """The room of each limit."""
+    each = zip(checklist.views, outcome.caps, outcome.used_units, checklist.costs, strict=True)
+    return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each]

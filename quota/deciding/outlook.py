@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from quota.common.clock import NEVER, elapsed_s
 from quota.deciding.answers import Answers
-from quota.deciding.decide import Outcome, Question, decide
+from quota.deciding.decide import Outcome, decide, room_of
 from quota.deciding.project import Project
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision, LimitState, both_clocks
 from quota.errors import LedgerError, UsageError
-from quota.rules.calls import Checklist, charges_of
+from quota.rules.calls import Checklist
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import room_at
 from quota.terms.costs import CostBook
@@ -54,7 +54,7 @@ class Outlook(NamedTuple):
 def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
     """See `quota.Budget.outlook`. Raises LedgerError."""
     checklist, project = answers.checklists.of_a_look(), answers.project
-    outcome = counted(project, answers.question(checklist))
+    outcome = counted(project, checklist)
     full_limits = answers.full_limits(checklist, outcome, 0)
     room_ms = tuple(room_at(full, project, outcome.now_ms) if full.refuses else None for full in full_limits)
     full = _full(answers, checklist, outcome)
@@ -66,11 +66,11 @@ def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
     return Outlook(outcome.now_ms, states, room_ms, closed, full, next_ms, dearest)
 
 
-def counted(project: Project, question: Question) -> Outcome:
+def counted(project: Project, checklist: Checklist) -> Outcome:
     """The outcome of a look. It waits while a long log is counted, because people ask. Raises LedgerError."""
     ends_s = elapsed_s() + LOOK_WITHIN_S
     while elapsed_s() < ends_s:
-        outcome = decide(project, question, commit=False)
+        outcome = decide(project, checklist, commit=False)
         if outcome.reason == "clock":
             clocks = both_clocks(project.wall(), outcome.clock_ms)
             raise LedgerError(f"ledger {project.log.label}: {clocks}; {SET_THE_CLOCK}")
@@ -93,7 +93,7 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
         caps=tuple(compress(outcome.caps, count_all)),
         closing=None,
     )
-    if answers.question(of_these).room(seen.caps, seen.used_units) >= 0:
+    if room_of(of_these.costs, seen.caps, seen.used_units) >= 0:
         return None
     return answers.decision(of_these, seen, commit=False)
 
@@ -114,6 +114,5 @@ def _dearest(answers: Answers, book: CostBook, methods: Sequence[str]) -> Decisi
         checklist = answers.checklists.make((max(shares, key=lambda method: shares[method]), None, None, ""))
     except UsageError:
         return None
-    charges = charges_of(checklist.calls, "", "", project.keys.next)
-    outcome = decide(project, answers.question(checklist, charges), commit=False)
+    outcome = decide(project, checklist, commit=False)
     return answers.decision(checklist, outcome, commit=False)

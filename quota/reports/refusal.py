@@ -315,7 +315,7 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
     """The decision about a call now, and each limit that it was compared with: none if the clocks disagree, or the
     ledger still counts."""
     answers = budget.answers
-    outcome = decide(project_of(budget), answers.question(checklist), commit=False)
+    outcome = decide(project_of(budget), checklist, commit=False)
     decision = answers.decision(checklist, outcome, commit=False)
     if outcome.reason in ("clock", "counting"):
         return decision, {}

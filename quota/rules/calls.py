@@ -16,10 +16,10 @@ from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.errors import CostExceedsLimit, UsageError
 from quota.rules.entry import FURTHER, RESERVED, START, Entry
-from quota.rules.facts import Grant
+from quota.rules.facts import Facts, Grant
 from quota.terms.arguments import MAX_NUMBER, check_name, whole
 from quota.terms.costs import MAX_PARTS, CostBook, Part
-from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, no_longer, of_jobs, paced_units
+from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, View, no_longer, of_jobs, paced_units
 
 MAX_KEPT = 1_000
 """The most checklists that are kept, because a caller may give each call other units."""
@@ -113,6 +113,7 @@ class Checklist:
     closed_by: tuple[str, ...]
     """The buckets and pools whose exhaustion closes the call."""
     limits: tuple[Limit, ...]
+    views: tuple[View, ...]
     leaves: tuple[int, ...]
     caps: tuple[int, ...]
     """Each limit's enforced number, without its pace and upstream's grants."""
@@ -134,6 +135,15 @@ class Checklist:
         """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
         together = zip(self.limits, self.leaves, self.costs, strict=True)
         return tuple([cap(limit, leave, cost, now_ms, granted) for limit, leave, cost in together])
+
+    def caps_compared(self, facts: Facts, now_ms: int) -> tuple[int, ...]:
+        """The most that each limit may hold at a time. A shadow limit has no bound."""
+        caps = self.caps
+        if self.paced or facts.grants:
+            caps = self.caps_at(now_ms, facts.granted(now_ms))
+        if not self.shadow:
+            return caps
+        return tuple([NO_CAP if x.shadow else units for x, units in zip(self.limits, caps, strict=True)])
 
 
 class Checklists(dict[Key, Checklist]):
@@ -206,6 +216,7 @@ class Checklists(dict[Key, Checklist]):
             units=parts[0].units if parts else 0,
             closed_by=closed_by,
             limits=limits,
+            views=tuple([x.view for x in limits]),
             leaves=leaves,
             caps=caps,
             costs=tuple(costs.values()),

@@ -52,7 +52,7 @@ class Asked:
         for counting, units in zip(self.checklist.limits, used, strict=False):
             charge = Entry((NOW, 0), units, "units", "videos.list", "", "", "key")
             self.project.reading.totals[counting.view] = total_of(counting.view, [charge], NOW)
-        caps = self.answers.caps(self.checklist, facts, NOW)
+        caps = self.checklist.caps_compared(facts, NOW)
         outcome = Outcome(reason, NOW, used, caps, facts=facts, **more)
         return self.answers.decision(self.checklist, outcome, commit=commit)
 
