@@ -31,12 +31,6 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS, View
 
 T = TypeVar("T")
 
-LEAVING_WITHIN_S = 1.0
-"""How long a refusal asks a slow ledger for the next entries to leave."""
-
-SHORTER = 8
-"""By this factor each new piece of them is shorter."""
-
 MAX_CLOCK_AHEAD_MS = HOUR_MS
 """How far the ledger's clock may be ahead of this machine's."""
 
@@ -406,38 +400,26 @@ class Project(OfOneProcess):
         return self._of_leaving(view, lambda total: total.used_after(at_ms)) or 0
 
     def _of_leaving(self, view: View, number: Callable[[RunningTotal], int | None]) -> int | None:
-        """A number about leaving entries, which may need the log. If a busy server is too slow for a long piece, this
-        asks for shorter pieces."""
-        most, ends_s = MAX_READ, elapsed_s() + LEAVING_WITHIN_S
+        """A number about leaving entries, which may need the log."""
 
         def step() -> tuple[bool, int | None]:
             total = self.reading.totals.get(view)
             if total is None:
                 return True, None
             if total.head < self.reading.seen:
-                wanted = Wanted(total.head, self.reading.seen, most)
+                wanted = Wanted(total.head, self.reading.seen, MAX_READ)
                 entries = self.log.read(self.name, *wanted)
                 if not self.reading.take_behind(self.reading.epoch, wanted, entries):
                     raise LedgerError(f"ledger {self.log.label}: {COUNTING}")
                 return False, None
             answer, leaving = number(total), total.wants_leaving()
             if answer is None and leaving is not None:
-                self.read_leaving(total, leaving._replace(most=min(leaving.most, most)))
+                self.read_leaving(total, leaving)
                 return False, None
             return True, answer
 
-        def tried() -> tuple[bool, int | None]:
-            nonlocal most
-            try:
-                return step()
-            except LedgerError as error:  # it took no entry, so the reading is whole
-                if isinstance(error, UnusableLedger) or most < SHORTER or elapsed_s() > ends_s:
-                    raise
-                most //= SHORTER
-                return False, None
-
         while True:
-            done, answer = self.in_turn(tried)
+            done, answer = self.in_turn(step)
             if done:
                 return answer
 
