@@ -2,7 +2,7 @@
 
     make_folder           a folder, with its missing parents
     open_alone            a file of our own: made safely, or refused if other users could have made or changed it
-    is_ours               whether a descriptor is still the file that `mark_ours` marked
+    Opened                a descriptor, which knows whether it still belongs to its file
     first_within          whether no process of this machine did something for a while
     has_room              whether a disk has room for so many bytes
     doubt                 why other users could change one file or folder
@@ -37,8 +37,6 @@ _AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK
 """Do not wait for the other end of a pipe."""
 
 # -- files of our own --------------------------------------------------------------------------------------------------
-
-_OURS = 0x51_4C_4F_31
 
 
 class NotAloneError(OSError):
@@ -100,20 +98,36 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
     return fd
 
 
-def mark_ours(fd: int) -> None:
-    """Mark an open file by its offset, which nothing else uses. If a program closes all descriptors, as daemons do, its
-    own files get our numbers."""
-    os.lseek(fd, _OURS, os.SEEK_SET)
+class Opened:
+    """A descriptor and the identity of its file. A program that closes all descriptors, as daemons do, may open its own
+    files under the same numbers. Closes the file when nobody refers to it any more, also after a signal handler has
+    interrupted its user."""
 
+    fd = -1
+    _file = (0, 0)
 
-def is_ours(fd: int) -> bool:
-    """Whether a descriptor is still a file that we marked. It takes a third of the time of `fstat`."""
-    try:
-        return os.lseek(fd, 0, os.SEEK_CUR) == _OURS
-    except OSError as error:
-        if error.errno is None:  # not from the system: a signal handler raised TimeoutError
-            raise
-        return False
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        status = os.fstat(fd)
+        self._file = (status.st_dev, status.st_ino)
+
+    def stat(self) -> os.stat_result | None:
+        """The file's status; None if the file was deleted, or the descriptor now belongs to another file."""
+        try:
+            status = os.fstat(self.fd)
+        except OSError as error:
+            if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+                raise
+            return None
+        return status if (status.st_dev, status.st_ino) == self._file and status.st_nlink else None
+
+    def __del__(self) -> None:
+        try:
+            status = os.fstat(self.fd)
+            if (status.st_dev, status.st_ino) == self._file:
+                os.close(self.fd)
+        except OSError:  # the program has closed it
+            pass
 
 
 def first_within(path: str | os.PathLike[str], ms: int) -> bool:

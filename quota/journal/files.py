@@ -37,7 +37,7 @@ from weakref import WeakSet, WeakValueDictionary
 from zlib import crc32
 
 from quota.common.clock import elapsed_s, utc
-from quota.common.files import make_folder, mark_ours, open_alone
+from quota.common.files import Opened, make_folder, open_alone
 from quota.errors import LedgerError
 from quota.rules.entry import START, Id, read_id
 from quota.terms.limits import DAY_MS
@@ -158,50 +158,9 @@ CHUNK_BYTES = 2**18
 """The most of a file that is in memory at once, and the longest line."""
 
 LOOK_AGAIN_S = 1.0
-"""How often a process checks whether somebody has moved its folder away."""
+"""How often a process reads a folder that seems unchanged: two files may be made in one tick of the system's clock."""
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\d")
-
-
-class Opened:
-    """A descriptor and the identity of its file. A program that closes all descriptors, as daemons do, may open its own
-    files under the same numbers. Closes the file when nobody refers to it any more, also after a signal handler has
-    interrupted its user."""
-
-    fd = -1
-    _file = (0, 0)
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        status = os.fstat(fd)
-        self._file = (status.st_dev, status.st_ino)
-
-    def stat(self) -> os.stat_result | None:
-        """The file's status; None if the file was deleted, or the descriptor now belongs to another file."""
-        try:
-            status = os.fstat(self.fd)
-        except OSError as error:
-            if error.errno is None:  # not the system's: the TimeoutError of a signal handler
-                raise
-            return None
-        return status if (status.st_dev, status.st_ino) == self._file and status.st_nlink else None
-
-    def is_at(self, end: int) -> bool:
-        """Whether the descriptor is still at this position: as good as `stat`, in a third of the time."""
-        try:
-            return os.lseek(self.fd, 0, os.SEEK_CUR) == end
-        except OSError as error:
-            if error.errno is None:
-                raise
-            return False
-
-    def __del__(self) -> None:
-        try:
-            status = os.fstat(self.fd)
-            if (status.st_dev, status.st_ino) == self._file:
-                os.close(self.fd)
-        except OSError:  # the program has closed it
-            pass
 
 
 class DayFiles:
@@ -215,13 +174,11 @@ class DayFiles:
         """The file that grows; "" if there is none."""
         self._clock = clock
         self._ends_ms = 0
-        self._changed_ns = -1
+        self._seen = (0, 0, 0)
+        """The identity of the folder, and when it changed."""
         self._look_again_s = 0.0
-        self._open_folder: Opened | None = None
         self._open_file: Opened | None = None
         self._writes = False
-        self._end = 0
-        """The position of the descriptor: the end of its last write."""
 
     def growing(self) -> tuple[Opened | None, int]:
         """The file that grows, and its length in bytes. Notices files that other processes began."""
@@ -240,13 +197,12 @@ class DayFiles:
         if newest_ms >= self._ends_ms:
             self._begin(newest_ms)
         file = self._open_file
-        if file is None or not self._writes or not file.is_at(self._end):
+        if file is None or not self._writes or file.stat() is None:
             make_folder(self.folder)
             file = self._open(makes=True)
         if os.write(file.fd, lines) < len(lines):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(self.name))
-        self._end = end = os.lseek(file.fd, 0, os.SEEK_CUR)
-        return file, end
+        return file, os.lseek(file.fd, 0, os.SEEK_CUR)
 
     def check_writable(self) -> None:
         """Try to open the file that grows, and write nothing."""
@@ -306,8 +262,8 @@ class DayFiles:
 
     def close(self) -> None:
         """Close all files. The next use opens them again."""
-        self._open_file = self._open_folder = None
-        self._changed_ns = -1
+        self._open_file = None
+        self._seen = (0, 0, 0)
 
     def _begin(self, newest_ms: int) -> None:
         """Begin the file of this day, if the day is later than that of the newest file, and not too far ahead."""
@@ -327,39 +283,25 @@ class DayFiles:
             if makes or error.errno not in (errno.EACCES, errno.EROFS):
                 raise
             fd, writes = open_alone(path, os.O_RDONLY), False
-        file = Opened(fd)
-        mark_ours(fd)
-        self._end = os.lseek(fd, 0, os.SEEK_CUR)
-        self._open_file, self._writes = file, writes
+        self._open_file = file = Opened(fd)
+        self._writes = writes
         return file
 
     def _look(self, *, at_once: bool = False) -> None:
         """Read the folder, if it has changed."""
-        now_s = elapsed_s()
-        at_once = at_once or now_s >= self._look_again_s
-        folder = None if self._open_folder is None else self._open_folder.stat()
-        if folder is None or at_once:
-            self._look_again_s = now_s + LOOK_AGAIN_S
-            folder = self._find_folder(folder)
-        changed_ns = -1 if folder is None else folder.st_mtime_ns
-        if folder is not None and (changed_ns != self._changed_ns or at_once):
-            self._take(sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name)))
-        elif folder is None:
-            self._take([])
-        self._changed_ns = changed_ns
-
-    def _find_folder(self, before: os.stat_result | None) -> os.stat_result | None:
-        """The folder that is now at our path; None if there is none."""
         try:
-            now = os.stat(self.folder)
-            if before is not None and os.path.samestat(before, now):
-                return now
-            opened = Opened(os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            status, now_s = os.stat(self.folder), elapsed_s()
         except FileNotFoundError:
-            opened = None
-        self.close()
-        self._open_folder = opened
-        return None if opened is None else opened.stat()
+            self.close()
+            self._take([])
+            return
+        if (status.st_dev, status.st_ino) != self._seen[:2]:  # somebody has moved our folder away
+            self.close()
+        seen = (status.st_dev, status.st_ino, status.st_mtime_ns)
+        if at_once or seen != self._seen or now_s >= self._look_again_s:
+            self._look_again_s = now_s + LOOK_AGAIN_S
+            self._take(sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name)))
+        self._seen = seen
 
     def _take(self, names: list[str]) -> None:
         self.names = names

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock
+from quota.common.files import Opened
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import one_line
@@ -38,7 +39,6 @@ from quota.journal.files import (
     DayFiles,
     FileLock,
     Notes,
-    Opened,
     Position,
     read_record,
     read_text,

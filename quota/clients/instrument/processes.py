@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any, NamedTuple
 
 from quota.clients.instrument import TALLY
-from quota.common.files import is_ours, mark_ours
+from quota.common.files import Opened
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 
@@ -49,7 +49,7 @@ class FileTally:
     def start_over_in_child(self) -> None:
         self._lock = RLock()
         self._spent: dict[str, Spent] = {}
-        self._file: int | None = None
+        self._file: Opened | None = None
 
     def __call__(self, method: str, calls: int, units: int, refused: int) -> None:
         more = Spent(calls, units, refused)
@@ -59,10 +59,9 @@ class FileTally:
             try:
                 if self._file is None:
                     path = os.path.join(self._folder, f"{os.getpid()}-{os.urandom(4).hex()}")
-                    self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                    mark_ours(self._file)
-                if is_ours(self._file):
-                    os.pwrite(self._file, text, 0)
+                    self._file = Opened(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                if self._file.stat() is not None:
+                    os.pwrite(self._file.fd, text, 0)
             except OSError:
                 return  # the run that reads the file is over
 
