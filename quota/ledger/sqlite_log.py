@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
 from quota.common.files import has_room
+from quota.common.findings import examine_folder, obstacle, warning
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
@@ -246,8 +247,6 @@ class SqliteLog(OfOneProcess, Log):
         return self._file.transact(lambda db: [str(project) for (project,) in db.execute(query, (EPOCH,))], write=None)
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.common.findings import examine_folder, warning  # late: `quota doctor` alone asks
-
         path = self._file.path
         if not path:
             return [warning("ledger", "in memory: it ends with this process", "name a file in the url")]
@@ -257,13 +256,9 @@ class SqliteLog(OfOneProcess, Log):
         path = self._file.path
         if not os.path.exists(path):  # in memory, or not made yet
             return ""
-        folder = os.path.dirname(path) or "."
-        effective = os.access in os.supports_effective_ids
-        files = [file for file in (path, f"{path}-wal", f"{path}-shm") if os.path.exists(file)]
-        needs = {folder: os.W_OK | os.X_OK, **dict.fromkeys(files, os.W_OK)}
-        if not all(os.access(place, right, effective_ids=effective) for place, right in needs.items()):
+        if obstacle(path, "-wal", "-shm", "-journal") is not None:
             return self._file.says(sqlite3.SQLITE_READONLY)
-        return "" if has_room(folder, MIN_FREE_BYTES) else self._file.says(sqlite3.SQLITE_FULL)
+        return "" if has_room(os.path.dirname(path) or ".", MIN_FREE_BYTES) else self._file.says(sqlite3.SQLITE_FULL)
 
     def now_ms(self) -> int:
         return self._clock()
