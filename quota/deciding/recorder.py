@@ -21,7 +21,7 @@ from quota.common.fork import start_over_in_child
 from quota.decision import SHADOW, Decision
 from quota.errors import LedgerError
 from quota.ledger.state import State
-from quota.rules.refusals import MAX_COUNTS, MAX_REFUSALS, RefusalCount, refusal_text
+from quota.rules.refusals import MAX_REFUSALS, RefusalCount, refusal_text
 from quota.terms.arguments import machine_name
 from quota.terms.limits import HOUR_MS
 
@@ -32,7 +32,7 @@ ALL_END_WITHIN_S = 1.0
 """How long all projects of a process together may take to do that at its end."""
 
 MAX_KINDS = 1_000
-"""The most kinds of refusals that a process counts."""
+"""The most kinds of refusals that a process counts, and adds at once."""
 
 
 class Recorder:
@@ -49,7 +49,7 @@ class Recorder:
         self._lock = threading.Lock()  # no thread waits for it: its holder does the work of the others
         self._counts: dict[tuple[int, str, str, str], int] = {}
         self._newest: list[tuple[Decision, str, str, str, int]] = []
-        self._unsent: list[tuple[Sequence[RefusalCount], Sequence[str], str]] = []  # what the ledger has not taken
+        self._unsent: tuple[Sequence[RefusalCount], Sequence[str], str] | None = None  # the ledger has not taken it
         self._due_s = elapsed_s() + ATTEND_EVERY_S
         self._answers = False
 
@@ -90,10 +90,8 @@ class Recorder:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            unsent, self._unsent = self._unsent or self._parts(), []
-            while unsent:
-                self._state.add_refusals(*unsent[0])
-                del unsent[0]
+            unsent, self._unsent = self._unsent or self._report(), None
+            self._state.add_refusals(*unsent)
         except LedgerError as error:
             import logging  # imported late: few processes need it
 
@@ -103,8 +101,8 @@ class Recorder:
         finally:
             self._lock.release()
 
-    def _parts(self) -> list[tuple[Sequence[RefusalCount], Sequence[str], str]]:
-        """Take all counts and refusals, in parts that the ledger takes at once, each with the key of its addition."""
+    def _report(self) -> tuple[Sequence[RefusalCount], Sequence[str], str]:
+        """Take all counts and refusals, with the key of their addition."""
         counts, newest = self._counts, self._newest
         self._counts, self._newest = {}, []
         texts = [
@@ -112,8 +110,7 @@ class Recorder:
             for decision, job, region, run, calls in newest
         ]
         rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]  # others may add meanwhile
-        starts = range(0, len(rows), MAX_COUNTS)
-        return [(rows[at : at + MAX_COUNTS], () if at else texts, self._state.new_key()) for at in starts]
+        return rows, texts, self._state.new_key()
 
 
 _recorders: WeakSet[Recorder] = WeakSet()

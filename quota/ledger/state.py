@@ -272,8 +272,8 @@ class State:
     # -- refusals ----------------------------------------------------------------------------------------------------
 
     def add_refusals(self, counts: Sequence[RefusalCount], newest: Sequence[str] = (), key: str | None = None) -> None:
-        """Add refused calls: at most MAX_COUNTS counts, and the newest refusals in full, the oldest first. After a
-        LedgerError, try again with the same `key`."""
+        """Add refused calls: their counts, and the newest refusals in full, the oldest first. After a LedgerError, try
+        again with the same `key`."""
         key = self.new_key() if key is None else key
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[None]:

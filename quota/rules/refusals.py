@@ -56,9 +56,6 @@ MAX_REFUSALS = 100
 MAX_REFUSAL_BYTES = 4_000
 """The most refusals of a project that are kept in full, and the most bytes of each."""
 
-MAX_COUNTS = 200
-"""The most counts that are added at once."""
-
 MAX_KEYS = 100
 """How many additions the state remembers."""
 
@@ -152,7 +149,7 @@ def add(
     """The fields that change when these refusals are added; none if an addition with this key was made before.
 
     It drops hours that ended 35 days ago. A count of such an hour, or of an hour as far ahead, is only in the sums.
-    Raises UsageError for more than MAX_COUNTS, and for a value that cannot be stored.
+    Raises UsageError for a value that cannot be stored.
     """
     head = _Head.read(fields.get(REFUSALS, ""))
     if key in head.keys:
@@ -246,8 +243,6 @@ def _cut(name: str) -> str:
 
 
 def _checked_counts(counts: Sequence[RefusalCount]) -> list[RefusalCount]:
-    if len(counts) > MAX_COUNTS:
-        raise UsageError(f"{len(counts):,} counts: at most {MAX_COUNTS} are added at once")
     return [count._replace(hour_ms=count.hour_ms // HOUR_MS * HOUR_MS) for count in map(checked, counts)]
 
 

@@ -14,7 +14,6 @@ from quota.decision import Decision, LimitState
 from quota.errors import UsageError
 from quota.rules.refusals import (
     KEPT_MS,
-    MAX_COUNTS,
     MAX_KEYS,
     MAX_NAME_BYTES,
     MAX_REFUSAL_BYTES,
@@ -126,7 +125,6 @@ def test_long_names_are_cut(fields: Fields) -> None:
 @pytest.mark.parametrize(
     ("counts", "newest", "message"),
     [
-        ([count(1)] * (MAX_COUNTS + 1), [], "201 counts: at most 200 are added at once"),
         ([count(-1)], [], "calls: that is a whole number"),
         ([count(1, hour_ms=1.5)], [], "hour_ms: that is a whole number"),  # type: ignore[arg-type]
         ([count(1, job=None)], [], "is not a str"),  # type: ignore[arg-type]
