@@ -13,16 +13,13 @@ behind_secured, behind_plain    the cause of a failure with TLS, and without: th
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import socket
 import ssl
-import stat
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quota.common.files import at_once
 from quota.common.text import one_line
 
 if TYPE_CHECKING:
@@ -169,83 +166,27 @@ _FAULTS = {
 TLS_WAIT_S = 0.1
 """How long a server may take to show the cause of an error. The failed decision waits for it."""
 
-_OF_CERTIFICATES = {
-    **dict.fromkeys((62, 64), "is not for {host}; use a name from the certificate, or renew it"),
-    **dict.fromkeys((2, 18, 19, 20, 21, 27), 'is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'),
-    10: "has expired; renew it, or correct this machine's clock",
-}
-"""Explanations of OpenSSL's codes for the server's certificate (X509_V_ERR_...)."""
-
-_NO_TLS = "it speaks no TLS; {remedy}"
-_OF_HANDSHAKES = {
-    **dict.fromkeys(
-        ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"), _NO_TLS
-    ),
-    **dict.fromkeys(
-        ("CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE"),
-        "it wants a client certificate; add ssl_certfile and ssl_keyfile",
-    ),
-    "ALERT_UNKNOWN_CA": "it refused our client certificate: it does not know the CA; correct ssl_certfile",
-    "CERTIFICATE": "it refused our client certificate: {alert}; correct ssl_certfile",
-    **dict.fromkeys(
-        ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL"),
-        "it speaks no version of TLS that this machine allows; let it speak TLS 1.2 or 1.3",
-    ),
-}
-"""Explanations of OpenSSL's other reasons, by words that all its versions use. The first match counts."""
-
 
 def check_files(options: Mapping[str, Any]) -> None:
-    """Raises Misconfigured if a file of these options cannot be used."""
+    """Raises Misconfigured if OpenSSL cannot use the files of these options."""
     for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-        if options[option]:
-            _check_readable(option, options[option])
-    if options["ssl_ca_certs"] and not _holds_certificate(options["ssl_ca_certs"]):
-        raise Misconfigured(f"ssl_ca_certs: {one_line(options['ssl_ca_certs'])} holds no PEM certificate")
-    if options["ssl_certfile"]:
-        _check_key(options["ssl_certfile"], options["ssl_keyfile"], options["ssl_password"])
-
-
-def _check_readable(option: str, path: str) -> None:
+        if options[option] and not os.path.isfile(options[option]):
+            raise Misconfigured(f"{option}: {one_line(options[option])} is no file that this user can read")
+    context, what = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "ssl_ca_certs"
     try:
-        with open(path, "rb", opener=at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is no file")
+        if options["ssl_ca_certs"]:
+            context.load_verify_locations(options["ssl_ca_certs"])
+        what = "ssl_certfile, with ssl_keyfile and ssl_password"
+        if options["ssl_certfile"]:  # without a password, OpenSSL would ask on the terminal
+            context.load_cert_chain(options["ssl_certfile"], options["ssl_keyfile"], lambda: options["ssl_password"])
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise Misconfigured(f"{option}: {one_line(path)} cannot be read: {why}") from error
+        raise Misconfigured(f"{what}: {_reason_of(error)}; name PEM files that belong together") from error
 
 
-def _holds_certificate(path: str) -> bool:
-    try:
-        ssl.create_default_context(cafile=path)
-    except OSError:
-        return False
-    return True
-
-
-def _check_key(certfile: str, keyfile: str | None, password: str) -> None:
-    """Raises Misconfigured if a certificate and a key cannot be used together."""
-    is_encrypted = False
-
-    def password_of_key() -> str:  # without it, OpenSSL would ask on the terminal
-        nonlocal is_encrypted
-        is_encrypted = True
-        return password
-
-    key = one_line(keyfile or certfile)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certfile, keyfile, password_of_key)
-    except (OSError, ValueError) as error:
-        if is_encrypted:
-            line = f"the key in {key} is encrypted, and ssl_password is not its password"
-        elif getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-            line = f"the key in {key} does not belong to the certificate in {one_line(certfile)}; correct ssl_keyfile"
-        elif _holds_certificate(certfile):
-            line = f"ssl_keyfile: {key} holds no PEM private key"
-        else:
-            line = f"ssl_certfile: {one_line(certfile)} holds no PEM certificate"
-        raise Misconfigured(line) from error
+def _reason_of(error: BaseException) -> str:
+    """The words of OpenSSL or of the system."""
+    reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or getattr(error, "strerror", "")
+    return one_line(reason or error).replace("_", " ").lower()
 
 
 def behind_secured(
@@ -263,9 +204,9 @@ def behind_secured(
         check_files(options)
     except Misconfigured as gone:  # the file was there when the url was read
         return gone
-    fault = _fault_in(error, host, remedy)
-    if fault is None and _answers_plainly(host, port):
-        return Misconfigured(_NO_TLS.format(remedy=remedy))
+    if _answers_plainly(host, port):
+        return Misconfigured(f"it speaks no TLS; {remedy}")
+    fault = _fault_in(error)
     if fault is not None or isinstance(error.__context__, TimeoutError):
         return fault
     another = make()
@@ -273,22 +214,22 @@ def behind_secured(
         another.connect()
         another.can_read(TLS_WAIT_S)
     except Exception as again:  # the library's
-        fault = _fault_in(again, host, remedy)
+        fault = _fault_in(again)
     finally:
         another.disconnect()
     return fault
 
 
-def _fault_in(error: BaseException, host: str, remedy: str) -> Misconfigured | None:
-    """The fault that OpenSSL reports; None if unclear."""
+def _fault_in(error: BaseException) -> Misconfigured | None:
+    """The fault that OpenSSL reports; None if unclear, as when the server only ended the connection."""
     cause = error.__context__
+    if not isinstance(cause, ssl.SSLError) or isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return None
+    reason = _reason_of(cause)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        why = _OF_CERTIFICATES.get(cause.verify_code, f"cannot be trusted: {one_line(cause.verify_message)}")
-        return Misconfigured(f"its certificate {why.format(host=host)}")
-    reason = str(getattr(cause, "reason", None) or "") if isinstance(cause, ssl.SSLError) else ""
-    line = next((line for words, line in _OF_HANDSHAKES.items() if words in reason), "")
-    alert = reason.partition("ALERT_")[2].replace("_", " ").lower()
-    return Misconfigured(line.format(remedy=remedy, alert=alert)) if line else None
+        remedy = "correct ssl_ca_certs or the host, or renew it"
+        return Misconfigured(f"its certificate is not accepted: {reason}; {remedy}")
+    return Misconfigured(f"TLS failed: {reason}; correct ssl_certfile and ssl_keyfile, or see the server's log")
 
 
 def behind_plain(host: str, port: int, remedy: str) -> Misconfigured | None:

@@ -1,9 +1,10 @@
-"""TLS over real sockets: each fault is a line of its own, under every scheme, awaited or not, and of inbound limits."""
+"""TLS over real sockets: each fault is one line, under every scheme, awaited or not, and of inbound limits."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -96,18 +97,15 @@ def said_by(way: str, url: str) -> str:
     return asyncio.run(awaited())
 
 
-NO_CA = 'its certificate is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
-REFUSED = "it refused our client certificate:"
+REFUSED, OWN = "its certificate is not accepted: ", "correct ssl_ca_certs or the host, or renew it"
+FAILED, CLIENTS = "TLS failed: ", "correct ssl_certfile and ssl_keyfile, or see the server's log"
 
 FAULTS = [
-    ("good", {}, NO_CA),
-    ("good", {"ca": "stranger"}, NO_CA),
-    ("other_host", {}, NO_CA),
-    ("other_host", {"ca": "ca"}, "its certificate is not for localhost; use a name from the certificate, or renew it"),
-    ("expired", {"ca": "ca"}, "its certificate has expired; renew it, or correct this machine's clock"),
-    ("mutual", {"ca": "ca"}, "it wants a client certificate; add ssl_certfile and ssl_keyfile"),
-    ("mutual", {"ca": "ca", "pair": "foreign"}, f"{REFUSED} it does not know the CA; correct ssl_certfile"),
-    ("mutual", {"ca": "ca", "pair": "expired"}, f"{REFUSED} certificate expired; correct ssl_certfile"),
+    ("good", {}, f"{REFUSED}.*certificate.*; {OWN}"),
+    ("other_host", {"ca": "ca"}, f"{REFUSED}hostname mismatch, certificate is not valid for 'localhost'.; {OWN}"),
+    ("expired", {"ca": "ca"}, f"{REFUSED}certificate has expired; {OWN}"),
+    ("mutual", {"ca": "ca"}, f"{FAILED}.*certificate required; {CLIENTS}"),
+    ("mutual", {"ca": "ca", "pair": "foreign"}, f"{FAILED}.*unknown ca; {CLIENTS}"),
 ]
 
 
@@ -128,7 +126,7 @@ def test_a_fault_is_a_line_of_its_own(
 ) -> None:
     url = servers.url(scheme, name, **options_of(servers.certificates, which))
     line = said_by(way, url)
-    assert line.endswith(f": {message}"), line
+    assert re.search(f": {message}$", line), line
     place = f"localhost:{servers.ports[name]}"
     assert f"{scheme}://{place}" in line
     assert (f"sentinel {place}: " in line) == (scheme == "rediss+sentinel")
@@ -207,7 +205,7 @@ def test_the_certificate_of_sentinels_alone_is_checked_too(servers: Servers) -> 
     for name, which, message in FAULTS:
         options = {"sentinel_ssl": "true", **options_of(servers.certificates, which)}
         url = servers.url("rediss+sentinel", name, **options).replace("rediss", "redis")
-        assert said_by("blocking", url).endswith(f": sentinel localhost:{servers.ports[name]}: {message}")
+        assert re.search(f": sentinel localhost:{servers.ports[name]}: {message}$", said_by("blocking", url))
 
 
 def test_a_certificate_renewed_in_place_is_used_by_the_next_connection(servers: Servers, tmp_path: Path) -> None:
@@ -223,31 +221,26 @@ def test_a_certificate_renewed_in_place_is_used_by_the_next_connection(servers: 
         "rediss", "mutual", ssl_ca_certs=str(certificates.ca), ssl_certfile=str(certificate), ssl_keyfile=str(key)
     )
     with closing(open_storage(url)) as storage:
-        with pytest.raises(StorageAway, match="refused our client certificate"):
+        with pytest.raises(StorageAway, match=r"TLS failed: .*; correct ssl_certfile"):
             storage.totals()
         use(certificates.client)
         assert storage.totals() == {}
 
 
+PAIR, NAME = "ssl_certfile, with ssl_keyfile and ssl_password: ", "; name PEM files that belong together"
+
 FILES = [
-    ({"ssl_ca_certs": "none.pem"}, "ssl_ca_certs: {}/none.pem cannot be read: No such file or directory"),
-    ({"ssl_ca_certs": "pipe"}, "ssl_ca_certs: {}/pipe cannot be read: it is no file"),
-    ({"ssl_ca_certs": "text"}, "ssl_ca_certs: {}/text holds no PEM certificate"),
-    ({"ssl_certfile": "client.pem"}, "ssl_keyfile: {}/client.pem holds no PEM private key"),
+    ({"ssl_ca_certs": "none.pem"}, "ssl_ca_certs: {}/none.pem is no file that this user can read"),
+    ({"ssl_ca_certs": "pipe"}, "ssl_ca_certs: {}/pipe is no file that this user can read"),
+    ({"ssl_ca_certs": "text"}, f"ssl_ca_certs: .*{NAME}"),
     (
         {"ssl_certfile": "client.pem", "ssl_keyfile": "none.key"},
-        "ssl_keyfile: {}/none.key cannot be read: No such file or directory",
+        "ssl_keyfile: {}/none.key is no file that this user can read",
     ),
-    (
-        {"ssl_certfile": "client.pem", "ssl_keyfile": "server.key"},
-        "the key in {}/server.key does not belong to the certificate in {}/client.pem; correct ssl_keyfile",
-    ),
-    (
-        {"ssl_certfile": "client.pem", "ssl_keyfile": "locked.key"},
-        "the key in {}/locked.key is encrypted, and ssl_password is not its password",
-    ),
+    ({"ssl_certfile": "client.pem", "ssl_keyfile": "server.key"}, f"{PAIR}key values mismatch{NAME}"),
+    ({"ssl_certfile": "client.pem", "ssl_keyfile": "locked.key"}, f"{PAIR}.*{NAME}"),
     ({"ssl_keyfile": "client.key"}, "ssl_keyfile has no effect without ssl_certfile; name the certificate too"),
-    ({"ssl_cert_reqs": "s3cret"}, "ssl_cert_reqs is required (by default) or none"),
+    ({"ssl_cert_reqs": "s3cret"}, r"ssl_cert_reqs is required \(by default\) or none"),
 ]
 
 
@@ -279,7 +272,8 @@ def test_an_unusable_file_is_an_error_in_the_configuration(files: Path, options:
         for what, opening in (("ledger url", open_ledger), ("inbound storage", open_storage)):
             with pytest.raises(ConfigError) as caught:
                 opening(f"{url}?{query}")
-            assert str(caught.value) == f"{what} {url}: {message.replace('{}', str(files))}"
+            line = re.escape(f"{what} {url}: ") + message.replace("{}", str(files))
+            assert re.fullmatch(line, str(caught.value)), caught.value
 
 
 def test_an_encrypted_key_is_opened_with_its_password_and_nobody_is_asked_for_it(servers: Servers, files: Path) -> None:
@@ -288,7 +282,7 @@ def test_an_encrypted_key_is_opened_with_its_password_and_nobody_is_asked_for_it
     url = servers.url("rediss", "mutual", **named) + "&ssl_password="
     assert said_by("inbound", url + "pass-word") == ""
     for wrong in ("wrong", ""):
-        with pytest.raises(ConfigError, match="is encrypted, and ssl_password is not its password"):
+        with pytest.raises(ConfigError, match="ssl_keyfile and ssl_password"):
             open_ledger(url + wrong)
 
 

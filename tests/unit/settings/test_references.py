@@ -207,7 +207,10 @@ OPTIONS = [
     ("redis://h/0?ssl_ca_certs=x", "ssl_ca_certs is an option of TLS, which this url does not speak; write rediss://"),
     ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
     ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
-    ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none cannot be read"),
+    (
+        "redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none",
+        "ssl_ca_certs: /none is no file that this user can read",
+    ),
     ("sqlite:///a#b/ledger.db#s3cret", "url sqlite:///a#b/ledger.db: an SQLite url ends with its path; remove #"),
     ("sqlite:///ledger.db?s3cret", "an SQLite url ends with its path; remove ?"),
     ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
