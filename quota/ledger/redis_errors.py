@@ -82,12 +82,7 @@ def is_denied(message: str) -> bool:
     return _DENIED.search(message) is not None
 
 
-MAY_NOT_RUN = "this user may not run"
-"""The words with which our scripts name all missing rights."""
-
-_DENIED = re.compile(f"^NOPERM|user executing the script can't|[Nn]o permission|{MAY_NOT_RUN}")
-_DENIED_KEYS = re.compile("at least one of the keys|access (?:one of the keys|a key)")
-_DENIED_COMMANDS = re.compile(rf"{MAY_NOT_RUN} ([A-Z, ]+)|permissions? to run the '([a-z|]+)'")
+_DENIED = re.compile("^NOPERM|user executing the script can't|[Nn]o permission")
 
 
 def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
@@ -101,17 +96,9 @@ def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
         timeout_s=timeout_s,
         secure="s" if " rediss" in where else "",
         who="its sentinels' user" if "'sentinel" in message else f"user {user}",
-        what=_what_is_denied(message),
         numbers=", which has no database numbers" if "SELECT" in message else "",
         owner=where.rpartition(" ")[0],
     )
-
-
-def _what_is_denied(message: str) -> str:
-    if _DENIED_KEYS.search(message):
-        return "use the keys of this project"
-    named = _DENIED_COMMANDS.search(message)
-    return "run a command that it needs" if named is None else f"run {(named[1] or named[2]).upper().replace('|', ' ')}"
 
 
 _FAULTS = {
@@ -126,7 +113,7 @@ _FAULTS = {
     f"^(NOAUTH|WRONGPASS) |{_PASSWORD.pattern}": (
         " refused the password; check username and password, or make that user: `quota doctor --acl` prints how"
     ),
-    _DENIED.pattern: ": {who} may not {what}; give it the rights that `quota doctor --acl` prints",
+    _DENIED.pattern: ": {who} lacks a right; give it those that `quota doctor --acl` prints",
     "^(MOVED|ASK) |not allowed in cluster mode": (
         " is a node of a cluster{numbers}; write redis{secure}+cluster://HOST:PORT"
     ),

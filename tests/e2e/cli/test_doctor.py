@@ -368,8 +368,7 @@ def test_the_printed_rights_are_enough_for_a_user(command: Quota, server: RedisS
     command.configure(f'[ledger]\nurl = "{server.url.replace("://", "://app:secret@")}"\n' + MAIN)
     refused = command("charge", "videos.list")
     line = one_line(refused, 69)
-    assert "user app may not run " in line
-    assert line.endswith("give it the rights that `quota doctor --acl` prints")
+    assert line.endswith("user app lacks a right; give it those that `quota doctor --acl` prints")
     printed = command("doctor", "--acl")
     assert (printed.returncode, len(printed.stdout.splitlines())) == (0, 1)
     assert "secret" not in printed.stdout
