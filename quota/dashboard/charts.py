@@ -50,7 +50,7 @@ def span(window: Window, now_ms: int, until_ms: int | None) -> tuple[int, int]:
     """The span of a chart: the period of a calendar limit; for any other limit the last day, and the time until
     `until_ms`, or one more day."""
     if isinstance(window, Calendar) and window.longest_ms > HOUR_MS:
-        return window.edges(now_ms)[:2]
+        return window.edges(now_ms)
     latest_ms = now_ms + DAY_MS
     return now_ms - DAY_MS, latest_ms if until_ms is None else min(max(until_ms, now_ms + LEAST_AHEAD_MS), latest_ms)
 

@@ -304,8 +304,8 @@ def _periods(book: CostBook, metric: Metric, now_ms: int) -> tuple[Period, Perio
     """Upstream's present period, and the previous period: a limit over 24 hours still counts a part of it."""
     window = _window(book, metric)
     assert window is not None  # noqa: S101  # metrics without a window were left out
-    since_ms, until_ms, _ = window.edges(now_ms)
-    return Period(since_ms, until_ms), Period(window.edges(since_ms - 1)[0], since_ms)
+    since_ms, until_ms = window.edges(now_ms)
+    return Period(since_ms, until_ms), Period(*window.edges(since_ms - 1))
 
 
 # -- both counts -------------------------------------------------------------------------------------------------------

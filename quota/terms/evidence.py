@@ -82,7 +82,7 @@ def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int
     window = _window(level, bucket, whole, now_ms)
     since_ms, until_ms = 0, now_ms + window.longest_ms
     if isinstance(window, Calendar):
-        since_ms, until_ms, _ = window.edges(now_ms)
+        since_ms, until_ms = window.edges(now_ms)
         speaks_of_ms = charged_ms if level.reset_ms is None else level.reset_ms
         if speaks_of_ms <= since_ms + min(MINUTE_MS, window.longest_ms // 60):
             return None

@@ -52,8 +52,8 @@ PERIOD_MS = {
 """The length of a period without a clock change; for a month, the longest."""
 
 
-Edges = tuple[int, int, int]
-"""Three consecutive calendar edges in ms: the latest, the next, and the one after that."""
+Edges = tuple[int, int]
+"""Two consecutive calendar edges in ms: the latest, and the next."""
 
 
 def parse_duration(text: str) -> int:
@@ -143,15 +143,14 @@ class Calendar:
         return f"{self.period}{begins} in {self.zone}"
 
     def edges(self, now_ms: int) -> Edges:
-        """The edges around `now_ms`: edges[0] <= now_ms < edges[1] < edges[2]. Times after LATEST_MS have its edges."""
+        """The edges around `now_ms`: edges[0] <= now_ms < edges[1]. Times after LATEST_MS have its edges."""
         now_ms = min(now_ms, LATEST_MS)
         seen = _edges_seen.get(self, _NONE_SEEN)
         for edges in seen:
             if edges[0] <= now_ms < edges[1]:
                 return edges
         start_ms = _period_start(self, now_ms)
-        next_ms = _period_start(self, start_ms, later=1)
-        edges = (start_ms, next_ms, _period_start(self, next_ms, later=1))
+        edges = (start_ms, _period_start(self, start_ms, later=1))
         _edges_seen[self] = (edges, seen[0])
         return edges
 
@@ -201,7 +200,7 @@ def paced_until(units: int, edges: Edges, wanted_units: int) -> int:
     return max(edges[0], edges[0] - span_ms // PACE_LEAD - (-wanted_units * span_ms // units))
 
 
-_NONE_SEEN: tuple[Edges, Edges] = ((0, 0, 0), (0, 0, 0))
+_NONE_SEEN: tuple[Edges, Edges] = ((0, 0), (0, 0))
 _edges_seen: dict[Calendar, tuple[Edges, Edges]] = {}
 """A cache of each calendar's edges, for two periods: a refusal asks for the present period and the next. A look-up in
 the time zone database costs more than a whole decision."""

@@ -624,7 +624,7 @@ class RandomOperations:
         if not self.heard or r.random() < 0.5:
             window = r.choice(self.pace.windows[: self.in_use])
             if isinstance(window, Calendar):
-                since_ms, until_ms, _ = window.edges(self.clock_ms)
+                since_ms, until_ms = window.edges(self.clock_ms)
             else:
                 since_ms, until_ms = self.clock_ms, self.clock_ms + window.window_ms
             name = f"others-{next(self.names)}"

@@ -264,7 +264,7 @@ class LogOracle:
         units = max(0, units - (asked.leave_units if leave_units is None else leave_units))
         if not (paced and limit.paced and isinstance(limit.view.window, Calendar)):
             return units
-        start_ms, end_ms, _ = limit.view.window.edges(now_ms)
+        start_ms, end_ms = limit.view.window.edges(now_ms)
         span_ms = end_ms - start_ms
         share = units * (now_ms - start_ms + span_ms // 8) // span_ms
         return min(units, max(asked.cost_units, 1, share))

@@ -57,7 +57,7 @@ def test_a_chart_ends_with_the_reset() -> None:
     assert span(day, NOW_MS, NOW_MS + 9 * HOUR_MS) == (NOW_MS - DAY_MS, NOW_MS + 9 * HOUR_MS)
     assert span(day, NOW_MS, NOW_MS + 40 * DAY_MS)[1] == NOW_MS + DAY_MS
     assert span(hour, NOW_MS, None) == (NOW_MS - DAY_MS, NOW_MS + DAY_MS)
-    assert span(Calendar("day", "UTC"), NOW_MS, NOW_MS + 1) == Calendar("day", "UTC").edges(NOW_MS)[:2]
+    assert span(Calendar("day", "UTC"), NOW_MS, NOW_MS + 1) == Calendar("day", "UTC").edges(NOW_MS)
 
 
 def test_the_forecast_ends_where_the_plan_ends() -> None:
