@@ -16,7 +16,7 @@ import requests
 
 import quota
 import quota.session
-from quota.errors import SessionClosedError
+from quota.errors import LedgerError, SessionClosedError
 from quota.jobs.emulator import Emulator
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import Log
@@ -53,6 +53,7 @@ OF_A_BUDGET: dict[str, Callable[[Any], Any]] = {
     "settle": lambda budget: budget.settle("1795233255077-key", 5),
     "usage": lambda budget: budget.usage(),
     "outlook": lambda budget: budget.outlook(),
+    "unread": lambda budget: budget.unread(LedgerError("away")),
     "owed_units": lambda budget: budget.owed_units(),
     "allowance": lambda budget: budget.allowance(),
     "spend": lambda budget: budget.spend("videos.list").__enter__(),
