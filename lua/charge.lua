@@ -27,7 +27,7 @@
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, args = redis.call, string.match, ARGV
-local caller_ms, epoch, key = tonumber(args[2]), args[3], args[4]
+local epoch, key = args[3], args[4]
 local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES = 10, 4, 20000
 local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 
@@ -40,11 +40,11 @@ local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
 -- A number of up to 15 digits. A longer number may be beyond 2^53, and Redis takes no such lifetime.
 local function whole(text) return text and #text <= 15 and match(text, '^%d+$') and text + 0 end
-local units = whole(args[5])
+local given_ms, caller_ms, units = whole(args[1]), whole(args[2]), whole(args[5])
 if #KEYS ~= 3 or #args < FIRST_LIMIT - 1 + LIMIT_SIZE or (#args - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
   return wrong('3 keys and 9 arguments are needed, then 4 for each limit')
-elseif not (caller_ms and units) then
-  return wrong('caller_ms and units are whole numbers from 0')
+elseif not (given_ms and caller_ms and units) then
+  return wrong('clock_ms, caller_ms and units are whole numbers from 0')
 elseif #key > 100 or not match(key, '^[%w._-]+$') then
   return wrong('key is 1 to 100 letters, digits, `-`, `_` or `.`')
 end
@@ -64,7 +64,7 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   longest_ms = math.max(longest_ms, window_ms)
 end
 
-local clock_ms, ms = clock(args[1] + 0)
+local clock_ms, ms = clock(given_ms)
 local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'trimmed', 'longest_ms', 'facts')
 local holds, keep_ms = tonumber(fields[2] or 0) or 0, math.max(longest_ms, tonumber(fields[3] or 0) or 0)
 local stored, is_closed = standing(fields[1] or '', holds)

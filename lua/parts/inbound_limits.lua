@@ -1,8 +1,9 @@
 -- Reads the limits from ARGV. Returns at once if the server's clock is in other windows than the caller's.
 local FIRST, FIELDS, MAX_LIMITS, MAX_SCALE = 4, 6, 8, 4503599627370496 -- 2^52
 local now_ms, cost, count_rejected = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
-if not (now_ms and now_ms >= 0 and #KEYS >= 2 and #KEYS <= 2 * MAX_LIMITS and #ARGV == FIRST - 1 + FIELDS * #KEYS / 2) then
-  return redis.error_reply('ERR inbound: 1 to 8 limits with 2 keys and 6 arguments each are needed, and a time')
+if not (now_ms and now_ms >= 0 and now_ms % 1 == 0
+    and #KEYS >= 2 and #KEYS <= 2 * MAX_LIMITS and #ARGV == FIRST - 1 + FIELDS * #KEYS / 2) then
+  return redis.error_reply('ERR inbound: 1 to 8 limits with 2 keys and 6 arguments each are needed, and a time in whole ms')
 end
 now_ms = clock(now_ms)
 local limits = {}
@@ -11,7 +12,7 @@ for n = 1, #KEYS / 2 do
   local number, window_ms, burst = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
   local window = tonumber(ARGV[first + 3])
   if not (cost and number and window_ms and burst and window
-      and cost % 1 == 0 and number % 1 == 0 and window_ms % 1 == 0 and burst % 1 == 0
+      and cost % 1 == 0 and number % 1 == 0 and window_ms % 1 == 0 and burst % 1 == 0 and window % 1 == 0
       and number >= 1 and window_ms >= 1 and number * window_ms <= MAX_SCALE
       and burst >= 0 and burst <= number and cost >= 1 and cost <= (burst > 0 and burst or number)) then
     return redis.error_reply('ERR inbound: number, window_ms, burst, window and cost are whole numbers from 1, '

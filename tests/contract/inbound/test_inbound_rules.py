@@ -82,16 +82,15 @@ WINDOW = NOW_MS // MINUTE
     "words",
     [
         (),
-        (NOW_MS, 1, 0),
         (NOW_MS, 1, 0, 5, MINUTE, 1, WINDOW, "n"),
-        ("soon", 1, 0, 5, MINUTE, 1, WINDOW, "n", "n"),
+        *((odd, 1, 0, 5, MINUTE, 1, WINDOW, "n", "n") for odd in ("soon", NOW_MS + 0.5)),
         (NOW_MS, 1.5, 0, 5, MINUTE, 5, WINDOW, "n", "n"),
         (NOW_MS, 6, 0, 5, MINUTE, 0, WINDOW, "n", "n"),
         (NOW_MS, 2, 0, 5, MINUTE, 1, WINDOW, "n", "n"),
         (NOW_MS, 1, 0, 0, MINUTE, 0, WINDOW, "n", "n"),
         (NOW_MS, 1, 0, 5, 0, 1, WINDOW, "n", "n"),
         (NOW_MS, 1, 0, 5, MINUTE, 6, WINDOW, "n", "n"),
-        (NOW_MS, 1, 0, 5, MINUTE, 1, "nan?", "n", "n"),
+        *((NOW_MS, 1, 0, 5, MINUTE, 1, odd, "n", "n") for odd in ("nan?", WINDOW + 1e-6)),
         (NOW_MS, 1, 0, contract.MAX_SCALE // MINUTE + 1, MINUTE, 1, WINDOW, "n", "n"),
     ],
 )

@@ -85,6 +85,7 @@ def test_a_window_of_more_than_20_000_entries_is_an_error(admin: redis.Redis, lo
     [
         *({"key": "a b"}, {"key": ""}, {"units": -1}, {"units": "0" * 16}, {"job": "a\tb"}, {"method": "m" * 65}),
         *({"limits": []}, {"limits": [("units", 1, 1, 1)]}, {"limits": [("units|*|*", 1, 1, 10**15)]}),
+        *({name: odd} for name in ("now_ms", "caller_ms") for odd in ("x", "1.5", -1, "nan", 2**53)),
     ],
 )
 def test_invalid_arguments_write_nothing(wrong: dict[str, Any], admin: redis.Redis) -> None:
