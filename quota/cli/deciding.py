@@ -20,7 +20,7 @@ from quota.cli.output import fail, opened, print_json, print_rich, render_parts,
 from quota.common.files import read_named
 from quota.common.text import listed, many, number_in, show
 from quota.decision import Decision
-from quota.errors import UnknownMethod, UsageError, decision_status
+from quota.errors import Refused, UnknownMethod, UsageError, decision_status
 from quota.terms.arguments import check_name
 from quota.terms.limits import DAY_MS, MAX_UNITS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View, Window
 
@@ -96,7 +96,7 @@ def _charge_together(
 def _show(decisions: Sequence[Decision], data: object, stands: str) -> int:
     """Print one decision, or those of calls that were charged together; as JSON if there is `data`. Returns the exit
     status. Call it before the session ends: then the session reports a refusal to the ledger, and may wait for it."""
-    first = decisions[0]
+    first, status = decisions[0], decision_status(decisions[0])
     if data is not None:
         print_json(data)
     elif first.admitted:
@@ -104,10 +104,11 @@ def _show(decisions: Sequence[Decision], data: object, stands: str) -> int:
         if len(decisions) > 1:
             units = many(sum(decision.cost_units for decision in decisions), "unit")
             say(f"{many(len(decisions), 'call')}, {units} charged together; {first.left()} left after all of them")
-    else:
+    # The JSON says why a budget refuses, but not what is wrong with the ledger or the configuration.
+    if not first.admitted and (data is None or status != Refused.exit_status):
         fail(first.sentence())
     unprinted(stands if first.id else "")
-    return decision_status(first)
+    return status
 
 
 @click.command()
