@@ -151,6 +151,7 @@ def _correct(charge_id: str, units: int | None, credential: str | None, config: 
         budget = session.budget(credential)
         before = budget.refund(charge_id) if units is None else budget.settle(charge_id, units)
     say(f"{before.method} {charge_id}: now {many(units or 0, 'unit')}, before {before.units:,}")
+    unprinted("the correction stands")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 
 import quota
 from quota.cli.options import config_option, dry_run_option, format_option, only_credential_option
-from quota.cli.output import fail, print_json, print_rich, render_parts
+from quota.cli.output import fail, print_json, print_rich, render_parts, unprinted
 from quota.common.clock import moment, rfc3339, stamp
 from quota.common.text import many, members, spell
 from quota.errors import BadAnswer, ConfigError
@@ -69,6 +69,8 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
             from quota.reports.notify import notify
 
             notify(session, [notice for result in results for notice in notices_of(result)])
+    if checks:
+        unprinted()
     return failed or int(checks and any(result.differs for result in results))
 
 

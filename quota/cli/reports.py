@@ -38,6 +38,7 @@ from quota.cli.output import (
     print_rich,
     render_parts,
     say,
+    unprinted,
 )
 from quota.common.clock import host_clock, moment, rfc3339, stamp
 from quota.common.log import line
@@ -133,7 +134,10 @@ def _print_status(current: Status | LedgerError, shown: Any, checks: bool) -> in
         print_rich(render_parts(shown))
     if isinstance(current, LedgerError):
         raise current
-    return current.exit_status if checks else 0
+    if not checks:
+        return 0
+    unprinted()
+    return current.exit_status
 
 
 def _watch(session: Session, as_json: bool) -> None:
@@ -573,3 +577,4 @@ def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, con
     reopened = line("bucket_reopened", project=project.name, bucket=bucket, because=reason)
     logging.getLogger("quota").info("%s", reopened)
     say(f"bucket {bucket} of project {project.name} is open again: {reason}")
+    unprinted("the bucket is open again")
