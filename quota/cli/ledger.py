@@ -12,6 +12,7 @@ import quota
 from quota.cli.options import Group, apart, config_option, dry_run_option, format_option, yes_option
 from quota.cli.output import can_ask, confirmed, naming_allowances, now_and_then, print_json, say
 from quota.common.clock import host_clock, rfc3339, stamp
+from quota.common.files import make_folder
 from quota.common.text import listed, many, members
 from quota.deciding import repairs
 from quota.deciding.fence import FenceLostError
@@ -286,14 +287,15 @@ def scripts(folder: str) -> None:
       quota ledger scripts lua
     """
     from quota.ledger.redis_log import script, script_names
+    from quota.reports.metrics import write_file
 
     names = script_names()
     if not folder:  # an unset variable of a shell
         raise UsageError("'' is not a folder; name one")
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        make_folder(folder, 0o755)  # programs of other users may read the scripts, but nobody else may change them
         for name in names:
-            (Path(folder) / f"{name}.lua").write_text(script(name)[0], encoding="utf-8")
+            write_file(folder, f"{name}.lua", script(name)[0], mode=None)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}; name a folder that this user may write") from None
     say(f"wrote {many(len(names), 'script')} into {folder}")

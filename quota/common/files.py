@@ -44,8 +44,8 @@ class NotAloneError(OSError):
     the file's name."""
 
 
-def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder and its missing parents, readable by this user alone. Existing folders stay as they are.
+def make_folder(path: str | os.PathLike[str], mode: int = 0o700) -> None:
+    """Make a folder and its missing parents, by default readable by this user alone. Existing folders stay as they are.
 
     `os.makedirs` applies its mode to the last folder only, and leaves the others to the umask. Raises OSError.
     """
@@ -54,7 +54,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         missing.append(above)
     for folder in reversed(missing):
         try:
-            os.mkdir(folder, 0o700)
+            os.mkdir(folder, mode)
         except FileExistsError:  # another process made it first, or it is a file: then the error is right
             if not os.path.isdir(folder):
                 raise

@@ -91,13 +91,12 @@ def test_a_clock_that_disagrees_repairs_nothing(command: Quota, monkeypatch: pyt
 def test_ledger_scripts_writes_the_ledgers_scripts_again_after_an_upgrade(quota: Quota, tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "charge.lua").write_text("of an older version")
-    for _ in range(2):
-        done = quota("ledger", "scripts", "a/b")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"wrote {len(script_names())} scripts into a/b\n"
-    assert quota("ledger", "scripts", "new/folder").returncode == 0
-    assert one_line(quota("ledger", "scripts", ""), 2) == "'' is not a folder; name one"
-    assert len([*(tmp_path / "new" / "folder").iterdir()]) == len(script_names())
+    done = quota("ledger", "scripts", "a/b")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"wrote {len(script_names())} scripts into a/b\n"
+    assert quota.shell("umask 0; quota ledger scripts new/folder").returncode == 0
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "new", *sorted((tmp_path / "new").rglob("*")))]
+    assert modes == [0o755, 0o755, *[0o644] * len(script_names())], "nobody else may change what programs run"
     written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "a" / "b").iterdir()}
     assert written == {f"{name}.lua": script(name)[0] for name in script_names()}
 
@@ -105,7 +104,7 @@ def test_ledger_scripts_writes_the_ledgers_scripts_again_after_an_upgrade(quota:
 def test_a_path_that_is_not_a_folder_is_one_line(quota: Quota, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "charge.lua").mkdir(parents=True)
-    for words in (("file",), ("file/below",), ("taken",), ()):
+    for words in (("file",), ("file/below",), ("taken",), ("",), ()):
         done = quota("ledger", "scripts", *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
 
