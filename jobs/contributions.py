@@ -38,7 +38,7 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import check_lock, checkpoints_of, held_elsewhere, is_running, runs_on
+from quota.jobs.places import checkpoints_of, held_elsewhere, is_running, made_lock, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, check_space
 from quota.jobs.store.store import Store
@@ -192,7 +192,8 @@ def job_health(session: Session) -> Iterator[Finding]:
     settings = session.settings
     for job in settings.jobs.values():
         try:
-            check_lock(settings.store.url, job.name)
+            with made_lock(settings.store.url, job.name):  # raises if no run could lock it
+                pass
         except quota.ConfigError as error:
             yield finding_of("error", f"job {job.name}", error)
     reported = (OSError, quota.ConfigError, StoreError, quota.LedgerError)  # by other findings
@@ -309,7 +310,8 @@ def _refusal(
             method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
             sink_to_look_at(session.settings, job)
         if here:
-            check_lock(session.settings.store.url, job.name)
+            with made_lock(session.settings.store.url, job.name):  # raises if this process could not lock it
+                pass
     except quota.ConfigError as error:
         return str(error), None
     if no_store:

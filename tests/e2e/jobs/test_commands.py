@@ -76,7 +76,7 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
 @pytest.mark.parametrize(
     ("spoil", "status"),
     [
-        ("ln -sf /etc/passwd state/run-*.lock", 78),
+        ("ln -sf /etc/passwd run-*.lock", 78),
         ("rm key", 78),
         ("rm videos.db*; echo 'no database' > videos.db", 1),
         (f'{sys.executable} -c "{OF_AN_OLDER_VERSION}"', 1),
