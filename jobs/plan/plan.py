@@ -3,7 +3,6 @@
 
     Plan        the answer: the use of each limit hour by hour, the refusals, and changes that would make it fit
     LimitPlan   one limit: how much of it the schedule needs, and its days
-    JobPlan     one job: its ticks, and its first refused tick
     Ahead       the calls of one run
 
 A schedule fits if no tick is refused. Refusals that come only from current spending or a closed bucket do not count
@@ -20,7 +19,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
-from quota.cli.output import FirstThatFits, line, render_parts, stacked, takes_unicode
+from quota.cli.output import fitting, line, stacked, takes_unicode
 from quota.common.clock import moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members, spell
 from quota.decision import Decision
@@ -36,7 +35,7 @@ from quota.jobs.job import (
 )
 from quota.jobs.places import checkpoints_of
 from quota.jobs.plan import simulation
-from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
+from quota.jobs.plan.simulation import EMPTY, SLOT_MS, JobPlan, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
 from quota.jobs.store.store import Store
@@ -47,11 +46,10 @@ from quota.rules.total import total_of
 from quota.session import Session
 from quota.settings.model import CredentialSettings, Settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
-from quota.wording import Table
+from quota.wording import Table, Tone
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
 DEFAULT_DAYS = 7
 MAX_DAYS = 92
@@ -83,19 +81,6 @@ class LimitPlan(NamedTuple):
     needs_units: int
     enforced_units: int
     days: tuple[DayPlan, ...]
-
-
-class JobPlan(NamedTuple):
-    """One job. `refused_ticks` met a refusal, at their start or later, and left `refused_regions` to a later tick.
-    `passes` is how often each region is completed."""
-
-    name: str
-    ticks: int
-    refused_ticks: int
-    refused_regions: int
-    first_refused_ms: int | None
-    first_refused_by: str | None
-    passes: Mapping[str, int]
 
 
 class Plan(NamedTuple):
@@ -136,7 +121,7 @@ class Plan(NamedTuple):
                 for row in self.limits
             ],
             "jobs": [
-                {"job": job.name, "passes": dict(job.passes)}
+                {"job": job.name, "passes": job.passes}
                 | members(job, "ticks refused_ticks refused_regions first_refused_at first_refused_by")
                 for job in self.jobs
             ],
@@ -202,7 +187,7 @@ def make_plan(
         outcome=outcome,
         fits=fits,
         limits=tuple(_limit_plans(settings, outcome, state)),
-        jobs=tuple(_job_plans(settings, outcome)),
+        jobs=tuple(outcome.jobs[job.name] for job in settings.jobs.values() if job.schedule is not None),
         changes=changes,
         notes=tuple(notes),
         held_up_ms=held_up_ms,
@@ -257,25 +242,6 @@ def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> Iterator[str]:
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             yield f"{assumption}: {', '.join(names[:5])}{more}"
-
-
-def _job_plans(settings: Settings, outcome: Simulated) -> Iterable[JobPlan]:
-    refused: dict[str, list[Refusal]] = {}  # a single pass, because there may be a thousand jobs
-    for refusal in outcome.refusals:
-        refused.setdefault(refusal.job, []).append(refusal)
-    for job in settings.jobs.values():
-        if job.schedule is None:
-            continue
-        totals, mine = outcome.jobs[job.name], refused.get(job.name, [])
-        yield JobPlan(
-            name=job.name,
-            ticks=totals.ticks,
-            refused_ticks=len(mine),
-            refused_regions=sum(refusal.regions for refusal in mine),
-            first_refused_ms=mine[0].at_ms if mine else None,
-            first_refused_by=mine[0].limit if mine else None,
-            passes=totals.passes,
-        )
 
 
 def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterable[LimitPlan]:
@@ -424,48 +390,31 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
         style = "red" if enforced and row.needs_units > row.enforced_units else "bold"
         yield line(f"{name} ({window.name}{kind}): {needs}", style=style)
     yield line(f"days and hours of {rows[0].zone}", style="dim")
-    numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
-    tight = 1 + max(map(len, ["used", *numbers]))
-    yield FirstThatFits(
-        [
-            _days_drawn(rows, "%a %d %b", 10),
-            _days_drawn(rows, "%a %d %b", tight),
-            _days_drawn(rows, "%a %d", tight),
-            _days_drawn(rows, "%a %d %b", tight, dry=False),
-            _days_drawn(rows, "%a %d", tight, dry=False),
-            _days_drawn(rows, "%a %d", tight, dry=False, left=False),
-        ]
-    )
+    yield fitting(_days_of(rows), least_fold=40)
 
 
-def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: bool = True, left: bool = True) -> Text:
-    """The lines of a chart. `pattern` formats the days, and numbers are `width` wide. `dry` adds when the limit runs
-    dry, `left` what remains."""
-    from rich.text import Text
-
+def _days_of(rows: Sequence[LimitPlan]) -> Table:
+    """The days of limits that count the same. If a limit runs dry, its row says when."""
     first = rows[0]
-    bars = _BARS if takes_unicode() else _PLAIN_BARS
+    bars, zone = _BARS if takes_unicode() else _PLAIN_BARS, ZoneInfo(first.zone)
     busiest = max((units for day in first.days for units in day.hours), default=0)
-    zone = ZoneInfo(first.zone)
-    dates = [utc(day.start_ms).astimezone(zone).strftime(pattern) for day in first.days]
-    of_date = 1 + max(map(len, dates), default=0)
-    heads = f"{'used':>{width}}" + (f"{'left':>{width}}" if left else "")
-    lines = [Text(f"{'':<{of_date}}{'0     6     12    18':<25}{heads}", style="dim")]
+    cells = []
     for index, day in enumerate(first.days):
         same = [row.days[index] for row in rows]
-        drawn = Text(f"{dates[index]:<{of_date}}")
-        for units in day.hours:
-            drawn.append(bars[-(-units * 8 // busiest) if busiest else 0])
-        drawn.append(f"{'':<{25 - len(day.hours)}}{day.used_units:>{width},}")
-        if left:
-            lefts = [other.left_units for other in same if other.left_units is not None]
-            least = f"{min(lefts):,}" if lefts else ""
-            drawn.append(f"{least:>{width}}")
+        lefts = [other.left_units for other in same if other.left_units is not None]
         dries = [other.dry_ms for other in same if other.dry_ms is not None]
-        if dries and dry:
-            drawn.append(f"  dry at {moment(min(dries))}", style="red")
-        lines.append(drawn)
-    return Text("\n").join(lines)
+        cells.append(
+            (
+                utc(day.start_ms).astimezone(zone).strftime("%a %d %b"),
+                "".join(bars[-(-units * 8 // busiest) if busiest else 0] for units in day.hours),
+                f"{day.used_units:,}",
+                f"{min(lefts):,}" if lefts else "",
+                moment(min(dries)) if dries else "",
+            )
+        )
+    tones: list[Tone] = ["bad" if dry else "" for *_, dry in cells]
+    headings = ("day", "0     6     12    18", "used", "left", "dry at")
+    return Table(headings, cells, numbers=(2, 3), whole=(1,), tones=tones, without=(4, 3))
 
 
 def _name(row: LimitPlan, *, several: bool) -> str:
@@ -486,7 +435,7 @@ def _refused_jobs(plan: Plan) -> RenderableType:
     if len(refused) > MAX_JOBS_SHOWN:
         rows.append((f"and {len(refused) - MAX_JOBS_SHOWN} more", "", "", "", "", ""))
     headings = ("job", "ticks", "refused", "regions left", "first refused", "by")
-    return render_parts([Table(headings, rows, numbers=(1, 2, 3), without=(5, 3))])
+    return fitting(Table(headings, rows, numbers=(1, 2, 3), without=(5, 3)))
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------

@@ -120,11 +120,23 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True)
-class JobTotals:
-    """One job's ticks, and how often each of its regions was completed."""
+class JobPlan:
+    """One job. `refused_ticks` met a refusal, at their start or later, and left `refused_regions` to a later tick.
+    `passes` is how often each region is completed."""
 
+    name: str
+    passes: dict[str, int]
     ticks: int = 0
-    passes: dict[str, int] = field(default_factory=dict)
+    refused_ticks: int = 0
+    refused_regions: int = 0
+    first_refused_ms: int | None = None
+    first_refused_by: str | None = None
+
+    def add(self, refusal: Refusal) -> None:
+        if not self.refused_ticks:
+            self.first_refused_ms, self.first_refused_by = refusal.at_ms, refusal.limit
+        self.refused_ticks += 1
+        self.refused_regions += refusal.regions
 
 
 @dataclass(slots=True)
@@ -136,7 +148,7 @@ class Simulated:
     spent: list[Spent]
     wanted: list[Spent]
     refusals: list[Refusal]
-    jobs: dict[str, JobTotals]
+    jobs: dict[str, JobPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +225,13 @@ def simulate(
         progress(number)
         with naming(tick.job):
             refused = simulation.tick(tick)
+        for refusal in refused:
+            simulation.jobs[tick.job].add(refusal)
         refusals += refused
         if refused and stops_at_refusal:
             break
     spent, wanted = [*simulation.spent.values()], [*simulation.wanted.values()]
-    return Simulated(start_ms, until_ms, spent, wanted, refusals, simulation.totals)
+    return Simulated(start_ms, until_ms, spent, wanted, refusals, simulation.jobs)
 
 
 @contextmanager
@@ -318,7 +332,7 @@ class _Simulation:
         self.now_ms = start_ms
         self.spent: dict[tuple[str, ...], Spent] = {}
         self.wanted: dict[tuple[str, ...], Spent] = {}
-        self.totals: dict[str, JobTotals] = {}
+        self.jobs: dict[str, JobPlan] = {}
         log = self._replay(settings, state)
         budgets = {c.name: self._budget(settings, c, log) for c in settings.credentials.values()}
         self._machines: dict[str, list[_Machine]] = {}
@@ -331,7 +345,7 @@ class _Simulation:
                     step = step_at(work.steps, place)
                     regions[place.region] = place._replace(cursor={"step": step} if step else None)
             self._machines[job.name] = [_Machine(work, {**regions}) for _ in range(settings.machines_of(job))]
-            self.totals[job.name] = JobTotals(passes=dict.fromkeys(regions, 0))
+            self.jobs[job.name] = JobPlan(job.name, dict.fromkeys(regions, 0))
         self._refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
 
     def _budget(self, settings: Settings, credential: CredentialSettings, log: SqliteLog) -> Budget:
@@ -360,9 +374,9 @@ class _Simulation:
 
     def _tick(self, machine: _Machine, tick: Tick) -> Refusal | None:
         work, regions = machine.work, machine.regions
-        totals, calls = self.totals[tick.job], work.calls(tick.at_ms)
+        job, calls = self.jobs[tick.job], work.calls(tick.at_ms)
         max_regions = len(tick.regions) or len(regions)
-        totals.ticks += 1
+        job.ticks += 1
         for call in calls:
             self._note(self.wanted, work, call, max_regions)
         if not machine.covered:
@@ -388,7 +402,7 @@ class _Simulation:
                 admitted -= 1
                 self._note(self.spent, work, calls[step], 1)
             regions[place.region] = place._replace(pending=False, cursor=None, completed_at_ms=tick.at_ms)
-            totals.passes[place.region] += 1
+            job.passes[place.region] += 1
         return None
 
     def _note(self, sums: dict[tuple[str, ...], Spent], work: Pass, call: PricedCall, times: int) -> None:

@@ -172,8 +172,8 @@ def test_days_have_their_own_number_of_hours(folder: Path, day: date, hours: int
 def test_the_chart_fits_80_columns_and_shows_each_day(too_much: Plan) -> None:
     lines = shown(too_much)
     assert all(len(line) <= 80 for line in lines), max(lines, key=len)
-    (monday,) = [line for line in lines if line.startswith("Mon 23 ") and "dry" in line]
-    assert monday.split()[-5:] == ["10,000", "0", "dry", "at", "2026-11-23T18:45:00+00:00"]
+    (monday,) = [line for line in lines if "Mon 23 " in line]
+    assert monday.split()[-3:] == ["10,000", "0", "2026-11-23T18:45:00+00:00"]
     assert "  keywords: 3 regions instead of 7" in lines
 
 

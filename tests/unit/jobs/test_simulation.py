@@ -19,7 +19,7 @@ from quota.errors import UsageError
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.simulation import (
     SLOT_MS,
-    JobTotals,
+    JobPlan,
     Refusal,
     Simulated,
     Spent,
@@ -69,7 +69,7 @@ class PlainSimulation:
                 for _ in range(settings.machines_of(job))
             ]
         self.totals = {
-            job.name: JobTotals(passes=dict.fromkeys(job.regions or ("",), 0)) for job in settings.jobs.values()
+            job.name: JobPlan(job.name, dict.fromkeys(job.regions or ("",), 0)) for job in settings.jobs.values()
         }
         self.spent: dict[tuple[str, str, str], Spent] = {}
         self.wanted: dict[tuple[str, str, str], Spent] = {}
@@ -96,6 +96,7 @@ class PlainSimulation:
                 refusal = self.tick(self.settings.jobs[tick.job], regions, tick)
                 if refusal is not None:
                     refusals.append(refusal)
+                    self.totals[tick.job].add(refusal)
         self.session.close()
         return Simulated(
             self.start_ms, self.until_ms, [*self.spent.values()], [*self.wanted.values()], refusals, self.totals
