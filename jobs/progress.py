@@ -104,8 +104,7 @@ class _Lines(Watcher):
 
 
 class _Live(_Lines):
-    """For terminals: a line for the whole run, and a line for the current region. When a region ends, its own line
-    appears above."""
+    """For terminals: a line for the run, with the current region. When a region ends, its own line appears above."""
 
     def __init__(self, job: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -119,46 +118,38 @@ class _Live(_Lines):
             transient=True,
         )
         self._run = self.progress.add_task(job, total=None, text="")
-        self._here = self.progress.add_task("", total=None, text="", visible=False)
-        self._region: str | None = None
-        self._lacked: dict[str, int] = {}
+        self._pages_of: dict[str, int] = {}  # region -> the pages that it had when the run began
+        self._done: dict[str, int] = {}  # region -> the pages that it got since
 
     def say(self, line: str) -> None:
         self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None:
         super().began(checkpoints, pages)
-        self._lacked = {checkpoint.region: max(0, pages - checkpoint.pages) for checkpoint in checkpoints}
-        self.progress.update(self._run, total=sum(self._lacked.values()))
+        self._pages_of = {checkpoint.region: checkpoint.pages for checkpoint in checkpoints}
+        self.progress.update(self._run, total=sum(max(0, pages - had) for had in self._pages_of.values()))
 
     def decided(self, decision: Decision) -> None:
         super().decided(decision)
         self._show()
 
     def page(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.region != self._region:
-            self._region = checkpoint.region
-            self.progress.reset(self._here, total=self.pages, visible=True)
-        description, items = checkpoint.region or "pages", many(checkpoint.items, "item")
-        text = f"{checkpoint.pages:,} of {many(self.pages, 'page')}, {items}"
-        self.progress.update(self._here, completed=checkpoint.pages, description=f"  {description}", text=text)
-        self.progress.advance(self._run)
+        self._done[checkpoint.region] = max(0, checkpoint.pages - self._pages_of[checkpoint.region])
+        self.progress.update(self._run, description=named(self.job, checkpoint.region))
         self._show()
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
-        text = _retry_line(self.job, checkpoint, message, wait_s)
-        self.progress.update(self._here, visible=True, description="", text=text)
+        self.progress.update(self._run, description="", text=_retry_line(self.job, checkpoint, message, wait_s))
 
     def ended(self, outcome: RegionOfRun) -> None:
         super().ended(outcome)
-        self.progress.update(self._here, visible=False)
         task = self.progress.tasks[self._run]
         if task.total is not None and outcome.outcome != "skipped":  # upstream may have fewer pages than the job wants
-            missing = max(0, self._lacked[outcome.region] - outcome.pages)
+            missing = max(0, self.pages - self._pages_of[outcome.region] - outcome.pages)
             self.progress.update(self._run, total=max(task.completed, task.total - missing))
-        self._region = None
 
     def _show(self) -> None:
+        self.progress.update(self._run, completed=sum(self._done.values()))
         task = self.progress.tasks[self._run]
         left_s = task.time_remaining
         togo = f", {spell(max(1, round(left_s)) * 1_000)} to go" if left_s and task.completed else ""
