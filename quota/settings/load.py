@@ -87,7 +87,6 @@ class Config(NamedTuple):
     path: Path | None
     source: str
     folder: Path
-    text: str = ""
     variables: Mapping[str, str] = MappingProxyType({})
 
 
@@ -107,7 +106,7 @@ def read_config(config: str | Path | None = None) -> Config:
         if "__" in name:  # with single underscores it may be another program's
             raise ConfigError(f"environment variable {name}: sets no key of the configuration; {REMEDY}")
     data, paths = overlaid(parse_toml(text, source), variables)
-    return Config(data, path, source, folder, text, paths)
+    return Config(data, path, source, folder, paths)
 
 
 def load_settings(config: str | Path | None = None) -> Settings:

@@ -1,13 +1,12 @@
 """Every value in force, and its origin: `quota check --show`.
 
-Origin      one value: its key, and the line, the variable or the default that gave it
+Origin      one value: its key, and the file, the variable or the default that gave it
 in_force    all values, in the order of the file, then the defaults
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,32 +18,26 @@ from quota.settings.references import is_reference
 from quota.settings.tables import CALENDAR, ROOT
 from quota.settings.toml import Either, Keys, Kind, Needs, Table, Text, dotted, in_toml
 
-MAX_LINES = 500
-"""A longer value is shown without its line."""
-
 
 class Origin(NamedTuple):
-    """One value. `place` is "file", "environment", "default" or "cost book"; `detail` is the line, the variable or the
-    book."""
+    """One value. `place` is "file", "environment", "default" or "cost book"; `detail` is the variable or the book."""
 
     key: str
     value: Any
     place: str
-    detail: str | int | None = None
+    detail: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {"key": self.key, "value": self.value, "from": self.place, "detail": self.detail}
 
     def __str__(self) -> str:
-        origin = f"line {self.detail}" if self.place == "file" and self.detail else str(self.detail or self.place)
-        return f"{self.key} = {_as_toml(self.value)}  # {origin}"
+        return f"{self.key} = {_as_toml(self.value)}  # {self.detail or self.place}"
 
 
 def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
     """The settings of a configuration, and each of its values. Raises ConfigError as `load_settings` does."""
     tables = read_config(config)
     settings = settings_of(tables)
-    lines = lines_of(tables.text)
     rows: list[Origin] = []
     for key, value, is_default in _values(ROOT, tables.data, ""):
         variable = next((tables.variables[path] for path in _above(key) if path in tables.variables), None)
@@ -53,8 +46,7 @@ def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
         elif variable is not None:
             rows.append(Origin(key, value, "environment", variable))
         else:
-            place = "default" if tables.path is None else "file"
-            rows.append(Origin(key, value, place, next((lines[at] for at in _above(key) if at in lines), None)))
+            rows.append(Origin(key, value, "default" if tables.path is None else "file"))
     written = {path for row in rows for path in _above(row.key)}
     rows += [row for row in _computed(settings) if written.isdisjoint((row.key, row.key.partition("[")[0]))]
     places = [*ROOT]
@@ -130,53 +122,6 @@ def _above(path: str) -> list[str]:
         path = path[:end]
         paths.append(path)
     return paths
-
-
-def lines_of(text: str) -> dict[str, int]:
-    """The line of each key in a TOML text, by its dotted path: `tomllib` gives no lines."""
-    line_of: dict[str, int] = {}
-    rows: dict[str, int] = {}
-    table, pending, began = "", "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if not pending:
-            began = number
-        pending += f"{line}\n"
-        try:
-            data = tomllib.loads(pending)
-        except tomllib.TOMLDecodeError:  # the value continues on the next line
-            if number - began < MAX_LINES:
-                continue
-            data = {}
-        if pending.lstrip().startswith("["):
-            table = _header(data, rows)
-            line_of[table] = began
-        else:
-            for path in _leaves(data, table):
-                line_of[path] = began
-        pending = ""
-    return line_of
-
-
-def _header(data: dict[str, Any], rows: dict[str, int]) -> str:
-    """The path of the table that a header begins. `rows` has how many tables each array has so far."""
-    path, inner = "", data
-    while inner:
-        key, inner = next(iter(inner.items()))
-        path = dotted(path, key)
-        if isinstance(inner, list):
-            rows[path] = rows.get(path, 0) + 1
-            inner = inner[0]
-        if path in rows:
-            path = f"{path}[{rows[path] - 1}]"
-    return path
-
-
-def _leaves(data: dict[str, Any], path: str) -> Iterator[str]:
-    for key, value in data.items():
-        at = dotted(path, key)
-        yield at
-        if isinstance(value, dict):
-            yield from _leaves(value, at)
 
 
 def _as_toml(value: Any) -> str:

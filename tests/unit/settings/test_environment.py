@@ -206,11 +206,11 @@ def test_check_names_the_variable_that_holds_a_mistake(path: Path, monkeypatch: 
 def test_each_value_is_shown_with_its_origin(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, JOBS__TRENDING_NOW__PAGES="7", LEDGER__URL="redis://u:secret@h/0?ssl_password=geheim")
     rows = {row.key: row for row in in_force(path)[1]}
-    assert rows["credentials.my-key.api"][1:] == ("youtube-v3", "file", 3)
-    assert rows["credentials.my-key.limits[0].quota"][1:] == (10_000, "file", 4)
+    assert rows["credentials.my-key.api"][1:] == ("youtube-v3", "file", None)
+    assert rows["credentials.my-key.limits[0].quota"][1:] == (10_000, "file", None)
     assert rows["credentials.my-key.project"][1:] == ("my-key", "default", None)
     assert rows["jobs.'trending now'.pages"][1:] == (7, "environment", "QUOTA__JOBS__TRENDING_NOW__PAGES")
-    assert rows["jobs.'trending now'.leave.day"][1:] == (5, "file", 9)
+    assert rows["jobs.'trending now'.leave.day"][1:] == (5, "file", None)
     assert rows["jobs.'trending now'.max_items"][1:] == (10_000, "default", None)
     assert rows["store.retention"][1:] == ("30d", "default", None)
     assert "secret" not in rows["ledger.url"].value + str(rows["ledger.url"])
@@ -228,7 +228,7 @@ def test_limits_that_nobody_wrote_are_shown_as_the_cost_books(state_dir: Path, t
 def test_the_command_prints_them_for_people_and_for_programs(path: Path) -> None:
     lines = CliRunner().invoke(check_, ["--show", "--config", str(path)]).output.splitlines()
     assert lines[0] == f"# {path}"
-    assert "jobs.'trending now'.fetch = \"trending\"  # line 8" in lines
+    assert "jobs.'trending now'.fetch = \"trending\"  # file" in lines
     data = json.loads(CliRunner().invoke(check_, ["--show", "--json", "--config", str(path)]).output)
     assert {"key": "store.retention", "value": "30d", "from": "default", "detail": None} in data["values"]
     assert len(data["values"]) == len(lines) - 1
