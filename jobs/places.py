@@ -54,7 +54,6 @@ from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor
 from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, place_of, read_place
 from quota.jobs.store.file import StoreError, path_of
-from quota.jobs.store.reader import id_of, to_export
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
@@ -523,9 +522,6 @@ def free_regions(session: Session, job: JobSettings, lock: Lock) -> None:
     """Let other machines have the regions of this machine's store, which has no room. Raises nothing."""
     settings, state = session.settings.store, session.project(job.credential).state
     owner = settings.name or _kept_id(lock)
-    if not owner:  # this run has made the locked file, which has no room either
-        with suppress(StoreError), to_export(settings.file) as db:
-            owner = id_of(db)
     if not owner or settings.places_in_ledger or job.on_each_machine or not session.ledger.shared:
         return
     claim = _brief_claim(job, owner, session.run, job.regions or ("",))._replace(machine=lock_name(lock))
