@@ -155,8 +155,8 @@ class Mistakes(list[str]):
 
 
 def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
-    """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys; if there
-    are none, wrong values; if there are none, what does not belong together."""
+    """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys and wrong
+    values; if there are none, what does not belong together."""
     root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets' or 'windows'"})
     try:
         return _book_of(root, name)

@@ -45,7 +45,7 @@ from quota.settings.model import (
 )
 from quota.settings.references import Address, address_of, file_url, path_at, place_of
 from quota.settings.schedules import Every, parse_schedule
-from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT
+from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT, rule_names
 from quota.settings.toml import TomlTable, parse_toml, read_file
 from quota.terms.costs import CostBook, headrooms
 from quota.terms.limits import Limit, format_duration, load_zone
@@ -156,8 +156,8 @@ def _check_found(path: Path) -> None:
 
 
 def settings_of(config: Config) -> Settings:
-    """The checked values. Raises ConfigError: it lists misspelt keys; if there are none, the first mistake that the
-    reader meets, and each value that is wrong by itself."""
+    """The checked values. Raises ConfigError: it lists the first mistake that the reader meets, each misspelt key, and
+    each value that is wrong by itself."""
     root = TomlTable(
         config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables, folder=config.folder
     )
@@ -183,11 +183,17 @@ def _settings_of(root: TomlTable, config: Config) -> Settings:
         store=_store(root.read("store"), ledger, jobs),
         textfile=root.read("textfile"),
         notify=_notify(root.read("notify")) if "notify" in root else None,
-        # `quota.inbound` reads its values: the gate never imports that.
-        inbound=root.inner(root.value("inbound"), "inbound").data if "inbound" in root else None,
+        inbound=_inbound(root.read("inbound")) if "inbound" in root else None,
         variables=config.variables,
         called=source,
     )
+
+
+def _inbound(table: TomlTable) -> Mapping[str, Any]:
+    """The table as it is: `quota.inbound` reads its values, and the gate never imports that."""
+    for name in rule_names(table):
+        table.read(name).read("limits")  # raises for a misspelt key
+    return table.data
 
 
 def _notify(table: TomlTable) -> NotifySettings:

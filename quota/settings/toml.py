@@ -112,16 +112,6 @@ class Keys(dict[str, Any]):
             return [key for key in further if not isinstance(data[key], dict)]
         return further if self.others is None else []
 
-    def with_unknown(self, data: object, path: str = "") -> Iterator[tuple[str, list[str], Keys]]:
-        """Each table with unknown keys, from this table on: its path, these keys, and the keys that it may have."""
-        if not isinstance(data, dict):
-            return
-        if unknown := self.unknown(data):
-            yield path, unknown, self
-        for key in data:
-            for at, keys, inner in self.get(key, self.others or NOTHING).tables(data[key], dotted(path, key)):
-                yield from keys.with_unknown(inner, at)
-
 
 NOTHING = Kind()
 ANY = Keys({}, others=NOTHING)
@@ -147,16 +137,14 @@ class TomlTable:
     folder: Path = Path()
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for unknown keys, of all tables if this is the whole file, and for a broken rule."""
-        unknown = self.keys.unknown(self.data)
-        tables = [("", unknown, self.keys)] if self.path else [*self.keys.with_unknown(self.data)]
-        rows = [(path, key, keys) for path, unknown, keys in tables for key in unknown]
-        hints = ((path, key, self.places.get(key) or nearest(key, keys)) for path, key, keys in rows)
-        if len(rows) == 1:
-            path, key, hint = next(hints)
-            raise self.error(f"unknown key; {hint}", key, path=path)
-        if rows:
-            raise self.error(f"unknown keys: {listed(f'{dotted(path, key)} ({hint})' for path, key, hint in hints)}")
+        """Raise ConfigError for unknown keys, and for a broken rule."""
+        hints = {key: self.places.get(key) or nearest(key, self.keys) for key in self.keys.unknown(self.data)}
+        if len(hints) == 1:
+            (key,) = hints
+            raise self.error(f"unknown key; {hints[key]}", key)
+        if hints:
+            each = [f"{dotted('', key)} ({hint})" for key, hint in hints.items()]
+            raise self.error(f"unknown keys: {listed(each)}")
         for rule in self.keys.rules:
             rule.check(self)
 
@@ -199,10 +187,9 @@ class TomlTable:
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
-    def error(self, message: str, key: str = "", index: int | None = None, *, path: str = "") -> ConfigError:
-        """A ConfigError about a key of this table, or about the table. `path` is that of a table in this table."""
-        path = path or self.path
-        where = dotted(path, key) if key else path
+    def error(self, message: str, key: str = "", index: int | None = None) -> ConfigError:
+        """A ConfigError about a key of this table, or about the table."""
+        where = dotted(self.path, key) if key else self.path
         if index is not None:
             where += f"[{index}]"
         for named, variable in self.variables.items():

@@ -437,14 +437,14 @@ MISTAKES = {
         (
             "stagger =",
             "fech = 1\nstaggered =",
-            "unknown keys: jobs.trending.fech (did you mean 'fetch'?), jobs.trending.staggered (did you mean "
-            "'stagger'?)",
+            "jobs.trending: unknown keys: fech (did you mean 'fetch'?), staggered (did you mean 'stagger'?)",
         ),
         ("[jobs.trending]", "[credential.x]\n[jobs.trending]", "credential: unknown key; did you mean 'credentials'?"),
         (
             "[jobs.trending]",
             '[credentials.other]\n[jobs.trending]\napi = "youtube-v3"',
-            "jobs.trending.api: unknown key; it belongs in [credentials.NAME]",
+            "2 mistakes: (1) credentials.other.api: missing; the key is required "
+            "(2) jobs.trending.api: unknown key; it belongs in [credentials.NAME]",
         ),
         (
             "pages = 4",
