@@ -16,7 +16,7 @@ import click
 
 import quota
 from quota.cli.options import Listen, config_option, duration_ms, format_option, listen_option, textfile_option
-from quota.cli.output import log_to_stderr, now_and_then, print_json, print_rich, say
+from quota.cli.output import log_to_stderr, now_and_then, print_json, print_rich, render_parts, say
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
@@ -85,7 +85,7 @@ def plan(days: int | None, begin: str, as_json: bool, config: str | None) -> int
       quota plan --from empty --json    # for CI: it needs no ledger and no key
     """
     from quota.common.clock import host_clock
-    from quota.jobs.plan.plan import make_plan, render_plan
+    from quota.jobs.plan.plan import make_plan, plan_parts
     from quota.jobs.plan.simulation import EMPTY, read_state
 
     from_empty = begin == "empty"
@@ -115,7 +115,7 @@ def plan(days: int | None, begin: str, as_json: bool, config: str | None) -> int
     if as_json:
         print_json(answer.as_json())
     else:
-        print_rich(render_plan(answer))
+        print_rich(render_parts(plan_parts(answer)))
     return 0 if answer.fits else 1
 
 
@@ -254,7 +254,6 @@ def demo(keep: str | None, units: int, as_json: bool) -> int:
                     report = run_job(session, "trending", stop=stop, watcher=watcher)
                 print_report(report, as_json)
                 if not as_json:
-                    from quota.cli.output import render_parts
                     from quota.reports.status import read_status
                     from quota.wording import status_parts
 

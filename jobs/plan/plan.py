@@ -1,4 +1,4 @@
-"""Whether the configured schedule fits the budget. `make_plan` simulates it; `render_plan` draws the answer.
+"""Whether the configured schedule fits the budget. `make_plan` simulates it; `plan_parts` words the answer.
 `look_ahead` says what one run would cost, and how much of it fits now: it sends nothing and writes nothing.
 
     Plan        the answer: the use of each limit hour by hour, the refusals, and changes that would make it fit
@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from quota.cli.output import fitting, line, stacked, takes_unicode
+from quota.cli.output import takes_unicode
 from quota.common.clock import moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members, spell
 from quota.decision import Decision
@@ -46,10 +46,7 @@ from quota.rules.total import total_of
 from quota.session import Session
 from quota.settings.model import CredentialSettings, Settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
-from quota.wording import Table, Tone
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from quota.wording import Line, Part, Table, Tone
 
 DEFAULT_DAYS = 7
 MAX_DAYS = 92
@@ -337,7 +334,7 @@ MAX_JOBS_SHOWN = 12
 _BARS, _PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
-def render_plan(plan: Plan) -> RenderableType:
+def plan_parts(plan: Plan) -> Iterator[Part]:
     """The plan for people: a chart for each group of limits that count the same, then the refusals and the changes
     that would make it fit."""
     refused = sum(job.refused_ticks for job in plan.jobs)
@@ -345,16 +342,16 @@ def render_plan(plan: Plan) -> RenderableType:
     span = f"{stamp(plan.outcome.start_ms)} to {moment(plan.outcome.until_ms)}"
     regions = sum(job.refused_regions for job in plan.jobs)
     if not total:
-        verdict = line(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")
+        verdict = Line(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, "strong")
     elif plan.held_up_ms is not None:
         now = f"current spending or a closed bucket refuses {refused:,} of {many(total, 'tick')}"
-        verdict = line(f"fits; {now}, the last at {moment(plan.held_up_ms)}", style="bold yellow")
+        verdict = Line(f"fits; {now}, the last at {moment(plan.held_up_ms)}", "note")
     elif plan.fits:
-        verdict = line(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")
+        verdict = Line(f"fits: {many(total, 'tick')}, {refused:,} refused", "open")
     else:
         left = f"{many(regions, 'region')} left for later ticks"
-        verdict = line(f"does not fit: {refused:,} of {many(total, 'tick')} refused, {left}", style="bold red")
-    parts: list[RenderableType] = [line(span), verdict]
+        verdict = Line(f"does not fit: {refused:,} of {many(total, 'tick')} refused, {left}", "verdict")
+    yield from (Line(span), verdict)
     groups: dict[tuple[object, ...], list[LimitPlan]] = {}
     for row in plan.limits:
         groups.setdefault((row.project, row.limit.view.selector, row.zone), []).append(row)
@@ -362,23 +359,24 @@ def render_plan(plan: Plan) -> RenderableType:
     unused = []
     for rows in groups.values():
         if any(row.needs_units or any(day.used_units for day in row.days) for row in rows):
-            parts += [line(""), *_chart(rows, several=several)]
+            yield Line("")
+            yield from _chart(rows, several=several)
         else:
             unused += [_name(row, several=several) for row in rows]
     if unused:
-        parts += [line(""), line(f"not used: {', '.join(unused)}")]
+        yield from (Line(""), Line(f"not used: {', '.join(unused)}"))
     if refused:
-        parts += [line(""), _refused_jobs(plan)]
+        yield from (Line(""), _refused_jobs(plan))
     if plan.changes:
-        parts += [line(""), line("any one of these makes it fit:", style="bold")]
-        parts += [line(f"  {change.sentence()}") for change in plan.changes]
+        yield from (Line(""), Line("any one of these makes it fit:", "strong"))
+    for change in plan.changes:
+        yield Line(f"  {change.sentence()}")
     if plan.notes:
-        parts.append(line(""))
-    parts += [line(note, style="dim") for note in plan.notes]
-    return stacked(parts)
+        yield Line("")
+    yield from map(Line, plan.notes)
 
 
-def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
+def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterator[Part]:
     """One line a day, one bar an hour, scaled to the busiest hour. Days and hours are upstream's."""
     for row in rows:
         name = _name(row, several=several)
@@ -387,10 +385,10 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
         span = "" if window.longest_ms // DAY_MS == 1 else f" in {window.name}"
         needs = f"needs {many(row.needs_units, row.limit.view.selector.noun)} a day, holds {row.enforced_units:,}{span}"
         enforced = not row.limit.shadow and window.longest_ms >= DAY_MS
-        style = "red" if enforced and row.needs_units > row.enforced_units else "bold"
-        yield line(f"{name} ({window.name}{kind}): {needs}", style=style)
-    yield line(f"days and hours of {rows[0].zone}", style="dim")
-    yield fitting(_days_of(rows), least_fold=40)
+        tone: Tone = "bad" if enforced and row.needs_units > row.enforced_units else "strong"
+        yield Line(f"{name} ({window.name}{kind}): {needs}", tone)
+    yield Line(f"days and hours of {rows[0].zone}")
+    yield _days_of(rows)
 
 
 def _days_of(rows: Sequence[LimitPlan]) -> Table:
@@ -414,14 +412,14 @@ def _days_of(rows: Sequence[LimitPlan]) -> Table:
         )
     tones: list[Tone] = ["bad" if dry else "" for *_, dry in cells]
     headings = ("day", "0     6     12    18", "used", "left", "dry at")
-    return Table(headings, cells, numbers=(2, 3), whole=(1,), tones=tones, without=(4, 3))
+    return Table(headings, cells, numbers=(2, 3), whole=(1, 4), tones=tones, without=(4, 3))
 
 
 def _name(row: LimitPlan, *, several: bool) -> str:
     return f"{row.project}: {row.limit.name}" if several else row.limit.name
 
 
-def _refused_jobs(plan: Plan) -> RenderableType:
+def _refused_jobs(plan: Plan) -> Table:
     refused = sorted((job for job in plan.jobs if job.refused_ticks), key=lambda job: job.first_refused_ms or 0)
     rows = [
         (
@@ -435,7 +433,7 @@ def _refused_jobs(plan: Plan) -> RenderableType:
     if len(refused) > MAX_JOBS_SHOWN:
         rows.append((f"and {len(refused) - MAX_JOBS_SHOWN} more", "", "", "", "", ""))
     headings = ("job", "ticks", "refused", "regions left", "first refused", "by")
-    return fitting(Table(headings, rows, numbers=(1, 2, 3), without=(5, 3)))
+    return Table(headings, rows, numbers=(1, 2, 3), without=(5, 3))
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ def line(text: str, style: str = "") -> Text:
 
 def render_parts(parts: Iterable[Part]) -> RenderableType:
     """Render lines and tables. Of a line that begins with spaces, all is indented."""
+    from rich.console import Group
     from rich.padding import Padding
 
     from quota.wording import Line  # late: few commands draw a table
@@ -172,7 +173,7 @@ def render_parts(parts: Iterable[Part]) -> RenderableType:
         drawn, indent = line(text, _TONE_STYLE[part.tone]), len(part.text) - len(text)
         return Padding(drawn, (0, 0, 0, indent), expand=False) if indent else drawn
 
-    return stacked(indented(part) if isinstance(part, Line) else fitting(part) for part in parts)
+    return Group(*(indented(part) if isinstance(part, Line) else fitting(part) for part in parts))
 
 
 _TONE_STYLE = {
@@ -184,13 +185,6 @@ _TONE_STYLE = {
     "open": "bold green",
     "good": "green",
 }
-
-
-def stacked(parts: Iterable[RenderableType]) -> RenderableType:
-    """Lines and tables, one below the other."""
-    from rich.console import Group
-
-    return Group(*parts)
 
 
 def fitting(table: Table, *, least_fold: int = 0) -> FirstThatFits:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from quota.cli.output import render_parts
 from quota.jobs.job import load_fetch
 from quota.jobs.plan import suggestions
-from quota.jobs.plan.plan import Plan, make_plan, render_plan
+from quota.jobs.plan.plan import Plan, make_plan, plan_parts
 from quota.jobs.plan.simulation import State, Step, pass_steps, step_at
 from quota.jobs.plan.suggestions import slower
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation
@@ -74,7 +75,7 @@ def shown(plan: Plan) -> list[str]:
 
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(render_plan(plan))
+        console.print(render_parts(plan_parts(plan)))
     return capture.get().splitlines()
 
 
