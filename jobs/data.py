@@ -131,12 +131,12 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
 
 
 def _regions(run: Run, job: JobSettings | None) -> str:
-    """How many of its regions a run covered, with their names if they are few of the job's regions."""
+    """How many of its regions a run covered, with their names if they are few and not those of the job."""
     names = [region.region for region in run.regions]
     number = "?" if run.ended_ms is None else sum(region.outcome == "done" for region in run.regions)
     done = f"{number} of {len(names)}" if names else ""
-    few = 0 < len(names) <= NAMED_REGIONS and job is not None and len(names) < len(job.regions)
-    return f"{done}: {listed(names)}" if few else done
+    of_job = set(job.regions if job else ()) or {""}
+    return f"{done}: {listed(names)}" if 0 < len(names) <= NAMED_REGIONS and set(names) != of_job else done
 
 
 def _why(run: Run, most: int) -> str:

@@ -100,6 +100,8 @@ def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     for words in ("began", "outcome", "stopped", "failed", "2 of 2", "limit 'day'", runs(command)[0]["run"]):
         assert words in shown.stdout
+    command.configure((command.folder / "quota.toml").read_text(encoding="utf-8").replace('["XX"]', '["DE"]'))
+    assert "0 of 1: XX" in command("runs", COLUMNS="").stdout, "the job no longer has that region"
     for name, hint in (("trendign", "did you mean 'trending'?"), ("", "known: trending, broken"), ("\udcff", "known:")):
         none = command("runs", "--job", name)
         assert none.stdout.startswith(f"no run of {name!r} in the last 7d on this machine; {hint}")
