@@ -10,8 +10,9 @@ This module makes each of their characters a word, and searches for several as a
 accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
 елка and ёлка, 12 and १२.
 
-The index knows letters and digits only. So this module repeats each symbol, and each word that ends in + or #, after
-the text, in private letters: 🔥 and C++ are words, and `win🔥goal` still has the words win and goal in a row.
+The index knows letters and digits only. So this module repeats each symbol, and each word that ends in +, #, ♭ or %
+or begins with a dot, after the text, in private letters: 🔥, C++, 50% and .NET are words, and `win🔥goal` still has the
+words win and goal in a row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_INDEXED = 100_000
 """The index covers this many characters of one text: several times the length that upstream allows."""
 
 MAX_WORD = 64
-"""The index covers this many characters of a word that ends in + or #."""
+"""The index covers this many characters of a word that ends in +, #, ♭ or %."""
 
 MAX_WORDS = 32
 MAX_CHARACTERS = 500
@@ -54,10 +55,13 @@ _ACCENTS = (
     "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0640"  # Arabic vowels
     "\u093c"  # the dot of Devanagari
     "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variants of a glyph: the heart in colour or not
-    "\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"  # how a line breaks and runs: invisible
+    "\u00ad\u061c\u200b\u200d-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"  # how a line breaks and runs: invisible
     "]+"
 )
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
+
+_NON_JOINER = "(?<![\u0600-\u06ff])\u200c"
+"""Matches a non-joiner of Indian scripts, which a writer may omit. In Persian it parts words."""
 
 _NOT_LATIN = "[\u0370-\u1dff\u1f00-\u1fff]+"
 """Matches text in scripts whose accents the index does not know."""
@@ -81,7 +85,8 @@ _TYPED = str.maketrans(
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
 _ALONE = r"(?<!\S)[$+#<=>^~]{1,3}(?!\S)"  # a longer row is a ruler
-_AT_A_WORD = r"(?:\+{2,3}(?!\+)|[+#](?![A-Za-z+#]))"  # C++, F#, C++17; no part of an address
+_AT_A_WORD = r"(?:\+{2,3}(?!\+)|[+#♭%](?![A-Za-z+#♭%]))"  # C++, F#, C++17; no part of an address
+_WITH_A_DOT = r"(?<!\.)\.([A-Za-z]\w*)"
 
 _SYMBOLS = r"[^\w\s\x00-\x7f]+"
 """Matches symbols, punctuation and marks. SQLite takes symbols that are newer than its Unicode 6 for letters."""
@@ -116,6 +121,7 @@ def _signs(text: str) -> list[str]:
         before = text[max(0, sign.start() - MAX_WORD) : sign.start()]
         if word := re.search(r"[A-Za-z0-9\u00c0-\u024f]+\Z", before) or re.search(r"[^\W_]+\Z", before):
             signs.append(word[0] + "".join(map(_letter, sign[0])))
+    signs += [_letter(".") + word for word in re.findall(_WITH_A_DOT, text)]
     if not text.isascii():
         for row in re.findall(_SYMBOLS, text):
             signs += [_letter(char) for char, _ in groupby(filter(_is_symbol, row))]
@@ -123,14 +129,15 @@ def _signs(text: str) -> list[str]:
 
 
 def _is_symbol(character: str) -> bool:
-    """Whether a character is a symbol. Symbols newer than Python count; skin colours do not."""
+    """Whether a character is a symbol. Symbols newer than Python and letters in flags count; skin colours do not."""
     category = unicodedata.category(character)
     is_new = category == "Cn" and character < "\U00020000"
-    return category in ("Sm", "Sc", "So") or is_new or character in _EMOJI_PUNCTUATION
+    is_of_flag = "\U000e0020" <= character <= "\U000e007f"
+    return category in ("Sm", "Sc", "So") or is_new or is_of_flag or character in _EMOJI_PUNCTUATION
 
 
 def _letter(symbol: str) -> str:
-    return chr(0xF0000 + ord(symbol))
+    return chr(0xF0000 + ord(symbol) % 0x20000)
 
 
 def _kept(character: str) -> str:
@@ -174,13 +181,15 @@ def length_of_last(text: str) -> int:
 
 
 def _phrase(term: str) -> str:
-    """The query for a term: its words in a row and its words in + and #, or its symbols if it has no letters."""
+    """The query for a term: its words in a row and its words with signs, or its symbols if it has no letters. A dot
+    counts only in front: asp.net also finds asp-net."""
     start = _typed(term.rstrip("*"))
     signs = _signs(start)
     if signs and not re.search(r"[^\W_]", start):
         return f'"{" ".join(signs)}"'
-    words = '"' + _words(start).replace('"', '""') + ('"*' if term.endswith("*") else '"')
-    return " ".join([words, *(f'"{sign}"' for sign in signs if sign[0].isalnum())])
+    end = '"*' if term.endswith("*") else '"'
+    required = [sign for sign in signs if sign[0].isalnum() or (start[0] == "." and sign[-1].isalnum())]
+    return " ".join(f'"{words}{end}' for words in [_words(start).replace('"', '""'), *required])
 
 
 def _typed(text: str) -> str:
@@ -189,7 +198,8 @@ def _typed(text: str) -> str:
         return text
     text = re.sub(_NOT_LATIN, lambda run: _without_accents(run[0]), _compatible(text).translate(_TYPED))
     text = re.sub(_DIGIT, lambda digit: str(unicodedata.decimal(digit[0])), text)
-    return re.sub(_NEW_CASES, lambda run: run[0].casefold(), re.sub(_ACCENTS, "", text))
+    text = re.sub(f"{_ACCENTS}|{_NON_JOINER}", "", text)
+    return re.sub(_NEW_CASES, lambda run: run[0].casefold(), text)
 
 
 def _without_accents(text: str) -> str:
