@@ -311,9 +311,9 @@ class Answer:
                 number /= 1_000
             ms = math.ceil(number if number >= FIRST_EPOCH_MS else number * SECOND_MS)
             return self._from_date(ms) if number >= FIRST_EPOCH_S else self.at_ms + ms
-        if (span_ms := _duration_ms(text)) is not None:
-            return self.at_ms + span_ms
-        reads = (parsedate_to_datetime, datetime.fromisoformat)
+        if (span_ms := _duration_ms(text.removeprefix("-"))) is not None:
+            return self.at_ms if text.startswith("-") else self.at_ms + span_ms
+        reads = (parsedate_to_datetime, _iso_date)
         date_ms = next((date_ms for read in reads if (date_ms := _date_ms(read, text)) is not None), None)
         return None if date_ms is None else self._from_date(date_ms)
 
@@ -372,13 +372,17 @@ _SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhdw])(?:(?:ec|econd|i
 def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
     """A date in any notation. A date without a zone is in UTC."""
     try:
-        moment = read(re.sub(r"\s*(UTC|GMT|Z)$", "", text[:64], flags=re.IGNORECASE))
+        moment = read(text[:64])
         return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
 
 
 _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)
+
+
+def _iso_date(text: str) -> datetime:
+    return datetime.fromisoformat(re.sub(r"\s*(UTC|GMT|Z)$", "", text, flags=re.IGNORECASE))
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:

@@ -147,7 +147,7 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
         ({}, NOW_MS + 1_800_000),
         # The later of the reset and Retry-After counts, in seconds or as a date.
         ({"Retry_After": "1900"}, NOW_MS + 1_900_000),
-        ({"Retry_After": "Wed, 18 Nov 2026 11:46:40 GMT"}, NOW_MS + 2_400_000),
+        ({"Retry_After": "Wednesday, 18-Nov-26 11:46:40 GMT"}, NOW_MS + 2_400_000),
         # Never for longer than the period.
         ({"Retry_After": "86400"}, NOW_MS + HOUR_MS),
         # The later one counts also where the other is over, or of two that were sent. No time changes nothing.
@@ -211,7 +211,7 @@ def test_an_answer_of_a_foreign_pool_or_a_window_that_is_over_closes_nothing_by_
     ("headers", "after_ms"),
     [
         ({}, None),
-        *(({"Retry-After": text}, 1_000) for text in ("-30", at(-60), "Thu, 01 Jan 1970 00:00:00 GMT")),
+        *(({"Retry-After": text}, 1_000) for text in ("-30", "-30s", at(-60), "Thu, 01 Jan 1970 00:00:00 GMT")),
         ({"X-RateLimit-Reset": at(-60), "X-RateLimit-Remaining": "0"}, 1_000),
         ({"X-RateLimit-Reset": at(-60), "Retry-After": "90"}, 90_000),
         ({"Retry-After": "999999999"}, HOUR_MS),
