@@ -87,8 +87,8 @@ def readings_of(path: str) -> tuple[str, ...]:
     backslashes as slashes, no name behind `//` (Node reads a host there), no text after a semicolon or an encoded end
     of the path, no format (`.json`), no dots or spaces at the end of a name, and `..` resolved."""
     plain = plain_path(path)
-    if path.isascii() and not (re.search(r"^//|[%;\\]|/\.|[.\s](/|$)", path) or _FORMAT.search(path)):
-        return (plain,)
+    if path.isascii() and not re.search(r"^//|[%;\\]|/\.|[.\s](/|$)", path):
+        return tuple(dict.fromkeys((plain, _FORMAT.sub("", plain))))
     once = unquote(re.sub(_OLD_LETTER, _old_letter, path))
     readings = dict.fromkeys([plain])
     decoded = dict.fromkeys((plain, once, unquote(once), unquote(unquote(once))))
@@ -105,8 +105,8 @@ def readings_of(path: str) -> tuple[str, ...]:
     return tuple(readings)
 
 
-_OLD_LETTER = re.compile("%(?:c|e0%8)([01])%([89ab][0-9a-f])|%u([0-9a-f]{4})", re.IGNORECASE)
-"""An ASCII letter in two or three bytes, which UTF-8 forbids, or a letter as `%u002F`: old servers read both."""
+_OLD_LETTER = re.compile("%(?:c|e0%8|f0%80%8)([01])%([89ab][0-9a-f])|%u([0-9a-f]{4})", re.IGNORECASE)
+"""An ASCII letter in two to four bytes, which UTF-8 forbids, or a letter as `%u002F`: old servers read both."""
 
 
 def _old_letter(escape: re.Match[str]) -> str:
@@ -114,11 +114,12 @@ def _old_letter(escape: re.Match[str]) -> str:
 
 
 def _plain_letters(text: str) -> str:
-    """The text without what no screen shows, and with each character in normal form NFKC. The whole text at once would
-    take the square of its marks."""
+    """The text without what no screen shows, and with each character and its marks in normal form NFKC. The whole text
+    at once would take the square of its marks."""
     from unicodedata import normalize  # late: few paths have other than ASCII
 
-    return "".join([normalize("NFKC", char) for char in text if char.isprintable() and char != "\ufffd"])
+    shown = "".join([char for char in text if char.isprintable() and char != "\ufffd"])
+    return "".join([normalize("NFKC", letter) for letter in re.findall(r".\W{0,9}", shown)])
 
 
 def without_dots(parts: Iterable[str]) -> list[str]:
