@@ -306,12 +306,13 @@ class Described(Google):
         base = super().read(status, headers, body, method=method, at_ms=at_ms)
         rule = next((rule for rule in rules.closed if answer.fits(rule.when)), None)
         error, closes = self._closed(answer, method, rule, states, base)
-        open_buckets = self.book.buckets.keys() - {closing.bucket for closing in closes}
+        closed = {closing.bucket for closing in closes}  # says already that nothing remains
         own = [state for state in states if not state.is_others]
         levels = (
             Level(state.bucket, state.remaining_units, state.limit_units, state.reset_ms, state.window_ms)
             for state in own
-            if state.bucket in open_buckets and state.remaining_units is not None and not state.is_over(at_ms)
+            if state.bucket in self.book.buckets and state.remaining_units is not None
+            if not state.is_over(at_ms) and not (state.is_empty and state.bucket in closed)
         )
         used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))

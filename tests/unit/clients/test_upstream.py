@@ -383,6 +383,7 @@ def test_a_bucket_stays_closed_until_the_last_of_its_empty_windows_ends() -> Non
     assert closes == (Closing("day", NOW_MS + 900_000, "0 of 10,000 remain"),)
     neither = read(ONE_BUCKET, 429, pair | {"RateLimit": '"d";r=9;t=900, "m";r=9;t=30'})
     assert neither.closes == (Closing("day", NOW_MS + 30_000, "HTTP 429"),), "none is empty: until the first ends"
+    assert [level.remaining_units for level in neither.levels] == [9, 9]
 
 
 def test_an_empty_pool_closes_by_itself_only_where_the_call_was_refused() -> None:
