@@ -463,7 +463,7 @@ def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int,
         for of_the_wire in ("content-length", "content-encoding"):
             fields.pop(of_the_wire, None)
         usage = Usage(used, fields, framed=True, missing=missing.append)
-        pieces = (usage.feed(body), usage.end())
+        pieces = () if status == 206 else (usage.feed(body), usage.end())  # a part shows no usage of the whole
         reading = reading._replace(used_units=next((units for units in pieces if units is not None), None))
     evidence = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
     return status, reading.with_evidence(evidence), missing[-1]

@@ -223,6 +223,8 @@ class Attempt:
         if self._closed:
             return NOTHING
         self._closed, self._succeeded = True, 200 <= status < 300
+        if status == 206:  # a part of an answer, which shows no usage of the whole
+            whole, self._settlement = False, None
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", line("attempt_answered", charge=self.decision.id, status=status, bytes=len(body)))
         # The ledger's clock: its time of the decision, plus the time since then on this machine.

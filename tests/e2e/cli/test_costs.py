@@ -125,9 +125,10 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
     command = (*TRY, "POST https://api.github.com/ask", "--answer")
     long = f'"{"9" * 300_000}"'
-    for cost, meaning in (("9", "it cost 9 units"), ('"nine"', NO_USAGE), (long, TOO_LONG)):
+    rows = ((200, "9", "it cost 9 units"), (206, "9", NO_USAGE), (200, '"nine"', NO_USAGE), (200, long, TOO_LONG))
+    for status, cost, meaning in rows:
         stream = f'data: {{"cost": 3}}\n\ndata: {{"cost": {cost}}}\n\n'
-        assert meanings(200, stream, Content_Type="text/event-stream") == [meaning]
+        assert meanings(status, stream, Content_Type="text/event-stream") == [meaning]
 
 
 @pytest.mark.parametrize(

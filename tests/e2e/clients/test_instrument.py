@@ -246,6 +246,8 @@ def answer(request: Arrived) -> Answer:
             return Answer(429, in_chunks(BUSY[:9], BUSY[9:], b""), {"Transfer-Encoding": "chunked"})
         case "/chat" if b"chunks" in request.body:
             return Answer(200, in_chunks(b'{"usage": 7}\n'), {"Transfer-Encoding": "chunked"}, hang_up=True)
+        case "/chat" if b"part" in request.body:
+            return Answer(206, b'{"usage": 0, "free": true}')
         case "/chat" if b"short" in request.body:
             length = "900, 900" if b"listed" in request.body else "900"
             name = "content-length" if b"twice" in request.body else "Content-Length"  # beside the server's own
@@ -643,15 +645,15 @@ def test_the_length_of_a_streamed_body_counts_however_its_field_is_spelled(serve
     assert charged() == [("chat", 200)]
 
 
-def test_an_answer_that_is_shorter_than_announced_settles_and_frees_nothing(
+def test_an_answer_that_is_not_whole_settles_and_frees_nothing(
     client: Client, server: PlainServer
 ) -> None:
     """Nor one that ends with its connection, unless its text shows an end."""
     instrument(server.address, book=BOOK.replace("closed = [", 'free = [{ json = "/free" }]\nclosed = ['))
-    for how in ("short", "short, listed", "short, twice", "lines"):
+    for how in ("part", "short", "short, listed", "short, twice", "lines"):
         with contextlib.suppress(Exception):  # most clients say that it broke off
             client(f"{server.address}/chat", "POST", b'{"max_tokens": 50, "how": "%s"}' % how.encode())
-    assert [units for _, units in charged()] == [50] * 4
+    assert [units for _, units in charged()] == [50] * 5
 
 
 def test_a_request_that_never_left_is_refunded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
