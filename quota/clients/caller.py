@@ -15,7 +15,7 @@ from quota.common.hosts import is_readable_on_the_way
 from quota.common.redact import redact
 from quota.common.text import show
 from quota.errors import ConfigError
-from quota.terms.api import GOOGLES_FIELDS, GOOGLES_KEY, Hosts, KeyPlace
+from quota.terms.api import GOOGLES_FIELDS, GOOGLES_HEADERS, Hosts, KeyPlace
 
 R = TypeVar("R", bound=Any)
 
@@ -46,8 +46,8 @@ class Caller:
         if not self.insecure and is_readable_on_the_way(url):
             why = f"{show(redact(url))} would get the secret in plain text"
             raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
-        if self.googles:  # a key of the program's own would leave beside ours
-            signed = {name: value for name, value in signed.items() if name.lower() != GOOGLES_KEY.header}
+        if self.googles:  # a credential of the program's own would leave beside ours
+            signed = {name: value for name, value in signed.items() if name.lower() not in GOOGLES_HEADERS}
             url = with_query(url, without=GOOGLES_FIELDS) if "?" in url else url
         if self.credentials is not None:
             fields = signed if self.googles else {}

@@ -58,7 +58,7 @@ from quota.proxy.asked import (
 from quota.reports.metrics import MEDIA_TYPE, exposition
 from quota.reports.status import allowances, read_status
 from quota.session import Session, ledger_trouble
-from quota.terms.api import NO_BODY, RequestBody
+from quota.terms.api import GOOGLES_HEADERS, NO_BODY, RequestBody
 from quota.terms.arguments import labels
 from quota.web.documents import App, Check, Problem, Receive, Send, health, send_problem
 from quota.web.serving import PIECE_BYTES, hold_little, protected
@@ -74,9 +74,6 @@ IDLE_S = 4.0
 connection is lost, because the proxy sends nothing twice."""
 
 MAX_FIELD_BYTES = 64 * 1024
-
-SENT_INSTEAD = ("authorization", "x-allowed-locations", "x-goog-api-key", "x-goog-user-project")
-"""The header fields of keys and of Google's auth library. A caller's own values do not leave."""
 
 logger = logging.getLogger("quota.proxy")
 
@@ -213,7 +210,7 @@ class Target:
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self.caller = inner._caller(chosen, (self.host,))
         self._secret_fields = tuple(filter(None, (chosen.book.key.query, *access.secret_fields)))
-        self._secret_headers = {chosen.book.key.header.lower(), *SENT_INSTEAD}
+        self._secret_headers = {chosen.book.key.header.lower(), *GOOGLES_HEADERS}
 
     def url(self, asked: Asked) -> str:
         """The URL of a request, without the caller's own key."""

@@ -240,11 +240,13 @@ def test_google_headers_go_to_no_other_api(site: Site, kind: str, host: str, mon
     book = site.folder / "things.toml"
     book.write_text(book.read_text().replace("api.things.example", host))
     with quota.open(site.folder / "quota.toml") as session:
-        client_of(session, kind).get(f"{site.api.address}/things/1")
+        own = dict.fromkeys(("Authorization", "X-Goog-User-Project", "X-Allowed-Locations"), "of-the-program")
+        client_of(session, kind).get(f"{site.api.address}/things/1", headers=own)
     fields = site.api.arrived[0].headers
     assert fields["authorization"].startswith("Bearer ")
-    of_google = [name in fields for name in ("x-goog-user-project", "x-goog-api-client")]
-    assert of_google == [host != "api.things.example"] * 2
+    of_google = [fields.get(name) for name in ("x-goog-user-project", "x-allowed-locations")]
+    assert of_google == (["billed", None] if host == "things.googleapis.com" else ["of-the-program"] * 2)
+    assert ("x-goog-api-client" in fields) == (host == "things.googleapis.com")
 
 
 def test_a_secret_never_goes_anywhere_in_plain_text(site: Site, kind: str) -> None:

@@ -645,9 +645,7 @@ def test_the_length_of_a_streamed_body_counts_however_its_field_is_spelled(serve
     assert charged() == [("chat", 200)]
 
 
-def test_an_answer_that_is_not_whole_settles_and_frees_nothing(
-    client: Client, server: PlainServer
-) -> None:
+def test_an_answer_that_is_not_whole_settles_and_frees_nothing(client: Client, server: PlainServer) -> None:
     """Nor one that ends with its connection, unless its text shows an end."""
     instrument(server.address, book=BOOK.replace("closed = [", 'free = [{ json = "/free" }]\nclosed = ['))
     for how in ("part", "short", "short, listed", "short, twice", "lines"):
