@@ -441,14 +441,15 @@ class Usage:
         self._of_headers = self._figures = Answer(200, headers, b"", 0).units(used)
         kind = headers.get("content-type", "").lower()
         self._events = kind.startswith("text/event-stream")
-        length = "" if headers.get("content-encoding") else headers.get("content-length", "")
+        length = headers.get("content-length", "")
         same = re.fullmatch(r"([0-9]{1,15})(\s*,\s*\1)*", length.strip(), re.ASCII)
+        is_known = same is not None and not headers.get("content-encoding")
         is_unclear = headers.get("content-range", "").startswith("bytes") or (length and not same)
-        self._to_come = math.inf if is_unclear else int(same[1]) if same else 0
+        self._to_come = math.inf if is_unclear else int(same[1]) if same and is_known else 0
         """The length in bytes that the headers announce. No body has all of a length that cannot be read, and a part of
         a document has not all of it."""
         in_chunks = "chunked" in headers.get("transfer-encoding", "").lower()
-        self._is_announced = bool(same) and not in_chunks
+        self._is_announced = is_known and not in_chunks
         framed = framed or in_chunks or bool(headers.get("content-length"))
         self._end_is_clear = framed or re.match(r"(application/([^;]*\+)?json\s*(;|$)|$)", kind) is not None
         """A JSON document shows its own end. Lines of JSON and events do not."""

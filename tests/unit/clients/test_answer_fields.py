@@ -68,6 +68,7 @@ def test_a_body_that_may_be_cut_settles_nothing() -> None:
         ({"content-type": "application/jsonl"}, document, None),
         ({"content-type": "application/json", "content-range": "bytes 0-9/99"}, document, None),
         *(({"content-length": text}, event(5), None) for text in ("x", "99, 99")),
+        ({"content-type": "application/json", "content-length": "9, 99", "content-encoding": "br"}, document, None),
     ):
         reader = Usage(TOTAL, {"content-type": "text/event-stream", **fields})
         assert (reader.feed(body) or reader.end()) == units, fields
