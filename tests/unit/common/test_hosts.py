@@ -13,11 +13,7 @@ from quota.common.hosts import is_loopback, is_readable_on_the_way
 @pytest.mark.parametrize(
     ("host", "only_here"),
     [
-        ("127.0.0.1", True),
-        ("LOCALHOST", True),
-        ("localhost.", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
+        *((host, True) for host in ("127.0.0.1", "LOCALHOST", "localhost.", "::1", "::ffff:127.0.0.1")),
         ("0.0.0.0", False),  # noqa: S104
         ("", False),
         ("10.0.0.1", False),
