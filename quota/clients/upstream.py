@@ -134,11 +134,14 @@ def _dearest(book: CostBook, verb: str, path: str, first: Callable[[str], Route 
     several readings, the dearest counts: the server may serve that one.
 
     A reading without a route costs the default. It counts if the plain path has no route either, or if `..` leads
-    elsewhere. Otherwise what is encoded in a segment, as the slash in GitLab's `group%2Fproject`, is data.
+    elsewhere. Otherwise what is encoded in a segment, as the slash in GitLab's `group%2Fproject`, is data. If the route
+    spells a dot, as Slack's `conversations.history`, what follows the dot is no format.
     """
     routes = {reading: first(reading) for reading in readings_of(path)}
-    plain, *others = routes.values()
-    if not others:
+    plain = next(iter(routes.values()))
+    if plain is not None and "{" not in plain.path and "." in plain.path.rpartition("/")[2]:
+        routes = {reading: route for reading, route in routes.items() if "." in reading.rpartition("/")[2]}
+    if len(routes) == 1:
         return plain
     leads_elsewhere = any("/../" in f"{reading}/" for reading in routes)
     counted = [route for route in routes.values() if route is not None or plain is None or leads_elsewhere]

@@ -77,8 +77,8 @@ def plain_path(path: str) -> str:
     return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
 
 
-_FORMAT = re.compile(r"\.(atom|csv|gz|html?|ics|js|json|md|ndjson|pdf|rss|txt|xlsx?|xml|ya?ml|zip)/*$", re.IGNORECASE)
-"""The end of a path that some frameworks, as Rails, read as the format of the answer."""
+_FORMAT = re.compile(r"\.[^./]+/*$")
+"""The end of a path that some frameworks, as Rails, read as the format of the answer, whatever it is."""
 
 
 def readings_of(path: str) -> tuple[str, ...]:
