@@ -190,7 +190,7 @@ def spend(
 
     With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
     new in the store, and what they cost. A line names the pages that yield little. This report begins at midnight UTC
-    of the day that --since reaches.
+    of the day on which --since begins.
 
     \b
     Example:
