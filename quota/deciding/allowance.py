@@ -138,23 +138,19 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
     it."""
     new = [draw for draw in owed if draw.handed_id is None]
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
-    missing: list[Entry] = []
 
-    def entries_of_now() -> Sequence[Entry]:
+    def missing() -> Sequence[Entry]:
         places.update(_find(project, journal, new))
-        unwritten = [draw for draw in new if draw.entry.key not in places]
-        missing[:] = [draw.entry._replace(units=draw.charged_units) for draw in unwritten]
-        return missing
+        return [draw.entry._replace(units=draw.charged_units) for draw in new if draw.entry.key not in places]
 
-    first = add(project, entries_of_now) if new else None
-    if first is not None:
-        places |= {entry.key: (first[0], first[1] + n) for n, entry in enumerate(missing)}
-    for draw in owed:
+    if new and add(project, missing) is not None:
+        missing()  # finds what was added: not all of it, if a late first try came first, with fewer draws
+    handed = [(draw, places[draw.entry.key]) for draw in owed if draw.entry.key in places]
+    for draw, at in handed:
         if draw.is_settled:
-            correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
-    handed = [(draw, places[draw.entry.key]) for draw in owed]
+            correct(project, at[0], [draw.entry.key], draw.entry.units)
     is_noted = journal.draws.handed_over(project.reading.epoch, handed)
-    return [draw.entry.units for draw in new if draw.entry.units] if is_noted else []
+    return [draw.entry.units for draw, _ in handed if draw.handed_id is None and draw.entry.units] if is_noted else []
 
 
 def say_used(project: Project) -> None:

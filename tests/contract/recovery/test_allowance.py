@@ -7,13 +7,16 @@ from contextlib import contextmanager
 
 import pytest
 
+from quota.budget import project_of
 from quota.clients.metering import Meter
 from quota.common.clock import moment, rfc3339
 from quota.deciding import outlook
-from quota.deciding.allowance import Allowance
+from quota.deciding.allowance import Allowance, draw, hand_over
 from quota.errors import LedgerError
+from quota.ledger.log import ANY
+from quota.rules.entry import START, Entry
 from quota.terms.limits import DAY_MS
-from support.losses import Machine, Site
+from support.losses import Fault, FaultyLog, Machine, Site
 from support.proxy import Proxy
 from support.setup import charges_at, limit
 
@@ -111,3 +114,17 @@ def test_no_call_of_a_bucket_that_upstream_has_closed_is_drawn(far: Site, line: 
     far.now_ms = refused.retry_at_ms or 0
     with cut(line):
         assert machine.budget(limit(100), allowance=ALLOWANCE).charge("videos.list").source == "allowance"
+
+
+def test_a_hand_over_that_arrives_late_hides_no_later_draw(site: Site) -> None:
+    """It comes right before the next one, which has a draw more."""
+    machine = site.machine()
+    project = project_of(machine.budget(limit(100)))
+    read = project.mark()
+    calls = [Entry(START, units, "units", "videos.list", "", "", project.keys.next()) for units in (3, 4)]
+    assert draw(project, ALLOWANCE, calls, "no answer", read=read, commit=True) == 13
+    late = Fault(lambda: machine.ledger.append("p", project.request(read, 0, calls[:1], ANY)))
+    project.log = FaultyLog(machine.ledger, {4: late}, "append")
+    for _ in range(2):
+        hand_over(project)
+    assert units_of(machine) == [3, 4]
