@@ -328,9 +328,12 @@ class Project(OfOneProcess):
             request = self.request(self.reading.mark)
             reply = self.log.append(self.name, request)
             self._hear(request, reply, ())
+            if reply.word == "BEHIND":
+                self.reading.began = False
+                return
             if reply.unseen:
                 return
-            # Otherwise the correction has no entry, or a fence prevents reading on: another try would change nothing.
+            # Otherwise the correction has no entry: another try would change nothing.
         total.take_leaving(wanted, entries, {key: correction.units for key, correction in corrections.items()})
 
     def read_facts(self) -> None:
@@ -409,14 +412,16 @@ class Project(OfOneProcess):
             if total.head < self.reading.seen:
                 wanted = Wanted(total.head, self.reading.seen, MAX_READ)
                 entries = self.log.read(self.name, *wanted)
-                if not self.reading.take_behind(self.reading.epoch, wanted, entries):
-                    raise LedgerError(f"ledger {self.log.label}: {COUNTING}")
-                return False, None
-            answer, leaving = number(total), total.wants_leaving()
-            if answer is None and leaving is not None:
+                is_whole = self.reading.take_behind(self.reading.epoch, wanted, entries)
+            else:
+                answer, leaving = number(total), total.wants_leaving()
+                if answer is not None or leaving is None:
+                    return True, answer
                 self.read_leaving(total, leaving)
-                return False, None
-            return True, answer
+                is_whole = self.reading.began
+            if not is_whole:
+                raise LedgerError(f"ledger {self.log.label}: {COUNTING}")
+            return False, None
 
         while True:
             done, answer = self.in_turn(step)

@@ -9,6 +9,7 @@ import pytest
 
 from quota.budget import Budget, project_of
 from quota.deciding import corrections, decide, losses, project
+from quota.deciding.fence import Fence
 from quota.ledger.log import MAX_UNSEEN, Append, Log
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import merged
@@ -95,6 +96,25 @@ def test_a_process_compares_an_old_copy_before_it_settles_or_reads_on(site: Site
             project_of(ours).in_turn(lambda: 1 // 0)
         corrections.catch_up(project_of(ours))
     assert ours.usage()[0].used_units == 1 + 5 + 2 + settles
+
+
+@pytest.mark.usefixtures("real_walls")
+def test_a_correction_behind_a_fence_that_is_given_back_counts(site: Site) -> None:
+    """It came before the fence. A process sees it there when an older charge leaves, and cannot read on."""
+    theirs = site.machine("theirs").budget(HUNDRED)
+    theirs.charge("videos.list", units=10)
+    site.now_ms += 1
+    charged = str(theirs.charge("videos.list", units=20).id)
+    assert project_of(theirs).keep()
+    ours = site.machine("ours").budget(HUNDRED)
+    assert ours.peek("videos.list").limits[0].used_units == 30
+    theirs.settle(charged, 60)
+    site.now_ms += DAY_MS - 1
+    fence = Fence(theirs.ledger, "p", "mover")
+    fence.take()
+    assert ours.charge("videos.list").reason == "counting"
+    fence.give_back()
+    assert ours.usage()[0].used_units == 60
 
 
 @pytest.mark.parametrize("last", ["ours", "theirs"])
