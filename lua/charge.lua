@@ -32,6 +32,7 @@ local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES = 10, 4, 20000
 local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 
 -- @include parts/clock.lua
+-- @include parts/ids.lua
 -- @include parts/log_lines.lua
 -- @include parts/log_standing.lua
 -- @include parts/log_lifetime.lua
@@ -68,6 +69,7 @@ local clock_ms, ms = clock(given_ms)
 local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'trimmed', 'longest_ms', 'facts')
 local holds, keep_ms = tonumber(fields[2] or 0) or 0, math.max(longest_ms, tonumber(fields[3] or 0) or 0)
 local stored, is_closed = standing(fields[1] or '', holds)
+local trimmed = fields[4] or '0-0'
 if is_closed or (epoch ~= '' and epoch ~= stored) then return { 'BEHIND', '', clock_ms, stored } end
 if caller_ms > 0 and (caller_ms > clock_ms + CALLER_AHEAD_MS or caller_ms < clock_ms - CALLER_BEHIND_MS) then
   return { 'CLOCK', '', clock_ms, stored }
@@ -82,7 +84,7 @@ local function selects(list, name) return list == '*' or string.find(',' .. list
 local function cost(limit, n) return limit.calls and math.min(n, 1) or n end
 -- The same rules as RunningTotal in quota/rules/total.py.
 local function count(limit, at_ms, kind, n, bucket, method, job, region, rest)
-  local of, since_ms, until_ms, before = match(rest, '^\t([^\t]*)\t(%d+)%-(%d+)\t(%d+)$')
+  local of, since_ms, until_ms, before_units = match(rest, '^\t([^\t]*)\t(%d+)%-(%d+)\t(%d+)$')
   local cutoff_ms = now_ms - limit.window_ms
   if at_ms <= cutoff_ms or not selects(limit.buckets, bucket) then return end
   if kind == 'o' then
@@ -94,7 +96,8 @@ local function count(limit, at_ms, kind, n, bucket, method, job, region, rest)
     limit.others[of] = math.max(limit.others[of] or 0, n)
   elseif selects(limit.methods, method) and selects(limit.jobs, job) then
     if kind == '' then limit.used = limit.used + cost(limit, n) end
-    if kind == 'c' and of and since_ms + 0 > cutoff_ms then limit.used = limit.used + cost(limit, n) - cost(limit, before + 0) end
+    local is_counted = kind == 'c' and of and since_ms + 0 > cutoff_ms and before(trimmed, since_ms .. '-' .. until_ms)
+    if is_counted then limit.used = limit.used + cost(limit, n) - cost(limit, before_units + 0) end
   end
 end
 local earlier
@@ -129,7 +132,7 @@ if earlier or not fits then return reply end
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 -- @include parts/next_id.lua
 local seq
-ms, seq = next_id(newest and newest[1] or fields[4] or '0-0', clock_ms, ms, tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
+ms, seq = next_id(newest and newest[1] or trimmed, clock_ms, ms, tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
 try_rights()
 call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(holds, 1), 'keep_ms', int(keep_ms),
   'until_ms', int(clock_ms + lifetime_ms(keep_ms)), 'longest_ms', int(math.max(longest_ms, tonumber(fields[5] or 0) or 0)))

@@ -111,7 +111,7 @@ def test_the_charge_script_counts_as_running_totals_do(admin: redis.Redis, log: 
         entries = log.read(P, START, END, 5_000)
         before = [entry for entry in entries if entry.id < next(x.id for x in entries if x.key == f"k{number}")]
         for used, (view, _) in zip(reply[4:], views, strict=True):
-            total = total_of(view, before, now_ms)
+            total = total_of(view, before, now_ms, log.begin(P).trimmed)
             assert total.drop(now_ms) is None
             assert used == total.used_units
         of = pick.choice(entries)
@@ -121,3 +121,4 @@ def test_the_charge_script_counts_as_running_totals_do(admin: redis.Redis, log: 
             more.append(of._replace(id=START, key=f"c{number}", units=pick.randrange(9), **fields))
         request = Append(reply[3], entries[-1].id, more[pick.randrange(2) :], ANY)
         assert log.append(P, request).word in ("APPENDED", "READ")
+        log.trim(P, now_ms - pick.choice((HOUR_MS, HOUR_MS // 2)))
