@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from quota.common.text import number_in
 from quota.deciding.fence import Fence, given_back
 from quota.decision import SET_THE_CLOCK, both_clocks
 from quota.errors import QuotaError
@@ -22,6 +23,7 @@ from quota.rules.entry import END, Entry, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.rules.spent import SUMS, Sums, spent
 from quota.rules.union import union
+from quota.terms.arguments import MAX_NUMBER
 from quota.terms.limits import SLACK_MS
 
 SAME_CLOCK_MS = 5_000
@@ -115,8 +117,7 @@ def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | Non
 
 
 def _until_ms(stored: str) -> int:
-    until_ms = stored.partition(" ")[0]
-    return int(until_ms) if until_ms.isdecimal() else 0
+    return number_in(stored.partition(" ")[0], 0, MAX_NUMBER) or 0
 
 
 def _period_from(entry: Entry, now_ms: int) -> Entry:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
+from quota.common.text import number_in
 from quota.rules.entry import END, START, Entry, Id, read_id
 from quota.terms.limits import DAY_MS, Selector
 
@@ -317,7 +318,7 @@ def is_closed(epoch: str) -> bool:
 def fence_is_over(epoch: str, clock_ms: int) -> bool:
     """Whether the lease of a fence has ended, or ends later than any lease can."""
     _, _, end = epoch.rpartition(":")
-    return not end.isdigit() or not clock_ms < int(end) <= clock_ms + LEASE_MS
+    return number_in(end, clock_ms + 1, clock_ms + LEASE_MS) is None
 
 
 def is_of(fence: str, stands: str) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
-from quota.common.text import many, one_line, show
+from quota.common.text import many, number_in, one_line, show
 from quota.errors import LedgerError, OtherApi, UnusableLedger, UsageError
 from quota.ledger.log import SEAL, Log, Moment, all_between, is_fence, is_seal
 from quota.rules import claims
@@ -29,6 +29,7 @@ from quota.rules.claims import Claim, Claimed, Ending, Holder, Record
 from quota.rules.entry import START, Entry
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant, Loss
 from quota.rules.refusals import REFUSALS, REFUSED_SUMS, RefusalCount, Refusals, RefusedSum
+from quota.terms.arguments import MAX_NUMBER
 
 T = TypeVar("T")
 
@@ -123,15 +124,13 @@ LONGEST = "longest_ms"
 
 def longest_of(state: Mapping[str, str]) -> int:
     """The longest window that a state names, in ms; 0 if it names none."""
-    stored = state.get(LONGEST, "")
-    return int(stored) if stored.isdigit() else 0
+    return number_in(state.get(LONGEST, ""), 0, MAX_NUMBER) or 0
 
 
 def longest_stands(state: Mapping[str, str]) -> dict[str, str | None]:
     """What a change of the longest window expects of the state: as it stands, unless another program wrote the text,
     which may have no equal in UTF-8."""
-    stored = state.get(LONGEST)
-    return {LONGEST: stored} if stored is None or stored.isdigit() else {}
+    return {LONGEST: state.get(LONGEST)} if LONGEST not in state or longest_of(state) else {}
 
 
 def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> None:

@@ -27,8 +27,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from quota.common.text import number_in
 from quota.errors import UsageError
-from quota.terms.arguments import checked, text, whole
+from quota.terms.arguments import MAX_NUMBER, checked, text, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 MAX_HOLD_MS = 49 * HOUR_MS
@@ -166,7 +167,7 @@ def stored_place(place: str, now_ms: int) -> str:
 def read_place(stored: str, now_ms: int) -> str | None:
     """The place; None if it has lapsed, or the text is not ours."""
     until_ms, _, place = stored.partition(" ")
-    return place if until_ms.isascii() and until_ms.isdigit() and int(until_ms[:16]) > now_ms else None
+    return place if number_in(until_ms, now_ms + 1, MAX_NUMBER) is not None else None
 
 
 class _Tick(NamedTuple):

@@ -22,7 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
 from typing import NamedTuple
 
+from quota.common.text import number_in
 from quota.rules.entry import CALLS, END, START, Entry, Id, Others, id_text, others_units, read_id
+from quota.terms.arguments import MAX_NUMBER
 from quota.terms.limits import SLACK_MS, Calendar, View, as_long, cutoff, leaves_at
 
 MAX_LEAVING = 2_000
@@ -117,9 +119,10 @@ class RunningTotal:
         selector, longest_ms = self.view.selector, self.view.window.longest_ms
         if not selector.counts_bucket(entry.bucket) or selector.methods or selector.jobs:
             return False
-        if not entry.method.isdigit():
+        upstreams_ms = number_in(entry.method, 0, MAX_NUMBER)
+        if upstreams_ms is None:
             return True
-        return as_long(longest_ms, int(entry.method)) and (selector.count == "units" or entry.region == CALLS)
+        return as_long(longest_ms, upstreams_ms) and (selector.count == "units" or entry.region == CALLS)
 
     def _others_leave_ms(self, entry: Entry) -> int:
         """When an entry of others leaves: at the end of its period, or of the calendar period in which it began, but no

@@ -65,6 +65,7 @@ def test_a_fence_that_ends_later_than_any_lease_is_over(log: Log, clock: Clock) 
     standing = fence(log, "theirs")
     clock.now_ms -= 1
     assert fence_is_over(standing, clock.now_ms)
+    assert fence_is_over(standing + "²", clock.now_ms)
     assert log.fence(P, "", "ours")[0]
 
 

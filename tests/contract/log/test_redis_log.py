@@ -152,9 +152,10 @@ def test_foreign_data_leaves_no_room_and_raises_nothing(
     assert {entry.key for entry in log.past(P, START, END, 10)} == {"k1", "k2", "k5"}
 
 
-def test_a_longest_window_in_no_utf8_is_replaced(log: RedisLog, admin: redis.Redis) -> None:
+@pytest.mark.parametrize("stored", [b"9000\xb0", "9" * 5_000, "²"])
+def test_a_longest_window_that_is_no_number_is_replaced(log: RedisLog, admin: redis.Redis, stored: bytes | str) -> None:
     begun(log)
-    admin.hset(STATE, "longest_ms", b"9000\xb0")
+    admin.hset(STATE, "longest_ms", stored)
     assert budget_of(log, limit(10), project=P).charge("videos.list").admitted
     assert admin.hget(STATE, "longest_ms") == str(DAY_MS)
 

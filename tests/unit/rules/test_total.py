@@ -134,6 +134,7 @@ def test_the_largest_count_of_a_name_counts_and_names_add_up() -> None:
     ("view", "window", "region", "counts"),
     [
         (DAY, "", "", True),
+        (DAY, "²", "", True),
         (View(Selector(buckets=("search",)), Sliding(DAY_MS)), "", "", False),
         # A limit that selects methods or jobs counts less than the bucket.
         (View(Selector(methods=("list",)), Sliding(DAY_MS)), "", "", False),
