@@ -1,4 +1,4 @@
-"""Keeps everybody from appending to a log while its owner, a move or a repair, replaces it.
+"""Keeps everybody from appending to a log while its owner, a move, a repair or a union, replaces it.
 
 A fence is a lease. Its owner renews it, and restores the old epoch if the work fails. If the owner is killed, the lease
 ends by itself.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, RLock, Thread
+from weakref import ref
 
 from quota.common.clock import elapsed_s
 from quota.common.text import show
@@ -60,13 +61,14 @@ class Fence:
             if is_fence(epoch) and self.token in epoch:
                 raise QuotaError(f"{of(self.log, self.project)} is behind both urls: nothing was changed")
             if not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms):
-                if self._take(beginning):
+                if self.take_at(beginning):
                     return
             elif elapsed_s() > ends_s:
                 raise self.overtaken()
             time.sleep(LOOK_AGAIN_S)
 
-    def _take(self, beginning: Moment) -> bool:
+    def take_at(self, beginning: Moment) -> bool:
+        """Fence the log as it was at this moment. False if another process was quicker."""
         epoch = beginning.epoch
         if not is_seal(epoch):
             done, fence = self.log.fence(self.project, epoch, self.token)
@@ -87,24 +89,22 @@ class Fence:
     @contextmanager
     def renewed(self) -> Iterator[None]:
         """Renew the fence during long work. While it is renewed, nobody else has the log."""
-        ended = Event()
+        ended, owned = Event(), ref(self)  # a signal handler may end the work here: nobody owns the fence then
 
         def renew() -> None:
             with suppress(LedgerError):  # the next change raises it
-                while not ended.wait(RENEW_S):
-                    with self._lock:
-                        done, stands = self.log.fence(self.project, self.epoch, self.token)
-                        if not done:
-                            return
-                        self.epoch = stands
+                while not ended.wait(RENEW_S) and _renew(owned()):
+                    pass
 
         thread = Thread(target=renew, name="quota-fence", daemon=True)
-        thread.start()
         try:
+            with suppress(RuntimeError):  # this process may start no more threads: then the fence ends by itself
+                thread.start()
             yield
         finally:
             ended.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def replace(self, entries: Sequence[Entry], trimmed: Id) -> None:
         """Replace the log by these entries. It stays behind the fence."""
@@ -142,6 +142,16 @@ class Fence:
             f"another `quota ledger move`, or a repair, is at work on {of(self.log, self.project)}; run this again "
             "when it has ended"
         )
+
+
+def _renew(fence: Fence | None) -> bool:
+    if fence is None:
+        return False
+    with fence._lock:
+        done, stands = fence.log.fence(fence.project, fence.epoch, fence.token)
+        if done:
+            fence.epoch = stands
+        return done
 
 
 @contextmanager

@@ -21,11 +21,12 @@ from typing import TypeVar
 from quota.common.clock import elapsed_s
 from quota.common.log import warn
 from quota.common.text import one_line
+from quota.deciding.fence import Fence, FenceLostError
 from quota.deciding.project import BehindError, Project
 from quota.errors import LedgerError
 from quota.journal.journal import Journal
-from quota.ledger.log import EPOCH, LEASE_MS, Moment, all_between, fence_is_over, is_fence
-from quota.ledger.state import API, LONGEST, check_usable, longest_of, longest_stands
+from quota.ledger.log import LEASE_MS, Moment, all_between, fence_is_over, is_fence
+from quota.ledger.state import API, LONGEST, check_usable, longest_of
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import FACTS, Facts, Loss
 from quota.rules.total import total_of
@@ -115,7 +116,6 @@ def _begin_anew(project: Project) -> None:
 def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:
     """Compare, and put back what is missing; False if another process changed the log meanwhile."""
     log, name = project.log, project.name
-    fence = beginning.epoch if is_fence(beginning.epoch) else ""
     have = all_between(log.read, name, beginning.trimmed, beginning.tip)
     clocks = beginning.clock_ms, project.wall()  # one of them may be wrong: then more comes back, and counts longer
     oldest_ms, latest_ms = min(clocks) - project.longest_ms - SLACK_MS, max(clocks)
@@ -126,22 +126,24 @@ def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:
     # If an id is missing but no key, the same entries have other ids: a new epoch makes everybody read them again.
     noted = {journal.newest(epoch), *journal.late(epoch)}
     is_missing = not {entry.id for entry in have}.issuperset(x for x in noted if x > beginning.trimmed)
-    if lost or fence or is_missing:
-        done, fence = log.fence(name, beginning.epoch, project.keys.next())
-        if not done:
+    if lost or is_missing or is_fence(beginning.epoch):
+        fence = Fence(log, name, project.keys.next())
+        if not fence.take_at(beginning):
             return False
-        newer = all_between(log.read, name, tip)
-        have += newer
-        tip = newer[-1].id if newer else tip
-        lost = missing(have, seen, beginning.trimmed, oldest_ms)
-        have = union(have, lost, latest_ms, beginning.trimmed)
-        epoch = project.keys.next()
-        # First, so that nobody trims what comes back, whatever happens to this process.
-        longest_ms = max(longest_of(beginning.state), project.longest_ms)
-        expected = {**longest_stands(beginning.state), EPOCH: fence}
-        if not log.change(name, expected, {LONGEST: str(longest_ms)}).done:
-            return False
-        if not log.replace(name, fence, tip, have, epoch):
+        try:
+            with fence.renewed():
+                newer = all_between(log.read, name, tip)
+                have += newer
+                tip = newer[-1].id if newer else tip
+                lost = missing(have, seen, beginning.trimmed, oldest_ms)
+                have = union(have, lost, latest_ms, beginning.trimmed)
+                epoch = project.keys.next()
+                # First, so that nobody trims what comes back, whatever happens to this process.
+                longest_ms = max(longest_of(log.change(name, {LONGEST: None}, {}).state), project.longest_ms)
+                fence.change({LONGEST: str(longest_ms)})
+                if not log.replace(name, fence.epoch, tip, have, epoch):
+                    return False
+        except FenceLostError:
             return False
         if lost:
             _tell(project, journal, lost, beginning.clock_ms)

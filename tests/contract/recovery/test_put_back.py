@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from quota.budget import Budget, project_of
-from quota.deciding import corrections, decide, losses, project
+from quota.deciding import corrections, decide, fence, losses, project
 from quota.deciding.fence import Fence
-from quota.ledger.log import MAX_UNSEEN, Append, Log
+from quota.ledger.log import LEASE_MS, MAX_UNSEEN, Append, Log
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import merged
 from quota.terms.limits import DAY_MS
 from support.losses import Fault, FaultyLog, Machine, Site
 from support.processes import in_threads
+from support.servers import until
 from support.setup import charges_at, limit
 
 HUNDRED = limit(100)
@@ -67,6 +68,23 @@ def test_a_process_pauses_before_it_tries_again_to_put_back(site: Site, monkeypa
     assert len(log.calls) <= 2
 
 
+def test_a_fence_is_renewed_until_a_long_log_is_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else machines that take longer than its lease would end each other's fences without end."""
+    monkeypatch.setattr(fence, "RENEW_S", 0.005)
+    machine = site.machine()
+    machine.budget(HUNDRED).charge("videos.list")
+    site.empty()
+    log = machine.ledger
+
+    def wait() -> None:
+        site.now_ms += LEASE_MS // 2
+        ends = f":{site.now_ms + LEASE_MS}"
+        until(lambda: log.begin("p").epoch.endswith(ends), "its fence is not renewed")
+
+    machine.ledger = FaultyLog(log, {1: Fault(wait)}, "replace")
+    assert machine.budget(HUNDRED).charge("videos.list").admitted
+
+
 def test_machines_that_have_put_back_a_loss_stay_with_one_log(site: Site) -> None:
     budgets = [site.machine(name).budget(HUNDRED) for name in ("ours", "theirs")]
     for budget in budgets:
@@ -110,10 +128,10 @@ def test_a_correction_behind_a_fence_that_is_given_back_counts(site: Site) -> No
     assert ours.peek("videos.list").limits[0].used_units == 30
     theirs.settle(charged, 60)
     site.now_ms += DAY_MS - 1
-    fence = Fence(theirs.ledger, "p", "mover")
-    fence.take()
+    mover = Fence(theirs.ledger, "p", "mover")
+    mover.take()
     assert ours.charge("videos.list").reason == "counting"
-    fence.give_back()
+    mover.give_back()
     assert ours.usage()[0].used_units == 60
 
 
