@@ -141,9 +141,6 @@ def test_a_reader_of_an_empty_log_decides_again_after_the_first_entry(log: Log) 
     assert ask(log, charge(), epoch=reply.epoch, seen=first.id, room=0).word == "APPENDED"
 
 
-SEARCH = {"bucket": "searches", "method": "search.list", "job": "other"}
-"""A charge that the limits of these tests do not count, unless they say so."""
-
 UNCOUNTED = Room(Selector(("elsewhere",)), ANY)
 """A limit that counts no charge of these tests, with all room."""
 
@@ -191,11 +188,6 @@ def test_an_unread_correction_takes_what_it_adds(log: Log, before: int, after: i
     if weight:
         assert ask(log, charge(), room=weight - 1, **asked).word == "AGAIN"
     assert ask(log, charge(), room=weight, **asked).word == "APPENDED"
-
-
-def test_unread_units_of_others_take_all_room(log: Log) -> None:
-    added(log, others(900), others(100))
-    takes(log, 1_000)
 
 
 def test_an_unread_marker_leaves_no_room(log: Log) -> None:
@@ -255,17 +247,12 @@ def test_only_entries_that_a_limit_counts_take_its_room(log: Log, selector: Sele
         assert fits(log, 0, rooms=[Room(selector, 0)])
 
 
-def test_a_limit_with_a_room_counts_only_what_it_selects(log: Log) -> None:
-    (corrected,) = added(log, charge(3))
-    added(log, charge(4), charge(100, **SEARCH), correction(corrected, 5), charge(0))
-    takes(log, 3 + 4 + 2 + 1, Selector(("units",)))
-
-
 def test_only_the_bucket_decides_whether_units_of_others_count(log: Log) -> None:
     added(log, others(7))
     takes(log, 7, Selector(("units",), ("videos.list",), ("job",)))
     takes(log, 7 + 1, Selector(count="calls"))  # nobody says how many calls others made
     assert fits(log, 0, rooms=[Room(Selector(("searches",)), 1)])
+    takes(log, 7 + 3)
 
 
 def test_a_limit_of_calls_counts_one_call_per_charge(log: Log) -> None:

@@ -64,8 +64,7 @@ def test_a_fence_that_ends_later_than_any_lease_is_over(log: Log, clock: Clock) 
     """The clock that it was made by was wrong, or has gone back since."""
     standing = fence(log, "theirs")
     clock.now_ms -= 1
-    assert fence_is_over(standing, clock.now_ms)
-    assert fence_is_over(standing + "²", clock.now_ms)
+    assert all(fence_is_over(epoch, clock.now_ms) for epoch in (standing, f"{standing}²"))
     assert log.fence(P, "", "ours")[0]
 
 
@@ -156,19 +155,11 @@ def test_replacing_a_log_leaves_the_past_and_other_projects_alone(log: Log) -> N
     assert (log.begin("q").epoch, len(entries_of(log, "q"))) == ("first", 1)
 
 
-def test_only_a_standing_fence_becomes_a_seal(log: Log) -> None:
-    add(log, charge())
-    assert not log.seal(P, "first", "redis://elsewhere/0")
-    standing = fence(log)
-    assert not log.seal(P, "~other:1", "redis://elsewhere/0")
-    assert epoch_of(log) == standing
-
-
 def test_a_seal_cannot_be_replaced(log: Log, clock: Clock) -> None:
     add(log, charge())
     tip = add(log, charge())
     standing, seal = fence(log), "!redis://elsewhere/0"
-    log.seal(P, standing, "redis://elsewhere/0")
+    assert [log.seal(P, by, "redis://elsewhere/0") for by in ("first", "~other:1", standing)] == [False, False, True]
     clock.now_ms += 10 * LEASE_MS
     for epoch in ("first", standing, seal):
         assert log.fence(P, epoch, "token") == (False, seal)
@@ -325,27 +316,6 @@ def test_an_empty_log_is_given_back_empty(log: Log) -> None:
     assert (changed.done, changed.epoch, epoch_of(log)) == (True, "", "")
     assert list(log.projects()) == []
     assert ask(log, charge(), epoch="").word == "APPENDED"
-
-
-def test_a_fence_that_somebody_else_has_taken_is_not_renewed(log: Log, clock: Clock) -> None:
-    """By `fence` it would be: that one is over, too."""
-    add(log, charge())
-    ours = fence(log, "ours")
-    clock.now_ms += 10_000
-    theirs = fence(log, "theirs")
-    clock.now_ms += 10_000
-    assert not log.change(P, {EPOCH: ours}, {EPOCH: "~ours:1"}).done
-    assert epoch_of(log) == theirs
-
-
-def test_a_log_is_put_in_place_while_its_fence_stands(log: Log) -> None:
-    add(log, charge(1))
-    standing, entries = fence(log), [charge(2, id=(NOW_MS, 0))]
-    assert log.replace(P, standing, log.begin(P).tip, entries, standing)
-    assert (epoch_of(log), entries_of(log)) == (standing, entries)
-    assert ask(log, charge(), epoch=standing, seen=(NOW_MS, 0)).word == "BEHIND"
-    assert log.change(P, {EPOCH: standing}, {EPOCH: "second"}).done
-    assert ask(log, charge(), epoch="second", seen=(NOW_MS, 0)).word == "APPENDED"
 
 
 def test_a_caller_that_names_the_seal_lifts_it(log: Log) -> None:

@@ -175,7 +175,7 @@ def test_future_claims_lapse_like_present_claims(log: Log, clock: Clock) -> None
 
 
 def test_an_unreadable_claim_stops_no_repair(log: Log, clock: Clock) -> None:
-    log.change(P, {}, {"claim:a": "?", "claim:b": "9" * 5_000, "claim:c": f"{NOW_MS + YEAR_MS} ?", FACTS: "?", SUMS: "?"})
+    log.change(P, {}, {"claim:a": "9" * 5_000, "claim:c": f"{NOW_MS + YEAR_MS} ?", FACTS: "?", SUMS: "?"})
     at(clock, NOW_MS + YEAR_MS, log, charge())
     assert {entry.id[0] for entry in repaired(log)} == {LATER_MS}
     assert nothing_ahead(log)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -111,17 +110,3 @@ def test_a_reader_waits_for_no_writer(log: SqliteLog, path: Path) -> None:
         assert log.begin(P).tip == seen
         assert len(entries_of(log)) == 1
         assert log.change(P, {"facts": None}, {}).state == {}
-
-
-def test_a_restored_copy_is_another_log(log: SqliteLog, path: Path) -> None:
-    seen = add(log, charge())
-    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(path.with_name("copy"))) as copy:
-        db.backup(copy)
-    path.with_name("copy").chmod(0o600)
-    lost = add(log, charge())
-    os.replace(path.with_name("copy"), path)
-    for side in ("-wal", "-shm"):
-        path.with_name(path.name + side).unlink()
-    assert ask(log, epoch="first", seen=lost).word == "BEHIND"
-    assert ask(log, epoch="first", seen=seen, must=[lost]).word == "BEHIND"
-    assert ask(log, epoch="first", seen=seen).word == "READ"

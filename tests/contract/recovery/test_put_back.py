@@ -78,8 +78,7 @@ def test_a_fence_is_renewed_until_a_long_log_is_put_back(site: Site, monkeypatch
 
     def wait() -> None:
         site.now_ms += LEASE_MS // 2
-        ends = f":{site.now_ms + LEASE_MS}"
-        until(lambda: log.begin("p").epoch.endswith(ends), "its fence is not renewed")
+        until(lambda: log.begin("p").epoch.endswith(f":{site.now_ms + LEASE_MS}"), "its fence is not renewed")
 
     machine.ledger = FaultyLog(log, {1: Fault(wait)}, "replace")
     assert machine.budget(HUNDRED).charge("videos.list").admitted
