@@ -249,13 +249,21 @@ class DayFiles:
         return ends
 
     def delete_before(self, ms: int) -> None:
-        """Delete the files whose days had ended by this time, and those of days ahead that have not grown since."""
+        """Delete the files whose days had ended by this time, and those of days ahead that have not grown since. A
+        clock that was behind may have begun a file of a day before its entries."""
         for name in self.names:
             with suppress(FileNotFoundError):  # another process was quicker
                 path = self.path(name)
                 ends_ms = _end_ms(name) if name < self.name else os.stat(path).st_mtime_ns // 1_000_000
-                if name != self.name and ends_ms <= ms:
+                if name != self.name and ends_ms <= ms and not ms < self._last_ms(name) <= self._clock() + DAY_MS:
                     os.unlink(path)
+
+    def _last_ms(self, name: str) -> int:
+        """The time of the last line of a file; 0 if it has none."""
+        size = os.stat(self.path(name)).st_size
+        pieces = self.lines(name, max(0, size - CHUNK_BYTES), size)
+        records = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
+        return records[-1].id[0] if records else 0
 
     def path(self, name: str) -> str:
         return f"{self.folder}{os.sep}{name}"
