@@ -104,7 +104,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
         say(f"rule {chosen.name} has counted no request in this window")
 
 
-@inbound.command(short_help="Change the salt of the algorithms gcra and log.")
+@inbound.command(short_help="Change the salt that hides callers under gcra and log.")
 @format_option
 @config_option
 def rotate(as_json: bool, config: str | None) -> None:

@@ -188,9 +188,9 @@ def spend(
     The ledger keeps 35 days of refusal counts and of charges (up to 500,000). If --since reaches further
     back, a line says where the charges begin.
 
-    With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
-    new in the store, and what they cost. A line names the pages that yield little. This report begins at midnight UTC
-    of the day on which --since begins.
+    With --bought it shows what this machine's runs fetched: for each page number of a job, the entries that were new
+    in the store, and the units that they cost. A line names the pages that yield little. This report begins at
+    midnight UTC of the day on which --since begins.
 
     \b
     Example:
