@@ -45,8 +45,7 @@ async def send(
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await handler(request)
-    async with gate.leaving(attempt, body, _never_left):
-        response = await handler(request)
+    response = await gate.leave(attempt, body, _never_left, partial(handler, request))
     try:
         status, headers = response.status, response.headers
         head, whole = await peek(response) if attempt.reads_body(status, headers) else (b"", False)

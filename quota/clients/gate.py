@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import traceback
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -135,16 +135,19 @@ def answer_to(decision: Decision) -> Problem:
 _paid: ContextVar[list[Hosts]] = ContextVar("quota_paid")
 
 
-@contextmanager
-def paid(hosts: Hosts) -> Iterator[None]:
-    """Entered while a charged attempt to one of these hosts is sent: the first patched layer below that sends to them
-    does not charge it again."""
-    reset = _paid.set([hosts])
+async def paid(hosts: Hosts, send: Callable[[], Awaitable[T]]) -> T:
+    """Send a charged attempt to one of these hosts: the first patched layer below that sends to them does not charge it
+    again."""
+    mark, before = [hosts], _paid.get([])
+    # Set the variable inside the `try`, and use no context manager: a signal handler may raise between any two steps.
+    # If that left the mark, the next request would pass uncharged.
     try:
-        yield
+        _paid.set(mark)
+        return await send()
     finally:
-        with suppress(ValueError):  # a closed loop ends its tasks in another context
-            _paid.reset(reset)
+        mark.clear()
+        if _paid.get([]) is mark:  # a closed loop ends its tasks in another context
+            _paid.set(before)
 
 
 def take_paid(url: str) -> bool:
@@ -172,7 +175,7 @@ class HostGate:
     def __init__(
         self, meter: Meter, method: MethodOf | None, hosts: HostNames | None, ended: Callable[[], bool] | None = None
     ) -> None:
-        self._ended = ended or (lambda: False)
+        self._ended = ended
         self.meter = meter
         book = meter.budget.book
         self.upstream = upstream_of(book)
@@ -183,8 +186,6 @@ class HostGate:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._method = method if method is None or callable(method) else text(method, "method")
         self._hosts = Hosts(names)
-        self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if ended else partial(paid, self._hosts)
-        """A context manager, entered while a charged attempt is sent."""
         self._budget: AsyncBudget | None = None
         self._threads: Awaiter | None = None
 
@@ -249,7 +250,7 @@ class HostGate:
             call = self._call(verb, url, body, free=free)
             decision = await self._decide(call, commit=True)
         except SessionClosedError:
-            if not self._ended():
+            if self._ended is None or not self._ended():
                 raise
             return None
         except UsageError:
@@ -261,15 +262,21 @@ class HostGate:
         """The decision that `charge` would make now about a request to a metered host."""
         return await self._decide(self._call(verb, url, body, free=free), commit=False)
 
-    @asynccontextmanager
-    async def leaving(
-        self, attempt: Attempt, body: RequestBody, never_left: Callable[[BaseException], bool]
-    ) -> AsyncIterator[None]:
-        """Entered while an attempt with this body is sent. An error, or the end of the task or greenlet, refunds its
-        charge if by that the attempt never left."""
+    async def sent(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Send a charged attempt."""
+        return await (paid(self._hosts, send) if self._ended is None else send())
+
+    async def leave(
+        self,
+        attempt: Attempt,
+        body: RequestBody,
+        never_left: Callable[[BaseException], bool],
+        send: Callable[[], Awaitable[T]],
+    ) -> T:
+        """Send an attempt with this body. An error, or the end of the task or greenlet, refunds its charge if by that
+        the attempt never left."""
         try:
-            with self.sending():
-                yield
+            return await self.sent(send)
         except BaseException as error:
             await self.failed(attempt, body, never_left, error)
             raise

@@ -164,9 +164,12 @@ async def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool
     if attempt is None:
         return await sent()
     departure = _Departure(request, plain)
-    async with gate.leaving(attempt, body, departure.never_began):
+
+    async def traced() -> httpx.Response:
         with departure.traced(awaited=awaited):
-            response = await sent()
+            return await sent()
+
+    response = await gate.leave(attempt, body, departure.never_began, traced)
     if departure.is_mocked(response):
         await gate.never_left(attempt)
         return response

@@ -37,8 +37,12 @@ async def send(
     charge = partial(gate.charge, method, address, body, headers)
     recorded = vars(conn).get("real_connection")
     attempt = await charge() if recorded is None else None
-    if attempt is None and (recorded is None or not gate.is_metered(method, address)):
+
+    async def made() -> Any:
         return await make() if gate.awaits else make()
+
+    if attempt is None and (recorded is None or not gate.is_metered(method, address)):
+        return await made()
 
     def request(*args: Any, **named: Any) -> Any:
         nonlocal attempt
@@ -48,8 +52,7 @@ async def send(
     if recorded is not None:
         unhooked, recorded.request = recorded.request, request
     try:
-        with gate.sending():
-            raw = await make() if gate.awaits else make()
+        raw = await gate.sent(made)
     except BaseException as error:
         if attempt is not None:
             await gate.failed(attempt, body, never_left, error)

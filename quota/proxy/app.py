@@ -350,14 +350,15 @@ class Passage:
         # The head of a request with a body leaves together with the first piece.
         _leaves.set((lambda: None) if asked.has_body else self.leaves)
         try:
-            with self._target.gate.sending():  # `quota exec --auto` meters aiohttp itself
-                return await self._http.request(
-                    asked.verb,
-                    URL(url, encoded=True),
-                    headers=fields,
-                    data=self._caller.pieces(self.leaves) if asked.has_body else None,
-                    allow_redirects=False,
-                )
+            send = partial(
+                self._http.request,
+                asked.verb,
+                URL(url, encoded=True),
+                headers=fields,
+                data=self._caller.pieces(self.leaves) if asked.has_body else None,
+                allow_redirects=False,
+            )
+            return await self._target.gate.sent(send)  # `quota exec --auto` meters aiohttp itself
         except aiohttp.ClientConnectorError as error:
             why = error.os_error.strerror or type(error.os_error).__name__
             raise self._unanswered(502, f"{host} cannot be reached: {why}. Nothing was charged.") from None

@@ -3,16 +3,18 @@ out. The places where Python lets a handler in are visited one by one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from quota.budget import Budget, project_of
+from quota.clients import gate, google
 from quota.common import sqlite_file
 from quota.deciding import losses
 from quota.deciding.allowance import Allowance, hand_over
@@ -22,6 +24,7 @@ from quota.journal import files
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import LEASE_MS, Log
 from quota.terms.limits import DAY_MS
+from support.http_clients import BROKEN, Httpx, Requests
 from support.interrupts import (
     OURS,
     STEP,
@@ -36,6 +39,8 @@ from support.losses import LedgerStorage, Machine
 from support.setup import NOW_MS, budget_of, charges_at, limit
 
 LIMITS = (limit(10**6), limit(10**6, DAY_MS // 2, name="half"))
+
+CLIENTS = (f"{Path(gate.__file__).parent}{os.sep}", contextlib.__file__)
 
 MOST = 10**6 if os.environ.get("QUOTA_TEST_INTERRUPTED") else 10
 """Of the thousands of places where something is put back or handed over, so many are tried, evenly spread. `make soak`
@@ -261,18 +266,26 @@ def test_an_exception_of_a_signal_handler_passes_unchanged(tmp_path: Path, raise
 
 
 def test_a_request_interrupted_anywhere_is_not_taken_for_the_next_one() -> None:
-    """What is sent says which method it is: were that kept, the next batch would be charged as one call of it."""
-    from quota.clients import google
+    """What is sent says which method it is: were that kept, the next batch would be charged as one call of it. And it
+    says that it is charged: were that kept, the next request through a patched layer would pass uncharged."""
+    budget, url = budget_of(open_ledger("memory://"), *LIMITS), "http://127.0.0.1:9"
+    kept: list[Exception | None] = []
+    with (
+        closing(google.service(budget, key="k", endpoint=url)) as youtube,
+        closing(Requests(budget, "videos.list", hosts=["127.0.0.1:9"])) as adapted,
+        closing(Httpx(budget, "videos.list", hosts=["127.0.0.1:9"])) as transported,
+    ):
+        list_videos = youtube.videos().list(part="id", id="a").execute
+        for send in (list_videos, partial(adapted.ask, url), partial(transported.ask, url)):
 
-    budget = budget_of(open_ledger("memory://"), *LIMITS)
-    kept: list[Exception] = []
-    interrupted = 0
-    with closing(google.service(budget, key="k", endpoint="http://127.0.0.1:9")) as youtube:
-        request = youtube.videos().list(part="id", id="a")
-        for error in islice(at_every_place(interrupt, request.execute, step=STEP), 30):
-            assert error is not None
-            kept = [error]
-            interrupted += isinstance(error, Interrupted)
-            assert google._sending.get() is None
-    assert len(kept) == 1
-    assert interrupted > 10
+            def ask(send: Callable[[], object] = send) -> None:
+                with suppress(OSError, *BROKEN):  # nobody listens there
+                    send()
+
+            interrupted = 0
+            for error in at_every_place(interrupt, ask, CLIENTS):
+                kept[:] = [error]
+                interrupted += isinstance(error, Interrupted)
+                assert google._sending.get() is None
+                assert not gate.take_paid(url)
+            assert interrupted > 20
