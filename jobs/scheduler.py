@@ -46,7 +46,7 @@ import quota
 from quota import Decision, Session
 from quota.common.clock import elapsed_s, host_clock, rfc3339, utc
 from quota.common.log import line
-from quota.common.text import describe
+from quota.common.text import describe, many
 from quota.jobs import interruption, runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
@@ -94,6 +94,7 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
         raise quota.ConfigError(f'{source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
     workers = min(WORKERS, len(jobs))
     with ThreadPoolExecutor(workers, thread_name_prefix="job") as pool:
+        _start_threads(pool, workers)
         queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
         executors = {"default": _AtOnce()}
         scheduler = BackgroundScheduler(timezone=UTC, executors=executors, job_defaults={"coalesce": False})
@@ -113,6 +114,18 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
         _say("schedule_stopping", signal=stop(), running=",".join(queue.job.name for queue in running) or None)
         _finish(queues.values(), 0 if stop() == signal.SIGTERM else 128 + stop())
     _say("schedule_stopped")
+
+
+def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
+    """Start all threads now: a job whose first tick finds no free thread would never run. Raises QuotaError."""
+    together = threading.Barrier(workers)
+    try:
+        for future in [pool.submit(together.wait) for _ in range(workers)]:
+            future.result()
+    except RuntimeError as error:
+        together.abort()
+        why = f"{many(workers, 'thread')} for the jobs cannot be started: {error}"
+        raise quota.QuotaError(f"{why}; raise the limit of threads") from error
 
 
 def _wait(scheduler: Any, queues: Collection[_JobQueue], stop: Callable[[], int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 
+import quota
 from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
+from quota.jobs.scheduler import run_schedule
 from quota.jobs.ticks import ticks
 from quota.settings.load import load_settings
 from support.commands import one_line
@@ -475,3 +478,15 @@ def test_a_job_that_can_never_run_is_one_line_at_the_start(machine: Machine, ups
     (machine.folder / "key").unlink()
     machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"')
     assert "cannot be read" in one_line(machine.quota("schedule"), 78)
+
+
+def test_a_schedule_whose_threads_cannot_be_started_says_so_at_the_start(machine: Machine, upstream: Emulator) -> None:
+    """Else a job whose first tick finds no thread would never run."""
+    machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"')
+    with quota.open(machine.folder / "quota.toml") as session:
+        threading.stack_size(2**47)  # more than there is
+        try:
+            with pytest.raises(quota.QuotaError, match="raise the limit of threads"):
+                run_schedule(session, stop=lambda: signal.SIGTERM)
+        finally:
+            threading.stack_size(0)
