@@ -122,11 +122,14 @@ def only_one(
 
 
 def _take(lock: Lock, kind: int) -> bool:
-    """Take the lock. False if another run has it."""
+    """Take the lock. False if another run has it. Raises StoreError."""
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        remedy = "put the store on a file system that has locks"
+        raise StoreError(f"the lock beside the store: {error.strerror}; {remedy}") from None
     return True
 
 
@@ -219,7 +222,7 @@ def made_lock(store_url: str, job: str) -> Iterator[Lock | None]:
 
 def is_running(store_url: str, job: str) -> bool:
     """Whether a run has the job's lock, perhaps in another container that shares the store."""
-    with suppress(quota.ConfigError), made_lock(store_url, job) as lock:
+    with suppress(quota.ConfigError, StoreError), made_lock(store_url, job) as lock:
         return lock is not None and _is_taken(lock)
     return False
 
@@ -415,7 +418,7 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts
         host = here if seen_ms or not session.ledger.shared else ""
         return Whereabouts(host, host, seen_ms)
     killed = ""  # the lock of a run here that has ended
-    with suppress(quota.ConfigError), made_lock(store.url, job.name) as lock:
+    with suppress(quota.ConfigError, StoreError), made_lock(store.url, job.name) as lock:
         killed = "" if lock is None or _is_taken(lock) else lock_name(lock)
     away = {region for holder in holders if holder.host != here for region in holder.regions}
     # With a name, or with the places in the ledger, any machine may go on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
@@ -19,7 +20,7 @@ from quota.common.files import NotAloneError, first_within, open_alone
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.rules import open_storage
-from quota.jobs.places import lock_file
+from quota.jobs.places import _take, lock_file
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
@@ -367,6 +368,11 @@ def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path
     tmp_path.chmod(folder_mode)
     with not_root(), pytest.raises(StoreError, match=rf"^store {tmp_path}/videos\.db: {says}"):
         lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
+
+
+def test_a_lock_that_the_system_refuses_is_one_line_of_the_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="Bad file.*; put the store on a file system that has locks"):
+        _take(os.open(tmp_path, os.O_PATH), fcntl.LOCK_EX)
 
 
 @needs_root
