@@ -156,23 +156,27 @@ TLS_WAIT_S = 0.1
 
 def check_files(options: Mapping[str, Any]) -> None:
     """Raises Misconfigured if OpenSSL cannot use the files of these options."""
+    effective = os.access in os.supports_effective_ids
     for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-        if options[option] and not os.path.isfile(options[option]):
-            raise Misconfigured(f"{option}: {one_line(options[option])} is no file that this user can read")
-    context, what = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "ssl_ca_certs"
+        path = options[option]
+        if path and not (os.path.isfile(path) and os.access(path, os.R_OK, effective_ids=effective)):
+            raise Misconfigured(f"{option}: {one_line(path)} is no file that this user can read")
+    context, fault = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "ssl_ca_certs is no file of certificates in PEM; name one"
     try:
         if options["ssl_ca_certs"]:
             context.load_verify_locations(options["ssl_ca_certs"])
-        what = "ssl_certfile, with ssl_keyfile and ssl_password"
+        fault = (
+            "ssl_certfile and ssl_keyfile are no PEM certificate with its key, or ssl_password is wrong; correct them"
+        )
         if options["ssl_certfile"]:  # without a password, OpenSSL would ask on the terminal
             context.load_cert_chain(options["ssl_certfile"], options["ssl_keyfile"], lambda: options["ssl_password"])
     except (OSError, ValueError) as error:
-        raise Misconfigured(f"{what}: {_reason_of(error)}; name PEM files that belong together") from error
+        raise Misconfigured(fault) from error
 
 
 def _reason_of(error: BaseException) -> str:
-    """The words of OpenSSL or of the system."""
-    reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or getattr(error, "strerror", "")
+    """The words of OpenSSL."""
+    reason = getattr(error, "verify_message", "") or getattr(error, "reason", "")
     return one_line(reason or error).replace("_", " ").lower()
 
 
