@@ -158,17 +158,17 @@ def ask_ledger(session: Session) -> list[Finding]:
             return [warning("ledger.url", f"ledger {one_line(settings.ledger.url)} cannot be opened: {why}", remedy)]
         if not os.path.lexists(path):
             return []
+    unwritable = ""
     try:
         for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
             check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
-            if why := session.ledger.unwritable(project):
-                return [finding_of("warning", "ledger.url", why, "see `quota doctor`")]
+            unwritable = unwritable or session.ledger.unwritable(project)
     except ConfigError:  # `lint` reports it
         return []
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
         return [finding_of(level, "ledger.url", error, "see `quota doctor`")]
-    return []
+    return [finding_of("warning", "ledger.url", unwritable, "see `quota doctor`")] if unwritable else []
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------

@@ -319,7 +319,11 @@ def test_doctor_warns_of_a_server_that_forgets_and_evicts(command: Quota) -> Non
 def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: RedisServer) -> None:
     """It answers every question, so all else looks well."""
     allowance = "unavailable = { max_cost = 1, allowance = 50 }\n"
-    path = command.configure(f'[ledger]\nurl = "{server.url}"\n{allowance}' + MAIN)
+    text = f'[ledger]\nurl = "{server.url}"\n{allowance}' + MAIN
+    command.configure(text.replace('"research"', '"others"'))
+    assert command("charge", "search.list", KEY="k").returncode == 0
+    (two := command.folder / "two.toml").write_text(f'{text}[credentials.others]\napi = "gmail-v1"\nkey = "env:KEY"')
+    path = command.configure(text)
     assert command("charge", "search.list", KEY="k").returncode == 0
     with redis.Redis(port=server.port) as client:
         for break_it, mend_it, message, remedy in (
@@ -331,6 +335,8 @@ def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: Re
             for asked in ("charge", "peek"):
                 assert message in one_line(command(asked, "search.list", KEY="k"), 69)
             assert message in command("check", KEY="k").stdout
+            for seed in "01":  # the order in which projects are asked
+                assert command("check", "--config", str(two), KEY="k", PYTHONHASHSEED=seed).returncode == 78
             assert "OPEN: this machine's allowance, for calls of at most 1 unit: 0 of" in command("status").stdout
             with quota.open(path) as session:
                 assert ledger_trouble(session) == "the ledger accepts no charges"
