@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import tempfile
@@ -371,8 +370,8 @@ def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path
 
 
 def test_a_lock_that_the_system_refuses_is_one_line_of_the_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="Bad file.*; put the store on a file system that has locks"):
-        _take(os.open(tmp_path, os.O_PATH), fcntl.LOCK_EX)
+    with pytest.raises(StoreError, match="; put the store on a file system that has locks"):
+        _take(os.open(tmp_path, os.O_PATH), 0)
 
 
 @needs_root

@@ -98,17 +98,17 @@ def test_a_sentinel_under_a_server_url_is_named(sentinels: Sentinels, ask: Ask) 
     for path in ("", "/1"):
         url = f"redis://:{OF_SENTINELS}@127.0.0.1:{sentinels.sentinels[0].port}{path}"
         line = ask(url)
-        assert line.endswith(
-            "is a sentinel, or runs no scripts; for sentinels write redis+sentinel://HOST:PORT/SERVICE"
-        ), line
+        assert line.endswith("a sentinel, or runs no scripts; for sentinels write redis+sentinel://HOST:PORT/SERVICE")
 
 
 @BOTH
-def test_a_single_server_under_a_sentinel_url_is_named(redis_server: RedisServer, ask: Ask) -> None:
-    line = ask(f"redis+sentinel://127.0.0.1:{redis_server.port}/{SERVICE}")
-    assert line.endswith("is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"), (
-        line
-    )
+def test_a_single_server_under_a_url_of_several_is_named(redis_server: RedisServer, ask: Ask) -> None:
+    for scheme, path, message in (
+        ("sentinel", f"/{SERVICE}", "is no sentinel; name the sentinels' own addresses, or"),
+        ("cluster", "", "is no cluster;"),
+    ):
+        line = ask(f"redis+{scheme}://127.0.0.1:{redis_server.port}{path}")
+        assert line.endswith(f"{message} write redis:// for a single server"), line
 
 
 @BOTH
@@ -148,12 +148,6 @@ def others(nodes: Nodes, key: str) -> RedisServer:
 def test_a_cluster_node_under_a_server_url_is_named(nodes: Nodes, ask: Ask, key: str, path: str, more: str) -> None:
     line = ask(f"redis://127.0.0.1:{others(nodes, key).port}{path}")
     assert line.endswith(f"is a node of a cluster{more}; write redis+cluster://HOST:PORT"), line
-
-
-@BOTH
-def test_a_single_server_under_a_cluster_url_is_named(redis_server: RedisServer, ask: Ask) -> None:
-    line = ask(f"redis+cluster://127.0.0.1:{redis_server.port}")
-    assert line.endswith("is no cluster; write redis:// for a single server"), line
 
 
 def test_a_slot_on_the_move_is_named(nodes: Nodes) -> None:

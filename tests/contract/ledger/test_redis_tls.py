@@ -234,12 +234,8 @@ FILES = [
     ({"ssl_ca_certs": "none.pem"}, "ssl_ca_certs: {}/none.pem is no file that this user can read"),
     ({"ssl_ca_certs": "pipe"}, "ssl_ca_certs: {}/pipe is no file that this user can read"),
     ({"ssl_ca_certs": "text"}, "ssl_ca_certs is no file of certificates in PEM; name one"),
-    (
-        {"ssl_certfile": "client.pem", "ssl_keyfile": "others.key"},
-        "ssl_keyfile: {}/others.key is no file that this user can read",
-    ),
+    ({"ssl_certfile": "others.key"}, "ssl_certfile: {}/others.key is no file that this user can read"),
     ({"ssl_certfile": "client.pem", "ssl_keyfile": "server.key"}, PAIR),
-    ({"ssl_certfile": "client.pem", "ssl_keyfile": "locked.key"}, PAIR),
     ({"ssl_keyfile": "client.key"}, "ssl_keyfile has no effect without ssl_certfile; name the certificate too"),
     ({"ssl_cert_reqs": "s3cret"}, r"ssl_cert_reqs is required \(by default\) or none"),
 ]

@@ -335,7 +335,7 @@ def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: Re
             for asked in ("charge", "peek"):
                 assert message in one_line(command(asked, "search.list", KEY="k"), 69)
             assert message in command("check", KEY="k").stdout
-            for seed in "01":  # the order in which projects are asked
+            for seed in "23":  # the order in which projects are asked
                 assert command("check", "--config", str(two), KEY="k", PYTHONHASHSEED=seed).returncode == 78
             assert "OPEN: this machine's allowance, for calls of at most 1 unit: 0 of" in command("status").stdout
             with quota.open(path) as session:
