@@ -263,7 +263,7 @@ class HostGate:
         return await self._decide(self._call(verb, url, body, free=free), commit=False)
 
     async def sent(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Send a charged attempt."""
+        """Send a charged attempt. A gate with `ended` does not tell the layers below that it is charged."""
         return await (paid(self._hosts, send) if self._ended is None else send())
 
     async def leave(
