@@ -127,13 +127,20 @@ def _obstacle(path: str, *, shown: str = "", is_folder: bool = False) -> tuple[s
     there = existing(os.path.abspath(path))
     is_file = there == os.path.abspath(path) and not is_folder
     name = "it" if is_file and path == shown else one_line(there)
-    if not os.path.exists(there):  # as where what it names is not mounted
-        return f"{name} is a link to nothing", "make what it names, or correct the path"
-    if not is_file and not os.path.isdir(there):
-        return f"{name} is no folder", "correct the path"
-    if os.access(there, os.W_OK if is_file else os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
-        return None
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
+    try:
+        inode = os.stat(there).st_ino
+        if not is_file and not os.path.isdir(there):
+            return f"{name} is no folder", "correct the path"
+        if os.access(there, os.W_OK if is_file else os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
+            return None
+        is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        if os.stat(there).st_ino != inode:  # another process has just deleted it, and made it again
+            return None
+    except OSError:
+        if os.path.islink(there):  # as where what it names is not mounted
+            return f"{name} is a link to nothing", "make what it names, or correct the path"
+        return None  # another process has just deleted it
+    if is_read_only:
         return f"{name} is on a read-only file system", "remount it so that it can be written"
     return f"this user may not write to {name}", "correct the path, or its owner or mode"
 

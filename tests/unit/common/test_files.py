@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import quota
 from quota.cli.deciding import read_calls
 from quota.common import files
 from quota.common.files import first_within, read_named
+from quota.common.findings import obstacle
 from quota.settings.references import read_key
 from support.processes import in_threads
 
@@ -107,3 +110,16 @@ def test_an_unreadable_file_is_closed(folder: Path) -> None:
         with pytest.raises(OSError, match=r"directory|pipe|No such"):
             read_named(folder / name, 10)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_another_process_has_just_deleted_is_no_obstacle(tmp_path: Path) -> None:
+    """So SQLite deletes what it keeps beside a ledger, when its last user ends."""
+    makes = (
+        "import itertools, os, sys; names = [sys.argv[1] + str(n) for n in range(200)]; [open(n, 'w') for n in names]"
+    )
+    deletes = "for name in itertools.cycle(names): os.link(name, sys.argv[1]); os.unlink(sys.argv[1])"
+    with subprocess.Popen([sys.executable, "-c", f"{makes}\n{deletes}", tmp_path / "ledger.db-wal"]) as other:
+        try:
+            assert {obstacle(str(tmp_path / "ledger.db")) for _ in range(8_000)} == {None}
+        finally:
+            other.kill()
