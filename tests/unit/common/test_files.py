@@ -114,9 +114,7 @@ def test_an_unreadable_file_is_closed(folder: Path) -> None:
 
 def test_a_file_that_another_process_has_just_deleted_is_no_obstacle(tmp_path: Path) -> None:
     """So SQLite deletes what it keeps beside a ledger, when its last user ends."""
-    makes = (
-        "import itertools, os, sys; names = [sys.argv[1] + str(n) for n in range(200)]; [open(n, 'w') for n in names]"
-    )
+    makes = "import itertools, os, sys; names = [sys.argv[1] + str(n) for n in range(200)]; [*map(os.mknod, names)]"
     deletes = "for name in itertools.cycle(names): os.link(name, sys.argv[1]); os.unlink(sys.argv[1])"
     with subprocess.Popen([sys.executable, "-c", f"{makes}\n{deletes}", tmp_path / "ledger.db-wal"]) as other:
         try:
