@@ -22,7 +22,7 @@
 --                         windows of now_ms (the reply has no more)
 --       remaining         units that fit now
 --       reset_ms          until the whole limit is free, if no other request comes
---       retry_after_ms    until this request fits, if no other request comes; 0 if it fits now
+--       retry_after_ms    until the same request fits again, if no other request comes; 0 if it fits now
 --       met               which window had this identity before: 2 = the current, 1 = only the previous, 0 = neither
 
 -- @include parts/clock.lua
@@ -60,7 +60,7 @@ if admitted or count_rejected then
     if limit.met < 2 then -- the hash may be new
       redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
     end
-    if not admitted then limit.wait_ms = counter_wait_ms(limit) end
+    limit.wait_ms = counter_wait_ms(limit)
   end
 end
 

@@ -49,7 +49,7 @@ if admitted or count_rejected then
     if limit.met < 2 then -- the hash may be new
       redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
     end
-    if not admitted then limit.wait_ms = gcra_wait_ms(limit) end
+    limit.wait_ms = gcra_wait_ms(limit)
   end
 end
 

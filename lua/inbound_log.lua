@@ -127,8 +127,8 @@ if admitted or count_rejected then
           return limit.new_end - before - units >= limit.number
         end)
       end
-      limit.wait_ms = log_wait_ms(limit)
     end
+    limit.wait_ms = log_wait_ms(limit)
   end
 end
 

@@ -133,8 +133,8 @@ class LimitState(NamedTuple):
 
     remaining           units that the limit would admit now
     reset_ms            ms until the whole limit is free again, if no other request comes
-    retry_after_ms      ms until the same request fits this limit, if no other request comes; 0 if it fits now. Never
-                        too early: exact for `gcra` and `log`, an estimate for `counter`
+    retry_after_ms      ms until the same request fits this limit again, if no other request comes; 0 if it fits now.
+                        Never too early: exact for `gcra` and `log`, an estimate for `counter`
     """
 
     remaining: int
@@ -151,7 +151,7 @@ class Decision(NamedTuple):
 
     @property
     def retry_after_ms(self) -> int:
-        """The ms until the request would be admitted; 0 if it was."""
+        """The ms until the same request would be admitted again; 0 if it would be now."""
         return max(limit.retry_after_ms for limit in self.limits)
 
 
@@ -349,7 +349,6 @@ def decide(policy: Policy, held: Sequence[States], now_ms: int, cost: int) -> tu
     if admitted or policy.count_rejected:
         held = [States(states.previous, algorithm.counted(limit, states, at_ms, cost)) for limit, states, at_ms in rows]
         rows = [(limit, states, at_ms) for (limit, _, at_ms), states in zip(rows, held, strict=True)]
-        if not admitted:  # counting it may make the wait longer
-            waits_ms = [algorithm.wait_ms(*row, cost) for row in rows]
+        waits_ms = [algorithm.wait_ms(*row, cost) for row in rows]  # counting it may make the wait longer
     answers = [LimitState(*algorithm.left(*row), wait_ms) for row, wait_ms in zip(rows, waits_ms, strict=True)]
     return Decision(admitted, now_ms, tuple(answers)), held

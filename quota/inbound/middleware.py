@@ -8,12 +8,12 @@ yet. Both are lists of structured fields (RFC 9651), with one item per limit:
     RateLimit-Policy: "api-60s";q=100;w=60, "api-1d";q=5000;w=86400      the grant: q requests in w seconds
     RateLimit: "api-60s";r=42;t=18, "api-1d";r=4100;t=75600              the rest: at most r within t seconds
 
-The draft calls `t` the "effective window": a client can use at most `r` within these seconds. It says nothing about the
-time after them. If nothing is left, `t` lasts until the whole limit is free: with `counter`, maybe beyond the window.
-The draft wants `Retry-After` not to be earlier than `t`, so a refusal shortens `t` to the wait.
+Both count requests: units divided by the rule's cost. The draft calls `t` the "effective window": a client can use at
+most `r` within these seconds. It says nothing about the time after them. If nothing is left, `t` lasts until the next
+request fits. The draft wants `Retry-After` not to be earlier than `t`, so a refusal has no `t` for the other limits.
 
 The `X-RateLimit-*` fields have no specification. Here they describe the limit with the fewest requests left, and
-`X-RateLimit-Reset` has seconds from now, as `Retry-After` has.
+`X-RateLimit-Reset` is its `t`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any
 
 from quota.common.text import show
 from quota.errors import ConfigError
-from quota.inbound.contract import Limit, LimitState
 from quota.inbound.deciding import Decider, Verdict
 from quota.inbound.rules import OVERRIDES, Rule, Rules, opened
 from quota.web.documents import App, Message, Problem, Receive, Send, seconds, send_problem
@@ -128,17 +127,16 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
 def _send_adding(send: Send, fields: Fields, *, with_x: bool) -> Send:
     """`send`, with fields added to the head of the answer. The application's own fields stay.
 
-    Its own RateLimit items describe other limits, and clients join the lists. An X-RateLimit-* field may exist only
-    once.
+    Its own RateLimit items describe other limits, and clients join the lists. X-RateLimit-* fields describe one limit,
+    so its own leave no room for ours.
     """
     added = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
 
     def sending(message: Message) -> Awaitable[None]:  # not async: a coroutine for each part of a body would cost time
         if message["type"] in _HEADS:
             own, more = list(message.get("headers", ())), added
-            if with_x:
-                names = {bytes(name).lower() for name, _ in own}
-                more = [row for row in added if not (row[0].startswith(b"x-") and row[0] in names)]
+            if with_x and any(bytes(name).lower().startswith(b"x-ratelimit-") for name, _ in own):
+                more = [row for row in added if not row[0].startswith(b"x-")]
             message = {**message, "headers": [*own, *more]}
         return send(message)
 
@@ -204,8 +202,8 @@ def _start_adding(start_response: StartResponse, fields: Fields) -> StartRespons
     """`start_response`, with fields added. The application's own fields stay, as in `asgi`."""
 
     def starting(status: str, headers: Sequence[tuple[str, str]], *exc_info: Any) -> Any:
-        names = {name.lower() for name, _ in headers}
-        more = [row for row in fields if not (row[0].startswith("x-") and row[0] in names)]
+        has_own = any(name.lower().startswith("x-ratelimit-") for name, _ in headers)
+        more = [row for row in fields if not (has_own and row[0].startswith("x-"))]
         return start_response(status, [*headers, *more], *exc_info)
 
     return starting
@@ -223,30 +221,28 @@ def _behind(app: object, rules: Rules | Sequence[Rule]) -> tuple[Rules, Decider]
 # -- the responses -----------------------------------------------------------------------------------------------------
 
 
-def fields_of(verdicts: Sequence[Verdict], *, with_x: bool, retry_after_s: int | None = None) -> Fields:
-    """The fields to add to an answer. `retry_after_s` is the wait of a refusal. Without the storage's answer, only the
-    policy."""
+def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
+    """The fields to add to an answer. Without the storage's answer, only the policy."""
     fields: Fields = []
-    states: list[tuple[Limit, LimitState]] = []
-    for rule, _, decision in verdicts:
+    shown: list[tuple[int, int, int]] = []
+    for rule, outcome, decision in verdicts:
         fields.append((POLICY, rule.policy_field))
         if decision is None:
             continue
         items = []
         for name, limit, state in zip(rule.policies, rule.limits, decision.limits, strict=True):
-            effective_ms = state.reset_ms or limit.window_ms
-            effective_s = seconds(min(effective_ms, limit.window_ms) if state.remaining > 0 else effective_ms)
-            if retry_after_s is not None:
-                effective_s = min(effective_s, retry_after_s)
-            items.append(f'"{name}";r={max(0, state.remaining)};t={effective_s}')
-            states.append((limit, state))
+            left = state.remaining // rule.cost
+            effective_s = seconds(state.retry_after_ms or min(state.reset_ms or limit.window_ms, limit.window_ms))
+            has_window = outcome != "refused" or state.retry_after_ms > 0
+            items.append(f'"{name}";r={left}' + (f";t={effective_s}" if has_window else ""))
+            shown.append((left, effective_s, limit.number // rule.cost))
         fields.append((CURRENT, ", ".join(items)))
-    if with_x and states:  # for clients that know only these
-        limit, state = min(states, key=lambda pair: pair[1].remaining)
+    if with_x and shown:  # for clients that know only these
+        left, reset_s, number = min(shown, key=lambda limit: (limit[0], -limit[1]))
         fields += [
-            ("x-ratelimit-limit", str(limit.number)),
-            ("x-ratelimit-remaining", str(max(0, state.remaining))),
-            ("x-ratelimit-reset", str(seconds(state.reset_ms))),
+            ("x-ratelimit-limit", str(number)),
+            ("x-ratelimit-remaining", str(left)),
+            ("x-ratelimit-reset", str(reset_s)),
         ]
     return fields
 
@@ -257,7 +253,7 @@ def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
     wait_s = AWAY_S if decision is None else seconds(decision.retry_after_ms)
     # Up to a tenth more, so that clients who were refused together do not come back together.
     retry_after_s = wait_s + random.randint(0, max(1, min(MAX_JITTER_S, wait_s // 10)))  # noqa: S311  # no secret
-    fields = tuple(fields_of([verdict], with_x=with_x, retry_after_s=wait_s))
+    fields = tuple(fields_of([verdict], with_x=with_x))
     if decision is None:
         why = "The limits of this service cannot be checked now."
         return Problem(503, why, retry_after_s=retry_after_s, more=fields)

@@ -83,7 +83,7 @@ class Rule:
         self.policies = (name,) if len(windows) == 1 else tuple(f"{name}-{window}" for window in windows)
         """The names of the limits in responses."""
         self.policy_field = ", ".join(
-            f'"{policy}";q={limit.number};w={seconds(limit.window_ms)}'
+            f'"{policy}";q={limit.number // cost};w={seconds(limit.window_ms)}'
             for policy, limit in zip(self.policies, self.limits, strict=True)
         )
         """The value of `RateLimit-Policy`: see `quota.inbound.middleware`."""

@@ -45,9 +45,7 @@ class Oracle:
                         2 * limit.window_ms,
                         lambda ms, limit=limit: self.remaining(identity, limit, now_ms + ms) == most(limit),
                     ),
-                    first(2 * limit.window_ms, lambda ms, limit=limit: self.fits(identity, limit, now_ms + ms, cost))
-                    if not admitted
-                    else 0,
+                    first(2 * limit.window_ms, lambda ms, limit=limit: self.fits(identity, limit, now_ms + ms, cost)),
                 )
                 for limit in limits
             ),
@@ -139,7 +137,7 @@ def test_a_limit_admits_its_number_and_shows_when_the_next_request_fits(storage:
     first_ms = clock.ms
     for remaining in (2, 1, 0):
         decision = storage.decide(LOGIN, "ann")
-        assert decision == Decision(True, clock.ms, (LimitState(remaining, MINUTE_MS, 0),))
+        assert decision == Decision(True, clock.ms, (LimitState(remaining, MINUTE_MS, 0 if remaining else 40_000),))
         clock.ms += 10_000
     refused = storage.decide(LOGIN, "ann")
     assert (refused.admitted, refused.retry_after_ms) == (False, 30_000)

@@ -99,8 +99,7 @@ def test_the_applications_own_limit_fields_stay(url: str) -> None:
 
     with limited(own, url, Rule("three", THREE), x_fields=True) as client:
         got = client()
-        assert got.headers["x-ratelimit-limit"] == "77"
-        assert got.headers["x-ratelimit-remaining"] == "2"
+        assert [got.headers.get(f"x-ratelimit-{name}") for name in ("limit", "remaining", "reset")] == ["77", None, None]
         assert raw_answer(client, "/").count(b"\r\nratelimit: ") == 2
 
 

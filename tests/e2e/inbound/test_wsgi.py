@@ -61,7 +61,7 @@ def test_an_answer_passes_unchanged_with_the_fields_added(rules: Rules) -> None:
     assert (status, body) == ("200 OK", application)
     assert headers["ratelimit-policy"] == '"two";q=2;w=3600'
     assert headers["ratelimit"].startswith('"two";r=1;t=')
-    assert (headers["x-ratelimit-limit"], headers["x-ratelimit-remaining"]) == ("77", "1")
+    assert (headers["x-ratelimit-limit"], headers.get("x-ratelimit-remaining")) == ("77", None), "all of them or none"
     assert (list(body), application.closed) == ([b"one", b"two"], 0)
     body.close()
     assert application.closed == 1

@@ -128,35 +128,37 @@ def test_totals_that_the_storage_refuses_are_kept() -> None:
     assert before["requests|a|failed_open"] == 1
 
 
-RULE = Rule("api", [Limit(100, 60_000), Limit(5_000, 86_400_000)])
+RULE = Rule("api", [Limit(100, 60_000), Limit(5_000, 86_400_000)], cost=2)
 
 
 def verdict(admitted: bool, *states: LimitState, rule: Rule = RULE) -> Verdict:
     return Verdict(rule, "admitted" if admitted else "refused", Decision(admitted, 0, states))
 
 
-def test_ratelimit_has_what_is_left_and_the_time() -> None:
-    got = dict(fields_of([verdict(True, LimitState(42, 17_001, 0), LimitState(0, 100_000_000, 0))], with_x=True))
+def test_ratelimit_has_the_requests_that_are_left_and_when_the_next_one_fits() -> None:
+    states = LimitState(85, 17_001, 0), LimitState(1, 100_000_000, 30_000_000)
+    got = dict(fields_of([verdict(True, *states)], with_x=True))
     assert got == {
-        "ratelimit-policy": '"api-1m";q=100;w=60, "api-24h";q=5000;w=86400',
-        "ratelimit": '"api-1m";r=42;t=18, "api-24h";r=0;t=100000',
-        "x-ratelimit-limit": "5000",
+        "ratelimit-policy": '"api-1m";q=50;w=60, "api-24h";q=2500;w=86400',
+        "ratelimit": '"api-1m";r=42;t=18, "api-24h";r=0;t=30000',
+        "x-ratelimit-limit": "2500",
         "x-ratelimit-remaining": "0",
-        "x-ratelimit-reset": "100000",
+        "x-ratelimit-reset": "30000",
     }
 
 
 @pytest.mark.parametrize("wait_ms", [1, 999, 1_000, 1_001, 59_001, 3_600_000, 86_400_000])
 def test_retry_after_is_never_too_early(wait_ms: int) -> None:
-    """Nor before the end of any effective window; jitter only adds, and at most a tenth or a second."""
+    """Nor before the end of the effective window; jitter only adds, and at most a tenth or a second."""
     refused = verdict(False, LimitState(0, max(60_000, wait_ms), wait_ms), LimitState(7, 80_000_000, 0))
     waits = set()
     for _ in range(50):
         problem = problem_of(refused, with_x=False)
         assert problem.retry_after_s is not None
         waits.add(problem.retry_after_s)
-        windows = [int(item.partition(";t=")[2]) for item in dict(problem.more)["ratelimit"].split(", ")]
-        assert wait_ms <= 1_000 * windows[0] <= 1_000 * max(windows) <= 1_000 * problem.retry_after_s
+        full, other = dict(problem.more)["ratelimit"].split(", ")
+        assert wait_ms <= 1_000 * int(full.removeprefix('"api-1m";r=0;t=')) <= 1_000 * problem.retry_after_s
+        assert other == '"api-24h";r=3', "its own window would end after the wait"
         assert problem.members == {"violated-policies": ["api-1m"]}
     least_s = -(-wait_ms // 1000)
     assert least_s <= min(waits) < max(waits) <= least_s + max(1, min(60, least_s // 10))
