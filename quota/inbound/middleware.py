@@ -226,6 +226,8 @@ def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
     fields: Fields = []
     shown: list[tuple[int, int, int]] = []
     for rule, outcome, decision in verdicts:
+        if rule.shadow:  # its visitors would slow down, and a trial changes nothing for them
+            continue
         fields.append((POLICY, rule.policy_field))
         if decision is None:
             continue

@@ -5,8 +5,9 @@
     Pattern   a path pattern, and whether it matches a reading of a path
     opened    the rules and the storage that its workers share
 
-The first rule that matches counts the request. A rule without a path matches every request, so it comes last. A request
-that no rule matches is not limited. With several limits, all of them admit a request, or none counts it.
+The first rule that matches counts the request, and so does each shadow rule before it that matches. A rule without a
+path matches every request, so it comes last. A request that no rule matches is not limited. With several limits, all of
+them admit a request, or none counts it.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ class Rule:
         return (not self.methods or method in self.methods) and self.pattern.matches(path)
 
     def hides(self, later: Rule) -> bool:
-        """Whether this rule, placed before `later`, matches every request that `later` matches."""
+        """Whether no request reaches `later` behind this rule. A shadow rule lets all pass."""
         methods = not self.methods or (bool(later.methods) and set(later.methods) <= set(self.methods))
-        return methods and self.pattern.covers(later.pattern)
+        return not self.shadow and methods and self.pattern.covers(later.pattern)
 
     @staticmethod
     def _methods(methods: Iterable[str]) -> frozenset[str]:
@@ -170,7 +171,8 @@ class Rules:
     def find(
         self, method: str, path: str, mount: str = "", *, preflight: bool = False, overrides: Sequence[str] = ()
     ) -> tuple[Rule, ...]:
-        """The rules that count a request: for each reading of its path, the first rule that matches. () if none.
+        """The rules that count a request: for each reading of its path, the first rule that matches, and the shadow
+        rules before it that match. () if none.
 
         `path` is decoded. A rule may name it with or without `mount`, the path under which the application is mounted.
         A browser sends a preflight for another request, so only a rule that names OPTIONS counts the preflight.
@@ -197,7 +199,8 @@ class Rules:
             for rule in self.rules:
                 if any(rule.matches(method, name) for name in called) and (not preflight or method in rule.methods):
                     rules[rule.name] = rule
-                    break
+                    if not rule.shadow:
+                        break
         return tuple(rules.values())
 
 

@@ -99,7 +99,7 @@ def test_the_applications_own_limit_fields_stay(url: str) -> None:
 
     with limited(own, url, Rule("three", THREE), x_fields=True) as client:
         got = client()
-        assert [got.headers.get(f"x-ratelimit-{name}") for name in ("limit", "remaining", "reset")] == ["77", None, None]
+        assert [row for row in got.headers.items() if row[0].startswith("x-")] == [("x-ratelimit-limit", "77")]
         assert raw_answer(client, "/").count(b"\r\nratelimit: ") == 2
 
 
@@ -297,9 +297,8 @@ def test_counts_are_reported_while_the_server_runs(url: str, tmp_path: Path, mon
 
 def test_a_shadow_rule_counts_and_refuses_nobody(url: str) -> None:
     with limited(answer, url, Rule("one", Limit(1, MINUTE_MS), shadow=True)) as client:
-        answers = [client() for _ in range(3)]
-        assert [answer.status for answer in answers] == [200] * 3
-        assert answers[2].headers["ratelimit"].startswith('"one";r=0;')
+        told = [(answer.status, answer.headers.get("ratelimit")) for answer in (client(), client(), client())]
+        assert told == [(200, None)] * 3, "a client that reads it would stop"
 
 
 # -- outages and workers -----------------------------------------------------------------------------------------------

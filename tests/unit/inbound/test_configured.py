@@ -187,7 +187,8 @@ def lines_of(folder: Path, rules: str) -> list[str]:
             LOGIN.replace('"POST"', '"PSOT", "PURGE", "get"'),
             "warning: inbound.login.methods: PSOT is not a usual method; did you mean 'POST'?",
         ),
-        # A narrower rule before it, or one for other methods, hides nothing.
+        # A narrower rule before it, or one for other methods, or in shadow, hides nothing.
+        (LOGIN + "shadow = true\n" + AGAIN, None),
         (LOGIN + DEFAULT, None),
         (LOGIN + AGAIN.replace("POST", "GET") + DEFAULT, None),
     ],

@@ -26,6 +26,7 @@ RULES = Rules(
     [
         Rule("login", Limit(5, 60_000), path="/login", methods=["post"]),
         Rule("reads", MINUTE, path="/api/*", methods=["GET"]),
+        Rule("trial", MINUTE, path="/api/*", methods=["PUT"], shadow=True),
         Rule("api", MINUTE, path="/api/*"),
         Rule("cors", MINUTE, path="/open/*", methods=["OPTIONS"]),
         Rule("default", MINUTE),
@@ -42,7 +43,7 @@ RULES = Rules(
         ("GET", "/login", ["default"]),
         ("GET", "/api/a", ["reads"]),
         ("HEAD", "/api/a", ["reads"]),
-        ("BREW", "/api/a", ["api"]),
+        ("PUT", "/api/a", ["trial", "api"]),
         ("GET", "/healthz", []),
         ("GET", "/static/A//\u00e9.PNG", []),
         # The application may serve something else at another spelling.
@@ -54,7 +55,7 @@ RULES = Rules(
         ("GET", "/api/./x", ["reads"]),
     ],
 )
-def test_the_first_rule_that_matches_counts(method: str, path: str, counted: list[str]) -> None:
+def test_the_first_rule_and_shadow_rules_before_it_count(method: str, path: str, counted: list[str]) -> None:
     assert names(RULES, method, path) == counted
 
 
@@ -82,7 +83,7 @@ def test_a_preflight_is_counted_only_by_a_rule_that_names_it() -> None:
     assert names(RULES, "OPTIONS", "/api/a", preflight=True) == []
     assert names(RULES, "OPTIONS", "/api/a") == ["api"]
     assert names(RULES, "OPTIONS", "/open/a", preflight=True) == ["cors"]
-    assert names(RULES, "OPTIONS", "/api/a", preflight=True, overrides=["put, get"]) == ["api", "reads"]
+    assert names(RULES, "OPTIONS", "/api/a", preflight=True, overrides=["put, get"]) == ["api", "reads", "trial"]
 
 
 def test_a_flood_of_methods_and_paths_is_not_remembered() -> None:
