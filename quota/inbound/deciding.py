@@ -182,8 +182,9 @@ class Decider:
     # -- totals --------------------------------------------------------------------------------------------------------
 
     def hand_over(self) -> None:
-        """Add the counts of this process to the storage's totals. After a failure they stay here for the next time."""
-        if self.counts and self._breaker.lets_through():
+        """Add the counts of this process to the storage's totals. After a failure they stay here for the next time.
+        This also tries a storage that does not answer: no request waits, and the process may be about to end."""
+        if self.counts:
             try:
                 for _ in range(0, len(self.counts), MAX_TOTALS):
                     with self.counts.handed_over() as totals:

@@ -14,7 +14,7 @@ import pytest
 from quota.errors import StorageAway
 from quota.inbound import Limit, Rule
 from quota.inbound.contract import Decision, LimitState
-from quota.inbound.deciding import SAY_AGAIN_S, TOOK, TOOK_US, Breaker, Decider, Verdict
+from quota.inbound.deciding import FAILURES, SAY_AGAIN_S, TOOK, TOOK_US, Breaker, Decider, Verdict
 from quota.inbound.metrics import Report, exposition
 from quota.inbound.middleware import fields_of, problem_of
 from quota.inbound.rules import open_storage
@@ -119,13 +119,13 @@ def test_a_histogram_has_the_time_of_each_decision() -> None:
         assert f"quota_inbound_decision_seconds_{line}" in lines
 
 
-def test_totals_that_the_storage_refuses_are_kept() -> None:
+def test_a_worker_that_ends_right_after_an_outage_reports_its_totals(tmp_path: Path) -> None:
     decider = Decider(open_storage("redis://127.0.0.1:1/0"))
-    assert decider.decide(Rule("a", Limit(1, 60_000)), "ann").outcome == "failed_open"
-    before = dict(decider.counts._counts)
+    outcomes = {decider.decide(Rule("a", Limit(1, 60_000)), "ann").outcome for _ in range(FAILURES)}
     decider.hand_over()
-    assert decider.counts._counts == before
-    assert before["requests|a|failed_open"] == 1
+    with closing(open_storage(f"sqlite:///{tmp_path / 'inbound.db'}")) as decider.storage:
+        decider.hand_over()
+        assert (outcomes, decider.storage.totals()["requests|a|failed_open"]) == ({"failed_open"}, FAILURES)
 
 
 RULE = Rule("api", [Limit(100, 60_000), Limit(5_000, 86_400_000)], cost=2)
