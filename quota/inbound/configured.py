@@ -25,7 +25,7 @@ from quota.common.files import read_named
 from quota.common.findings import Finding, finding_of, obstacle, problem, warning
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
-from quota.inbound.contract import Limit
+from quota.inbound.contract import MAX_WINDOW_MS, Limit
 from quota.inbound.identity import KnowsKey, UserOf, as_text, digest
 from quota.inbound.rules import Rule, Rules, open_storage
 from quota.ledger.factory import file_of
@@ -47,7 +47,8 @@ def load_rules(config: str | Path | None = None, *, keys: KnowsKey = None, user:
     """
     settings = load_settings(config)
     if settings.path is None and settings.inbound is None:
-        raise ConfigError("no quota.toml was found: set QUOTA_CONFIG, or pass rules in code")
+        in_code = "Rules in code need no file, and `quota inbound` does not know them"
+        raise ConfigError(f"no quota.toml was found: set QUOTA_CONFIG. {in_code}")
     rules = rules_of(settings, keys=keys, user=user)
     if rules is None:
         raise ConfigError(f"{settings.source}: inbound: missing; {_A_RULE}")
@@ -93,8 +94,9 @@ def rule_of(table: TomlTable, name: str) -> Rule:
 
 def _limit(row: TomlTable) -> Limit:
     window_ms = row.read("window")
-    if window_ms % 1000:  # responses have whole seconds
-        raise row.error(f'{show(row.value("window"))} is not in whole seconds; write for example "60s"', "window")
+    if window_ms % 1000 or window_ms > MAX_WINDOW_MS:  # responses have whole seconds
+        wrong = f"{show(row.value('window'))} is not in whole seconds, at most 31 days"
+        raise row.error(f'{wrong}; write for example "60s"', "window")
     return Limit(row.read("limit"), window_ms, row.read("burst"))
 
 

@@ -75,10 +75,8 @@ RULE = '[inbound.a]\npath = "/a"\nlimit = 1\nwindow = "60s"\n'
     [
         ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
         ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a non-empty string is needed"),
-        (
-            RULE.replace("60s", "1500ms"),
-            "inbound.a.window: '1500ms' is not in whole seconds; write for example \"60s\"",
-        ),
+        (RULE.replace("60s", "1500ms"), "inbound.a.window: '1500ms' is not in whole seconds, at most 31 days; write"),
+        (RULE.replace("60s", "32d"), "inbound.a.window: '32d' is not in whole seconds, at most 31 days; write"),
         ('[inbound]\nurl = "sqlite://inbound.db"\n' + RULE, "inbound.url: a file is sqlite:///relative/path or"),
         (
             '[inbound]\ntrusted_proxies = ["0.0.0.0/0"]\n' + RULE,
@@ -129,7 +127,7 @@ def test_a_url_may_stand_elsewhere_as_it_may_hold_a_password(tmp_path: Path, mon
 
 
 def test_load_rules_without_a_configuration_is_an_error(state_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no quota\.toml was found: set QUOTA_CONFIG, or pass rules in code"):
+    with pytest.raises(ConfigError, match=r"no quota\.toml was found: set QUOTA_CONFIG\. Rules in code need no file"):
         load_rules()
 
 
