@@ -204,8 +204,10 @@ def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], as
             print_json({"acl": lines})
             return 0
         say(*lines)
-        say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
-        say("You may leave +info out: then quota cannot check that the maxmemory-policy is noeviction.", err=True)
+        say("In a users.acl, write `user` for `ACL SETUSER`.", err=True)
+        if any("+info" in line for line in lines):  # the ledger's
+            say("For `quota ledger move --all`, add +scan.", err=True)
+            say("You may leave +info out: then quota cannot check that the maxmemory-policy is noeviction.", err=True)
         return 0
     with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = examine(session, call=call, notify=notify)

@@ -426,8 +426,10 @@ def test_the_rights_of_the_inbound_storage_are_a_line_of_their_own(
     """But where one user has both, or no credential needs a ledger."""
     limits = f'[inbound]\nurl = "{inbound}"\n[inbound.all]\nlimit = 9\nwindow = "1m"\n'
     command.configure((f'[ledger]\nurl = "{ledger}"\n' + MAIN if ledger else "") + limits)
-    lines = command("doctor", "--acl").stdout.splitlines()
+    done = command("doctor", "--acl")
+    lines = done.stdout.splitlines()
     assert [line.split()[2] for line in lines] == users
+    assert ("+scan" in done.stderr, "+info" in done.stderr) == (bool(ledger), bool(ledger))
     if inbound.startswith("redis"):
         assert " ~quota:inbound:* " in lines[-1]
         assert {f"+{each}" for each in INBOUND_COMMANDS} <= set(lines[-1].split())
