@@ -101,7 +101,8 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
         ]
         print_rich(render_parts([Table(("identity", "used", "limit", "window"), rows, numbers=(1, 2))]))
     else:
-        say(f"rule {chosen.name} has counted no request in this window")
+        window = format_duration(chosen.policy.longest.window_ms)
+        say(f"rule {chosen.name} has counted no request since its window of {window} began")
 
 
 @inbound.command(short_help="Change the salt that hides callers under gcra and log.")

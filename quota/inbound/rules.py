@@ -114,11 +114,11 @@ class Rule:
 class Rules:
     """The rules of an application, the storage that its workers share, and how to identify visitors.
 
-    `url` is the storage: redis://... as for a ledger, or sqlite:///path; None means SQLite in the state folder. No rule
-    counts the path patterns in `exempt`. `trusted_proxies`, `forwarded`, `key_field`, `keys` and `user` identify the
-    visitor: see `quota.inbound.identity`. `keys` are the valid keys, or a function that tells whether a key is valid.
-    `keys` and `user` cannot be async functions. With `x_fields`, answers also have the `X-RateLimit-*` fields. Raises
-    ConfigError.
+    `url` is the storage: redis://... as for a ledger, or sqlite:///path; None means SQLite in the state folder. Other
+    applications there share the counts of rules with the same name. No rule counts the path patterns in `exempt`.
+    `trusted_proxies`, `forwarded`, `key_field`, `keys` and `user` identify the visitor: see `quota.inbound.identity`.
+    `keys` are the valid keys, or a function that tells whether a key is valid. `keys` and `user` cannot be async
+    functions. With `x_fields`, answers also have the `X-RateLimit-*` fields. Raises ConfigError.
     """
 
     def __init__(
