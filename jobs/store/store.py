@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.text import show
 from quota.jobs.job import Cursor, Page
 from quota.jobs.store.checkpoints import (
@@ -66,8 +66,8 @@ PAGE_BUSY_TIMEOUT_S = 30.0
 """A page waits longer while another program locks the store, because it has cost units."""
 
 DELETE_PER_TRANSACTION = 1_000
-MAX_DELETED = 20_000
-"""The most rows of a table that one `delete_expired` deletes: several times what a run of 50 regions adds."""
+DELETE_WITHIN_S = 20.0
+"""How long one `delete_expired` deletes: many times longer than it takes for what a run stores."""
 
 
 class Elsewhere(NamedTuple):
@@ -428,19 +428,19 @@ class Store:
         """Delete data that no run refreshed within the retention, and videos that no list had. Returns the number of
         rows.
 
-        It works in small transactions and deletes at most MAX_DELETED rows of a table. A pass that began before the
-        retention starts over: its first pages are gone. The store does not believe at once a time that is days after
-        the last run (`note_time`): a wrong clock must not delete data that has cost units.
+        It works in small transactions. After DELETE_WITHIN_S it does one of each table, and the next run goes on. A
+        pass that began before the retention starts over: its first pages are gone. The store does not believe at once a
+        time that is days after the last run (`note_time`): a wrong clock must not delete data that has cost units.
         """
-        now_ms = self._clock()
+        now_ms, end_s = self._clock(), elapsed_s() + DELETE_WITHIN_S
         cutoff_ms = self._write(lambda db: note_time(db, now_ms)) - self.retention_ms
         deleted = 0
         for table, (key, is_old) in _EXPIRING.items():
             sql = f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {is_old} LIMIT :most)"  # noqa: S608
-            for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
+            while True:
                 count = self._write(partial(_delete_some, sql, cutoff_ms))
                 deleted += count
-                if count < DELETE_PER_TRANSACTION:
+                if count < DELETE_PER_TRANSACTION or elapsed_s() > end_s:
                     break
         expired = {**FIRST_PAGE, "cutoff_ms": cutoff_ms}
         self._write(lambda db: [db.execute(sql, expired) for sql in _EXPIRE])

@@ -391,16 +391,13 @@ def test_a_region_dated_ahead_is_stale() -> None:
     assert [is_stale(now_ms + ahead_ms, now_ms, DAY_MS) for ahead_ms in (HOUR_MS, HOUR_MS + 1)] == [False, True]
 
 
-def test_one_clean_up_is_bounded_and_the_next_goes_on(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clean_up_is_bounded_by_time(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.jobs.store.store.DELETE_PER_TRANSACTION", 3)
-    monkeypatch.setattr("quota.jobs.store.store.MAX_DELETED", 6)
     save(store, Page(videos=[video(f"v{i}") for i in range(10)]), finished=True)
     clock.now_ms += 31 * DAY_MS
-    assert [store.delete_expired(), store.delete_expired(), store.delete_expired()] == [12, 8, 0], (
-        "of videos and their readings"
-    )
+    for within_s, deleted in ((-1, 6), (3_600, 14), (3_600, 0)):
+        monkeypatch.setattr("quota.jobs.store.store.DELETE_WITHIN_S", within_s)
+        assert store.delete_expired() == deleted, "videos and their readings"
 
 
 def test_a_pass_begun_before_the_retention_starts_over(store: Store, clock: Clock) -> None:
