@@ -312,7 +312,10 @@ BUILT_IN = {
         " subscriber_count, video_count, first_seen_ms, refreshed_ms",
         "refreshed_ms >= :since_ms ORDER BY channel_id",
     ),
-    "history": ("name, key, taken_at_ms, data", "taken_at_ms >= :since_ms ORDER BY name, key, taken_at_ms"),
+    "history": (
+        "name, key, taken_at_ms, refreshed_ms, data",
+        "taken_at_ms >= :since_ms ORDER BY name, key, taken_at_ms",
+    ),
 }
 """The store's own tables: their columns, the condition and the order of their rows."""
 

@@ -352,13 +352,14 @@ def _is_by(by: Sequence[str], key: str, data: str) -> bool:
 
 
 def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now_ms: int) -> None:
-    """Keep a reading if it differs from the last one."""
+    """Keep a reading if it differs from the last one; else note that the last one still holds."""
     last = db.execute(
-        "SELECT data FROM history WHERE name = ? AND key = ? AND taken_at_ms <= ? ORDER BY taken_at_ms DESC LIMIT 1",
+        "SELECT data, taken_at_ms FROM history WHERE name = ? AND key = ? AND taken_at_ms <= ?"
+        " ORDER BY taken_at_ms DESC LIMIT 1",
         (table, key, now_ms),  # a clock that was ahead may have left later ones
     ).fetchone()
-    if last is None or last[0] != reading:
-        db.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?)", (table, key, now_ms, reading))
+    taken_at_ms = last[1] if last is not None and last[0] == reading else now_ms
+    db.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?)", (table, key, taken_at_ms, reading, now_ms))
 
 
 def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:

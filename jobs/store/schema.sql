@@ -89,13 +89,14 @@ CREATE INDEX rows_by_age ON rows (refreshed_ms);
 
 -- Values that change over time, of videos and of tables with a history: each reading that differs from the last.
 CREATE TABLE history (
-    name        TEXT    NOT NULL,             -- videos, or the name of a table of rows
-    key         TEXT    NOT NULL,             -- the video_id, or the row's key
-    taken_at_ms INTEGER NOT NULL,
-    data        TEXT    NOT NULL,             -- JSON: the fields that are kept
+    name         TEXT    NOT NULL,            -- videos, or the name of a table of rows
+    key          TEXT    NOT NULL,            -- the video_id, or the row's key
+    taken_at_ms  INTEGER NOT NULL,
+    data         TEXT    NOT NULL,            -- JSON: the fields that are kept
+    refreshed_ms INTEGER NOT NULL,            -- of the last answer with these values
     PRIMARY KEY (name, key, taken_at_ms)
 ) WITHOUT ROWID;
-CREATE INDEX history_by_age ON history (taken_at_ms);
+CREATE INDEX history_by_age ON history (refreshed_ms);
 
 -- What the pages of each job brought, by page number and UTC day.
 CREATE TABLE bought (

@@ -473,7 +473,7 @@ _EXPIRING = {
     "videos": ("id", "refreshed_ms < :cutoff_ms OR listed_ms < :cutoff_ms"),
     "channels": ("channel_id", "refreshed_ms < :cutoff_ms"),
     "rows": ("id", "refreshed_ms < :cutoff_ms"),
-    "history": ("name, key, taken_at_ms", "taken_at_ms < :cutoff_ms"),
+    "history": ("name, key, taken_at_ms", "refreshed_ms < :cutoff_ms"),
 }
 """The tables of fetched data: their key, and which rows are expired."""
 
