@@ -394,15 +394,26 @@ def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
 
 
 def write_views(db: sqlite3.Connection) -> None:
-    """Remake the view of each table, with a column for each of its fields."""
-    for table, view in distinct(name for name, *_ in tables_of(db)).items():
+    """Remake the view of each table, with a column for each of its fields. A view that exists keeps its table."""
+    tables = [name for name, *_ in tables_of(db)]
+    stored = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'view'").fetchall()
+    views = {
+        table: view
+        for view, sql in stored
+        for table in tables
+        if view.startswith(table) and not view[len(table) :].strip("_") and sql.endswith(_source_of(table))
+    }
+    views |= distinct([table for table in tables if table not in views], [view.lower() for view in views.values()])
+    for table, view in views.items():
         fields = columns_of(db, table, MAX_COLUMNS).items()
         columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
         columns += ["first_seen_ms", "refreshed_ms"]
         db.execute(f"DROP VIEW IF EXISTS {quoted(view)}")
-        db.execute(
-            f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)} FROM rows WHERE name = {_literal(table)}"  # noqa: S608 - quoted
-        )
+        db.execute(f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)}{_source_of(table)}")
+
+
+def _source_of(table: str) -> str:
+    return f" FROM rows WHERE name = {_literal(table)}"
 
 
 def _value_of(field: str) -> str:
