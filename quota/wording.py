@@ -342,18 +342,17 @@ def _cause(x: RefusalExplained) -> str:
     if kept.reason not in ("limit", "leave") or then is None:
         return kept.why
     left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
-    pace = "".join(f", {part}" for part in kept.why.split(", ") if " by the end of the " in part)
-    if kept.reason == "leave":
-        job = f"job {kept.job}" if kept.job else "this job"
-        left += f" left for {job}"
-        if then.leave_units:  # a paced limit has other numbers
-            left += f", which must leave {then.leave_units:,} to others"
+    details = [f", {part}" for part in kept.why.split(", ") if "by the end of the" in part or "this job leaves" in part]
+    if kept.reason == "leave" or then.leave_units:
+        left += f" left for {f'job {kept.job}' if kept.job else 'this job'}"
     else:
         left += f" left of {then.limit_units:,}"
+    if then.leave_units:  # a paced limit has other numbers
+        details = [f", which must leave {then.leave_units:,} to others"]
     needs = f"{kept.method} needs"
     if kept.calls > 1:
         needs = f"{many(kept.calls, 'call')} together, {kept.method} and {kept.calls - 1:,} more, need"
-    return f"limit {then.name!r} had {left}{pace}; {needs} {then.cost_units:,}"
+    return f"limit {then.name!r} had {left}{''.join(details)}; {needs} {then.cost_units:,}"
 
 
 def _who_filled(x: RefusalExplained) -> Iterator[str]:
