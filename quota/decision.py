@@ -224,7 +224,8 @@ class Decision(NamedTuple):
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
         if self.reason == "closed" and state is not None and self._too_dear(state):
-            return f"limit {state.name!r} never has room for it: upstream grants {self.detail}"
+            cost = many(state.cost_units, state.noun)
+            return f"limit {state.name!r} never has room for {cost}: upstream grants {self.detail}"
         if self.reason == "closed":
             return f"upstream grants this project nothing in bucket {self.refused_by!r} ({self.detail})"
         return self.detail

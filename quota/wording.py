@@ -536,6 +536,7 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
 
 _SETTINGS = {
     "limit": "limit {name!r}: {units:,} instead of {was_units:,}",
+    "headroom": "limit {name!r}: headroom = {units:,} instead of {was_units:,}",
     "leave": "jobs.{job}: leave = {units:,} of limit {name!r} instead of {was_units:,}",
     "pace": "limit {name!r} without pacing",
     "price": "{name} at {cost} instead of {was_units:,}",

@@ -24,7 +24,7 @@ from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
 from quota.errors import UsageError
 from quota.reports.spending import KeptRefusal, counted, entries_of_window, ids_of_calls, read_refusals
-from quota.rules.calls import Checklist, cap, charge_units
+from quota.rules.calls import Checklist, cap, charge_units, granted_units
 from quota.rules.entry import Entry, just_before, others_units
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import Full, room_at
@@ -101,13 +101,13 @@ class Expiry(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One setting of a change: the number of a `limit`, what the job leaves of it (`leave`), its `pace` (0: none), the
-    `price` of the method, a reopened bucket (`reopen`), or the allowance's `max_cost` and `allowance`.
+    """One setting of a change: the number of a `limit`, its `headroom`, what the job leaves of it (`leave`), its `pace`
+    (0: none), the `price` of the method, a reopened bucket (`reopen`), or the allowance's `max_cost` and `allowance`.
 
     `upstream_units` is upstream's grant in such a window or a longer one; 0: not known.
     """
 
-    kind: Literal["limit", "leave", "pace", "price", "reopen", "max_cost", "allowance"]
+    kind: Literal["limit", "headroom", "leave", "pace", "price", "reopen", "max_cost", "allowance"]
     name: str
     units: int
     was_units: int
@@ -480,6 +480,7 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
         return (), True
     changes = [
         _each(_number(budget.book, met) for met in full),
+        _each(map(_less_unspent, full)),
         _each(map(_less_left, full)),
         _each(map(_unpaced, full)),
     ]
@@ -512,6 +513,18 @@ def _granted(book: CostBook, limit: Limit) -> int:
     if not all(granted) or limit.view.selector.count == "calls":
         return 0
     return sum(map(min, granted))
+
+
+def _less_unspent(met: _Met) -> Setting | None:
+    """The largest headroom of a full limit that upstream's grant has lowered."""
+    limit, headroom = met.limit, met.limit.headroom_units
+    most = granted_units(limit, met.granted)
+    if most is None or most >= limit.limit_units:
+        return None
+    less = _least(
+        lambda less: met.changed(limit_units=limit.limit_units + less, headroom_units=headroom - less).fits, 0, headroom
+    )
+    return None if less is None else Setting("headroom", limit.name, headroom - less, headroom)
 
 
 def _less_left(met: _Met) -> Setting | None:

@@ -136,7 +136,11 @@ def _value(charge: Spent, field: str, local: bool) -> str:
     return hour[:10] if field == "day" else hour
 
 
-_KINDS = {"limit": "limit", "leave": "limit", SHADOW: "limit", "exhausted": "bucket", "closed": "bucket"}
+_KINDS = {
+    **dict.fromkeys(("limit", "leave", SHADOW), "limit"),
+    "exhausted": "bucket",
+    "closed": "upstream's grant for",  # a bucket, or a limit
+}
 """What refused a call, by the reason."""
 
 

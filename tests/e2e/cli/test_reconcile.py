@@ -111,8 +111,10 @@ def test_reconcile_and_status_show_a_smaller_quota(quota: Quota) -> None:
     assert "day: held to 1,300 instead of 9,500: upstream grants 1,800 (said" in status
     (row,) = quota.json("status")["credentials"]
     assert [(limit["enforced_units"], limit["granted_units"]) for limit in row["limits"]] == [(1_300, 1_800)] * 2
-    never = "limit 'day' never has room for it: upstream grants 1,800, of which 500 stay unspent"
+    never = "limit 'day' never has room for 1,400 units: upstream grants 1,800, of which 500 stay unspent"
     assert never in one_line(quota("charge", "captions.insert", "--units", "1400"), 75)
+    assert "limit 'day': headroom = 400 instead of 500" in quota("explain").stdout
+    assert "1 call refused: 1 by upstream's grant for 'day'" in quota("spend").stdout
 
 
 def test_without_monitoring_no_command_names_reconcile(quota: Quota) -> None:
