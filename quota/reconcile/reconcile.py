@@ -22,7 +22,7 @@ allows for that:
 
 For example, points of 100 units each at 10:00 and 11:00, and our charges of 100 at 09:59 and 10:40. At 10:00 both
 counts are 100, and at 11:00 both are 200. If somebody else then uses 50, upstream's count at 11:10 is 250 and ours 200:
-50 units are unknown, used by 11:10, and count like charges of that time.
+50 units are unknown.
 """
 
 from __future__ import annotations
