@@ -385,7 +385,7 @@ class _Run:
             for place in sorted(places, key=lambda place: (place.region in early, ended_at(place))):
                 if waiting and place.region in early:
                     self.hold.keep(self.store.turn_back(place))
-                elif not waiting and (place.pending or place.region in early):
+                elif early and not waiting and (place.pending or place.region in early):
                     self.hold.keep(self.store.fail(place, keep_cursor=True))
 
     def _fail(self, *, keep_cursor: bool) -> None:

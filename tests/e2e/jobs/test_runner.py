@@ -454,6 +454,10 @@ def test_runs_that_cannot_begin_cost_no_region_its_turn(bench: Bench, wrong: Any
 
 
 def test_a_missing_key_costs_the_last_region_of_a_round_no_turn(bench: Bench) -> None:
+    """Although the region failed in the round before."""
+    bench.upstream.fault("status", status=400)
+    bench.configure(pages=1, regions=["DE"])
+    assert outcomes(bench.run()) == {"DE": "failed"}
     for key, outcome in (("any", "skipped"), (None, "failed"), ("any", "done")):
         bench.configure(pages=1, regions=["US", "GB", "DE"], key=key, more="max_units = 2")
         assert outcomes(bench.run())["DE"] == outcome
