@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
@@ -178,6 +178,8 @@ class Attempts:
         if self._any_refused:
             self.passed_over.append(checkpoint.region)
         if not isinstance(page, Page):
+            if isinstance(page, Coroutine):  # a wrapper hides what it wraps
+                page.close()  # Python warns of a coroutine that nobody awaited
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
         if page.items > self.job.max_items:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"

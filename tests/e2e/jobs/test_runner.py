@@ -539,7 +539,7 @@ def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench
         ("import quota; quota.open('none.toml')", "ConfigError: "),
         ("client.videos().list(part='zzz', id='x').execute()", "upstream said 400 (unknownPart): 'zzz' (/"),
         ("import quota; raise quota.BadAnswer('two\\nlines' + 'x' * 1_000)", "two\\nlinesxx"),
-        ("return None", "TypeError: fetch returned NoneType, not a quota.jobs.job.Page"),
+        ("import asyncio; return asyncio.sleep(0)", "fetch returned coroutine, not a quota.jobs.job.Page"),
         ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with a text "id", not {}'),
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
         ("return Page(places={'at': {}})", "ValueError: a page's places of table 'at' must be a list, not dict"),
