@@ -49,6 +49,7 @@ from quota import Session
 from quota.common.clock import host_clock
 from quota.common.files import NotAloneError, open_alone
 from quota.common.findings import obstacle
+from quota.common.fork import start_over_in_child
 from quota.common.log import line
 from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor
@@ -105,6 +106,8 @@ def only_one(
     whether to try again; its argument is the work that the other run covers. Raises ConfigError and StoreError.
     """
     lock = lock_file(store_url, job)
+    copy = _Copy(lock)
+    start_over_in_child(copy)
     try:
         while not _take(lock, fcntl.LOCK_EX):
             if not waits(_covers_of(lock)):
@@ -117,8 +120,24 @@ def only_one(
             yield lock
         finally:
             note_covers(lock, None)
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child may have a copy
     finally:
+        del copy  # the next file that is opened gets the number of this one
         os.close(lock)
+
+
+class _Copy:
+    """The copy of a lock in a forked child, which would hold it as long as the child lives: a fetch function may leave
+    one behind."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    def start_over_in_child(self) -> None:
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, self._lock, inheritable=False)
+        os.close(nothing)
 
 
 def _take(lock: Lock, kind: int) -> bool:

@@ -21,6 +21,7 @@ from quota.common.clock import host_clock
 from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.interruption import interruptible
 from quota.jobs.job import RunReport
+from quota.jobs.places import is_running, only_one
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
@@ -838,3 +839,22 @@ def test_runs_into_one_store_are_kept_apart_whatever_their_state_folders(bench: 
     child.communicate()
     assert bench.requests == 1
     assert bench.run().outcome == "done", "the lock died with its holder"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_process_that_a_fetch_function_leaves_behind_does_not_hold_the_lock(tmp_path: Path, killed: bool) -> None:
+    url, (reader, writer) = f"sqlite:///{tmp_path}/videos.db", os.pipe()
+    if os.fork() == 0:
+        with only_one(url, "t"):
+            if os.fork() == 0:
+                os.close(writer)
+                os._exit(len(os.read(reader, 1)))  # waits for the end of the test
+            if killed:
+                os._exit(0)
+        os._exit(0)
+    os.wait()
+    until(lambda: not is_running(url, "t"), within_s=10)
+    with only_one(url, "t") as lock:
+        assert lock is not None
+    os.close(writer)
+    os.close(reader)
