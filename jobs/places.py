@@ -209,10 +209,10 @@ def lock_file(store_url: str, job: str) -> Lock:
 
 
 def _lock_path(store_url: str, job: str) -> Path:
-    """The path of the lock, beside the store. All spellings of the store's path give the same path."""
-    store = os.path.realpath(path_of(store_url))
-    readable, digest = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64], hashed(f"{store}\n{job}", 6)
-    return Path(store).parent / f"run-{readable}-{digest}.lock"
+    """The path of the lock, beside the store: the same file by all spellings of the store's path, and all mounts."""
+    store = Path(os.path.realpath(path_of(store_url)))
+    readable, digest = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64], hashed(f"{store.name}\n{job}", 6)
+    return store.parent / f"run-{readable}-{digest}.lock"
 
 
 def _open(path: Path, flags: int) -> Lock:

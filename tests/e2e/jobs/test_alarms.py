@@ -219,8 +219,9 @@ def test_a_tick_that_finds_a_hung_run_says_which_regions_are_stale(
 @needs_root
 def test_a_container_sees_a_run_of_another_with_the_same_files(tmp_path: Path, upstream: Emulator, here: None) -> None:
     command = machine(tmp_path, upstream)
-    command.prefix, command.forked = ("unshare", "--pid", "--fork", "--mount-proc"), False
-    if subprocess.run([*command.prefix, "true"], capture_output=True, check=False).returncode:
+    elsewhere = ("sh", "-c", 'mount --bind . /mnt && cd /mnt && "$@"', "sh")
+    command.prefix, command.forked = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", *elsewhere), False
+    if subprocess.run([*command.prefix, "true"], capture_output=True, check=False, cwd=tmp_path).returncode:
         pytest.skip("no namespaces of processes here")
     with only_one("sqlite:///videos.db", "broken"):
         assert [job["running"] for job in command.json("status")["credentials"][0]["jobs"]] == [False, True]
