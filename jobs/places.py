@@ -57,6 +57,7 @@ from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, plac
 from quota.jobs.store.file import StoreError, path_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
+from quota.ledger.files import refuse_others
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
 from quota.settings.model import JobSettings, make_state_folder, state_folder
 from quota.settings.schedules import parse_schedule
@@ -197,6 +198,7 @@ def _kept_id(lock: Lock) -> str:
 
 def lock_file(store_url: str, job: str) -> Lock:
     """Open the file to lock. Raises ConfigError and StoreError."""
+    refuse_others(path_of(store_url), "store")  # whose owner could not open a lock of this user
     path = _lock_path(store_url, job)
     if not path.parent.is_dir() and path.parent == state_folder().resolve():
         make_state_folder()

@@ -357,6 +357,7 @@ def test_a_status_needs_no_store(tmp_path: Path, state_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("folder_mode", "says"),
     [
+        (0o000, "Permission denied; run this as the user that may open it"),
         (0o500, "this user may not write to .*; correct the path"),
         (0o700, r"its lock run-trending-.*\.lock: Permission"),
     ],
@@ -365,7 +366,7 @@ def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path
     os.close(lock_file(f"sqlite:///{tmp_path}/videos.db", "trending"))
     next(tmp_path.glob("*.lock")).chmod(0o400)
     tmp_path.chmod(folder_mode)
-    with not_root(), pytest.raises(StoreError, match=rf"^store {tmp_path}/videos\.db: {says}"):
+    with not_root(), pytest.raises(quota.QuotaError, match=rf"^store {tmp_path}/videos\.db: {says}"):
         lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
 
 
