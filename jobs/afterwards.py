@@ -67,7 +67,7 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
         status, trouble = None, ""
         try:
             status = read_status(session, job.credential)
-        except quota.LedgerError as error:
+        except (quota.LedgerError, quota.ConfigError) as error:
             trouble = str(error)
         regions = _regions(session, job, report)
         _write_metrics(session, job, report, status, regions)
@@ -96,13 +96,13 @@ def _regions(session: Session, job: JobSettings, report: RunReport) -> list[_Reg
             try:
                 if not settings.places_in_ledger:
                     away = {**held_elsewhere(session, job, store), **away}
-            except quota.LedgerError:
+            except (quota.LedgerError, quota.ConfigError):
                 judged = {region.region for region in report.regions}
             return [
                 _Region(place, store.due_since(place) if place.region in judged else None, away.get(place.region))
                 for place in places
             ]
-    except (StoreError, quota.LedgerError) as error:
+    except quota.QuotaError as error:
         if session.settings.textfile is not None:
             warn("textfile_without_store", error, job=job.name)
         return []
@@ -134,7 +134,8 @@ def _write_metrics(
             of_job += samples_of_last_run(labels, store)
     of_job += samples_of_regions(labels, [region.place for region in regions])
     if status is None:
-        of_project += of_silence(project, session.budget(job.credential).owed_units())
+        with suppress(quota.ConfigError):  # no run can use this ledger
+            of_project += of_silence(project, session.budget(job.credential).owed_units())
     else:
         of_project += of_status(status, project)
         session.budget(job.credential).hand_over_refusals()

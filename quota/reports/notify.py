@@ -146,15 +146,15 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
         tick=key,
         tick_ms=once_ms,
     )
-    state = State(session.ledger, notice.project, session.keys.next)
     try:
+        state = State(session.ledger, notice.project, session.keys.next)
         claimed = state.claim(claim)
         if claimed.tick:
             return None
         if left_ms := _left_here(key, once_ms, claimed.now_ms):
             state.end_claim(claim._replace(tick_ms=left_ms), "done")
             return None
-    except LedgerError:
+    except (LedgerError, ConfigError):
         return _claim_here(key, once_ms)
 
     def end(delivered: bool) -> None:

@@ -182,6 +182,20 @@ def test_failed_and_raising_runs_send_an_alert(command: Quota) -> None:
     assert (second["event"], second["job"], second["exit_status"]) == ("run_failed", "trending", 78)
 
 
+@pytest.mark.parametrize("file", ["ledger.db", "videos.db"])
+def test_a_run_that_may_not_use_a_file_sends_its_alert_and_makes_no_lock(
+    tmp_path: Path, upstream: Emulator, file: str
+) -> None:
+    command = machine(tmp_path, upstream, alerts=TELL + 'stale = "6h"\n', top='textfile = "."')
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    command.configure((tmp_path / "quota.toml").read_text().replace(file, f"open/{file}"))
+    assert command("run", "broken").returncode == 78
+    assert [alert["event"] for alert in alerts(command)] == ["run_failed"]
+    assert 'quota_job="broken"} 78\n' in (tmp_path / "quota-research-broken.prom").read_text()
+    assert [*(tmp_path / "open").iterdir()] == [], "the folder's owner could not open a lock of this user"
+
+
 def test_a_run_that_a_signal_ended_has_not_failed() -> None:
     report = RunReport("a-run", "trending", "stopped", exit_status=128 + signal.SIGTERM)
     assert list(_notices_of_run("research", report, None)) == []
