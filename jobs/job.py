@@ -309,7 +309,7 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
         method = mark(cursor) if callable(mark) else mark
         if not isinstance(method, str | None):
             raise TypeError(f"{show(method)} is no method")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         warn("first_attempt_failed", describe(error), fetch=getattr(fetch, "__name__", "fetch"))
         return None
     return method

@@ -99,7 +99,7 @@ EXITS = """
 import sys
 from quota.jobs.job import Page, first_attempt
 
-@first_attempt(lambda cursor: {}["no such method"])
+@first_attempt(lambda cursor: sys.exit("no such method"))
 def lost(client, region, cursor):
     answer = client.videos().list(part="snippet", chart="mostPopular", regionCode=region).execute()
     return Page(videos=answer["items"])
@@ -124,6 +124,6 @@ def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Pa
         write(tmp_path, "mine:lost", upstream.address)
         (tmp_path / "mine.py").write_text(EXITS)
         done = run(tmp_path, "run", "daily", "--quiet")
-        assert one_line(done, 0) == "first_attempt_failed fetch=lost: KeyError: 'no such method'"
+        assert one_line(done, 0) == "first_attempt_failed fetch=lost: SystemExit: no such method"
         assert upstream.usage()["requests"] == 1
         assert run(tmp_path, "plan").returncode == 0
