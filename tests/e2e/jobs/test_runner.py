@@ -247,6 +247,28 @@ def fetch(client, region, cursor, *, store):
     assert [path.name for path in bench.folder.glob("videos.db*")] == ["videos.db"], "all is in the one file"
 
 
+@pytest.mark.parametrize("how", ["it left the window", "it was corrected"])
+def test_a_call_counts_no_longer_for_its_step_if(bench: Bench, how: str) -> None:
+    lines = "for _ in range(6):\n        client.videos().list(part='id', id='x').execute()\n    return Page()\n"
+    bench.configure(fetch=bench.own_fetch(f"def fetch(client, region, cursor):\n    {lines}"), regions=["US"], units=5)
+    now_ms, ids = NOON_MS, []
+    bench.clock = lambda: now_ms
+    with quota.open(bench.config, clock=bench.clock) as session:
+
+        class Meanwhile(Watcher):
+            def decided(self, decision: quota.Decision) -> None:
+                nonlocal now_ms
+                ids.append(str(decision.id))
+                if len(ids) == 4:
+                    now_ms += DAY_MS if how == "it left the window" else 0
+                    assert how == "it left the window" or all(map(session.budget().refund, ids))
+                    for _ in ids:
+                        bench.charge("videos.list")  # by another process
+
+        report = run_job(session, "t", clock=bench.clock, watcher=Meanwhile())
+    assert (report.exit_status, report.refused_by, len(ids)) == (0, "day", 6), report.why
+
+
 def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> None:
     bench.configure(units=1, fetch="uploads")
     bench.charge("videos.list")
