@@ -71,11 +71,6 @@ def a_note(path: Path) -> None:
     first_within(path, 1)
 
 
-def a_lock(path: Path) -> None:
-    """Its name is a hash of job and store, so it is put at `path` by a link to the state folder's content."""
-    os.close(open_alone(path, os.O_RDWR | os.O_CREAT))
-
-
 def metrics(path: Path) -> None:
     write_file(str(path.parent), path.name.removeprefix(".").removesuffix(f".{_writer()}"), "x 1\n")
 
@@ -109,7 +104,6 @@ PLACES = (
     Place("videos.db-wal", a_store, "videos.db"),
     Place("videos.db", a_stores_reader, makes=False),
     Place("told", a_note),
-    Place("run.lock", a_lock),
     Place(".quota-p.prom.WRITER", metrics),
     Place("quota.toml", a_configuration),
     Place("demo.key", a_demo),
