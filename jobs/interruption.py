@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
@@ -43,7 +44,7 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
     heard = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in heard}
     woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    wakeups = _Wakeups()
+    wakeups = _Wakeups(before.get(signal.SIGTERM))
     start_over_in_child(wakeups)
     waits = f"interrupted; the page in flight is stored if it arrives within {STOP_WITHIN_S:g} s" if says else ""
     _thread.start_new_thread(_count_down, (reading, over, statuses or {}, waits))
@@ -58,10 +59,16 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
 
 
 class _Wakeups:
-    """The bytes that begin the countdown. The signals of a forked child are not ours: they must not begin it."""
+    """The bytes that begin the countdown. The signals of a forked child are not ours: they must not begin it, and
+    SIGTERM ends a child as `before`. Else a fetch function that ends its child would wait for ever."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
 
     def start_over_in_child(self) -> None:
         signal.set_wakeup_fd(-1)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
 
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

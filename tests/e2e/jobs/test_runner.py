@@ -723,6 +723,22 @@ def test_a_signal_that_the_caller_had_ignored_stays_ignored() -> None:
             signal.signal(number, handler)
 
 
+def test_a_process_that_a_fetch_function_starts_ends_by_sigterm() -> None:
+    """As by `multiprocessing.Process.terminate`."""
+    reader, writer = os.pipe()
+    with interruptible(says=False):
+        child = os.fork()
+        if child == 0:
+            os.write(writer, b"x")
+            signal.pause()
+            os._exit(0)
+        os.read(reader, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitpid(child, 0) == (child, signal.SIGTERM)
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_second_signal_while_it_waits_between_two_attempts_changes_nothing(bench: Bench) -> None:
     bench.configure(regions=["US", "DE"])
     bench.upstream.fault("status", status=503, after=1, times=9)
