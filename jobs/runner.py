@@ -96,8 +96,7 @@ def run_job(
     The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an address
     that did not answer the job before: the run tries it once. Tests set `wait`, a tenacity wait between attempts, and
     `clock` (ms since 1970), which dates stored data.
-    Raises UsageError for an unknown job or region, and ConfigError for an unusable function or lock; later errors are
-    reported.
+    Raises UsageError for an unknown job or region, and ConfigError for an unusable function or lock.
     """
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session.settings, name)
@@ -146,9 +145,7 @@ def run_job(
                 hold.ending = "failed"
             return _keep(store, row, report)
         attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
-        run = _Run(session, job, store, hold, attempts, sink, stop, watcher)
-        if silent:
-            run.silent.append(silent)
+        run = _Run(session, job, store, hold, attempts, sink, stop, watcher, [silent] if silent else [])
 
         def covers(names: tuple[str, ...]) -> None:
             note_covers(lock, Covers(whole, names))
