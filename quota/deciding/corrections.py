@@ -18,7 +18,7 @@ from quota.deciding.losses import StillCountingError, put_back, restored
 from quota.deciding.project import Project
 from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
-from quota.ledger.log import ANY, LEASE_MS, in_pieces
+from quota.ledger.log import ANY, LEASE_MS, MAX_READ, in_pieces
 from quota.rules.entry import END, START, Entry, Id, just_before
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> list[
         for key in keys:
             wanted = units if key == keys[0] else 0
             counted[key] = standing[key].units if key in standing else charges[key].units
-            if key not in standing or wanted != counted[key]:  # the first too: an older, lost one may come back
+            # Also of the same units: an older correction, which the log has lost, may come back.
+            if key not in standing or wanted != counted[key] or not _is_ours(project, standing[key].id):
                 correction = charges[key]._replace(
                     units=wanted,
                     key=project.keys.next(),
@@ -76,15 +77,24 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
     """Append the entries that `entries_of_now` makes, without comparing limits. If unread entries contradict them, or
     the log was lost, make them again. Returns the id of the first; None: there were none, and the log is whole. Raises
     LedgerError and StillCountingError."""
+    tried: set[str] = set()
+    try:
+        return _add(project, entries_of_now, tried)
+    finally:
+        for key in tried:
+            project.reading.pending.pop(key, None)
+
+
+def _add(project: Project, entries_of_now: Callable[[], Sequence[Entry]], tried: set[str]) -> Id | None:
     for _ in range(MAX_TRIES):
         mark = restored(project, project.mark)
         entries = entries_of_now()
+        tried.update(entry.key for entry in entries[:1])
         first = project.reading.appended(entries)
         if first is None:
             reply, _ = project.ask(project.request(mark, 0, entries, ANY))
             first = reply.id or project.reading.appended(entries)
         if first is not None:
-            project.reading.pending.pop(entries[0].key, None)
             return first
         if reply.word == "READ":
             return None
@@ -130,6 +140,15 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
             return charges
         after = START
     raise StillCountingError
+
+
+def _is_ours(project: Project, correction: Id) -> bool:
+    """Whether this machine made a correction. Then it is noted here: its process may have got no answer."""
+    entries = project.log.read(project.name, just_before(correction[0]), correction, MAX_READ)
+    ours = [entry for entry in entries if entry.id == correction and project.keys.is_of_this_machine(entry.key)]
+    if project.journal is not None:
+        project.journal.write(project.reading.epoch, ours)
+    return bool(ours)
 
 
 def _among(keys: Collection[str], entries: Sequence[Entry]) -> dict[str, Entry]:

@@ -10,6 +10,7 @@ import pytest
 from quota.budget import Budget, project_of
 from quota.deciding import corrections, decide, fence, losses, project
 from quota.deciding.fence import Fence
+from quota.errors import LedgerError
 from quota.ledger.log import LEASE_MS, MAX_UNSEEN, Append, Log
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import merged
@@ -134,16 +135,34 @@ def test_a_correction_behind_a_fence_that_is_given_back_counts(site: Site) -> No
     assert ours.usage()[0].used_units == 60
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("last", ["ours", "theirs"])
-def test_a_charge_keeps_its_last_units_though_an_old_copy_has_the_same(site: Site, last: str) -> None:
+def test_a_charge_keeps_its_last_units_though_an_old_copy_has_the_same(site: Site, last: str, settled: bool) -> None:
     budget = site.machine("ours").budget(HUNDRED)
     charged = str(budget.charge("videos.list", units=5).id)
+    if settled:
+        budget.settle(charged, 5)
     copy = site.place.copy()
     budget.settle(charged, 3)
     site.place.overwrite(copy)
     site.now_ms += 1
     site.machine(last).budget(HUNDRED).settle(charged, 5)
     assert budget.usage()[0].used_units == 5
+
+
+@pytest.mark.parametrize("repeats", ["ours", "theirs"])
+def test_a_correction_comes_back_whose_first_try_got_no_answer(site: Site, repeats: str) -> None:
+    machine = site.machine()
+    charged = str(machine.budget(HUNDRED).charge("videos.list", units=5).id)
+    budget = machine.budget(HUNDRED)
+    budget._project.log = FaultyLog(machine.ledger, dict.fromkeys((1, 2, 3), Fault(is_lost=True)), "append")
+    with pytest.raises(LedgerError):
+        budget.settle(charged, 60)
+    again = site.machine(repeats).budget(HUNDRED)
+    again.settle(charged, 60)
+    site.clear()
+    assert again.usage()[0].used_units == 60
+    assert budget._project.reading.pending == {}
 
 
 @pytest.mark.parametrize("charges", [0, 1])
