@@ -85,6 +85,12 @@ class Draw(NamedTuple):
         """Whether the ledger may lack a correction, if it has the draw."""
         return self.handed_id is not None or self.handed_units == _UNKNOWN
 
+    def as_of(self, now_ms: int) -> Draw:
+        """The draw, dated by its hand-over if it lies in the future. The clock may be wrong now, or was then."""
+        if self.handed_id is None or self.entry.id[0] <= now_ms:
+            return self
+        return self._replace(entry=self.entry._replace(id=min(self.entry.id, self.handed_id)))
+
 
 class Draws:
     """The draws of one upstream project, for one identity.
@@ -128,7 +134,8 @@ class Draws:
         """The draws of all processes and identities in this window, handed over or not. Draws of the future count too:
         a clock may have gone back. Raises LedgerError."""
         with self._errors():
-            return [draw for draw in self._draws()[0].values() if draw.entry.id[0] > now_ms - window_ms]
+            draws = [draw.as_of(now_ms) for draw in self._draws()[0].values()]
+            return [draw for draw in draws if draw.entry.id[0] > now_ms - window_ms]
 
     def drawn_units(self, now_ms: int, window_ms: int) -> int:
         """The units of `drawn`."""
@@ -262,18 +269,12 @@ class Draws:
             os.close(fd)
 
     def _forget_old(self, draws: dict[str, Draw], lines: int, now_ms: int, keep_ms: int) -> None:
-        """Rewrite the file without old draws. Owed draws stay, however old they look. Draws that a wrong clock dated
-        in the future would count too long, so they are dated now."""
-        kept = {}
-        for key, draw in draws.items():
-            if draw.is_owed or draw.entry.id[0] > now_ms - keep_ms - SLACK_MS:
-                at = min(draw.entry.id, (now_ms, 0))
-                kept[key] = draw._replace(entry=draw.entry._replace(id=at))
-        is_ahead = any(draw.entry.id[0] > now_ms for draw in draws.values())
-        if not is_ahead and lines <= 4 * len(kept) + SPARE_LINES:
+        """Rewrite the file without old draws. Owed draws stay, however old they look."""
+        kept = [draw for draw in draws.values() if draw.is_owed or draw.entry.id[0] > now_ms - keep_ms - SLACK_MS]
+        if lines <= 4 * len(kept) + SPARE_LINES:
             return
         with os.fdopen(open_alone(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            _write_all(file.fileno(), kept.values())
+            _write_all(file.fileno(), kept)
         os.replace(f"{self._path}.new", self._path)
         self._sync_folders()
 

@@ -63,13 +63,6 @@ def test_all_calls_are_drawn_or_none_and_one_key_once(tmp_path: Path) -> None:
     assert len(draws.owed()) == 1
 
 
-def test_a_union_leaves_out_draws_that_were_not_handed_over(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [entry(key="noted")])
-    draw(noted.draws, entry(key="drawn"))
-    assert [each.key for _, each in noted.records()] == ["noted"]
-
-
 def test_identities_of_one_upstream_project_share_the_allowance_and_owe_for_themselves(tmp_path: Path) -> None:
     mine = journal(tmp_path, identity=Identity("a", "p")).draws
     others = journal(tmp_path, identity=Identity("b", "p")).draws
@@ -157,12 +150,13 @@ def test_a_long_file_is_written_anew_and_what_is_owed_stays_however_old(tmp_path
     assert [(each.entry.key, each.entry.units) for each in journal(tmp_path).draws.owed()] == [("owed", 3), ("new", 1)]
 
 
-def test_a_draw_dated_ahead_counts_and_is_dated_back(tmp_path: Path) -> None:
+def test_a_draw_dated_ahead_counts_until_a_window_after_its_hand_over(tmp_path: Path) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry(units=50), now_ms=NOW_MS + 300 * DAY_MS)
     assert not draw(draws, entry())
-    assert draws.drawn_units(NOW_MS, DAY_MS) == 50
-    assert draw(draws, entry(), allowance_units=51)
+    draws.handed_over("e", [(owed, (NOW_MS, 1)) for owed in draws.owed()])
+    assert draw(draws, entry(), now_ms=NOW_MS - 300 * DAY_MS, allowance_units=51)  # this clock is behind
+    assert not draw(draws, entry(), now_ms=NOW_MS + DAY_MS - 1)
     assert draw(draws, entry(), now_ms=NOW_MS + DAY_MS)
 
 

@@ -90,22 +90,19 @@ def test_charges_of_another_url_count_and_are_no_loss(tmp_path: Path, caplog: py
     assert f"this machine noted charges in sqlite:///{tmp_path}/one.db, and they count here, too" in caplog.text
 
 
-@pytest.mark.parametrize("ahead_ms", [3 * HOUR_MS, 2 * DAY_MS])
-def test_a_machine_whose_clock_is_ahead_counts_what_the_others_count(site: Site, ahead_ms: int) -> None:
+CLOCKS = [(3 * HOUR_MS, "limit"), (2 * DAY_MS, "limit"), (-2 * HOUR_MS, "clock"), (-2 * DAY_MS, "clock")]
+
+
+@pytest.mark.parametrize(("skew_ms", "reason"), CLOCKS)
+def test_a_machine_whose_clock_is_wrong_charges_nothing_that_does_not_fit(
+    site: Site, skew_ms: int, reason: str
+) -> None:
+    """If it is hours behind the ledger's clock, it does not say which of them is wrong."""
     site.machine("theirs").budget(TEN).charge("videos.list", units=10)
     machine = site.machine()
-    machine.skew_ms = ahead_ms
-    decision = machine.budget(TEN).charge("videos.list")
-    assert (decision.reason, decision.limits[0].used_units) == ("limit", 10)
-
-
-@pytest.mark.parametrize("behind_ms", [2 * HOUR_MS, 2 * DAY_MS])
-def test_a_machine_hours_behind_the_ledger_charges_nothing(site: Site, behind_ms: int) -> None:
-    """Or the ledger's is ahead: that of this machine does not say which."""
-    machine = site.machine()
-    machine.skew_ms = -behind_ms
-    assert machine.budget(TEN).charge("videos.list").reason == "clock"
-    assert charges_at(machine.ledger) == []
+    machine.skew_ms = skew_ms
+    assert machine.budget(TEN).charge("videos.list").reason == reason
+    assert len(charges_at(machine.ledger)) == 1
 
 
 def test_a_machine_behind_takes_no_charge_for_one_of_the_future(site: Site) -> None:
@@ -125,17 +122,6 @@ def test_a_ledger_whose_clock_goes_back_refuses_nothing() -> None:
     for _ in range(3):
         assert budget.charge("videos.list").admitted
         clock.ms -= 3_000
-
-
-def test_windows_end_later_for_a_machine_minutes_behind(site: Site) -> None:
-    ours, theirs = site.machine("ours"), site.machine("theirs")
-    theirs.budget(TEN).charge("videos.list", units=10)
-    ours.skew_ms = -10 * MINUTE_MS
-    site.now_ms += DAY_MS
-    assert not ours.budget(TEN).peek("videos.list").admitted
-    assert theirs.budget(TEN).peek("videos.list").admitted
-    site.now_ms += 10 * MINUTE_MS
-    assert ours.budget(TEN).peek("videos.list").admitted
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["the log stays", "the log is lost"])
