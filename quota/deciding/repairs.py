@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from quota.common.text import number_in
@@ -87,7 +88,9 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
             if FACTS in state:
-                becomes[FACTS] = Facts.read(state[FACTS]).happened(now_ms).text()
+                facts = Facts.read(state[FACTS])
+                granted_ms = min(facts.granted_ms, now_ms)
+                becomes[FACTS] = replace(facts.happened(now_ms), granted_ms=granted_ms).text()
             if SUMS in state:
                 becomes[SUMS] = _summed_to(Sums.read(state[SUMS]), before, after).text()
             if becomes:

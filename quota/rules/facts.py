@@ -160,11 +160,12 @@ class Facts:
         return {grant.bucket: grant.quota_units for grant in self.grants if grant.believed_at(now_ms)}
 
     def happened(self, now_ms: int) -> Facts:
-        """The facts without facts of the future: a wrong clock dated them, and they would outlast later answers."""
+        """The facts without facts of the future: a wrong clock dated them, and they would outlast later answers. Grants
+        stay, but any others outlast them."""
         return replace(
             self,
             exhaustions=tuple(x for x in self.exhaustions if max(x.since_ms, x.reopened_ms) <= now_ms),
-            granted_ms=min(self.granted_ms, now_ms),
+            granted_ms=self.granted_ms if self.granted_ms <= now_ms else 0,
             compared=tuple(comparison for comparison in self.compared if comparison.at_ms <= now_ms),
             losses=tuple(loss for loss in self.losses if loss.at_ms <= now_ms),
         )

@@ -260,6 +260,8 @@ UNIONS = [
     # grants come together, and were taken back together
     (Facts(grants=(RAISED,), granted_ms=NOW), Facts(), Facts(grants=(RAISED,), granted_ms=NOW)),
     (Facts(grants=(RAISED,), granted_ms=NOW), Facts(granted_ms=NOW + 1), Facts(granted_ms=NOW + 1)),
+    # other grants outlast those that a wrong clock dated
+    (Facts(grants=(RAISED,), granted_ms=NOW + 9).happened(NOW), Facts(granted_ms=1), Facts(granted_ms=1)),
     # what was counted last
     (
         Facts(compared=(Compared("units", 1, 1, 0, 0, 1, 2, 3),)),
