@@ -103,7 +103,7 @@ class Fence:
             yield
         finally:
             ended.set()
-            if thread.ident is not None:
+            if thread.is_alive():
                 thread.join()
 
     def replace(self, entries: Sequence[Entry], trimmed: Id) -> None:

@@ -54,8 +54,8 @@ def test_a_bucket_is_reopened_once_whichever_answer_is_lost(log: Log, fault: Any
     assert markers(log) == ["k0", "k1"]
 
 
-def test_a_repeated_reopening_does_not_lift_a_later_exhaustion(log: Log) -> None:
-    """The answer is lost, and before it is asked for again, upstream closes the bucket anew."""
+def test_a_repeated_change_does_not_undo_a_later_one(log: Log) -> None:
+    """The answer is lost, and before it is asked for again, upstream closes the bucket anew, or grants more."""
     cut = CutLog(log)
     here, other = Clocked(cut), Clocked(log, name=" other", now_ms=NOW_MS + 5)  # type: ignore[arg-type]
     here.state.exhaust(exhaustion(here))
@@ -64,12 +64,7 @@ def test_a_repeated_reopening_does_not_lift_a_later_exhaustion(log: Log) -> None
     assert here.state.reopen("units", "raised") is True
     assert here.state.facts().exhaustions == (exhaustion(other),)
     assert markers(log) == ["k0", "k1", "k0 other"]
-
-
-def test_a_repeated_grant_does_not_replace_a_later_grant(log: Log) -> None:
     earlier, later = (Grant("units", units, NOW_MS, NOW_MS + DAY_MS) for units in (100, 200))
-    cut = CutLog(log)
-    here, other = Clocked(cut), Clocked(log, name=" other")  # type: ignore[arg-type]
     cut.faults = ["drop-reply"]
     cut.afterwards = lambda: other.state.grant([later])
     here.state.grant([earlier])

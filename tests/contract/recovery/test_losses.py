@@ -90,14 +90,12 @@ def test_charges_of_another_url_count_and_are_no_loss(tmp_path: Path, caplog: py
     assert f"this machine noted charges in sqlite:///{tmp_path}/one.db, and they count here, too" in caplog.text
 
 
-CLOCKS = [(3 * HOUR_MS, "limit"), (2 * DAY_MS, "limit"), (-2 * HOUR_MS, "clock"), (-2 * DAY_MS, "clock")]
-
-
-@pytest.mark.parametrize(("skew_ms", "reason"), CLOCKS)
+@pytest.mark.parametrize(
+    ("skew_ms", "reason"), [(2 * DAY_MS, "limit"), (-2 * HOUR_MS, "clock"), (-2 * DAY_MS, "clock")]
+)
 def test_a_machine_whose_clock_is_wrong_charges_nothing_that_does_not_fit(
     site: Site, skew_ms: int, reason: str
 ) -> None:
-    """If it is hours behind the ledger's clock, it does not say which of them is wrong."""
     site.machine("theirs").budget(TEN).charge("videos.list", units=10)
     machine = site.machine()
     machine.skew_ms = skew_ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -83,6 +84,11 @@ def test_a_fence_is_renewed_until_a_long_log_is_put_back(site: Site, monkeypatch
 
     machine.ledger = FaultyLog(log, {1: Fault(wait)}, "replace")
     assert machine.budget(HUNDRED).charge("videos.list").admitted
+    site.clear()
+    monkeypatch.setattr(Thread, "ident", 1)  # a signal handler raises while its thread begins
+    monkeypatch.setattr(Thread, "start", lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        machine.budget(HUNDRED).charge("videos.list")
 
 
 def test_machines_that_have_put_back_a_loss_stay_with_one_log(site: Site) -> None:
