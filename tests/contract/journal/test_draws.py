@@ -63,6 +63,13 @@ def test_all_calls_are_drawn_or_none_and_one_key_once(tmp_path: Path) -> None:
     assert len(draws.owed()) == 1
 
 
+def test_a_union_leaves_out_draws_that_were_not_handed_over(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry(key="noted")])
+    draw(noted.draws, entry(key="drawn"))
+    assert [each.key for _, each in noted.records()] == ["noted"]
+
+
 def test_identities_of_one_upstream_project_share_the_allowance_and_owe_for_themselves(tmp_path: Path) -> None:
     mine = journal(tmp_path, identity=Identity("a", "p")).draws
     others = journal(tmp_path, identity=Identity("b", "p")).draws
