@@ -24,7 +24,7 @@ from quota.ledger.files import absolute
 from quota.ledger.log import SEAL, Log, is_seal
 from quota.session import projects_of
 from quota.settings.model import Settings
-from quota.settings.references import is_reference, read_secret
+from quota.settings.references import completed, is_reference, read_secret
 from quota.settings.toml import in_toml
 
 
@@ -60,7 +60,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     nothing was changed.
 
     OLD and NEW may be "env:NAME" or "file:PATH": that hides a password from other users of this machine. If OLD or
-    NEW is this configuration's ledger, leave its password out: the configuration has it.
+    NEW is on the server of this configuration's ledger, leave password and options out: the configuration has them.
 
     \b
     Example:
@@ -94,7 +94,9 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     if left:
         say(f"not moved, because other configurations have them: {listed(left)}; --all moves them too")
     if target.label != _label(settings.ledger.url):
-        with_secrets = "" if target.label == new or not target.shared else ", with its user and password"
+        ours = settings.ledger
+        has_all = target.label == new and ("url" not in dict(ours.secrets) or new == completed(new, ours.url))
+        with_secrets = "" if has_all or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
         say("  [ledger]")
         say(f"  url = {in_toml(target.label)}")
@@ -136,16 +138,14 @@ def _line_of(source: Log, target: Log, moved: Moved) -> str:
 
 
 def _movable(name: str, url: str, settings: Settings) -> Log:
-    """The ledger at a url from the command line, or where a reference says. If the configuration names the same ledger,
-    it has the password: other users of the machine see the command line. Raises UsageError."""
-    ours = settings.ledger.url
-    if not is_reference(url) and settings.ledger.file is None and url == _label(ours):
-        url = ours
+    """The ledger at a url from the command line, or where a reference says. If it is on the server of the configured
+    ledger, the configuration has the password: other users of the machine see the command line. Raises UsageError."""
     try:
         if is_reference(url):
             kind, _, place = url.partition(":")
             url = read_secret(f"{kind}:{os.path.expanduser(place)}", "url")
-        return open_ledger(url if file_of(url) is None else absolute(url, Path.cwd()))
+        is_file = file_of(url) is not None
+        return open_ledger(absolute(url, Path.cwd()) if is_file else completed(url, settings.ledger.url))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
 

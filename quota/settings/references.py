@@ -8,6 +8,7 @@ Login                    the kind of a caller without a key
 TextOrReference          the kind of a text that may stand elsewhere
 ADDRESS, address_of      where a ledger or a storage is: the keys that `[ledger]` and `[inbound]` share. Each key
                          beside `url` becomes an option of the url, under redis-py's name
+completed                a url with what the url of the same server has
 
 Every path that is read is absolute.
 """
@@ -37,6 +38,9 @@ _LIKE_A_KEY = r"AIza.{30,}|.*(?=[A-Za-z]*[0-9])(?=[A-Z0-9]*[a-z])[A-Za-z0-9]{16}
 """Matches most keys and tokens, and hardly any name of a variable: small letters with digits in a long row."""
 
 _LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
+_URL = re.compile(r"^([^?]*?://|)([^?]*@|)([^?]*?)(/\d*|)(?:\?(.*))?\Z", re.DOTALL)
+"""The scheme, the login, the server, the database and the options of the url of a server."""
+
 _MAX_CHARS = 8_192
 
 
@@ -252,6 +256,21 @@ def address_of(table: TomlTable) -> Address | None:
                 secrets.append((key, ref))
         options[key] = str(value).lower() if isinstance(value, bool) else value
     return Address(_with_options(table, url, options), tuple(secrets))
+
+
+def completed(url: str, ours: str) -> str:
+    """The url of a ledger. If it names the server of the url `ours`, it has the login and the options of `ours` that it
+    lacks: they belong to the server, whatever the database."""
+    scheme, login, server, database, options = _URL.findall(canonical(url))[0]
+    our_scheme, our_login, our_server, _, our_options = _URL.findall(ours)[0]
+    if (scheme, server) != (our_scheme, our_server):
+        return url
+    taken = {"db", *(option.partition("=")[0] for option in options.split("&"))}
+    if login or taken & {"username", "password"}:
+        taken |= {"username", "password"}
+        our_login = ""
+    own = [option for option in our_options.split("&") if option.partition("=")[0] not in taken]
+    return f"{scheme}{login or our_login}{server}{database}?{'&'.join(filter(None, [options, *own]))}"
 
 
 def _stands_in(url: str, key: str) -> bool:

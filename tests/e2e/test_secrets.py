@@ -146,7 +146,7 @@ def test_a_ledgers_password_is_seen_nowhere(tmp_path: Path, where: str) -> None:
                 ("status", "--json"),
                 ("check",),
                 ("doctor", "--json"),
-                ("ledger", "move", label, "env:OTHER"),
+                ("ledger", "move", label, label.replace("/0", "/1")),
                 ("charge", "search.list"),
                 ("ledger", "move", "env:OTHER", label),
                 ("charge", "search.list"),

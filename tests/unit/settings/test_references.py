@@ -16,7 +16,7 @@ from quota.ledger.redis_url import target_of
 from quota.session import open_session
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
-from quota.settings.references import Address, read_address
+from quota.settings.references import Address, completed, read_address
 
 SECRET = "s3cret/p@ss:w%rd é"  # noqa: S105  # what the tests look for in every output
 CREDENTIAL = '\n[credentials.main]\napi = "youtube-v3"\nkey = "env:HOME"\n'
@@ -269,6 +269,15 @@ def test_a_url_of_which_a_part_would_be_dropped_or_misread_is_refused(
 )
 def test_a_url_that_says_each_part_once_is_taken(url: str, node: tuple[str, int]) -> None:
     assert target_of(url, 1.0).nodes[0] == node
+
+
+def test_a_url_of_our_server_gets_only_what_it_lacks() -> None:
+    ours = "rediss://u:p@h/2?ssl_ca_certs=ca"
+    assert completed("rediss://h/3", ours) == "rediss://u:p@h/3?ssl_ca_certs=ca"
+    assert completed("valkeys://v:q@h?ssl_ca_certs=x", f"{ours}&y=1") == "rediss://v:q@h?ssl_ca_certs=x&y=1"
+    assert completed("rediss://h?username=v", "rediss://h?username=u&password=p&db=1") == "rediss://h?username=v"
+    for other in ("redis://h/2", "rediss://i/2", "sqlite:///h", "rediss://:p@ss?w@h/2"):
+        assert completed(other, ours) == other
 
 
 @pytest.mark.parametrize("url", ["https://$HOST/x", "https://h\\@i/x", "https://h,i/x"])
