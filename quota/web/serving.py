@@ -70,6 +70,12 @@ _FIELDS = (
 _HOST = re.compile(r"(?:\[([^]]*)\]|(?!\[)([^:]*?)\.?)(?::[0-9]*)?")
 """A Host field: the name is `::1` in `[::1]:80`, and `localhost` in `localhost:80`."""
 
+_UNREADABLE = Problem(
+    400,
+    "The request is not valid HTTP: write its address in ASCII (%C3%BC for \u00fc), and a head of at most 16 kB.",
+    more=(("connection", "close"),),
+)
+
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger("quota.web")
@@ -204,12 +210,19 @@ def hold_little(transport: Any) -> None:
 
 
 def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) -> uvicorn.Server:
+    import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Plain(H11Protocol):
         def _should_upgrade(self) -> bool:
             return False  # uvicorn would log the advice to install a library for websockets
+
+        def send_400_response(self, msg: str) -> None:
+            head = h11.Response(status_code=400, reason="Bad Request", headers=_UNREADABLE.fields())
+            for event in (head, h11.Data(data=_UNREADABLE.body()), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+            self.transport.close()
 
     class Sparing(Plain):
         def connection_made(self, transport: Any) -> None:
