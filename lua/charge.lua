@@ -3,8 +3,8 @@
 --
 -- Guarantee: one atomic step. When this returns ADMITTED, the charge is in the log; otherwise nothing is written. The script
 -- counts the entries in the window, so a window of more than 20,000 entries is an error: use `quota charge` or `quota proxy`.
--- After a lost answer, ask again with the same key: if the charge is already in the window, the script returns it. A grant of
--- upstream lowers no cap here. The script only checks whether upstream closed the charge's own bucket.
+-- After a lost answer, ask again with the same key: if the longest window has the charge, the script returns it; later it charges
+-- again. A grant of upstream lowers no cap here. The script only checks whether upstream closed the charge's own bucket.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
 -- ARGV  1 clock_ms   0 = the server's clock; another value is for tests and simulation

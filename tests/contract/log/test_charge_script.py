@@ -42,11 +42,12 @@ def test_the_script_refuses_a_unit_too_many_until_the_first_has_left(admin: redi
     assert charge(admin, "k4", 5, now_ms=NOW_MS + HOUR_MS)[0] == "ADMITTED"
 
 
-def test_a_repeated_key_is_charged_once(admin: redis.Redis, log: RedisLog) -> None:
+def test_a_key_is_charged_once_in_the_longest_window(admin: redis.Redis, log: RedisLog) -> None:
     call = {"method": "\u00fc" * 64, "limits": [("units|*|*", MAX_UNITS, MAX_UNITS, HOUR_MS)]}
     first, again = (charge(admin, "k", MAX_UNITS, **call) for _ in range(2))
     assert first[:2] == again[:2]
     assert [entry.units for entry in log.read(P, START, END, 9)] == [MAX_UNITS]
+    assert charge(admin, "k", MAX_UNITS, now_ms=NOW_MS + HOUR_MS, **call)[1] != first[1]
 
 
 def test_several_limits_admit_together_or_not_at_all(admin: redis.Redis, log: RedisLog) -> None:
