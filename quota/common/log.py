@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quota.common.text import quoted
+from quota.common.text import quoted, shorten
 
 begin: Callable[[], None] | None = None
 """Sets up the log of a command before its first warning. None in a program of the user."""
@@ -20,5 +20,7 @@ def warn(event: str, detail: object = "", /, **fields: object) -> None:
 
 
 def line(event: str, /, **fields: object) -> str:
-    """One line of a log: the stable name of the event, then its fields, except those that are None or ""."""
-    return " ".join([event, *(f"{name}={quoted(value)}" for name, value in fields.items() if value not in (None, ""))])
+    """One line of a log: the stable name of the event, then its fields, except those that are None or "". It cuts long
+    values, because a stranger may have sent them."""
+    given = {name: shorten(str(value), 300) for name, value in fields.items() if value not in (None, "")}
+    return " ".join([event, *(f"{name}={quoted(value)}" for name, value in given.items())])

@@ -156,10 +156,12 @@ def test_a_refused_request_gets_retry_after_and_nothing_leaves(house: House, cap
         after_s = int(got.field("retry-after") or "")
         assert decision["retry_after_ms"] <= after_s * 1_000 < decision["retry_after_ms"] + 1_000
         assert 3_500 < after_s <= 3_600
+        assert house.ask("/things", headers={"Quota-Job": "x" * 3_000}).status == 400
         assert house.units == 10
     assert len(house.upstream.reached) == 1
-    (message,) = [record.getMessage() for record in caplog.records if "proxy_refused" in record.getMessage()]
+    message, long = [record.getMessage() for record in caplog.records if "proxy_refused" in record.getMessage()]
     assert "credential=main job=etl reason=limit" in message
+    assert len(long) < 500
     assert "secret" not in caplog.text
 
 
