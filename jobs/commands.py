@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 import quota
-from quota.cli.options import Listen, config_option, duration_ms, format_option, listen_option, textfile_option
+from quota.cli.options import PATH, Listen, config_option, duration_ms, format_option, listen_option, textfile_option
 from quota.cli.output import log_to_stderr, now_and_then, print_json, print_rich, render_parts, say
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
@@ -166,7 +166,7 @@ def _percent(_: click.Context, param: click.Parameter, value: str | None) -> int
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")
 @listen_option(EMULATOR_LISTENS)
 @click.option("--port", type=click.IntRange(0, 65_535), hidden=True)  # before --listen: other programs call it so
-@click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder.")
+@click.option("--recorded", metavar="DIR", type=PATH, help="Serve the recorded pages in this folder.")
 @click.option(
     "--allocation",
     type=click.Choice(["pool", "buckets"]),
@@ -217,7 +217,7 @@ def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
 
 
 @click.command("demo", short_help="Show the whole product, without a key.")
-@click.option("--keep", metavar="DIR", help="Keep configuration, ledger and store in this folder.")
+@click.option("--keep", metavar="DIR", type=PATH, help="Keep configuration, ledger and store in this folder.")
 @click.option(
     "--units",
     type=click.IntRange(1, MAX_UNITS),

@@ -15,6 +15,7 @@ import click
 import quota
 from quota.cli.options import (
     FETCHED_SINCE,
+    PATH,
     Group,
     config_option,
     dry_run_option,
@@ -261,7 +262,7 @@ def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None
 @list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
 @click.option("--region", metavar="R", help="Only this region.")
 @records_format_option
-@click.option("--output", metavar="FILE", help="Write to this file instead of stdout, all or nothing.")
+@click.option("--output", metavar="FILE", type=PATH, help="Write to this file instead of stdout, all or nothing.")
 @config_option
 def export(
     *,

@@ -16,7 +16,15 @@ import click
 
 import quota
 from quota.cli.drafts import draft, read_answer
-from quota.cli.options import Group, apart, book_credential_option, config_option, format_option, rows_format_option
+from quota.cli.options import (
+    PATH,
+    Group,
+    apart,
+    book_credential_option,
+    config_option,
+    format_option,
+    rows_format_option,
+)
 from quota.cli.output import fail_each, print_csv, print_json, print_rich, render_parts, say
 from quota.common.clock import NEVER, host_clock, moment
 from quota.common.redact import redact
@@ -98,7 +106,7 @@ def list_(as_json: bool, as_csv: bool) -> None:
 
 
 @book.command("show")
-@click.argument("name", metavar=NAMED)
+@click.argument("name", metavar=NAMED, type=PATH)
 @click.argument("method", required=False)
 @rows_format_option
 def show_(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
@@ -140,7 +148,7 @@ def check(file: str) -> int:
 @book.command("try", short_help="Show which method a request calls, and its cost.")
 @click.argument("request_", metavar="REQUEST")
 @click.option("--answer", metavar="FILE", type=click.Path(), help="Also show what this recorded answer means.")
-@click.option("--book", "name", metavar=NAMED, help="This cost book, instead of a credential's.")
+@click.option("--book", "name", metavar=NAMED, type=PATH, help="This cost book, instead of a credential's.")
 @book_credential_option
 @format_option
 @config_option
@@ -175,8 +183,8 @@ def try_(
 
 
 @book.command("diff")
-@click.argument("old", metavar="OLD")
-@click.argument("new", metavar="NEW")
+@click.argument("old", metavar="OLD", type=PATH)
+@click.argument("new", metavar="NEW", type=PATH)
 @format_option
 def diff(old: str, new: str, as_json: bool) -> None:
     """Show how two cost books differ.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quota.cli.options import apart, config_option, format_option
+from quota.cli.options import PATH, apart, config_option, format_option
 from quota.cli.output import fail_each, print_json, print_rich, render_parts, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
@@ -38,7 +38,7 @@ ELSEWHERE = "https://api.example.com"
 @click.command()
 @click.argument("path", default="quota.toml", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--api", metavar="NAME", help="A cost book, by name or file; `quota book list` shows the names.")
+@click.option("--api", metavar="NAME", type=PATH, help="A cost book: a name of `quota book list`, or a file.")
 @click.option("--full", is_flag=True, help="Write every setting.")
 def init(path: str, force: bool, api: str | None, full: bool) -> None:
     """Write a commented configuration to PATH [default: quota.toml].

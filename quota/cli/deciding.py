@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
-from quota.cli.options import call_options, config_option, credential_option, format_option
+from quota.cli.options import PATH, call_options, config_option, credential_option, format_option
 from quota.cli.output import fail, opened, print_json, print_rich, render_parts, say, unprinted
 from quota.common.files import read_named
 from quota.common.text import listed, many, number_in, show
@@ -24,12 +25,15 @@ from quota.errors import Refused, UnknownMethod, UsageError, decision_status
 from quota.terms.arguments import check_name
 from quota.terms.limits import DAY_MS, MAX_UNITS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View, Window
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 MAX_FILE_BYTES = 65_536
 """A hundred calls with comments need less. `/dev/zero` has more."""
 
 
 @click.command()
-@click.option("--file", metavar="CALLS", help="Charge the calls in this file together; `-` is stdin.")
+@click.option("--file", metavar="CALLS", type=PATH, help="Charge the calls in this file together; `-` is stdin.")
 @partial(call_options, method="[METHOD | --file CALLS]", required=False)
 @format_option
 @config_option
@@ -245,8 +249,14 @@ class BeforeCommand(click.Command):
             if end < len(args):
                 raise
             raise click.UsageError(f"{error.format_message().rstrip('.')}; write -- before the command", ctx) from None
+        if end < len(args):  # for completion: METHOD is behind us
+            ctx.set_parameter_source("method", ParameterSource.COMMANDLINE)
         ctx.params["command"] = args[end + 1 :]
         return rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Options, and files for the command."""
+        return [*PATH.shell_complete(ctx, self.params[0], incomplete), *super().shell_complete(ctx, incomplete)]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]

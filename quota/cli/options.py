@@ -50,9 +50,13 @@ class Group(click.Group):
         return name, command, rest
 
 
+PATH = click.Path(readable=False)
+"""A path that shells complete. The command itself checks it."""
+
 config_option = click.option(
     "--config",
     metavar="FILE",
+    type=PATH,
     callback=lambda ctx, _, own: ctx.find_root().params.get("config") if own is None else own,
     help="Configuration file  [default: $QUOTA_CONFIG, ./quota.toml, the user's]",
 )
@@ -166,7 +170,7 @@ def _folder(_ctx: click.Context, param: click.Parameter, value: str | None) -> s
 
 
 textfile_option = click.option(
-    "--textfile", metavar="DIR", callback=_folder, help="Write metrics into this folder, for node_exporter."
+    "--textfile", metavar="DIR", type=PATH, callback=_folder, help="Write metrics into this folder, for node_exporter."
 )
 
 

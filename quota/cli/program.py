@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from quota.cli.options import Group
+from quota.cli.options import PATH, Group
 from quota.cli.output import fail, guard_streams, ignore_old_python, log_to_stderr, unprinted
 from quota.common import log
 from quota.errors import QuotaError
@@ -81,7 +81,7 @@ def _entry_points() -> Any:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.option("--config", metavar="FILE", help="Configuration; a --config after the command wins.")
+@click.option("--config", metavar="FILE", type=PATH, help="Configuration; a --config after the command wins.")
 @click.version_option(package_name="quota-ledger", prog_name="quota")
 def cli(config: str | None) -> None:
     """The gate between scheduled jobs and a metered API.

@@ -8,7 +8,7 @@ from functools import partial
 import click
 
 import quota
-from quota.cli.options import Listen, apart, config_option, listen_option
+from quota.cli.options import PATH, Listen, apart, config_option, listen_option
 from quota.cli.output import log_to_stderr, say
 from quota.common.hosts import is_loopback
 from quota.common.redact import register
@@ -54,7 +54,7 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
 
 @click.command("proxy", short_help="Charge requests of any program, and pass them on.")
 @listen_option(PROXY_LISTENS, required=False)
-@click.option("--unix", metavar="PATH", help="Listen on this socket instead, for this user alone.")
+@click.option("--unix", metavar="PATH", type=PATH, help="Listen on this socket instead, for this user alone.")
 @click.option("--token", metavar="file:PATH", help="Callers must send the text of this file as Quota-Token.")
 @config_option
 def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config: str | None) -> None:

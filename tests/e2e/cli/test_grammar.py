@@ -159,14 +159,16 @@ def test_old_spellings_of_other_programs_work(spent: Quota) -> None:
 BASH = """
 source <(_QUOTA_COMPLETE=bash_source quota)
 complete -p quota
+compopt() { COMPREPLY=(FILES); }
 tried() {
-  COMP_WORDS=(quota "$@") COMP_CWORD=$#
+  COMP_WORDS=(quota "$@") COMP_CWORD=$# COMPREPLY=()
   _quota_completion quota
   printf '%s\n' "${COMPREPLY[@]}" .
 }
 """
 ZSH = """
 compdef() { :; }
+_path_files() { print FILES; }
 _describe() { shift 2; print -l -- "${(@P)1}"; }
 compadd() { while [[ $1 == -* ]]; do if [[ $1 == -a ]]; then print -l -- "${(@P)2}"; return; fi; shift; done }
 source <(_QUOTA_COMPLETE=zsh_source quota)
@@ -177,6 +179,7 @@ tried() {
 }
 """
 COMPLETED = {"st": "status", "ledger mo": "move", "book li": "list", "log --form": "--format"}
+COMPLETED |= dict.fromkeys(["--config ''", "charge --file c", "book show ./", "exec --auto -- c"], "FILES")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
