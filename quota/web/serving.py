@@ -220,8 +220,9 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
 
         def send_400_response(self, msg: str) -> None:
             head = h11.Response(status_code=400, reason="Bad Request", headers=_UNREADABLE.fields())
-            for event in (head, h11.Data(data=_UNREADABLE.body()), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
+            self.transport.write(self.conn.send(head))
+            with suppress(h11.LocalProtocolError):  # an answer to HEAD has no body
+                self.transport.write(self.conn.send(h11.Data(data=_UNREADABLE.body())))
             self.transport.close()
 
     class Sparing(Plain):

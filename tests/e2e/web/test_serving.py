@@ -95,9 +95,9 @@ def test_a_client_that_takes_no_answer_is_let_go() -> None:
 def test_only_the_sender_of_a_malformed_request_gets_an_error() -> None:
     """Our log says nothing of it: whoever can connect could fill it."""
     with hanging() as served:
-        for rest in (b"zz\r\n", b"0\r\n" + b"x: y\r\n" * 40_000):
+        for verb, rest in ((b"GET", b"zz\r\n"), (b"HEAD", b"zz\r\n"), (b"GET", b"0\r\n" + b"x: y\r\n" * 40_000)):
             with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as each:
-                each.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + rest)
+                each.sendall(verb + b" / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + rest)
                 with suppress(ConnectionError):
                     assert each.recv(1000).startswith(b"HTTP/1.1 4")
         assert served.end(signal.SIGTERM) == (0, "")
