@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote_plus, urlencode, urlsplit, urlunsplit
 
@@ -35,13 +36,13 @@ class Caller:
     googles: bool = False
 
     def __post_init__(self) -> None:
-        self._hosts = Hosts(self.hosts)
+        self._takes_secret = partial(Hosts(self.hosts).serve, any_port=False)
 
     def signed(self, verb: str, url: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The URL and the headers as they leave. Raises ConfigError for a request that would expose a secret on its
         way, and google-auth's own error if there is no token."""
         signed = dict(headers)
-        if not self.signs or not self._hosts.serve(url):
+        if not self.signs or not self._takes_secret(url):
             return url, signed
         if not self.insecure and is_readable_on_the_way(url):
             why = f"{show(redact(url))} would get the secret in plain text"
@@ -77,7 +78,7 @@ class Caller:
         response = attempt()
         self._strip(response.headers)
         renewable = again and self.credentials is not None and getattr(self.credentials, "renewable", True)
-        if response.status_code != 401 or not renewable or not self._hosts.serve(url):
+        if response.status_code != 401 or not renewable or not self._takes_secret(url):
             return response
         response.close()
         with _renewing() as ask:

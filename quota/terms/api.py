@@ -80,25 +80,27 @@ class Hosts:
 
     def __contains__(self, host_port: tuple[str, int | None]) -> bool:
         """Whether any path on this host is metered."""
-        return bool(self._paths(*host_port))
+        return bool(self._paths(*host_port, any_port=True))
 
-    def serve(self, url: str) -> bool:
-        """Whether a URL is on a metered host and path. Raises ValueError for an invalid port."""
+    def serve(self, url: str, *, any_port: bool = True) -> bool:
+        """Whether a URL is on a metered host and path. Without `any_port`, a name without a port matches only the usual
+        port. Raises ValueError for an invalid port."""
         parts = urlsplit(url)
-        port = parts.port or default_port(parts.scheme)
-        paths = self._paths(parts.hostname or "", port)
+        usual = default_port(parts.scheme)
+        port = parts.port or usual
+        paths = self._paths(parts.hostname or "", port, any_port=any_port or port == usual)
         if not paths or "" in paths:
             return bool(paths)
         read = [path.lower() for path in readings_of(parts.path)]
         return any(path == begins or path.startswith(f"{begins}/") for begins in paths for path in read)
 
-    def _paths(self, host: str, port: int | None) -> list[str]:
+    def _paths(self, host: str, port: int | None, *, any_port: bool) -> list[str]:
         """The starts of the metered paths on a host; "" matches all paths."""
         try:
             host = _host(host)
         except ValueError:  # an invalid name, for example in a redirect
             return []
-        of_any_port = self._paths_of.get((host, None), ()) if port is not None else ()
+        of_any_port = self._paths_of.get((host, None), ()) if any_port else ()
         return [*self._paths_of.get((host, port), ()), *of_any_port]
 
 
