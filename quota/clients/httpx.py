@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from quota.async_budget import AsyncBudget
@@ -160,10 +160,16 @@ async def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool
         return cast("httpx.Response", await response if awaited else response)
 
     body = _body_of(request)
-    attempt = await gate.charge(request.method, url_of(request), body, request.headers)
+    charge = partial(gate.charge, request.method, url_of(request), body, request.headers)
+    attempt = await charge()
     if attempt is None:
         return await sent()
-    departure = _Departure(request, plain)
+
+    async def charge_again() -> None:
+        nonlocal attempt
+        attempt = await charge() or attempt
+
+    departure = _Departure(request, plain, charge_again)
 
     async def traced() -> httpx.Response:
         with departure.traced(awaited=awaited):
@@ -206,11 +212,12 @@ _POOLS = tuple(f"{core}.{kind}.connection_pool" for core in _CORES for kind in (
 
 class _Departure:
     """Whether the departure of a request `began`: httpcore traces each head that it is about to send. `plain`: nothing
-    but httpcore sends it."""
+    but httpcore sends it. Over HTTP/2 httpcore sends a request again if the server ends its connection without an
+    answer to it; before that, `charge_again` is called."""
 
-    def __init__(self, request: httpx.Request, plain: bool) -> None:
+    def __init__(self, request: httpx.Request, plain: bool, charge_again: Callable[[], Awaitable[None]]) -> None:
         self.began = self._tunnels = False
-        self._plain = plain
+        self._plain, self._charge_again = plain, charge_again
         self._request = request
 
     @contextmanager
@@ -218,16 +225,22 @@ class _Departure:
         request, extensions = self._request, self._request.extensions
         callers = extensions.get("trace")
 
-        def trace(event: str, info: Any) -> Any:
+        async def head_leaves(event: str, info: Any) -> None:
             if event.endswith("send_request_headers.started"):
                 is_own = info["request"].method == request.method.encode()
+                if is_own and self.began:
+                    await self._charge_again()
                 self.began |= is_own
                 self._tunnels |= not is_own  # a CONNECT to a proxy, which is not charged
+
+        def trace(event: str, info: Any) -> Any:
+            at_once(head_leaves(event, info))
             return None if callers is None else callers(event, info)
 
         async def trace_awaited(event: str, info: Any) -> None:
-            if (waits := trace(event, info)) is not None:
-                await waits
+            await head_leaves(event, info)
+            if callers is not None:
+                await callers(event, info)
 
         request.extensions = {**extensions, "trace": trace_awaited if awaited else trace}
         try:

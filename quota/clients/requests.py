@@ -8,7 +8,8 @@
 The cost book names the metered hosts, and the method of each request. If it lacks `hosts` or `routes`, or to replace
 them, give `hosts` and as second argument the API method: one name, or a function of verb and URL. Requests to other
 hosts are not charged; a redirect is charged if it stays on a metered host. Both clients call their transport once for
-each attempt and each redirect. urllib3's own retries are off, because the transport would not see them.
+each attempt and each redirect; what httpcore sends again over HTTP/2 is charged, too. urllib3's own retries are off,
+because the transport would not see them.
 
 A refusal raises quota.Refused from the client's call.
 """
