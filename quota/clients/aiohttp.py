@@ -41,7 +41,7 @@ async def send(
     gate: HostGate, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Send a request as one attempt through its handler, and charge it at a gate."""
-    body = await _body_of(request)
+    body = _body_of(request)
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await handler(request)
@@ -108,10 +108,10 @@ class _Watched:
     iter_chunks = aiohttp.StreamReader.iter_chunks
 
 
-async def _body_of(request: aiohttp.ClientRequest) -> RequestBody:
+def _body_of(request: aiohttp.ClientRequest) -> RequestBody:
     body = request.body
     if isinstance(body, aiohttp.BytesPayload):
-        return RequestBody.of(await body.as_bytes())
+        return RequestBody.of(body._value)  # 3.12.0 has no `as_bytes`
     return RequestBody.of(body or None, getattr(body, "size", None))
 
 
