@@ -49,7 +49,7 @@ async def send(
     try:
         status, headers = response.status, response.headers
         head, whole = await peek(response) if attempt.reads_body(status, headers) else (b"", False)
-        await gate.answered(attempt, status, head, headers, whole=whole, read=False)
+        await gate.answered(attempt, status, head, headers, whole=whole)
         watch(gate, attempt, response)
     except BaseException:  # cancelled: nobody else closes the response
         response.close()

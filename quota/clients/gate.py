@@ -292,11 +292,9 @@ class HostGate:
     async def never_left(self, attempt: Attempt) -> None:
         await self._corrected(attempt.never_left)
 
-    async def answered(
-        self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool = True, read: bool = True
-    ) -> None:
+    async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool) -> None:
         """Note the answer. What changes the ledger happens in a thread."""
-        reading = attempt.reading(status, body, headers, whole=whole, read=read)
+        reading = attempt.reading(status, body, headers, whole=whole)
         if reading.changes_something:
             await self._corrected(partial(attempt.follow, reading))
         else:

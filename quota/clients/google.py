@@ -330,11 +330,11 @@ class Batch:
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         return status >= 400
 
-    def answered(self, status: int, body: bytes, headers: Mapping[str, str], *, whole: bool, read: bool) -> None:
+    def answered(self, status: int, body: bytes, headers: Mapping[str, str], *, whole: bool) -> None:
         self._status, self._content_type = status, headers.get("content-type", "")
         if status >= 400:
             for _, attempt in self._attempts:
-                attempt.answered(status, body, headers, whole=whole, read=read)
+                attempt.answered(status, body, headers, whole=whole)
 
     def usage(self, headers: Mapping[str, str]) -> Batch | None:
         return self if self._status < 400 else None

@@ -186,7 +186,7 @@ async def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool
         if attempt.reads_body(status, headers):
             stream = _library_of(request).peeked(stream)
             head, whole = _decoded(response, await stream.peek(awaited=awaited)), stream.whole
-        await gate.answered(attempt, status, head, headers, whole=whole, read=False)
+        await gate.answered(attempt, status, head, headers, whole=whole)
     except BaseException:  # interrupted or cancelled: nobody else closes the response
         await stream.aclose() if awaited else stream.close()
         raise

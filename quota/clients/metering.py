@@ -203,22 +203,20 @@ class Attempt:
         """Whether `answered` needs the body of this answer; else b"" will do."""
         return upstream_of(self._budget.book).reads_body(status, headers)
 
-    def answered(
-        self, status: int, body: bytes, headers: Headers = (), *, whole: bool = True, read: bool = True
-    ) -> UpstreamError | None:
+    def answered(self, status: int, body: bytes, headers: Headers = (), *, whole: bool = True) -> UpstreamError | None:
         """Handle upstream's answer. Returns what an error means, else None.
 
-        A body makes a call free only if it arrived `whole`, and settles the call only if the caller has `read` it.
-        Other answers may still close a bucket. A body that the caller reads later settles the call through `usage`.
+        A body makes a call free only if it arrived `whole`. Other answers may still close a bucket. What the caller
+        reads settles the call through `usage`.
 
         The ledger records a closed bucket for all processes. Never raises a QuotaError: the caller is about to report
         upstream's own error.
         """
-        reading = self.reading(status, body, headers, whole=whole, read=read)
+        reading = self.reading(status, body, headers, whole=whole)
         self.follow(reading)
         return reading.error
 
-    def reading(self, status: int, body: bytes, headers: Headers, *, whole: bool, read: bool) -> Reading:
+    def reading(self, status: int, body: bytes, headers: Headers, *, whole: bool) -> Reading:
         """What the answer means. It does not ask the ledger; `follow` acts on the reading."""
         if self._closed:
             return NOTHING
@@ -236,14 +234,13 @@ class Attempt:
             detail = "it is of no window of the book, or no possible number or time; it changes nothing"
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
         free = reading.free and (whole or book.answers.frees(status))
-        reading = reading._replace(free=free, used_units=reading.used_units if whole and read else None)
+        reading = reading._replace(free=free)
         if not reading.levels:
             return reading
         return reading.with_evidence(news(self._budget, self.decision, reading.levels, at_ms))
 
     def follow(self, reading: Reading) -> None:
-        """Act on an answer: close buckets, refund or settle the charge, count what others used. Never raises a
-        QuotaError."""
+        """Act on an answer: close buckets, refund a free call, count what others used. Never raises a QuotaError."""
         for closing in reading.closes:
             try:
                 self._close(closing, is_pause=reading.is_pause)
@@ -252,8 +249,6 @@ class Attempt:
         if reading.free and self.decision.id is not None:
             self._settlement = None
             self._refund(self.decision.id)
-        else:
-            self.settle(reading.used_units)
         self._observe(reading.heard)  # after the correction of this call, or its units would count as others'
         error = reading.error
         if error is not None and error.bucket is not None and self._budget.on_exhausted is not None:

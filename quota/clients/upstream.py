@@ -67,7 +67,7 @@ class Reading(NamedTuple):
     @property
     def changes_something(self) -> bool:
         """Whether the reading changes anything in the ledger."""
-        return bool(self.closes or self.levels or self.free or self.used_units is not None)
+        return bool(self.closes or self.levels or self.free)
 
     def with_evidence(self, heard: Sequence[Heard]) -> Reading:
         """The reading with what follows from its levels: these alone, and a bucket of which nothing remains is

@@ -64,11 +64,11 @@ async def send(
         return raw
     try:
         if gate.awaits:  # to read the body of such an answer takes awaiting, too
-            await gate.answered(attempt, raw.status, b"", raw.headers, whole=False, read=False)
+            await gate.answered(attempt, raw.status, b"", raw.headers, whole=False)
         elif isinstance(raw, HTTPResponse):
             return noted(attempt, raw, preloaded=options.get("preload_content", True))
         else:
-            attempt.answered(raw.status, b"", raw.headers, whole=False, read=False)
+            attempt.answered(raw.status, b"", raw.headers, whole=False)
         return raw
     except BaseException:  # interrupted: nobody else closes the response
         if not gate.awaits:
@@ -98,15 +98,15 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
     if preloaded:
         whole = not raw.length_remaining  # the caller may have limited what urllib3 reads
         head = raw.data[:MAX_BODY_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
-        attempt.answered(status, head, headers, whole=whole, read=False)
+        attempt.answered(status, head, headers, whole=whole)
         if whole:
             attempt.settle_by(headers, raw.data)
         return raw
     if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # the answer to a HEAD has no body
-        attempt.answered(status, b"", headers, whole=raw.length_remaining == 0, read=False)
+        attempt.answered(status, b"", headers, whole=raw.length_remaining == 0)
         return _watched(attempt, raw)
     body = _PeekedBody(raw)
-    attempt.answered(status, unpacked(packing, body.head, _unpacker(raw)), headers, whole=body.whole, read=False)
+    attempt.answered(status, unpacked(packing, body.head, _unpacker(raw)), headers, whole=body.whole)
     renewed = HTTPResponse(
         body=body,
         preload_content=False,

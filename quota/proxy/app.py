@@ -387,7 +387,7 @@ class Passage:
             if attempt.reads_body(status, answer.headers):
                 packed, whole = await peek(answer)
                 head = unpacked(answer.headers.get("content-encoding", ""), packed)
-            await gate.answered(attempt, status, head, answer.headers, whole=whole, read=False)
+            await gate.answered(attempt, status, head, answer.headers, whole=whole)
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:

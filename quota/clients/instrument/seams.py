@@ -390,7 +390,7 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     is_clear = len(lengths) < 2  # http.client believes the first
     whole = whole and is_clear and headers.get("content-length", "0").isdecimal()
     head = unpacked(headers.get("content-encoding", ""), head)
-    attempt.answered(status, head, headers, whole=whole, read=False)
+    attempt.answered(status, head, headers, whole=whole)
     usage = attempt.usage(headers) if is_clear else None
     if usage is None:
         return
