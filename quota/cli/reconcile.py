@@ -33,7 +33,7 @@ DRIFT_PERCENT = 5
 @format_option
 @config_option
 def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> int:
-    """Compare our count with the provider's, and raise ours if it is lower.
+    """Raise our count to the provider's if that is higher.
 
     It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
     It adds to our count the units that only upstream counted. If upstream's quota is smaller than yours, it lowers the
