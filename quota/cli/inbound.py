@@ -45,8 +45,8 @@ def inbound() -> None:
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     """Show each rule, how its requests ended, and how many identities it counts.
 
-    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and --textfile
-    writes only the metric quota_inbound_storage_up, with the value 0.
+    Your application's workers store their counts every 10 s. If the storage does not answer, the exit status is 69,
+    and --textfile writes only the metric quota_inbound_storage_up, with the value 0.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
         say(f"rule {chosen.name} has counted no request since its window of {window} began")
 
 
-@inbound.command(short_help="Change the salt that hides callers under gcra and log.")
+@inbound.command(short_help="Change the salt of identity hashes (algorithms gcra, log).")
 @format_option
 @config_option
 def rotate(as_json: bool, config: str | None) -> None:

@@ -60,7 +60,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     nothing was changed.
 
     OLD and NEW may be "env:NAME" or "file:PATH": that hides a password from other users of this machine. If OLD or
-    NEW is on the server of this configuration's ledger, leave password and options out: the configuration has them.
+    NEW is on the configured ledger's server, leave password and options out of its url: the configuration has them.
 
     \b
     Example:

@@ -189,8 +189,8 @@ def spend(
     back, a line says where the charges begin.
 
     With --bought it shows what this machine's runs fetched: for each page number of a job, the entries that were new
-    in the store, and the units that they cost. A line names the pages that yield little. This report begins at
-    midnight UTC of the day on which --since begins.
+    in the store, and what the pages cost. A line names the pages that yield little. This report begins at midnight UTC
+    of the day on which --since begins.
 
     \b
     Example:
