@@ -367,7 +367,8 @@ def _meaning(reading: Reading, book: CostBook, at_ms: int, missing: str) -> Iter
         yield f"{header}: {show(value)} is of no window of the book, or no possible number or time; it changes nothing"
     if reading.free:
         yield "upstream does not count it: its charge is refunded"
-    if not (reading.error or reading.changes_something or reading.unread or missing):
+    is_priced = reading.used_units is not None
+    if not (is_priced or reading.error or reading.changes_something or reading.unread or missing):
         yield "the answer changes nothing"
 
 
