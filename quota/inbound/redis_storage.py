@@ -72,7 +72,7 @@ class RedisStorage:
         self.label = label_of(url)
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
-        target = checked_target(url, self.label, TIMEOUT_S, "inbound storage")
+        target = checked_target(url, TIMEOUT_S, "inbound storage")
         # On an open connection, a reply may take all of WALL_S; in a cluster it leaves time for another node.
         self._client = client_of(target if target.kind == "cluster" else target._replace(timeout_s=WALL_S))
         self._behind_ms = 0  # the server's clock minus this host's

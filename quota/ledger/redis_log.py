@@ -113,7 +113,7 @@ class RedisLog(OfOneProcess, Log):
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         self.label = label_of(url)
         self._url = url
-        self._target = checked_target(url, self.label, self._timeout_s)
+        self._target = checked_target(url, self._timeout_s)
         self._clock = None if clock is None else whole_clock(clock)
         self._client: Connections | Cluster | None = None
         self.start_over_in_child()

@@ -30,16 +30,17 @@ FALSE = ("0", "F", "FALSE", "N", "NO")
 _LONGEST_S = 1e6
 
 
-def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger url") -> Target:
-    """The target of a url. Raises ConfigError, which calls the url `what` and `label`, if it cannot be used."""
+def checked_target(url: str, timeout_s: float, what: str = "ledger url") -> Target:
+    """The target of a url. Raises ConfigError, which calls the url `what`, if it cannot be used: it shows no more than
+    the scheme, because any other part may be a password in the wrong place."""
+    shown = f"{what} {url.partition(':')[0]}://..."
     try:
         return target_of(url, timeout_s)
     except Misconfigured as error:
-        raise ConfigError(f"{what} {label}: {error}") from None
+        raise ConfigError(f"{shown}: {error}") from None
     except (ValueError, TypeError):
-        # The parser's message quotes a port or an option, which may be a piece of a password.
         raise ConfigError(
-            f"{what} {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
+            f"{shown}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
             "USER:PASSWORD@ before HOST and with %XX for its special characters"
         ) from None
 
@@ -197,7 +198,7 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
         if name in options:
             _only_once(name, len(several[name]) > 1)
             continue
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,39}", name):
+        if not given[name] or not re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,39}", name):
             raise ValueError(not_clear)
         if name in _OF_TLS:
             remedy = "remove it" if kind == "unix" else f"write rediss{'+' if kind else ''}{kind}://"

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quota.common.redact import REDACTED, redact
+from quota.errors import ConfigError
+from quota.ledger.factory import file_of
 from quota.settings.load import read_config, settings_of
 from quota.settings.model import Settings
-from quota.settings.references import is_reference
+from quota.settings.references import ADDRESS, is_reference
 from quota.settings.tables import CALENDAR, ROOT
 from quota.settings.toml import Either, Keys, Kind, Needs, Table, Text, dotted, in_toml
 
@@ -104,15 +106,23 @@ def _redacted(value: Any) -> Any:
 
 def _shown(kind: Kind, value: Any) -> Any:
     if isinstance(value, str) and isinstance(kind, Text) and kind.secret and not is_reference(value):
-        return _hidden(value) if "://" in value else REDACTED
+        return _hidden(value) if kind is ADDRESS["url"] else REDACTED
     return _redacted(value)
 
 
 def _hidden(url: str) -> str:
-    """A url without its passwords, whatever their characters: a password begins at the user's first colon, and ends at
-    the last @."""
+    """A url without its passwords: one begins at the user's first colon, and ends at the last @. A lone word there may
+    be a password by mistake, as may any part of a url that cannot be used."""
+    from quota.ledger.redis_url import checked_target  # late: it imports the driver
+
+    scheme, slashes, _ = url.partition("://")
+    try:
+        if file_of(url) is None:
+            checked_target(url, 1)
+    except ConfigError:
+        return f"{scheme}://{REDACTED}" if slashes else REDACTED
     url = re.sub(r"(?<=password=)[^&]*", REDACTED, url)
-    return redact(re.sub(r"(://[^:@]*:).*(?=@)", rf"\1{REDACTED}", url, flags=re.DOTALL))
+    return redact(re.sub(r"(://(?:[^:@]*:)?).*(?=@)", rf"\1{REDACTED}", url, flags=re.DOTALL))
 
 
 def _above(path: str) -> list[str]:

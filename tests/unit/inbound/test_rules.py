@@ -116,7 +116,7 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: open_storage("redis.internal?password=secret"), "inbound storage has an unknown scheme; write"),
         (
             lambda: open_storage("redis://secret:password@h:0/x"),
-            r"^inbound storage redis://h:0/x: its database is not a number",
+            r"^inbound storage redis://...: its database is not a number",
         ),
     ],
 )

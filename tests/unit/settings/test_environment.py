@@ -97,6 +97,9 @@ def test_without_a_file_the_variables_alone_are_a_configuration(
     assert len(load_rules().rules) == 1
 
 
+NO_TOML = 'not a value of TOML; write for example 500, true or ["DE", "FR"]'
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
@@ -104,17 +107,8 @@ def test_without_a_file_the_variables_alone_are_a_configuration(
         ("JOBS__TRENDING_NOW__PAGE", "1", "no such key; did you mean 'QUOTA__JOBS__TRENDING_NOW__PAGES'?"),
         ("LEDGER__URL__X", "1", "no such key; none is known"),
         ("STORE__RETENTION", "9999d", "'9999d' is longer than 3650 days"),
-        ("JOBS__TRENDING_NOW__PAGES", "a lot", 'not a value of TOML; write for example 500, true or ["DE", "FR"]'),
-        (
-            "JOBS__TRENDING_NOW__PAGES",
-            "1\npages = 2",
-            'not a value of TOML; write for example 500, true or ["DE", "FR"]',
-        ),
-        (
-            "CREDENTIALS__MY_KEY__KEY",
-            "AIzaSecret",
-            'do not write the key itself here; write "env:VARIABLE" or "file:/path"',
-        ),
+        *(("JOBS__TRENDING_NOW__PAGES", value, NO_TOML) for value in ("a lot", "1\npages = 2")),
+        ("CREDENTIALS__MY_KEY__KEY", "AIza", 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'),
         (
             "CREDENTIALS__MY_KEY__LIMITS",
             '[{ name = "x", units = 1, windw = "1h" }]',
@@ -167,9 +161,16 @@ def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: 
                 assert in_force(path)[0] == settings
 
 
+MISTYPED = (
+    "hunter2@h/0 :hunter2192.0.2.1:6379/0 u:hunter2:192.0.2.1:6379/0 hunter2/x h/hunter2 h/0#hunter2 "
+    "h/0?pasword=hunter2 h/0?auth=hunter2 h/0?Password=hunter2"
+)
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
+        *((table, f"redis://{url}") for table in ("LEDGER__URL", "INBOUND__URL") for url in MISTYPED.split()),
         *(("LEDGER__URL", f"redis://:{word}@h/0") for word in ("a hunter2", "a@hunter2")),
         ("LEDGER__URL", "redis+sentinel://:a'hunter2@h:26379/mymaster"),
         ("JOBS__TRENDING_NOW__OPTIONS", '{ a = "Bearer hunter2hunter2", b = [{ c = "Bearer hunter2hunter2" }] }'),

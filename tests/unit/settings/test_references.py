@@ -104,18 +104,12 @@ def test_keys_beside_the_url_reach_the_server(
 
 
 MISTAKES = [
-    (
-        ('url = "env:NOT_SET"',),
-        "url: environment variable NOT_SET is not set; put the url into it, or write file:/path ",
-    ),
+    (('url = "env:NOT_SET"',), "url: environment variable NOT_SET is not set; put the url into it, or write file:/"),
     (('url = "file:none"',), "url: url file {}/none cannot be read: No such file or directory"),
     (('url = "env:not a name"',), 'url: do not write the url itself here; write "env:VARIABLE" or "file:/path"'),
     (('url = "redis://h"', 'password = "file:none"'), "password: password file {}/none cannot be read: No such"),
     (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: ~nobody-is-called-so/x: this home"),
-    (
-        ('url = "sqlite:////srv/l-${USER}.db"',),
-        "url: /srv/l-${USER}.db: no variable is replaced in a path; write it out",
-    ),
+    (('url = "sqlite:////srv/l-${USER}.db"',), "url: /srv/l-${USER}.db: no variable is replaced in a path; write"),
     (('url = "sqlite:///l.db "',), "url: a path does not begin or end with a space"),
     (('url = "redis://h"', "password = 5"), "password: a non-empty string is needed"),
     (('url = "redis://h"', 'password = "s3cret\\n"'), "password: a password has no control characters"),
@@ -207,10 +201,7 @@ OPTIONS = [
     ("redis://h/0?ssl_ca_certs=x", "ssl_ca_certs is an option of TLS, which this url does not speak; write rediss://"),
     ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
     ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
-    (
-        "redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none",
-        "ssl_ca_certs: /none is no file that this user can read",
-    ),
+    ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none is no file that this"),
     ("sqlite:///a#b/ledger.db#s3cret", "url sqlite:///a#b/ledger.db: an SQLite url ends with its path; remove #"),
     ("sqlite:///ledger.db?s3cret", "an SQLite url ends with its path; remove ?"),
     ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
@@ -224,7 +215,8 @@ UNCLEAR = [
     "redis://:7711?password=s3cret@192.0.2.1:6379/0",
     "redis+sentinel://me:7711/s3cret@192.0.2.1:26379/0",
     "unix://me:pass#s3cret@/run/redis.sock",
-    *("redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?x%20s3cret=1"),
+    *("redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?x%20s3cret=1", "redis://h/0?s3cret"),
+    *("redis://u:s3cret:192.0.2.1:6379/0", "redis:u:s3cret@h/0"),
     # What redis-py, or Python's parser, would drop.
     *("redis+cluster://me:s3cret@h:1,me:s3cret@i:1", "redis://me:s3cret@h:1,me:s3cret@i:1/0"),
     *("redis://h:6379/0#s3cret", "unix:///run/redis#s3cret.sock", "redis+cluster://h:6379#s3cret"),
@@ -234,8 +226,9 @@ UNCLEAR = [
 TWICE = [
     *(
         (url, "it names no host; write redis://HOST:PORT/DB")
-        for url in ("redis:///0", "redis://:6379/0", "redis://u:p@")
+        for url in ("redis:///0", "redis://:6379/0", "redis://u:p@", "redis://:s3cret192.0.2.1:6379/0")
     ),
+    ("redis://h/s3cret", "its database is not a number"),
     ("redis://$HOST/0", "no variable is replaced in it; write url = "),
     ("redis://h/0?db=3", "it has two of db"),
     ("redis://h,i:6379/0", "it names several hosts; write redis+sentinel:// or redis+cluster://, or one host"),
