@@ -165,6 +165,15 @@ def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
     return kind
 
 
+def is_mounted_alone(path: str, mounts: str = MOUNTS) -> bool:
+    """Whether a mount leads to the file at `path`, and not to its folder; False if that is not known."""
+    spelled = re.sub(r"[\s\\]", lambda special: f"\\{ord(special[0]):03o}", path)
+    try:
+        return f" {spelled} " in Path(mounts).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+
+
 def existing(path: str) -> str:
     """The path, or the nearest folder above it that exists."""
     while not os.path.lexists(path) and path != os.path.dirname(path):

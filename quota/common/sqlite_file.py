@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from quota.common.clock import elapsed_s
 from quota.common.files import doubt_of_database, make_folder, open_alone, read_text
-from quota.common.findings import obstacle
+from quota.common.findings import is_mounted_alone, obstacle
 from quota.common.fork import hold_over_fork
 
 T = TypeVar("T")
@@ -274,7 +274,7 @@ class SqliteFile:
         return db
 
     def _check(self) -> None:
-        why = doubt_of_database(self.path)
+        why = doubt_of_database(self.path) or _second_name(self.path)
         if why:
             raise self._useless("other", why)
 
@@ -391,6 +391,17 @@ def _inode(path: str) -> int:
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise
         return 0
+
+
+def _second_name(path: str) -> str:
+    """Why the file may have a second name, in words; "" if it has none. SQLite keeps a -wal beside each name, so
+    processes that open different names do not see each other's writes."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and os.stat(path).st_nlink > 1:
+        return "a hard link to it is a second file for SQLite; delete one of the two (find / -samefile shows both)"
+    if is_mounted_alone(path):
+        return "it is mounted without its folder, and is a second file for SQLite; mount the folder"
+    return ""
 
 
 def _make(path: str, *, private: bool) -> None:

@@ -33,11 +33,6 @@ def run(path: Path, *statements: str) -> None:
         db.commit()
 
 
-def test_no_file_is_made_before_the_first_call(path: Path) -> None:
-    SqliteLog(f"sqlite:///{path}").close()
-    assert not path.exists()
-
-
 def test_the_file_is_a_ledger_of_this_version(log: SqliteLog, path: Path) -> None:
     add(log, charge())
     log.close()
@@ -58,18 +53,15 @@ def test_a_ledger_of_another_version_is_refused_in_one_line(path: Path, version:
     assert "\n" not in str(refused.value)
 
 
-def test_another_programs_database_is_refused(path: Path) -> None:
-    run(path, "CREATE TABLE log (project, ms, seq, line)")
+@pytest.mark.parametrize("says", ["another program", "not an SQLite database"])
+def test_a_file_that_is_no_ledger_is_refused(path: Path, says: str) -> None:
+    if says == "another program":
+        run(path, "CREATE TABLE log (project, ms, seq, line)")
+    else:
+        path.write_text("x" * 5_000)
     path.chmod(0o600)
-    with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match="another program"):
+    with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match=says):
         add(log, charge())
-
-
-def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
-    path.write_text("x" * 5_000)
-    path.chmod(0o600)
-    with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match="not an SQLite database"):
-        log.begin(P)
 
 
 def test_a_table_that_somebody_has_removed_is_damage(log: SqliteLog, path: Path) -> None:
@@ -77,6 +69,14 @@ def test_a_table_that_somebody_has_removed_is_damage(log: SqliteLog, path: Path)
     run(path, "DROP TABLE state")
     with pytest.raises(UnusableLedger, match="is damaged"):
         log.begin(P)
+
+
+def test_a_file_with_a_second_name_is_refused(log: SqliteLog, path: Path) -> None:
+    add(log, charge())
+    path.with_name("second").hardlink_to(path)
+    second = SqliteLog(f"sqlite:///{path}".replace("ledger.db", "second"))
+    with closing(second), pytest.raises(UnusableLedger, match="a second file for SQLite"):
+        second.begin(P)
 
 
 @pytest.mark.parametrize("line", ["'x'", "''", "x'ff00'", "CAST(x'ff00' AS TEXT)", "5", "'1' || char(0)"])

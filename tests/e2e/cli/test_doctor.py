@@ -17,7 +17,7 @@ import redis
 import quota
 from quota.cli.doctor import PEEKS, examine
 from quota.common.clock import host_clock
-from quota.common.findings import examine_folder, file_system
+from quota.common.findings import examine_folder, file_system, is_mounted_alone
 from quota.dashboard.app import Dashboard
 from quota.inbound.redis_storage import COMMANDS as INBOUND_COMMANDS
 from quota.ledger.factory import open_ledger
@@ -141,6 +141,7 @@ def test_doctor_warns_of_a_network_file_system(tmp_path: Path) -> None:
     for beside in (tmp_path / "a folder and more", tmp_path, folder.parent / "not there" / "yet"):
         assert [each.level for each in examine_folder("store", beside, "it", str(mounts))] == ["ok"]
     assert file_system(str(folder), str(tmp_path / "nowhere")) == ""
+    assert [is_mounted_alone(str(path), str(mounts)) for path in (folder, folder / "ledger.db")] == [True, False]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
