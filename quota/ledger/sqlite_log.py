@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
 from quota.common.files import has_room
-from quota.common.findings import examine_folder, obstacle, warning
+from quota.common.findings import examine_folder, finding_of, obstacle, warning
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
@@ -51,6 +51,9 @@ APPLICATION_ID = 0x51_4C_47_31
 
 MIN_FREE_BYTES = 65_536
 """What the first append of a process may need, beside the entries for SQLite's -shm."""
+
+MAX_CHECKED_BYTES = 2**28
+"""The largest file that `examine` reads whole: in about two seconds."""
 
 TRIMMED = "trimmed"
 
@@ -250,7 +253,12 @@ class SqliteLog(OfOneProcess, Log):
         path = self._file.path
         if not path:
             return [warning("ledger", "in memory: it ends with this process", "name a file in the url")]
-        return list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
+        findings = list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
+        if os.path.exists(path) and os.path.getsize(path) <= MAX_CHECKED_BYTES:
+            check = "PRAGMA integrity_check(1)"  # `quick_check` does not see that rows are out of order
+            if self._file.transact(lambda db: db.execute(check).fetchone()[0], write=False) != "ok":
+                findings.append(finding_of("error", "ledger file", self._file.says(sqlite3.SQLITE_CORRUPT)))
+        return findings
 
     def unwritable(self, project: str) -> str:
         path = self._file.path

@@ -71,6 +71,14 @@ def test_a_table_that_somebody_has_removed_is_damage(log: SqliteLog, path: Path)
         log.begin(P)
 
 
+def test_doctor_finds_rows_in_the_wrong_order(log: SqliteLog, path: Path) -> None:
+    add(log, charge(), charge())
+    schema = "UPDATE sqlite_master SET sql = replace(sql, 'ms, seq)', 'ms DESC, seq DESC)')"
+    log.close()
+    run(path, "PRAGMA writable_schema = ON", schema)
+    assert [(each.level, each.message[-10:]) for each in log.examine(P)][1:] == [("error", "is damaged")]
+
+
 def test_a_file_with_a_second_name_is_refused(log: SqliteLog, path: Path) -> None:
     add(log, charge())
     path.with_name("second").hardlink_to(path)
