@@ -78,7 +78,7 @@ _FAULTS: dict[str | int, str] = {
     ),
     sqlite3.SQLITE_CANTOPEN: " cannot be opened; check that its folder exists and this user may write there",
     sqlite3.SQLITE_FULL: ": {when_full}",
-    sqlite3.SQLITE_CORRUPT: " is damaged; move it away ({lost_then})",
+    sqlite3.SQLITE_CORRUPT: " is damaged; move it away, with its -wal and -shm ({lost_then})",
     sqlite3.SQLITE_IOERR: (
         ": reading or writing it failed; check the disk and its space, or, if its -wal was deleted, restart what has "
         "it open: fuser {path}"

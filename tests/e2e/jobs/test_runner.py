@@ -825,7 +825,7 @@ def test_a_run_whose_end_cannot_be_stored_still_reports(
     report = bench.run(watcher=Breaks())
     assert (report.outcome, report.exit_status, report.units) == ended
     (warning,) = (message for message in caplog.messages if message.startswith("run_not_kept"))
-    damaged = "is damaged; move it away (the next runs fetch the data again)"
+    damaged = "is damaged; move it away, with its -wal and -shm (the next runs fetch the data again)"
     assert warning == f"run_not_kept run={report.run} job=t: store sqlite:///{bench.folder / 'videos.db'} {damaged}"
 
 
