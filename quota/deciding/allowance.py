@@ -116,7 +116,7 @@ def hand_over(project: Project) -> None:
     """Charge this machine's draws, and their corrections, to the ledger, unless another process is doing it. Raises
     LedgerError."""
     journal = project.journal
-    if journal is None or not journal.draws.owed():
+    if journal is None or not journal.draws.owed(journal.of_one_log):
         return
     restored(project, project.read_on)  # before the lock: nobody must wait with it for a ledger that does not answer
     try:
@@ -125,7 +125,7 @@ def hand_over(project: Project) -> None:
         return
     units: list[int] = []
     with lock:
-        owed = journal.draws.owed()
+        owed = journal.draws.owed(journal.of_one_log)
         for at in range(0, len(owed), HANDED_AT_ONCE):
             units += _hand_over(project, journal, owed[at : at + HANDED_AT_ONCE])
     if units:
@@ -165,7 +165,8 @@ def owed_units(project: Project) -> int:
     """The drawn units that the ledger does not have yet."""
     if project.journal is None:
         return 0
-    return sum(owed.entry.units for owed in project.journal.draws.owed() if owed.handed_id is None)
+    journal = project.journal
+    return sum(owed.entry.units for owed in journal.draws.owed(journal.of_one_log) if owed.handed_id is None)
 
 
 def settle_draws(project: Project, units: Mapping[str, int]) -> list[Entry] | None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
@@ -157,16 +157,18 @@ class Draws:
         other = "or set QUOTA_STATE_DIR to another folder"
         return LedgerError(f"{self._what}: {why}, so nothing is drawn; {remedy}, {other}")
 
-    def owed(self) -> list[Draw]:
-        """The draws that this identity owes its ledger, or whose corrections it owes, oldest first. If the file cannot
-        be read, returns none and logs that once; the debt stays."""
+    def owed(self, of_one_log: Callable[[], Collection[str]] = tuple) -> list[Draw]:
+        """The draws that this identity owes its ledger, or whose corrections it owes, and those of the identities
+        `of_one_log`, oldest first. If the file cannot be read, returns none and logs that once; the debt stays."""
         try:
             with self._errors():
                 draws = self._draws()[0]
         except LedgerError as error:
             self._complain(error)
             return []
-        return [draw for draw in draws.values() if draw.is_owed and draw.identity == self._identity.hash]
+        owed, own = [draw for draw in draws.values() if draw.is_owed], self._identity.hash
+        ours = {own, *(of_one_log() if any(draw.identity != own for draw in owed) else ())}
+        return [draw for draw in owed if draw.identity in ours]
 
     def owed_by_others(self) -> Mapping[str, int]:
         """The units that other configurations of this machine drew and owe their ledgers, by the name or the path of

@@ -7,7 +7,7 @@
     notes, note           what else is noted: the name of the ledger
     facts, note_facts     the facts that this machine has read
     draws                 draws on the allowance: no log has them yet, and no union takes them
-    apart_ms              whether another configuration counts the project in another ledger
+    apart_ms, of_one_log  which other configurations count the project in another ledger, or in the same
     left_behind           projects that a configuration charged but no longer names
 
 If a ledger is emptied, restored, or replaced by a lagging replica, it lacks entries of the journal. An entry is written
@@ -23,7 +23,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,17 +129,31 @@ class Journal(OfOneProcess):
     def apart_ms(self, epoch: str) -> int:
         """When this machine last noted an entry of the same upstream project in another ledger than the one with this
         epoch; 0 if it never did. Raises OSError."""
-        times = [0]
+        others = self._last_epochs()
+        others.pop(self._identity.hash, None)
+        apart = [name for name, noted in others.items() if noted != epoch]
+        return max([_noted_ms(f"{self._upstream}{os.sep}{name}") for name in apart], default=0)
+
+    def of_one_log(self) -> Collection[str]:
+        """The hashes of the configurations whose journals last noted an entry of the same log as this one: for example
+        this configuration at another path."""
+        try:
+            epochs = self._last_epochs()
+        except OSError:
+            return ()
+        return [name for name, epoch in epochs.items() if epoch == epochs.get(self._identity.hash)]
+
+    def _last_epochs(self) -> dict[str, str]:
+        """The epoch of the last entry in each configuration's journal of the same upstream project. Raises OSError."""
+        epochs = {}
         for own in os.scandir(self._upstream):
-            if not own.is_dir() or own.name == self._identity.hash:
-                continue
             files = DayFiles(own.path, self._clock)
-            name, end = max(files.ends().items(), default=("", 0))
+            name, end = max(files.ends().items(), default=("", 0)) if own.is_dir() else ("", 0)
             pieces = files.lines(name, max(0, end - TAIL_BYTES), end) if name else ()
             noted = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
-            if noted and noted[-1].epoch != epoch:
-                times.append(_noted_ms(own.path))
-        return max(times)
+            if noted:
+                epochs[own.name] = noted[-1].epoch
+        return epochs
 
     # Entries
 

@@ -134,9 +134,5 @@ def test_a_planted_link_or_pipe_is_neither_followed_nor_waited_for(tmp_path: Pat
     if name == "notes":  # it is replaced as it stands
         assert stat.S_ISREG(path.lstat().st_mode)
         return
-    after = path.lstat()
-    assert (stat.S_IFMT(after.st_mode), after.st_uid, after.st_size) == (
-        stat.S_IFMT(before.st_mode),
-        before.st_uid,
-        before.st_size,
-    )
+    stood, stands = ((stat.S_IFMT(each.st_mode), each.st_uid, each.st_size) for each in (before, path.lstat()))
+    assert stands == stood

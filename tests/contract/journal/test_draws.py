@@ -70,13 +70,15 @@ def test_a_union_leaves_out_draws_that_were_not_handed_over(tmp_path: Path) -> N
     assert [each.key for _, each in noted.records()] == ["noted"]
 
 
-def test_identities_of_one_upstream_project_share_the_allowance_and_owe_for_themselves(tmp_path: Path) -> None:
-    mine = journal(tmp_path, identity=Identity("a", "p")).draws
-    others = journal(tmp_path, identity=Identity("b", "p")).draws
+def test_identities_of_one_upstream_project_share_the_allowance_and_hand_over_to_their_own_logs(tmp_path: Path) -> None:
+    mine, moved, others = (journal(tmp_path, identity=Identity(name, "p")) for name in "abc")
     elsewhere = journal(tmp_path, identity=Identity("a", "p", "http://127.0.0.1")).draws
-    assert draw(mine, entry(units=50))
-    assert not draw(others, entry())
-    assert (len(mine.owed()), len(others.owed())) == (1, 0)
+    assert draw(mine.draws, entry(units=50))
+    assert not draw(others.draws, entry())
+    for each, epoch in ((mine, "e"), (moved, "e"), (others, "f")):
+        assert len(each.draws.owed(each.of_one_log)) == (each is mine)
+        each.write(epoch, [entry()])
+    assert [len(each.draws.owed(each.of_one_log)) for each in (mine, moved, others)] == [1, 1, 0]
     assert draw(elsewhere, entry())
 
 
