@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 
@@ -16,6 +18,35 @@ def host_clock() -> int:
 
 elapsed_s: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 """Seconds since an arbitrary moment, for measuring durations. Includes the time that the machine was suspended."""
+
+
+class SinceBoot(NamedTuple):
+    """The time since the machine's start, which no setting of its clock changes. `boot` names the start; "": unknown,
+    so that no two times can be compared."""
+
+    boot: str = ""
+    ms: int = 0
+
+    def passed_ms(self, since: SinceBoot) -> int | None:
+        """The time since an earlier moment; None if the machine was started anew, or nobody knows."""
+        return max(0, self.ms - since.ms) if self.boot and self.boot == since.boot else None
+
+
+UNKNOWN_UPTIME = SinceBoot()
+
+
+def since_boot() -> SinceBoot:
+    """The present time since the machine's start."""
+    return SinceBoot(boot_id(), int(elapsed_s() * 1_000))
+
+
+@cache
+def boot_id() -> str:
+    """Names this start of the machine; "" if the system does not."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def utc(at_ms: int) -> datetime:

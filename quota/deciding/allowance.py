@@ -51,10 +51,10 @@ def stand(project: Project, allowance: Allowance, costs: Sequence[int] = ()) -> 
     now). None if this project has no allowance."""
     if project.journal is None:
         return None
-    draws, now_ms, window_ms = project.journal.draws, project.wall(), project.longest_ms
+    draws, now_ms, window_ms, uptime = project.journal.draws, project.wall(), project.longest_ms, project.since_boot()
     state, drawn = AllowanceState(*allowance, 0, None), []
     try:
-        drawn = [draw.entry for draw in draws.drawn(now_ms, window_ms) if draw.entry.units]
+        drawn = [draw.entry for draw in draws.drawn(now_ms, window_ms, uptime) if draw.entry.units]
         draws.check_writable()
     except LedgerError as error:
         state = state._replace(trouble=str(error))
@@ -77,14 +77,14 @@ def draw(
     their first try. Raises LedgerError if the disk fails."""
     if project.journal is None or any(charge.units > allowance.max_cost_units for charge in charges):
         return None
-    draws, now_ms, window_ms = project.journal.draws, project.wall(), project.longest_ms
+    draws, now_ms, window_ms, uptime = project.journal.draws, project.wall(), project.longest_ms, project.since_boot()
     units = sum(charge.units for charge in charges)
-    left_units = allowance.allowance_units - draws.drawn_units(now_ms, window_ms) - units
+    left_units = allowance.allowance_units - draws.drawn_units(now_ms, window_ms, uptime) - units
     if not commit:
         draws.check_writable()
         return left_units if left_units >= 0 else None
     limits = {"now_ms": now_ms, "window_ms": window_ms, "allowance_units": allowance.allowance_units}
-    if not draws.draw(charges, read.epoch, read.seen, **limits):
+    if not draws.draw(charges, read.epoch, read.seen, uptime, **limits):
         return None
     left_units = max(0, left_units)
     if not project.drawn:
@@ -149,7 +149,7 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
     for draw, at in handed:
         if draw.is_settled:
             correct(project, at[0], [draw.entry.key], draw.entry.units)
-    is_noted = journal.draws.handed_over(project.reading.epoch, handed)
+    is_noted = journal.draws.handed_over(handed)
     return [draw.entry.units for draw, _ in handed if draw.handed_id is None and draw.entry.units] if is_noted else []
 
 

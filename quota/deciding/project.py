@@ -14,7 +14,7 @@ from math import inf
 from threading import RLock
 from typing import Any, TypeVar
 
-from quota.common.clock import NEVER, elapsed_s, host_clock, rfc3339
+from quota.common.clock import NEVER, UNKNOWN_UPTIME, SinceBoot, elapsed_s, host_clock, rfc3339, since_boot
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.decision import COUNTING, REPAIR
@@ -113,6 +113,10 @@ class Project(OfOneProcess):
         if self._clock is not None:
             return min(self._clock(), self.wall() + WALL_SLACK_MS)
         return self.reading.now_ms(elapsed_ms(), self.wall())
+
+    def since_boot(self) -> SinceBoot:
+        """The time since the machine's start; unknown if the caller's clock is not the host's."""
+        return since_boot() if self.wall is host_clock else UNKNOWN_UPTIME
 
     def dated_ms(self, decided_ms: int) -> int:
         """The time of a decision, by the ledger's clock if this machine's is behind."""

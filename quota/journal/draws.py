@@ -18,7 +18,7 @@ somebody restores an old copy of the file, draws may be handed over again: the l
 
 Each line of the file is a draw as it stands then, with a length and a checksum. The last line of a key counts:
 
-    IDENTITY  EPOCH  SEEN  CHARGED-UNITS  HANDED-EPOCH  HANDED-ID  HANDED-UNITS  MS-SEQ  ENTRY...    see `Draw`
+    IDENTITY  EPOCH  SEEN  CHARGED-UNITS  BOOT:MS  HANDED-ID  HANDED-UNITS  MS-SEQ  ENTRY...    see `Draw`
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
+from quota.common.clock import UNKNOWN_UPTIME, SinceBoot
 from quota.common.files import has_room, open_alone
 from quota.common.findings import existing, obstacle
 from quota.common.log import warn
@@ -59,8 +60,8 @@ class Draw(NamedTuple):
     with `charged_units`.
 
     The first try of its call had read the log of `epoch` up to `seen`: from there on, a hand-over looks for its key.
-    After the hand-over, the log of `handed_epoch` has it as `handed_id`, with `handed_units`. A `settle` makes
-    them _UNKNOWN, because another machine may have settled it in the ledger.
+    After the hand-over, the log has it as `handed_id`, with `handed_units`. A `settle` makes these _UNKNOWN, because
+    another machine may have settled it in the ledger.
     """
 
     identity: str
@@ -68,7 +69,7 @@ class Draw(NamedTuple):
     charged_units: int
     epoch: str
     seen: Id
-    handed_epoch: str = ""
+    drawn_at: SinceBoot = UNKNOWN_UPTIME
     handed_id: Id | None = None
     handed_units: int = 0
 
@@ -85,11 +86,15 @@ class Draw(NamedTuple):
         """Whether the ledger may lack a correction, if it has the draw."""
         return self.handed_id is not None or self.handed_units == _UNKNOWN
 
-    def as_of(self, now_ms: int) -> Draw:
-        """The draw, dated by its hand-over if it lies in the future. The clock may be wrong now, or was then."""
-        if self.handed_id is None or self.entry.id[0] <= now_ms:
-            return self
-        return self._replace(entry=self.entry._replace(id=min(self.entry.id, self.handed_id)))
+    def as_of(self, now_ms: int, uptime: SinceBoot) -> Draw:
+        """The draw, with its time by the present clock. The clock may have been set since. If the machine was started
+        anew since, a draw of the future is dated by its hand-over: the clock may be wrong now, or was then."""
+        at, passed_ms = self.entry.id, uptime.passed_ms(self.drawn_at)
+        if passed_ms is not None:
+            at = (now_ms - passed_ms, 0)
+        elif self.handed_id is not None and at[0] > now_ms:
+            at = min(at, self.handed_id)
+        return self._replace(entry=self.entry._replace(id=at))
 
 
 class Draws:
@@ -110,6 +115,7 @@ class Draws:
         entries: Sequence[Entry],
         epoch: str,
         seen: Id,
+        uptime: SinceBoot = UNKNOWN_UPTIME,
         *,
         now_ms: int,
         window_ms: int,
@@ -122,24 +128,24 @@ class Draws:
         with self._alone(), self._errors():
             draws, lines = self._draws()
             news = [entry._replace(id=(now_ms, 0)) for entry in entries if entry.key not in draws]
-            if self.drawn_units(now_ms, window_ms) + sum(entry.units for entry in news) > allowance_units:
+            if self.drawn_units(now_ms, window_ms, uptime) + sum(entry.units for entry in news) > allowance_units:
                 return False
-            self._forget_old(draws, lines, now_ms, max(window_ms, self._keep_ms))
+            self._forget_old(draws, lines, now_ms, uptime, max(window_ms, self._keep_ms))
             if read_text(self._owner(self._identity.hash)) != self._identity.ledger:
                 replace_text(self._owner(self._identity.hash), self._identity.ledger)
-            self._append([Draw(self._identity.hash, entry, entry.units, epoch, seen) for entry in news])
+            self._append([Draw(self._identity.hash, entry, entry.units, epoch, seen, uptime) for entry in news])
             return True
 
-    def drawn(self, now_ms: int, window_ms: int) -> list[Draw]:
+    def drawn(self, now_ms: int, window_ms: int, uptime: SinceBoot = UNKNOWN_UPTIME) -> list[Draw]:
         """The draws of all processes and identities in this window, handed over or not. Draws of the future count too:
         a clock may have gone back. Raises LedgerError."""
         with self._errors():
-            draws = [draw.as_of(now_ms) for draw in self._draws()[0].values()]
+            draws = [draw.as_of(now_ms, uptime) for draw in self._draws()[0].values()]
             return [draw for draw in draws if draw.entry.id[0] > now_ms - window_ms]
 
-    def drawn_units(self, now_ms: int, window_ms: int) -> int:
+    def drawn_units(self, now_ms: int, window_ms: int, uptime: SinceBoot = UNKNOWN_UPTIME) -> int:
         """The units of `drawn`."""
-        return sum(draw.entry.units for draw in self.drawn(now_ms, window_ms))
+        return sum(draw.entry.units for draw in self.drawn(now_ms, window_ms, uptime))
 
     def check_writable(self) -> None:
         """Raise LedgerError if nothing can be drawn now. Writes nothing."""
@@ -184,16 +190,16 @@ class Draws:
         """The file that names a configuration by its identity, beside the entries of its journal."""
         return os.sep.join((self._folder, identity, "owner"))
 
-    def handed_over(self, epoch: str, handed: Sequence[tuple[Draw, Id]]) -> bool:
-        """Note that the log of this epoch has these draws, with these ids and units. A draw that was corrected
-        meanwhile is still `owed`. If the disk fails, logs that once and returns False: then the draws are handed over
-        again, and the log recognizes them."""
+    def handed_over(self, handed: Sequence[tuple[Draw, Id]]) -> bool:
+        """Note that the log has these draws, with these ids and units. A draw that was corrected meanwhile is still
+        `owed`. If the disk fails, logs that once and returns False: then the draws are handed over again, and the log
+        recognizes them."""
         try:
             with self._alone(), self._errors():
                 draws, now = self._draws()[0], []
                 for draw, at in handed:
                     stands = draws.get(draw.entry.key, draw)
-                    now.append(stands._replace(handed_epoch=epoch, handed_id=at, handed_units=draw.entry.units))
+                    now.append(stands._replace(handed_id=at, handed_units=draw.entry.units))
                 self._append(now)
         except LedgerError as error:
             self._complain(error)
@@ -270,9 +276,10 @@ class Draws:
         finally:
             os.close(fd)
 
-    def _forget_old(self, draws: dict[str, Draw], lines: int, now_ms: int, keep_ms: int) -> None:
+    def _forget_old(self, draws: dict[str, Draw], lines: int, now_ms: int, uptime: SinceBoot, keep_ms: int) -> None:
         """Rewrite the file without old draws. Owed draws stay, however old they look."""
-        kept = [draw for draw in draws.values() if draw.is_owed or draw.entry.id[0] > now_ms - keep_ms - SLACK_MS]
+        since_ms = now_ms - keep_ms - SLACK_MS
+        kept = [draw for draw in draws.values() if draw.is_owed or draw.as_of(now_ms, uptime).entry.id[0] > since_ms]
         if lines <= 4 * len(kept) + SPARE_LINES:
             return
         with os.fdopen(open_alone(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
@@ -303,7 +310,8 @@ def _write_all(fd: int, draws: Iterable[Draw]) -> None:
 def _line(draw: Draw) -> str:
     handed = "" if draw.handed_id is None else id_text(draw.handed_id)
     first_try = draw.identity, draw.epoch, id_text(draw.seen), str(draw.charged_units)
-    after = draw.handed_epoch, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
+    drawn_at = f"{draw.drawn_at.boot}:{draw.drawn_at.ms}"
+    after = drawn_at, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
     return "\t".join((*first_try, *after))
 
 
@@ -313,9 +321,11 @@ def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
     for body in filter(None, map(unframed, lines)):
         with suppress(ValueError):
             fields = body.decode(errors=SPELLING).split("\t", 8)
-            identity, epoch, seen, charged, handed_epoch, handed_id, handed_units, at, text = fields
+            identity, epoch, seen, charged, drawn_at, handed_id, handed_units, at, text = fields
+            boot, _, ms = drawn_at.partition(":")
             entry = unpacked(read_id(at), text)
             if entry.kind == "charge":
-                after = handed_epoch, read_id(handed_id) if handed_id else None, int(handed_units)
-                draws[entry.key] = Draw(identity, entry, int(charged), epoch, read_id(seen), *after)
+                after = read_id(handed_id) if handed_id else None, int(handed_units)
+                first_try = epoch, read_id(seen), SinceBoot(boot, int(ms or 0))
+                draws[entry.key] = Draw(identity, entry, int(charged), *first_try, *after)
     return draws

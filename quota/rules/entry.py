@@ -29,6 +29,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from quota.common.clock import boot_id
 from quota.common.fork import start_over_in_child
 
 Id = tuple[int, int]
@@ -184,17 +185,13 @@ class Keys:
 def machine_mark(folder: Path | None, journal: str = "") -> str:
     """The mark of this machine in its keys: it depends on the host, its start, the place of the state folder, and the
     journal. A copy of the folder has another mark."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        boot = ""
     place = ""
     if folder is not None:
         try:
             place = f"{folder}{folder.stat().st_ino}"
         except OSError:
             place = str(folder)
-    return _hashed(f"{os.uname().nodename}\0{boot}\0{place}\0{journal}", MACHINE_CHARS)
+    return _hashed(f"{os.uname().nodename}\0{boot_id()}\0{place}\0{journal}", MACHINE_CHARS)
 
 
 def _hashed(text: str, chars: int) -> str:

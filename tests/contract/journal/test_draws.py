@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from contract.journal.journals import NOW_MS, entry, forked, journal
+from quota.common.clock import SinceBoot
 from quota.errors import LedgerError
 from quota.journal.draws import SPARE_LINES, Draws
 from quota.journal.files import FileLock
@@ -21,8 +23,8 @@ from quota.terms.limits import DAY_MS, SLACK_MS
 SEEN = (NOW_MS - 5, 3)
 
 
-def draw(draws: Draws, *entries: Entry, now_ms: int = NOW_MS, allowance_units: int = 50) -> bool:
-    return draws.draw(entries, "e", SEEN, now_ms=now_ms, window_ms=DAY_MS, allowance_units=allowance_units)
+def draw(draws: Draws, *entries: Entry, now_ms: int = NOW_MS, allowance_units: int = 50, **up: SinceBoot) -> bool:
+    return draws.draw(entries, "e", SEEN, now_ms=now_ms, window_ms=DAY_MS, allowance_units=allowance_units, **up)
 
 
 def draws_file(state: Path) -> Path:
@@ -38,14 +40,14 @@ def test_a_draw_is_owed_with_what_its_first_try_had_read_until_it_is_handed_over
     (owed,) = draws.owed()
     assert owed.entry == drawn._replace(id=(NOW_MS, 0))
     assert (owed.epoch, owed.seen, owed.handed_id) == ("e", SEEN, None)
-    draws.handed_over("f", [(owed, (NOW_MS + 9, 4))])
+    draws.handed_over([(owed, (NOW_MS + 9, 4))])
     assert draws.owed() == journal(tmp_path).draws.owed() == []
 
 
 def test_handing_over_does_not_renew_the_allowance_and_the_window_does(tmp_path: Path) -> None:
     draws = journal(tmp_path).draws
     assert draw(draws, *(entry() for _ in range(30)))
-    draws.handed_over("e", [(owed, owed.entry.id) for owed in draws.owed()])
+    draws.handed_over([(owed, owed.entry.id) for owed in draws.owed()])
     assert not draw(draws, *(entry() for _ in range(21)), now_ms=NOW_MS + 1)
     assert draw(draws, *(entry() for _ in range(20)), now_ms=NOW_MS + 1)
     assert draws.drawn_units(NOW_MS + 1, DAY_MS) == 50
@@ -102,10 +104,10 @@ def test_a_draw_is_corrected_before_and_after_it_is_handed_over(tmp_path: Path) 
     (owed,) = draws.owed()
     assert (owed.entry.units, owed.handed_id) == (7, None)
     journal(tmp_path).draws.settle({"k": 9})
-    draws.handed_over("f", [(owed, (1, 1))])
+    draws.handed_over([(owed, (1, 1))])
     (owed,) = draws.owed()
-    assert (owed.entry.units, owed.handed_id, owed.handed_epoch, owed.handed_units) == (9, (1, 1), "f", 7)
-    draws.handed_over("f", [(owed, (1, 1))])
+    assert (owed.entry.units, owed.handed_id, owed.handed_units) == (9, (1, 1), 7)
+    draws.handed_over([(owed, (1, 1))])
     assert draws.owed() == []
     draws.settle({"k": 0})
     assert [each.entry.units for each in draws.owed()] == [0]
@@ -152,7 +154,7 @@ def test_a_long_file_is_written_anew_and_what_is_owed_stays_however_old(tmp_path
     draw(draws, entry(key="owed"))
     draws.settle({"owed": 3})
     draw(draws, *(entry(key=f"k{number}") for number in range(SPARE_LINES)), allowance_units=10**9)
-    draws.handed_over("e", [(each, (1, 1)) for each in draws.owed() if each.entry.key != "owed"])
+    draws.handed_over([(each, (1, 1)) for each in draws.owed() if each.entry.key != "owed"])
     last_ms = NOW_MS + DAY_MS + SLACK_MS
     draw(draws, entry(key="new"), now_ms=last_ms)
     assert draws_file(tmp_path).read_bytes().count(b"\n") < 10
@@ -163,10 +165,20 @@ def test_a_draw_dated_ahead_counts_until_a_window_after_its_hand_over(tmp_path: 
     draws = journal(tmp_path).draws
     draw(draws, entry(units=50), now_ms=NOW_MS + 300 * DAY_MS)
     assert not draw(draws, entry())
-    draws.handed_over("e", [(owed, (NOW_MS, 1)) for owed in draws.owed()])
+    draws.handed_over([(owed, (NOW_MS, 1)) for owed in draws.owed()])
     assert draw(draws, entry(), now_ms=NOW_MS - 300 * DAY_MS, allowance_units=51)  # this clock is behind
     assert not draw(draws, entry(), now_ms=NOW_MS + DAY_MS - 1)
     assert draw(draws, entry(), now_ms=NOW_MS + DAY_MS)
+
+
+@pytest.mark.parametrize("set_ms", [-9_000 * DAY_MS, 9_000 * DAY_MS])
+def test_setting_the_clock_renews_no_allowance_and_delays_none(tmp_path: Path, set_ms: int) -> None:
+    draws, up = journal(tmp_path).draws, partial(SinceBoot, "boot")
+    assert draw(draws, entry(units=49), uptime=up(5))
+    assert not draw(draws, entry(units=2), now_ms=NOW_MS + set_ms, uptime=up(DAY_MS + 4))
+    assert draw(draws, entry(), now_ms=NOW_MS + set_ms, uptime=up(6))
+    assert not draw(draws, entry(), uptime=up(DAY_MS + 4))
+    assert draw(draws, entry(units=49), now_ms=NOW_MS + set_ms, uptime=up(DAY_MS + 5))
 
 
 def test_threads_that_begin_meanwhile_lock_each_other_out(tmp_path: Path, often_switching: None) -> None:
