@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from quota.common.fork import OfOneProcess
 from quota.common.log import line
 from quota.common.text import listed, many, show
-from quota.deciding.allowance import Allowance, draw, owed_units, settle_draws, stand, try_to_repay
+from quota.deciding.allowance import Allowance, draw, owe_correction, owed_units, settle_draws, stand, try_to_repay
 from quota.deciding.answers import Answers
 from quota.deciding.corrections import add, catch_up, correct, insist
 from quota.deciding.decide import decide
@@ -166,7 +166,12 @@ class Budget(OfOneProcess):
         ms, key, further = parts_of_id(charge_id)
         keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1) if of_all)]
         drawn = settle_draws(self._project, {name: units if name == key else 0 for name in keys})
-        before = drawn or insist(self._project, lambda: correct(self._project, ms, keys, units))
+        try:
+            before = drawn or insist(self._project, lambda: correct(self._project, ms, keys, units))
+        except LedgerError:
+            if not of_all:  # a refund that fails is lost: then the charge is too high
+                owe_correction(self._project, ms, key, units)
+            raise
         if before is None:
             raise UnknownCharge(
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "

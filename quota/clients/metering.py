@@ -281,7 +281,7 @@ class Attempt:
 
     def settle(self, used_units: int | None) -> None:
         """Settle the reserved units to the usage, once; more than the largest charge counts as that. None leaves the
-        bound. Never raises a QuotaError; after an error the bound stands."""
+        bound. Never raises a QuotaError; after an error the bound stands until this machine hands the usage over."""
         if used_units is None or self._settlement is None:
             return
         settlement, self._settlement = self._settlement, None

@@ -155,7 +155,9 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
 
 def say_used(project: Project) -> None:
     """At the end of a process, log its draws that it neither handed over nor refunded. A single draw needs no second
-    line after `allowance_drawn`."""
+    line after `allowance_drawn`. What only this process has is handed over if the ledger answers."""
+    if project.journal is not None and project.journal.draws.unwritten:
+        try_to_repay(project)
     units = [*filter(None, project.drawn.values())]
     if len(units) > 1:
         warn("allowance_used", project=project.name, charges=len(units), units=sum(units))
@@ -183,6 +185,13 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> list[Entry] | No
         with suppress(LedgerError, StillCountingError):
             hand_over(project)
     return [draw.entry for draw in before]
+
+
+def owe_correction(project: Project, ms: int, key: str, units: int) -> None:
+    """Keep the true cost of a charge that the ledger did not take: the next process of this machine hands it over."""
+    if project.journal is not None:
+        project.journal.draws.keep(ms, key, units, project.wall(), project.since_boot())
+        project.owes_again_s = 0
 
 
 def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:

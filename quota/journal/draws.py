@@ -4,6 +4,7 @@
     owed         the draws that the ledger lacks, or counts with other units; owed_by_others: of other configurations
     handed_over  notes that the ledger has the draws. That does not renew the allowance
     settle       sets the true cost of a call, before or after its hand-over
+    keep         notes the true cost of a charge of the ledger that the ledger did not take
 
 For example with an allowance of 50 and a longest window of 24 h:
 
@@ -37,7 +38,7 @@ from quota.common.text import one_line
 from quota.errors import LedgerError
 from quota.journal.files import SPELLING, FileLock, framed, read_text, replace_text, unframed
 from quota.ledger.factory import Identity
-from quota.rules.entry import Entry, Id, id_text, packed, read_id, unpacked
+from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
 from quota.terms.limits import SLACK_MS
 
 WAIT_S = 2.0
@@ -58,6 +59,8 @@ _UNKNOWN = -1
 class Draw(NamedTuple):
     """A draw. The id of its `entry` has the time of the draw, and its `units` are the current units; it was charged
     with `charged_units`.
+
+    With 0 `charged_units` it is no draw: the ledger has the charge, and this machine owes only its correction.
 
     The first try of its call had read the log of `epoch` up to `seen`: from there on, a hand-over looks for its key.
     After the hand-over, the log has it as `handed_id`, with `handed_units`. A `settle` makes these _UNKNOWN, because
@@ -109,6 +112,8 @@ class Draws:
         self._what = f"allowance {one_line(self._path)}"
         self._lock = FileLock(f"{self._path}.lock", self._what)
         self._warned = False
+        self.unwritten: dict[str, Draw] = {}
+        """The corrections that `keep` could not write."""
 
     def draw(
         self,
@@ -140,7 +145,7 @@ class Draws:
         """The draws of all processes and identities in this window, handed over or not. Draws of the future count too:
         a clock may have gone back. Raises LedgerError."""
         with self._errors():
-            draws = [draw.as_of(now_ms, uptime) for draw in self._draws()[0].values()]
+            draws = [draw.as_of(now_ms, uptime) for draw in self._draws()[0].values() if draw.charged_units]
             return [draw for draw in draws if draw.entry.id[0] > now_ms - window_ms]
 
     def drawn_units(self, now_ms: int, window_ms: int, uptime: SinceBoot = UNKNOWN_UPTIME) -> int:
@@ -165,14 +170,15 @@ class Draws:
 
     def owed(self, of_one_log: Callable[[], Collection[str]] = tuple) -> list[Draw]:
         """The draws that this identity owes its ledger, or whose corrections it owes, and those of the identities
-        `of_one_log`, oldest first. If the file cannot be read, returns none and logs that once; the debt stays."""
+        `of_one_log`, oldest first. If the file cannot be read, logs that once; the debt stays."""
+        draws: list[Draw] = []
         try:
             with self._errors():
-                draws = self._draws()[0]
+                draws += self._draws()[0].values()
         except LedgerError as error:
             self._complain(error)
-            return []
-        owed, own = [draw for draw in draws.values() if draw.is_owed], self._identity.hash
+        draws += self.unwritten.values()
+        owed, own = [draw for draw in draws if draw.is_owed], self._identity.hash
         ours = {own, *(of_one_log() if any(draw.identity != own for draw in owed) else ())}
         return [draw for draw in owed if draw.identity in ours]
 
@@ -194,6 +200,7 @@ class Draws:
         """Note that the log has these draws, with these ids and units. A draw that was corrected meanwhile is still
         `owed`. If the disk fails, logs that once and returns False: then the draws are handed over again, and the log
         recognizes them."""
+        handed = [(draw, at) for draw, at in handed if self.unwritten.pop(draw.entry.key, None) is None]
         try:
             with self._alone(), self._errors():
                 draws, now = self._draws()[0], []
@@ -212,20 +219,35 @@ class Draws:
             warn("allowance_unreadable", error, project=self._identity.project)
 
     def settle(self, units: Mapping[str, int]) -> list[Draw] | None:
-        """Set the units of draws, by their keys; returns the draws as they were. Returns None, and sets nothing, if
-        any of them is only in the ledger.
+        """Set the units of draws, by their keys; returns the draws as they were. Returns None, and sets no draw, if any
+        of them is only in the ledger.
 
         Draws that were handed over are owed again, as corrections. Raises LedgerError.
         """
+        for key in units:
+            self.unwritten.pop(key, None)
         with self._errors():
-            if not units.keys() <= self._draws()[0].keys():
+            if not units.keys() & self._draws()[0].keys():
                 return None
         with self._alone(), self._errors():
             draws = self._draws()[0]
-            if not units.keys() <= draws.keys():
-                return None
-            self._append([draws[key].settled(n) for key, n in units.items()])
-            return [draws[key] for key in units]
+            before = [draws[key] for key in units if key in draws]
+            kept = [draw for draw in before if not draw.charged_units]
+            is_drawn = len(before) == len(units) and not kept
+            self._append([draw.settled(units[draw.entry.key]) for draw in (before if is_drawn else kept)])
+            return before if is_drawn else None
+
+    def keep(self, ms: int, key: str, units: int, now_ms: int, uptime: SinceBoot) -> None:
+        """Note that the charge of `ms` with this key has so many units: the ledger is owed that. If it cannot be
+        written, this process remembers it."""
+        entry = Entry((ms, 0), units, "", "", "", "", key)
+        owed = Draw(self._identity.hash, entry, 0, "", START, UNKNOWN_UPTIME, entry.id, _UNKNOWN)
+        try:
+            with self._alone(), self._errors():
+                self._forget_old(*self._draws(), now_ms, uptime, self._keep_ms)
+                self._append([owed])
+        except LedgerError:
+            self.unwritten[key] = owed
 
     def start_over(self) -> None:
         """In a forked child: release the copy of the parent's lock."""

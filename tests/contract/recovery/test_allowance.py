@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -128,3 +129,23 @@ def test_a_hand_over_that_arrives_late_hides_no_later_draw(site: Site) -> None:
     for _ in range(2):
         hand_over(project)
     assert units_of(machine) == [3, 4]
+
+
+@pytest.mark.parametrize("folder", ["ours", "file"], ids=["on the disk", "in memory"])
+def test_a_correction_that_the_ledger_does_not_take_counts_once_it_answers(far: Site, line: Proxy, folder: str) -> None:
+    """The next process of the machine hands it over, or this process if it can write nothing."""
+    machine = far.machine()
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    if folder == "file":
+        shutil.rmtree(machine.folder)
+        machine.folder.write_text("")
+    attempt = budget.charge("videos.list", units=3).id or ""
+    with cut(line), pytest.raises(LedgerError):
+        budget.settle(attempt, 50)
+    if folder == "ours":
+        budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    assert (budget.usage()[0].used_units, units_of(machine)) == (50, [50])
+    assert budget.settle(attempt, 40).units == 50
+    with cut(line):
+        assert budget.charge("videos.list").source == ("allowance" if folder == "ours" else None)
+    assert units_of(machine) == [40], "a correction that waited is not sent again, and is no draw"
