@@ -175,7 +175,7 @@ class Budget(OfOneProcess):
         if before is None:
             raise UnknownCharge(
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "
-                "while the ledger's log still has it"
+                "while the log has it; after a loss, the machine that charged it puts it back at its next call"
             )
         before_units = sum(charge.units for charge in before)
         if self.tally is not None:
