@@ -108,7 +108,7 @@ def crontab(settings: Settings) -> Iterator[str]:
     if os.environ.get("QUOTA_STATE_DIR") or os.environ.get("XDG_STATE_HOME"):
         yield f"QUOTA_STATE_DIR={state_folder()}"
     for variable in _variables(settings):
-        yield "# Cron does not know the variables of your shell: set this one here, or keep the secret in a file."
+        yield "# Cron does not know the variables of your shell: set this one here, or keep its value in a file."
         yield f"# {variable}=..."
     for job in jobs:
         yield ""
@@ -116,12 +116,12 @@ def crontab(settings: Settings) -> Iterator[str]:
 
 
 def _variables(settings: Settings) -> list[str]:
-    """The variables of the environment that hold secrets."""
+    """The variables of the environment that hold secrets, or override keys of the file."""
     refs = [ref for each in settings.credentials.values() for ref in (each.key_ref, each.auth_ref)]
     refs += [ref for _, ref in settings.ledger.secrets]
     refs += [job.ping_ref for job in settings.jobs.values()]
     refs += [settings.notify.url_ref] if settings.notify else []
-    return sorted({ref.rpartition("env:")[2] for ref in refs if ref and "env:" in ref})
+    return sorted({*settings.variables.values(), *(ref.rpartition("env:")[2] for ref in refs if ref and "env:" in ref)})
 
 
 def _lines(job: JobSettings) -> Iterator[str]:

@@ -76,14 +76,15 @@ def test_the_crontab_head_names_the_configuration_and_every_variable_that_a_run_
     monkeypatch.delenv("QUOTA_STATE_DIR", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("MY_PASSWORD", "hush")
-    ledger = '[ledger]\nurl = "redis://127.0.0.1:1/0"\npassword = "env:MY_PASSWORD"\n'
+    monkeypatch.setenv("QUOTA__LEDGER__URL", "redis://127.0.0.1:1/0")
+    ledger = '[ledger]\npassword = "env:MY_PASSWORD"\n'
     notify = '[notify]\nurl = "env:MY_HOOK"\n'
     lines(tmp_path, f'schedule = "0 * * * *"\nping = "env:MY_PING"\n{ledger}{notify}')
     head = list(crontab(load_settings(tmp_path / "quota.toml")))
     assert f"QUOTA_CONFIG={tmp_path / 'quota.toml'}" in head
     assert f"QUOTA_STATE_DIR={tmp_path / 'xdg' / 'quota-ledger'}" in head, "else cron would have another ledger"
     named = [line for line in head if line.endswith("=...")]
-    assert named == ["# MY_HOOK=...", "# MY_KEY=...", "# MY_PASSWORD=...", "# MY_PING=..."]
+    assert named == ["# MY_HOOK=...", "# MY_KEY=...", "# MY_PASSWORD=...", "# MY_PING=...", "# QUOTA__LEDGER__URL=..."]
 
 
 def test_a_job_without_a_schedule_is_a_comment_and_none_at_all_an_error(tmp_path: Path) -> None:
