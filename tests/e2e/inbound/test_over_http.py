@@ -297,8 +297,8 @@ def test_counts_are_reported_while_the_server_runs(url: str, tmp_path: Path, mon
 
 def test_a_shadow_rule_counts_and_refuses_nobody(url: str) -> None:
     with limited(answer, url, Rule("one", Limit(1, MINUTE_MS), shadow=True)) as client:
-        told = [(answer.status, answer.headers.get("ratelimit")) for answer in (client(), client(), client())]
-        assert told == [(200, None)] * 3, "a client that reads it would stop"
+        answers = [(answer.status, answer.headers.get("ratelimit")) for answer in (client(), client(), client())]
+        assert answers == [(200, None)] * 3, "a client that reads it would stop"
 
 
 # -- outages and workers -----------------------------------------------------------------------------------------------
