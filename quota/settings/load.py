@@ -431,6 +431,8 @@ def _leave(row: TomlTable, credential: CredentialSettings, left: Left) -> dict[s
     if isinstance(value, TomlTable):
         names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
         for name in value.data:
+            if any(limit.per_job and limit.name == name.partition(":")[0] for limit in credential.limits):
+                raise value.error("this limit is per job: no other job uses its units; remove this key", name)
             value.check_choice(name, names, name, f"credential {credential.name!r} has no such limit")
         return value.all()
     if (credential.name, value) not in left:

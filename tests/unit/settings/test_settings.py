@@ -435,6 +435,12 @@ MISTAKES = {
     ],
     "": [
         (
+            "[store]",
+            '[[credentials.main.limits]]\nname = "share"\nunits = 9\nwindow = "1h"\nper = "job"\n'
+            '[jobs.low]\nfetch = "trending"\nleave = { share = 2 }\n[store]',
+            "jobs.low.leave.share: this limit is per job: no other job uses its units; remove this key",
+        ),
+        (
             "stagger =",
             "fech = 1\nstaggered =",
             "jobs.trending: unknown keys: fech (did you mean 'fetch'?), staggered (did you mean 'stagger'?)",
