@@ -99,9 +99,10 @@ def _uncharted_regions(settings: Settings, job: JobSettings) -> Iterator[Finding
         others = [other for other in settings.jobs.values() if other.fetch not in _READ_STORED]
         charted = {region for other in others for region in other.regions or ("",)}
         if missing := [region for region in job.regions or ("",) if region not in charted]:
-            where = f" for {listed(map(repr, missing))}" if job.regions else ", and this one names no regions"
-            message = f"no job fetches a chart{where}"
-            yield warning(f"jobs.{job.name}.regions", message, "add one, or there is nothing to fetch")
+            message, remedy = f"no job fetches a chart for {listed(map(repr, missing))}", "add one"
+            if not job.regions:
+                message, remedy = "it has neither regions nor `ids`", "add some"
+            yield warning(f"jobs.{job.name}.regions", message, f"{remedy}, or there is nothing to fetch")
 
 
 _READ_STORED = ("channels", "videos", "uploads", "comments")

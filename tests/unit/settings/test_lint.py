@@ -257,6 +257,11 @@ FINDINGS = [
         "warning: jobs.trending.regions: no job fetches a chart for 'US', 'GB'; add one, or there is nothing to fetch",
     ),
     (
+        'fetch = "trending"\nregions = ["US", "GB"]',
+        'fetch = "channels"',
+        "warning: jobs.trending.regions: it has neither regions nor `ids`; add some, or there is nothing to fetch",
+    ),
+    (
         "leave = 500",
         "max_items = 20",
         "warning: jobs.trending.max_items: a page of this job has up to 50 items, and a region fails at one with more; "
