@@ -56,7 +56,7 @@ from quota.jobs.store.rows import rows_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
-from quota.settings.model import JobSettings
+from quota.settings.model import UNKNOWN_IDS, JobSettings
 from quota.terms.arguments import in_run, texts
 from quota.terms.limits import format_duration
 
@@ -476,9 +476,10 @@ class _Run:
             return page
         sql = "SELECT key FROM rows WHERE name = :table AND key IN (SELECT value FROM json_each(:ids))"
         keys = {f"{self.job.name} {name}": name for name in page.unknown}
-        named = self.store.select(sql, table=_UNKNOWN, ids=json.dumps([*keys]))
+        named = self.store.select(sql, table=UNKNOWN_IDS, ids=json.dumps([*keys]))
         self.unknown += sorted({*page.unknown} - {keys[key] for (key,) in named} - {*self.unknown})
-        return replace(page, places={**page.places, _UNKNOWN: [{"id": key} for key in keys]})
+        rows = [*page.places.get(UNKNOWN_IDS, ()), *({"id": key} for key in keys)]
+        return replace(page, places={**page.places, UNKNOWN_IDS: rows})
 
     def _hand_over(self, page: Page) -> Failure | None:
         """Give a copy of the page to the job's sink. An error of the sink fails the step."""
@@ -588,9 +589,6 @@ class _Run:
             yield unknown
         yield from self.attempts.lacking()
 
-
-_UNKNOWN = "unknown_ids"
-"""The table of ids that upstream does not know."""
 
 _CIRCLE = "the next page is one that this pass has already fetched; the next round begins with the first page"
 

@@ -34,7 +34,7 @@ from quota.errors import BadAnswer
 from quota.jobs.job import MAX_DEPTH, is_deep
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.fulltext import indexed
-from quota.settings.model import TableSettings
+from quota.settings.model import PLACES_OF_THE_STORE, TableSettings
 
 
 def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object], keys: int = 1) -> None:
@@ -372,9 +372,10 @@ def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:
 
 
 def tables_of(db: sqlite3.Connection) -> list[tuple[str, int, int, int]]:
-    """Each table: its name, the number of rows, and when the oldest and the newest row were refreshed."""
+    """Each table that jobs have named: its name, the number of rows, and when the oldest and the newest row were
+    refreshed."""
     sql = "SELECT name, count(*), min(refreshed_ms), max(refreshed_ms) FROM rows GROUP BY name ORDER BY name"
-    return db.execute(sql).fetchall()
+    return [table for table in db.execute(sql) if table[0] not in PLACES_OF_THE_STORE]
 
 
 def columns_of(db: sqlite3.Connection, table: str, most: int) -> dict[str, str]:

@@ -73,7 +73,7 @@ CREATE TABLE channels (
 );
 CREATE INDEX channels_by_age ON channels (refreshed_ms);
 
--- Rows of tables that jobs name themselves (`tables.py`). `quota tables --views` makes a view of each.
+-- Rows of tables that jobs name themselves (`rows.py`). `quota tables --views` makes a view of each.
 CREATE TABLE rows (
     id            INTEGER PRIMARY KEY,
     name          TEXT    NOT NULL,           -- of the table

@@ -106,9 +106,15 @@ class CredentialSettings(NamedTuple):
         return self.book.hosts if self.endpoint is None else (urlsplit(self.endpoint).netloc,)
 
 
+UNKNOWN_IDS = "unknown_ids"
+"""The table of ids that upstream does not know."""
+
+PLACES_OF_THE_STORE = ("places_of_uploads", "places_of_comments", UNKNOWN_IDS)
+"""Tables of rows in which built-in jobs keep their places, and runs the unknown ids."""
+
 TABLES_OF_THE_STORE = frozenset(
-    ("videos", "rankings", "channels", "history", "rows", "store", "runs", "past_runs", "checkpoints", "cursors",
-     "bought", "charts", "videos_words", "videos_text")
+    (*PLACES_OF_THE_STORE, "videos", "rankings", "channels", "history", "rows", "store", "runs", "past_runs",
+     "checkpoints", "cursors", "bought", "charts", "videos_words", "videos_text")
 )  # fmt: skip
 """Names that a job's own tables cannot have."""
 

@@ -150,10 +150,10 @@ def test_a_row_that_cannot_be_stored_fails_its_region_and_its_page_is_fetched_ag
     assert len(site.rows("SELECT 1 FROM rows")) == 2
 
 
-@pytest.mark.parametrize("name", ["Rankings", "sqlite_x", "with space", "", 'a"b'])
+@pytest.mark.parametrize("name", ["Rankings", "sqlite_x", "unknown_ids", "a_place", "with space", "", 'a"b'])
 def test_a_table_must_have_a_name_that_is_free(name: str) -> None:
     with pytest.raises(ValueError, match="table"):
-        Page(rows={name: [comment(1)]})
+        Page(rows={name: [comment(1)]}, places={"a_place": [comment(2)]})
 
 
 def test_two_jobs_agree_on_a_table_that_both_have(site: Site) -> None:

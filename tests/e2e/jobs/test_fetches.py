@@ -147,6 +147,7 @@ def test_a_walks_place_is_no_item_and_a_step_without_a_call_is_no_page(site: Sit
     bought = site.rows("SELECT sum(pages), sum(items), sum(new), sum(units), max(page) FROM bought")
     assert bought == [(3, 55, 55, 3, 3)]
     assert site.rows("SELECT name, count(*) FROM rows GROUP BY name") == [("places_of_uploads", 3), ("unknown_ids", 1)]
+    assert site.quota.json("tables", "--json") == {"tables": []}
 
 
 @pytest.mark.parametrize(("fetch", "option"), [("channels", "ids"), ("uploads", "channels"), ("comments", "videos")])
