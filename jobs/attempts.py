@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
@@ -161,13 +162,17 @@ class Attempts:
                 page = self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
             except quota.QuotaError:
                 raise
-            except Exception as error:  # a function may hide a refusal behind its own error
+            except BaseException as error:  # a function may hide a refusal behind its own error
                 hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
                 refused = next(hidden, None) or self._refusal_of_step(checkpoint)
                 if refused is not None:
                     raise quota.Refused(refused) from error
-                if isinstance(error, ExceptionGroup):
-                    raise first_of(error) from error
+                first = first_of(error)
+                if isinstance(first, SystemExit | KeyboardInterrupt) and not _is_ctrl_c(first):
+                    why = f"fetch ended with {describe(first)}; let it return a page, or raise an error"
+                    raise RuntimeError(why) from error
+                if first is not error:
+                    raise first from error
                 raise
             # What the refused call would have brought is missing. A function that made another call instead goes on.
             if (refused := self._refusal_of_step(checkpoint)) is not None:
@@ -315,6 +320,11 @@ class Attempts:
             units[call.region] = units.get(call.region, 0) + call.units
             of_pages[call.page] = of_pages.get(call.page, 0) + call.units
         return units, of_pages, len(charged)
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Whether Python itself raised this: a program that calls `run_job` may handle no signals. Runs of `quota` do."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _is_of_a_client(error: Exception) -> bool:

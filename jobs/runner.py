@@ -287,6 +287,7 @@ class _Run:
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
     down: bool = False  # whether the last step had no answer but transient errors
     unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
+    outcomes: list[RegionOfRun] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
 
@@ -298,7 +299,8 @@ class _Run:
         try:
             report = self._cover(regions, max_regions, covers)
         except BaseException as error:
-            _keep(self.store, row, failed_report(self.session, self.job.name, error))
+            self.end = failed_report(self.session, self.job.name, error)
+            _keep(self.store, row, self._report(None))
             if self.added and isinstance(error, quota.QuotaError):
                 self.hold.ending = "done"  # the regions stay with the store that has pages of their round
             raise
@@ -310,7 +312,6 @@ class _Run:
         return report
 
     def _cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
-        outcomes: list[RegionOfRun] = []
         left: Checkpoint | None = None
         try:
             self.hold.bring(self.store)
@@ -333,11 +334,11 @@ class _Run:
                     outcome = self._unfinished()
                 if left is None and outcome.outcome in ("partial", "skipped"):
                     left = self.here
-                outcomes.append(outcome)
+                self.outcomes.append(outcome)
                 self.watcher.ended(outcome)
             if self.end is not None and self.end.outcome == "failed":
                 self._give_back(regions)
-            return self._report(outcomes, left)
+            return self._report(left)
         finally:
             self.attempts.close()
 
@@ -538,11 +539,11 @@ class _Run:
     def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)
 
-    def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
+    def _report(self, left: Checkpoint | None) -> RunReport:
         units, of_pages, attempts = self.attempts.spent()
         with suppress(StoreError):  # the run's own row has the error
             self.store.runs.note_units(self.job.name, of_pages)
-        regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
+        regions = tuple(replace(o, units=units.get(o.region, 0)) for o in self.outcomes)
         notes = "; ".join(self._notes(units))
         run = {"run": self.session.run, "job": self.job.name}
         for region in regions:

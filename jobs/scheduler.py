@@ -249,7 +249,7 @@ class _JobQueue:
                 self._tick(self.running)
             except quota.QuotaError as error:
                 _say("tick_failed", self.running, level=logging.ERROR, why=str(error))
-            except BaseException as error:  # a fetch function may call sys.exit: the job's next ticks must run
+            except BaseException as error:  # the job's next ticks must run
                 _say("tick_failed", self.running, level=logging.ERROR, why=describe(error))
                 log.debug("tick_traceback job=%s run=%s", self.job.name, self.running.name, exc_info=True)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from quota.jobs.emulator import Emulator
 from support.commands import ROOT, Quota, one_line
 from support.configurations import configuration
@@ -105,18 +107,21 @@ def lost(client, region, cursor):
     return Page(videos=answer["items"])
 
 def exits(client, region, cursor):
-    sys.exit(0)
+    page = lost(client, region, cursor)
+    raise {end}
 """
 
 
-def test_a_function_that_ends_the_program_is_a_failed_run(tmp_path: Path) -> None:
-    write(tmp_path, "mine:exits")
-    (tmp_path / "mine.py").write_text(EXITS)
-    line = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
-    where = f"{tmp_path / 'mine.py'}, line {EXITS.count(chr(10))}"
-    assert line == f"daily: fetch ended with SystemExit: 0 ({where}); let it return a page, or raise an error"
+@pytest.mark.parametrize("end", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
+def test_a_function_that_ends_the_program_is_a_failed_run_with_its_units(tmp_path: Path, end: str) -> None:
+    with Emulator() as upstream:
+        write(tmp_path, "mine:exits", upstream.address)
+        (tmp_path / "mine.py").write_text(EXITS.replace("{end}", end))
+        line = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
+    assert f": fetch ended with {end}" in line
+    assert f" ({tmp_path / 'mine.py'}, line {EXITS.count(chr(10))})" in line
     past = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]
-    assert (past["outcome"], past["why"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
+    assert (past["outcome"], past["exit_status"], past["units"]) == ("failed", 1, 1)
 
 
 def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -641,6 +641,7 @@ def fetch(client, region, cursor, *, words):
         ("fetch", "def fetch(client, region): ...", "too many positional arguments"),
         ("fetch", "@first_attempt\ndef fetch(client, region, cursor): ...", "@first_attempt lacks the method; write"),
         ("fetch", "def fetch(client, region, cursor, *, words): ...", "missing a required"),
+        ("fetch", "import sys\nsys.exit(3)", ".py, line 3)"),
         ("fetch", "def fetch(", "cannot be imported: SyntaxError"),
     ],
 )
@@ -768,14 +769,6 @@ def test_a_run_that_fails_before_it_asks_for_its_first_page_has_an_end(bench: Be
     with pytest.raises(quota.LedgerError):
         bench.run(refusal=refusal)
     assert bench.rows("SELECT outcome, why FROM past_runs") == [("failed", "no places")]
-
-
-def test_an_exception_of_a_users_module_names_its_file_and_line(bench: Bench) -> None:
-    fetch = bench.own_fetch("import sys\nsys.exit(3)\n")
-    bench.configure(fetch=fetch, regions=["US"])
-    done = bench.quota("run", "t")
-    assert done.returncode == 78
-    assert f"({bench.folder / fetch.partition(':')[0]}.py, line 3)" in done.stderr
 
 
 @pytest.mark.parametrize("regions", ["GB", ()], ids=["of another region", "of all regions"])
