@@ -185,7 +185,7 @@ class Attempts:
         if not isinstance(page, Page):
             if isinstance(page, Coroutine):  # a wrapper hides what it wraps
                 page.close()  # Python warns of a coroutine that nobody awaited
-            raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
+            raise TypeError(f"fetch = {self.job.fetch!r} returned {type(page).__name__}, not a quota.jobs.job.Page")
         if page.items > self.job.max_items:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")

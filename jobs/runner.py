@@ -403,7 +403,7 @@ class _Run:
             attempts = 1 if self.down else ATTEMPTS
             try:
                 page = self._note_unknown(self.attempts.step(checkpoint, attempts, self.silent))
-                rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
+                rows = rows_of(self.job.fetch, self.job.tables, {**page.rows, **page.places})
                 self.hold.check(page.cursor)
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
@@ -421,7 +421,7 @@ class _Run:
                 if left_out is None or not failure.of_one_call:
                     return self._give_up(checkpoint, failure)
                 part, page = left_out
-                rows = rows_of(self.job.name, {}, page.places)
+                rows = rows_of(self.job.fetch, {}, page.places)
                 self.left_out, lost = f"{part}: {failure.message}", lost + 1
                 if page.cursor is None and not checkpoint.pages:  # no part succeeded: the next pass tries all
                     return self._give_up(checkpoint, failure._replace(kind="region"))

@@ -267,8 +267,8 @@ class Row(NamedTuple):
     reading: str
 
 
-def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """The rows of a page. Raises BadAnswer, which names job, table and row, if the store cannot take a row."""
+def rows_of(fetch: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """The rows of a page. Raises BadAnswer, which names function, table and row, if the store cannot take a row."""
     checked: list[Row] = []
     for table, objects in rows.items():
         settings = tables.get(table, TableSettings())
@@ -279,7 +279,7 @@ def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Se
                 if row.key in keys:
                     raise ValueError(f"its key {show(row.key)} stands twice in this page")
             except (TypeError, ValueError) as error:
-                raise BadAnswer(f"job {job!r}: table {table!r}, row {number}: {error}") from None
+                raise BadAnswer(f"fetch = {fetch!r}: table {table!r}, row {number}: {error}") from None
             keys.add(row.key)
             checked.append(row)
     return checked
@@ -313,7 +313,7 @@ def _key_part(row: Mapping[str, Any], field: str) -> str:
         raise ValueError(f"it has no {field!r}, which is its key")
     value = row[field]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"its key {field!r} is {show(value)}, and must be text or a whole number")
+        raise ValueError(f"its key {field!r} is {show(value)}, and must be text (not empty) or a whole number")
     return as_text(str(value))
 
 
