@@ -167,7 +167,7 @@ def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
 
 def is_mounted_alone(path: str, mounts: str = MOUNTS) -> bool:
     """Whether a mount leads to the file at `path`, and not to its folder; False if that is not known."""
-    spelled = re.sub(r"[\s\\]", lambda special: f"\\{ord(special[0]):03o}", path)
+    spelled = re.sub(r"[ \t\n\\]", lambda special: f"\\{ord(special[0]):03o}", path)
     try:
         return f" {spelled} " in Path(mounts).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

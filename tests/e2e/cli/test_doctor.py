@@ -123,14 +123,13 @@ def test_doctor_warns_of_a_relative_state_folder_and_of_one_in_memory(command: Q
 
 
 def test_doctor_warns_of_a_network_file_system(tmp_path: Path) -> None:
-    mounts = tmp_path / "mountinfo"
-    folder = tmp_path / "a folder"
+    mounts, folder = tmp_path / "mountinfo", tmp_path / "a folder with\N{NO-BREAK SPACE}two kinds of spaces"
     folder.mkdir()
-    quoted = str(tmp_path).replace(" ", r"\040")
+    quoted = str(folder).replace(" ", r"\040")
     lines = [
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",
-        rf"23 22 0:40 / {quoted}/a\040folder rw - tmpfs tmpfs rw",
-        rf"24 22 0:41 / {quoted}/a\040folder rw shared:9 master:2 - nfs4 server:/export rw",
+        f"23 22 0:40 / {quoted} rw - tmpfs tmpfs rw",
+        f"24 22 0:41 / {quoted} rw shared:9 master:2 - nfs4 server:/export rw",
         "25 22 0:42 / /proc rw - proc proc rw",
         "no mount",
     ]
