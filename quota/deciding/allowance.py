@@ -125,12 +125,19 @@ def hand_over(project: Project) -> None:
         return
     units: list[int] = []
     with lock:
-        owed = journal.draws.owed(journal.of_one_log)
+        owed = journal.draws.owed(lambda: _of_this_log(project, journal))
         for at in range(0, len(owed), HANDED_AT_ONCE):
             units += _hand_over(project, journal, owed[at : at + HANDED_AT_ONCE])
     if units:
         warn("debt_repaid", project=project.name, charges=len(units), units=sum(units))
     project.drawn.clear()
+
+
+def _of_this_log(project: Project, journal: Journal) -> list[str]:
+    """The configurations whose draws this log gets: it has what they noted last, which a copy of their log lacks."""
+    read = project.request(restored(project, project.mark))
+    noted = journal.of_one_log().items()
+    return [name for name, last in noted if project.log.append(project.name, read._replace(must=[last])).word == "READ"]
 
 
 def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list[int]:

@@ -23,7 +23,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,31 +129,33 @@ class Journal(OfOneProcess):
     def apart_ms(self, epoch: str) -> int:
         """When this machine last noted an entry of the same upstream project in another ledger than the one with this
         epoch; 0 if it never did. Raises OSError."""
-        others = self._last_epochs()
+        others = self._last_noted()
         others.pop(self._identity.hash, None)
-        apart = [name for name, noted in others.items() if noted != epoch]
+        apart = [name for name, (noted, _) in others.items() if noted != epoch]
         return max([_noted_ms(f"{self._upstream}{os.sep}{name}") for name in apart], default=0)
 
-    def of_one_log(self) -> Collection[str]:
-        """The hashes of the configurations whose journals last noted an entry of the same log as this one: for example
-        this configuration at another path."""
+    def of_one_log(self) -> Mapping[str, Id]:
+        """The hashes of the configurations whose journals last noted an entry of the same epoch as this one, with that
+        entry: for example this configuration at another path. A copy of the log has the same epoch."""
         try:
-            epochs = self._last_epochs()
+            noted = self._last_noted()
         except OSError:
-            return ()
-        return [name for name, epoch in epochs.items() if epoch == epochs.get(self._identity.hash)]
+            return {}
+        own_epoch, _ = noted.get(self._identity.hash, ("", START))
+        return {name: entry_id for name, (epoch, entry_id) in noted.items() if epoch == own_epoch}
 
-    def _last_epochs(self) -> dict[str, str]:
-        """The epoch of the last entry in each configuration's journal of the same upstream project. Raises OSError."""
-        epochs = {}
+    def _last_noted(self) -> dict[str, tuple[str, Id]]:
+        """The epoch and the id of the last entry in each configuration's journal of the same upstream project. Raises
+        OSError."""
+        last = {}
         for own in os.scandir(self._upstream):
             files = DayFiles(own.path, self._clock)
             name, end = max(files.ends().items(), default=("", 0)) if own.is_dir() else ("", 0)
             pieces = files.lines(name, max(0, end - TAIL_BYTES), end) if name else ()
             noted = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
             if noted:
-                epochs[own.name] = noted[-1].epoch
-        return epochs
+                last[own.name] = (noted[-1].epoch, noted[-1].id)
+        return last
 
     # Entries
 

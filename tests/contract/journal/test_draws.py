@@ -40,6 +40,7 @@ def test_a_draw_is_owed_with_what_its_first_try_had_read_until_it_is_handed_over
     (owed,) = draws.owed()
     assert owed.entry == drawn._replace(id=(NOW_MS, 0))
     assert (owed.epoch, owed.seen, owed.handed_id) == ("e", SEEN, None)
+    assert list(journal(tmp_path).records()) == [], "no union takes it"
     draws.handed_over([(owed, (NOW_MS + 9, 4))])
     assert draws.owed() == journal(tmp_path).draws.owed() == []
 
@@ -63,13 +64,6 @@ def test_all_calls_are_drawn_or_none_and_one_key_once(tmp_path: Path) -> None:
     assert draws.drawn_units(NOW_MS, DAY_MS) == 40
     assert draw(draws, first)
     assert len(draws.owed()) == 1
-
-
-def test_a_union_leaves_out_draws_that_were_not_handed_over(tmp_path: Path) -> None:
-    noted = journal(tmp_path)
-    noted.write("e", [entry(key="noted")])
-    draw(noted.draws, entry(key="drawn"))
-    assert [each.key for _, each in noted.records()] == ["noted"]
 
 
 def test_identities_of_one_upstream_project_share_the_allowance_and_hand_over_to_their_own_logs(tmp_path: Path) -> None:
