@@ -165,7 +165,8 @@ class Budget(OfOneProcess):
     def _correct(self, charge_id: str, units: int, *, of_all: bool) -> Entry:
         ms, key, further = parts_of_id(charge_id)
         keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1) if of_all)]
-        drawn = settle_draws(self._project, {name: units if name == key else 0 for name in keys})
+        wanted = {name: units if name == key else 0 for name in keys}
+        drawn = settle_draws(self._project, wanted)
         try:
             before = drawn or insist(self._project, lambda: correct(self._project, ms, keys, units))
         except LedgerError:
@@ -177,6 +178,8 @@ class Budget(OfOneProcess):
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "
                 "while the log has it; after a loss, the machine that charged it puts it back at its next call"
             )
+        if not drawn and self._project.journal is not None:
+            self._project.journal.draws.corrected(wanted)
         before_units = sum(charge.units for charge in before)
         if self.tally is not None:
             self.tally(before[0].method, -1 if of_all and before_units else 0, units - before_units, 0)

@@ -4,7 +4,7 @@
     owed         the draws that the ledger lacks, or counts with other units; owed_by_others: of other configurations
     handed_over  notes that the ledger has the draws. That does not renew the allowance
     settle       sets the true cost of a call, before or after its hand-over
-    keep         notes the true cost of a charge of the ledger that the ledger did not take
+    keep         notes the true cost of a charge of the ledger that the ledger did not take; corrected: it took another
 
 For example with an allowance of 50 and a longest window of 24 h:
 
@@ -236,6 +236,15 @@ class Draws:
             is_drawn = len(before) == len(units) and not kept
             self._append([draw.settled(units[draw.entry.key]) for draw in (before if is_drawn else kept)])
             return before if is_drawn else None
+
+    def corrected(self, units: Mapping[str, int]) -> None:
+        """Note that the ledger has taken these units: what `keep` noted of the charges is owed no more, because another
+        machine may settle them next."""
+        kept = [
+            draw for draw in self.owed() if not draw.charged_units and units.get(draw.entry.key) == draw.entry.units
+        ]
+        if kept:
+            self.handed_over([(draw, draw.entry.id) for draw in kept])
 
     def keep(self, ms: int, key: str, units: int, now_ms: int, uptime: SinceBoot) -> None:
         """Note that the charge of `ms` with this key has so many units: the ledger is owed that. If it cannot be
