@@ -164,7 +164,8 @@ def say_used(project: Project) -> None:
     """At the end of a process, log its draws that it neither handed over nor refunded. A single draw needs no second
     line after `allowance_drawn`. What only this process has is handed over if the ledger answers."""
     if project.journal is not None and project.journal.draws.unwritten:
-        try_to_repay(project)
+        with suppress(LedgerError, StillCountingError):
+            hand_over(project)
     units = [*filter(None, project.drawn.values())]
     if len(units) > 1:
         warn("allowance_used", project=project.name, charges=len(units), units=sum(units))

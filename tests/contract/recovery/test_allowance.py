@@ -12,7 +12,7 @@ from quota.budget import project_of
 from quota.clients.metering import Meter
 from quota.common.clock import moment, rfc3339
 from quota.deciding import outlook
-from quota.deciding.allowance import Allowance, draw, hand_over
+from quota.deciding.allowance import Allowance, draw, hand_over, say_used
 from quota.errors import LedgerError
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
@@ -151,7 +151,7 @@ def test_a_hand_over_that_arrives_late_hides_no_later_draw(site: Site) -> None:
 
 @pytest.mark.parametrize("folder", ["ours", "file"], ids=["on the disk", "in memory"])
 def test_a_correction_that_the_ledger_does_not_take_counts_once_it_answers(far: Site, line: Proxy, folder: str) -> None:
-    """The next process of the machine hands it over, or this process if it can write nothing."""
+    """The next process of the machine hands it over, or this process at its end if it can write nothing."""
     machine = far.machine()
     budget = machine.budget(limit(100), allowance=ALLOWANCE)
     if folder == "file":
@@ -160,6 +160,10 @@ def test_a_correction_that_the_ledger_does_not_take_counts_once_it_answers(far: 
     attempt = budget.charge("videos.list", units=3).id or ""
     with cut(line), pytest.raises(LedgerError):
         budget.settle(attempt, 50)
+    with cut(line):
+        budget.peek("videos.list")  # tries to hand it over
+    say_used(project_of(budget))
+    assert folder == "ours" or units_of(machine) == [50]
     if folder == "ours":
         budget = machine.budget(limit(100), allowance=ALLOWANCE)
     assert (budget.usage()[0].used_units, units_of(machine)) == (50, [50])
