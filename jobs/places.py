@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 import quota
 from quota import Session
-from quota.common.clock import host_clock
+from quota.common.clock import boot_id, host_clock
 from quota.common.files import NotAloneError, open_alone
 from quota.common.findings import obstacle
 from quota.common.fork import start_over_in_child
@@ -166,11 +166,8 @@ def lock_name(lock: Lock) -> str:
 
     The name is made of the kernel's boot, the host and the file. Even a copy of this machine has another boot.
     """
-    boot = ""
-    with suppress(OSError):  # not Linux
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     file_status = os.fstat(lock)
-    text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
+    text = f"{boot_id()}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
     return hashed(text, 12)
 
 

@@ -4,7 +4,8 @@
     owed         the draws that the ledger lacks, or counts with other units; owed_by_others: of other configurations
     handed_over  notes that the ledger has the draws. That does not renew the allowance
     settle       sets the true cost of a call, before or after its hand-over
-    keep         notes the true cost of a charge of the ledger that the ledger did not take; corrected: it took another
+    keep         notes the true cost of a charge in the ledger, which the ledger did not take
+    corrected    notes that the ledger has taken the true cost of a charge
 
 For example with an allowance of 50 and a longest window of 24 h:
 
