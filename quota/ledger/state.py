@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from quota.common.clock import elapsed_s
 from quota.common.text import many, number_in, one_line, show
 from quota.errors import LedgerError, OtherApi, UnusableLedger, UsageError
-from quota.ledger.log import SEAL, Log, Moment, all_between, is_fence, is_seal
+from quota.ledger.log import EPOCH, FENCE, SEAL, Log, Moment, all_between, fence_is_over, is_fence, is_seal
 from quota.rules import claims
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
@@ -43,6 +43,10 @@ FENCED_WITHIN_S = 0.3
 """How long a change waits for a fence, behind which others put back lost charges or move the log."""
 
 FENCED_PAUSE_S = 0.02
+
+ENDED_FENCE = f"{FENCE}ended:0"
+"""A change takes a fence whose lease has ended from its owner, who may have read the state already. The next decision
+lifts this fence."""
 
 
 class Change(NamedTuple, Generic[T]):
@@ -81,6 +85,8 @@ def change(
         if not becomes:
             return answer
         expected = {name: fields.get(name) for name in names}
+        if is_fence(stands.epoch) and fence_is_over(stands.epoch, stands.clock_ms):  # its owner may only be late
+            expected[EPOCH], becomes = stands.epoch, {**becomes, EPOCH: ENDED_FENCE}
         try:
             stands = log.change(project, expected, becomes, marker)
         except UnusableLedger:
