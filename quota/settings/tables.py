@@ -93,8 +93,12 @@ class WindowKind(Either):
     kinds: tuple[Kind, ...] = (Span(), Table(keys=CALENDAR))
 
     def read(self, table: TomlTable, key: str) -> Any:
-        if not isinstance(table.value(key), str | dict):
+        value = table.value(key)
+        if not isinstance(value, str | dict):
             raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
+        if isinstance(value, str) and (period := value.partition("@")[0]) in PERIODS:
+            zone = value.partition("@")[2] or "UTC"
+            raise table.error(f'a calendar window is written {{ calendar = "{period}", zone = "{zone}" }}', key)
         window = super().read(table, key)
         if isinstance(window, int):
             return Sliding(window)
