@@ -150,24 +150,17 @@ def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, st
             named = row["metric"]["type"], row["metricKind"], row["valueType"]
             if not (is_text and labels["quota_metric"]) or named != (metric, kind, "INT64"):
                 raise TypeError
-            points = row.get("points", [])
-            yield labels, [Counted(_ms(point["interval"]["endTime"]), _units(point), "") for point in points]
+            points = []
+            for point in row.get("points", []):
+                moment = datetime.fromisoformat(point["interval"]["endTime"])
+                number = point["value"]["int64Value"]
+                if moment.tzinfo is None or not re.fullmatch(r"-?[0-9]{1,19}", number):
+                    raise ValueError
+                units = min(int(number), MAX_UNITS)  # "no limit" is -1 or the largest number
+                points.append(Counted(int(moment.timestamp() * 1000), units, ""))
+            yield labels, points
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise _failed(f"answered with no series of {metric}; check endpoint and proxies") from error
-
-
-def _ms(text: str) -> int:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(text)
-    return int(moment.timestamp() * 1000)
-
-
-def _units(point: dict[str, Any]) -> int:
-    text = point["value"]["int64Value"]
-    if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,19}", text):
-        raise TypeError
-    return min(int(text), MAX_UNITS)  # "no limit" is -1 or the largest number
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -195,7 +188,13 @@ def _page(http: Any, address: str, project: str, fields: dict[str, Any]) -> dict
     except (OSError, HTTPException, httplib2.HttpLib2Error, ValueError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise _failed(f"cannot be reached, or hung up: {shorten(spaced(str(why)), 80)}; run again later") from None
-    raise _refused(response.status, content, project)
+    status: int = response.status
+    remedy = _REMEDIES.get(status, "run again later" if status >= 400 else "check endpoint and proxies")
+    if b"SERVICE_DISABLED" in content:
+        remedy = "enable the Cloud Monitoring API there"
+    words = shorten(words_of(content)[1], 160).replace("; ", ", ")
+    verb = f"refused project {project!r}" if 400 <= status < 500 else "answered"
+    raise _failed(f"{verb} with {status}{f' ({words})' if words else ''}; {remedy}")
 
 
 _REMEDIES = {
@@ -204,16 +203,6 @@ _REMEDIES = {
     404: "check cloud_project",
     429: "run again in a minute",
 }
-
-
-def _refused(status: int, content: bytes, project: str) -> BadAnswer:
-    remedy = _REMEDIES.get(status, "run again later" if status >= 400 else "check endpoint and proxies")
-    if b"SERVICE_DISABLED" in content:
-        remedy = "enable the Cloud Monitoring API there"
-    words = shorten(words_of(content)[1], 160).replace("; ", ", ")
-    verb = f"refused project {project!r}" if 400 <= status < 500 else "answered"
-    return _failed(f"{verb} with {status}{f' ({words})' if words else ''}; {remedy}")
-
 
 _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
 

@@ -317,21 +317,17 @@ def _counts(
     """Both counts of a bucket in its present and its previous period, as far as our log is whole. A past period without
     any count is left out."""
     through_ms = now_ms if figures.newest_ms is None else min(figures.newest_ms, now_ms)
-    theirs, counted = figures.used.get(metric.quota_metric, []), list(_ours(book, metric, ours))
+    theirs = figures.used.get(metric.quota_metric, [])
+    if metric.bucket in book.buckets:
+        counted = [Counted(x.id[0], x.units, x.method) for x in ours if x.bucket == metric.bucket]
+    else:  # for a pool without a bucket in the book, its calls
+        methods = next(pool.methods for pool in book.pools if pool.name == metric.bucket)
+        counted = [Counted(x.id[0], min(x.units, 1), x.method) for x in ours if x.method in methods]
     for period in _periods(book, metric, now_ms):
         if period.since_ms > whole_after_ms:
             count = compare(metric.bucket, period, through_ms, theirs, counted, book, now_ms)
             if period.until_ms > now_ms or count.upstream_units or count.our_units:
                 yield count
-
-
-def _ours(book: CostBook, metric: Metric, ours: Sequence[Spent]) -> Iterator[Counted]:
-    """Our charges to a bucket; for a pool without a bucket in the book, its calls."""
-    if metric.bucket in book.buckets:
-        yield from (Counted(x.id[0], x.units, x.method) for x in ours if x.bucket == metric.bucket)
-        return
-    methods = next(pool.methods for pool in book.pools if pool.name == metric.bucket)
-    yield from (Counted(x.id[0], min(x.units, 1), x.method) for x in ours if x.method in methods)
 
 
 def compare(
