@@ -84,20 +84,18 @@ def rules_of(
 def rule_of(table: TomlTable, name: str) -> Rule:
     """One rule. Raises ConfigError."""
     row = table.read(name)
-    limits = [_limit(limit) for limit in row.read("limits") or [row]]
+    limits = []
+    for limit in row.read("limits") or [row]:
+        window_ms = limit.read("window")
+        if window_ms % 1000 or window_ms > MAX_WINDOW_MS:  # responses have whole seconds
+            wrong = f"{show(limit.value('window'))} is not in whole seconds, at most 31 days"
+            raise limit.error(f'{wrong}; write for example "60s"', "window")
+        limits.append(Limit(limit.read("limit"), window_ms, limit.read("burst")))
     given = row.members("path methods algorithm cost fail shadow count_rejected")
     try:
         return Rule(name, limits, **given)
     except ConfigError as error:
         raise _at(row, error, f"rule {name}: ") from None
-
-
-def _limit(row: TomlTable) -> Limit:
-    window_ms = row.read("window")
-    if window_ms % 1000 or window_ms > MAX_WINDOW_MS:  # responses have whole seconds
-        wrong = f"{show(row.value('window'))} is not in whole seconds, at most 31 days"
-        raise row.error(f'{wrong}; write for example "60s"', "window")
-    return Limit(row.read("limit"), window_ms, row.read("burst"))
 
 
 def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:

@@ -163,22 +163,16 @@ class Identify:
     ) -> str:
         if self._keys is not None:
             field, knows_key = self._keys
-            if key := _key(lines_of(request, field), knows_key):
-                return key
+            lines = lines_of(request, field)
+            # Of several different keys none counts: the application may use any of them.
+            if len(set(lines)) == 1 and lines[0]:
+                key = as_text(lines[0])
+                if any(at_once("keys", knows_key(text)) for text in dict.fromkeys((lines[0], key))):
+                    return f"k:{digest(key)}"
         name = at_once("user", (user_of if self._user is None else self._user)(request))
         if name:
             return _named("u", name)
         return self._proxies.client(peer, lambda: lines_of(request, self._proxies.field))
-
-
-def _key(lines: Sequence[str], knows_key: Callable[[str], bool]) -> str | None:
-    """The identity of a valid key. None for several different keys: the application may use any of them."""
-    if len(set(lines)) != 1 or not lines[0]:
-        return None
-    key = as_text(lines[0])
-    if not any(at_once("keys", knows_key(text)) for text in dict.fromkeys((lines[0], key))):
-        return None
-    return f"k:{digest(key)}"
 
 
 def as_text(characters: str) -> str:
@@ -252,17 +246,14 @@ def _comma_before(text: str, end: int) -> int:
     """The last comma before `end` outside quotes; -1 if there is none within MAX_ENTRY."""
     quoted = False
     for at in range(end - 1, max(-1, end - 1 - MAX_ENTRY), -1):
-        if text[at] == '"' and not _is_escaped(text, at):
-            quoted = not quoted
+        if text[at] == '"':
+            before = text[max(0, at - MAX_ENTRY) : at]
+            backslashes = len(before) - len(before.rstrip("\\"))
+            if backslashes % 2 == 0:  # else the quote is escaped
+                quoted = not quoted
         elif text[at] == "," and not quoted:
             return at
     return -1
-
-
-def _is_escaped(text: str, at: int) -> bool:
-    """Whether a quote is escaped: it follows an odd number of backslashes."""
-    before = text[max(0, at - MAX_ENTRY) : at]
-    return (len(before) - len(before.rstrip("\\"))) % 2 == 1
 
 
 def _forwarded_for(element: str) -> Address | None:

@@ -190,23 +190,20 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
             problem = problem_of(verdicts[-1], with_x=with_x)
             start_response(f"{problem.status} {HTTPStatus(problem.status).phrase}", problem.fields())
             return [] if method == "HEAD" else [problem.body()]
-        return self._app(environ, _start_adding(start_response, fields_of(verdicts, with_x=with_x)))
+        fields = fields_of(verdicts, with_x=with_x)
+
+        def starting(status: str, headers: Sequence[tuple[str, str]], *exc_info: Any) -> Any:
+            """The application's own fields stay, as in `asgi`."""
+            has_own = any(name.lower().startswith("x-ratelimit-") for name, _ in headers)
+            more = [row for row in fields if not (has_own and row[0].startswith("x-"))]
+            return start_response(status, [*headers, *more], *exc_info)
+
+        return self._app(environ, starting)
 
 
 def _decoded(text: str) -> str:
     """A part of the path, whose bytes PEP 3333 passes as characters. For bytes that are not UTF-8 see `readings`."""
     return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
-
-
-def _start_adding(start_response: StartResponse, fields: Fields) -> StartResponse:
-    """`start_response`, with fields added. The application's own fields stay, as in `asgi`."""
-
-    def starting(status: str, headers: Sequence[tuple[str, str]], *exc_info: Any) -> Any:
-        has_own = any(name.lower().startswith("x-ratelimit-") for name, _ in headers)
-        more = [row for row in fields if not (has_own and row[0].startswith("x-"))]
-        return start_response(status, [*headers, *more], *exc_info)
-
-    return starting
 
 
 def _behind(app: object, rules: Rules | Sequence[Rule]) -> tuple[Rules, Decider]:

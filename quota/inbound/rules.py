@@ -77,7 +77,12 @@ class Rule:
         self.name, self.cost = name, cost
         self.path = path
         self.pattern = EVERYTHING if path is None else parse_pattern(path)
-        self.methods = self._methods(methods)
+        given = []
+        for method in several("methods", methods, "methods"):
+            if not isinstance(method, str) or not _METHOD.fullmatch(method.upper()):
+                raise ConfigError(f'methods: {show(method)} is not a method; write for example "GET" or "POST"')
+            given.append(method.upper())
+        self.methods = frozenset([*given, "HEAD"] if "GET" in given else given)
         self.fail: Fail = fail
         self.shadow = _flag("shadow", shadow)
         windows = [format_duration(limit.window_ms) for limit in self.limits]
@@ -100,15 +105,6 @@ class Rule:
         """Whether no request reaches `later` behind this rule. A shadow rule lets all pass."""
         methods = not self.methods or (bool(later.methods) and set(later.methods) <= set(self.methods))
         return not self.shadow and methods and self.pattern.covers(later.pattern)
-
-    @staticmethod
-    def _methods(methods: Iterable[str]) -> frozenset[str]:
-        given = []
-        for method in several("methods", methods, "methods"):
-            if not isinstance(method, str) or not _METHOD.fullmatch(method.upper()):
-                raise ConfigError(f'methods: {show(method)} is not a method; write for example "GET" or "POST"')
-            given.append(method.upper())
-        return frozenset([*given, "HEAD"] if "GET" in given else given)
 
 
 class Rules:
@@ -354,20 +350,15 @@ def _folded(text: str) -> str:
     """The text in one spelling for all letters that are equal without case or in a Unicode normal form."""
     if text.isascii():
         return text.lower()
-    if _MANY.search(text):
-        text = _with_few_marks(text)
+    if _MANY.search(text):  # leave out the marks beyond MAX_MARKS of each letter
+        kept, marks = [], 0
+        for char in text:
+            marks = marks + 1 if _is_mark(char) else 0
+            if marks <= MAX_MARKS:
+                kept.append(char)
+        text = "".join(kept)
     # upper() turns a dotless i into I. casefold() leaves the dot of a dotted I as a mark, which a plain i lacks.
     return normalize("NFKC", normalize("NFKD", text).upper().casefold()).replace("\u0307", "")
-
-
-def _with_few_marks(text: str) -> str:
-    """The text without the marks beyond MAX_MARKS of each letter."""
-    kept, marks = [], 0
-    for char in text:
-        marks = marks + 1 if _is_mark(char) else 0
-        if marks <= MAX_MARKS:
-            kept.append(char)
-    return "".join(kept)
 
 
 @lru_cache(maxsize=1024)

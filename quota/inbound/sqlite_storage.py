@@ -97,7 +97,7 @@ class SqliteStorage:
             when_full="the disk is full; free space there",
             deadline_s=WALL_S,
         )
-        self._make_lock()
+        self.start_over_in_child()
         self._plans: dict[Policy, _Numbered] = {}
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._met = names.Counts[names.MetWindow](MAX_TOTALS)
@@ -154,7 +154,9 @@ class SqliteStorage:
         if after is held:
             return decision, made, None
         for (expires_ms, limit_id, name), before, states in zip(keys, held, after, strict=True):
-            state = packed(states.current) if policy.algorithm == "log" else states.current
+            state = states.current
+            if policy.algorithm == "log":
+                state = b"".join([_ENTRY.pack(*entry) for entry in state])
             if before.current is not None:
                 db.execute(
                     "UPDATE states SET state = ? WHERE expires_ms = ? AND limit_id = ? AND name = ?",
@@ -208,14 +210,10 @@ class SqliteStorage:
 
         with self._met.handed_over() as met:
             self._transact(work)
+        ends_s, sweep = elapsed_s() + WALL_S, partial(_sweep, now_ms, SWEEP_LATER)
         with suppress(StorageAway):  # the totals are stored; the next call sweeps
-            self._sweep(now_ms)
-
-    def _sweep(self, now_ms: int) -> None:
-        """Delete expired states, for at most WALL_S."""
-        ends_s, work = elapsed_s() + WALL_S, partial(_sweep, now_ms, SWEEP_LATER)
-        while self._transact(work) == SWEEP_LATER and elapsed_s() < ends_s:
-            time.sleep(SWEEP_PAUSE_S)
+            while self._transact(sweep) == SWEEP_LATER and elapsed_s() < ends_s:
+                time.sleep(SWEEP_PAUSE_S)
 
     def totals(self) -> Mapping[str, int]:
         return {name: total for total, name in self._read("SELECT total, name FROM totals", integers=1)}
@@ -233,11 +231,15 @@ class SqliteStorage:
         number = now_ms // limit.window_ms
         wanted = ((number + 2) * limit.window_ms, policy.rule, names.kind_of(policy, limit), limit.window_ms)
 
-        def used(state: Any) -> int:
+        def used(name: Any, state: Any) -> tuple[int, int]:
+            if type(name) is not int:
+                raise names.UnreadableError
             if policy.algorithm == "log":
-                return sum(units for _, units in unpacked(state) or ())
+                return sum(units for _, units in unpacked(state) or ()), name
             units = counted(state) or 0
-            return gcra_used(limit, units, now_ms - number * limit.window_ms) if policy.algorithm == "gcra" else units
+            if policy.algorithm == "gcra":
+                units = gcra_used(limit, units, now_ms - number * limit.window_ms)
+            return units, name
 
         def work(db: sqlite3.Connection) -> list[tuple[int, int]]:
             rows = db.execute(
@@ -245,7 +247,7 @@ class SqliteStorage:
                 " WHERE expires_ms = ? AND rule = ? AND kind = ? AND window_ms = ?",
                 wanted,
             )
-            return nlargest(count, ((used(state), checked_name(name)) for name, state in rows))
+            return nlargest(count, (used(name, state) for name, state in rows))
 
         largest = self._transact(work, write=False)
         return [
@@ -277,12 +279,11 @@ class SqliteStorage:
         self._file.close()
 
     def start_over_in_child(self) -> None:
-        """Another thread of the parent may have held the lock."""
-        self._make_lock()
+        """Another thread of the parent may have held the lock.
 
-    def _make_lock(self) -> None:
-        """`with self._taking as held` takes the lock in C alone, if it can: a signal handler, which may raise, runs
-        only after `held` knows. After a call of `acquire` it may run before anything notes that the lock is taken."""
+        `with self._taking as held` takes the lock in C alone, if it can: a signal handler, which may raise, runs
+        only after `held` knows. After a call of `acquire` it may run before anything notes that the lock is taken.
+        """
         self._lock = threading.Lock()
         take = partial(self._lock.acquire, timeout=WALL_S)
         self._taking = type("Taking", (), {"__enter__": staticmethod(take), "__exit__": staticmethod("".format)})()
@@ -298,23 +299,12 @@ def counted(state: Any) -> int | None:
     return None if state is None else checked_row((state,), integers=1)[0]
 
 
-def checked_name(name: Any) -> int:
-    """The name of an identity. Raises UnreadableError for other values."""
-    if type(name) is int:
-        return name
-    raise names.UnreadableError
-
-
 _ENTRY = struct.Struct(">IH")
-
-
-def packed(entries: Entries) -> bytes:
-    """The entries of a log as bytes: 4 for the time in the window, 2 for the units. `unpacked` raises struct.error for
-    other bytes."""
-    return b"".join([_ENTRY.pack(*entry) for entry in entries])
+"""An entry of a log: 4 bytes for the time in the window, 2 for the units."""
 
 
 def unpacked(state: bytes | None) -> Entries | None:
+    """The entries of a log. Raises struct.error or UnreadableError for other bytes."""
     if state is None:
         return None
     if type(state) is not bytes or not state:
