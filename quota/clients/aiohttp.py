@@ -41,7 +41,11 @@ async def send(
     gate: HostGate, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Send a request as one attempt through its handler, and charge it at a gate."""
-    body = _body_of(request)
+    payload = request.body
+    if isinstance(payload, aiohttp.BytesPayload):
+        body = RequestBody.of(payload._value)  # 3.12.0 has no `as_bytes`
+    else:
+        body = RequestBody.of(payload or None, getattr(payload, "size", None))
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await handler(request)
@@ -71,9 +75,14 @@ def watch(gate: HostGate, attempt: Attempt, response: aiohttp.ClientResponse) ->
         response.content = _Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
 
 
-def _watched(name: str) -> Callable[..., Awaitable[bytes]]:
-    async def read(body: _Watched, *args: Any, **options: Any) -> bytes:
-        return await body._read(await getattr(body._reader, name)(*args, **options))
+def _watched(name: str) -> Callable[..., Awaitable[Any]]:
+    async def read(body: _Watched, *args: Any, **options: Any) -> Any:
+        given = await getattr(body._reader, name)(*args, **options)
+        units = body._usage.feed(given[0] if name == "readchunk" else given)
+        if units is None and body._reader.at_eof():
+            units = body._usage.end()
+        await body._gate.settle(body._attempt, units)
+        return given
 
     return read
 
@@ -87,32 +96,14 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
 
-    async def _read(self, piece: bytes) -> bytes:
-        units = self._usage.feed(piece)
-        if units is None and self._reader.at_eof():
-            units = self._usage.end()
-        await self._gate.settle(self._attempt, units)
-        return piece
-
     read, readany, readline = _watched("read"), _watched("readany"), _watched("readline")
-    readuntil, readexactly = _watched("readuntil"), _watched("readexactly")
-
-    async def readchunk(self) -> tuple[bytes, bool]:
-        piece, ends = await self._reader.readchunk()
-        return await self._read(piece), ends
+    readuntil, readexactly, readchunk = _watched("readuntil"), _watched("readexactly"), _watched("readchunk")
 
     # These read through the methods above.
     __aiter__ = aiohttp.StreamReader.__aiter__
     iter_any = aiohttp.StreamReader.iter_any
     iter_chunked = aiohttp.StreamReader.iter_chunked
     iter_chunks = aiohttp.StreamReader.iter_chunks
-
-
-def _body_of(request: aiohttp.ClientRequest) -> RequestBody:
-    body = request.body
-    if isinstance(body, aiohttp.BytesPayload):
-        return RequestBody.of(body._value)  # 3.12.0 has no `as_bytes`
-    return RequestBody.of(body or None, getattr(body, "size", None))
 
 
 async def peek(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import LATEST_MS
-from quota.errors import BadAnswer
 from quota.terms.api import UNREADABLE, Field, LevelRule, Match, Pointer, Refill, Used, document_in, value_at
 from quota.terms.arguments import seconds, whole
 from quota.terms.costs import Quota
@@ -85,11 +84,6 @@ class AnswerLimits(NamedTuple):
     def max_bytes(self) -> int | None:
         return None if self.max_body_mb is None else self.max_body_mb * MB
 
-    def too_large(self) -> BadAnswer:
-        return BadAnswer(
-            f"upstream's answer is larger than {self.max_body_mb} MB; if this is expected, raise max_body_mb"
-        )
-
 
 class State(NamedTuple):
     """What an answer says of a limit. `bucket` is the bucket or pool: in a policy as the answer calls it, else as the
@@ -136,11 +130,8 @@ class Answer:
             key = name.lower()
             # A header that is sent twice becomes one text, as with most HTTP clients.
             self._headers[key] = f"{self._headers[key]}, {value}" if key in self._headers else value
-
-    @property
-    def is_stored(self) -> bool:
+        self.is_stored = bool(_whole(self._headers.get("age")))
         """Whether the answer comes from a cache: its Age is above 0."""
-        return bool(_whole(self._headers.get("age")))
 
     def fits(self, match: Match) -> bool:
         """Whether a rule matches this answer."""
@@ -156,12 +147,13 @@ class Answer:
     def units(self, used: Used) -> list[int | None]:
         """The figures of the call's usage, in the order of `used.figures`: UNREADABLE where the answer has one, but
         no number."""
-        return [self._units(figure.places) for figure in used.figures]
-
-    def _units(self, places: Iterable[Field]) -> int | None:
-        given = [(place, value) for place in places if (value := self._value(place, "units")) is not None]
-        numbers = (self._number(place, value, math.ceil, MAX_FIGURE) for place, value in given)
-        return next((units for units in numbers if units is not None), UNREADABLE if given else None)
+        all_units = []
+        for figure in used.figures:
+            given = [(place, value) for place in figure.places if (value := self._value(place, "units")) is not None]
+            numbers = (self._number(place, value, math.ceil, MAX_FIGURE) for place, value in given)
+            missing = UNREADABLE if given else None
+            all_units.append(next((units for units in numbers if units is not None), missing))
+        return all_units
 
     def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
         """The units that remain, and the limit. Fractions are rounded so that less remains."""
@@ -224,8 +216,7 @@ class Answer:
         remaining, _ = self.remaining(OLDER_REMAINING)
         text = self._headers.get("ratelimit") or f"limit={older}, remaining={remaining}, reset={reset}"
         more_text = self._headers.get("ratelimit-policy") or older
-        items = _items(text) or _item_of_draft_7(text)
-        described = _items(more_text) or _policies_of_draft_7(more_text)
+        items, described = _items(text), _items(more_text)
         has_several = len({name for name, _ in (*items, *described)}) > 1
         policies = []
         for name, figures in items:
@@ -310,16 +301,18 @@ class Answer:
             while number >= FIRST_EPOCH_MS * 1_000:  # microseconds, or nanoseconds
                 number /= 1_000
             ms = math.ceil(number if number >= FIRST_EPOCH_MS else number * SECOND_MS)
-            return self._from_date(ms) if number >= FIRST_EPOCH_S else self.at_ms + ms
-        if (span_ms := _duration_ms(text.removeprefix("-"))) is not None:
+            if number < FIRST_EPOCH_S:
+                return self.at_ms + ms
+            moment_ms: int | None = ms
+        elif (span_ms := _duration_ms(text.removeprefix("-"))) is not None:
             return self.at_ms if text.startswith("-") else self.at_ms + span_ms
-        reads = (parsedate_to_datetime, _iso_date)
-        date_ms = next((date_ms for read in reads if (date_ms := _date_ms(read, text)) is not None), None)
-        return None if date_ms is None else self._from_date(date_ms)
-
-    def _from_date(self, ms: int) -> int:
-        date_ms = _date_ms(parsedate_to_datetime, self._headers.get("date", ""))
-        return ms if date_ms is None else self.at_ms + ms - date_ms
+        else:
+            moment_ms = _date_ms(text)
+            moment_ms = _date_ms(text, iso=True) if moment_ms is None else moment_ms
+        answered_ms = _date_ms(self._headers.get("date", ""))
+        if moment_ms is None or answered_ms is None:
+            return moment_ms
+        return self.at_ms + moment_ms - answered_ms
 
 
 def _figure(value: object, most: float = MAX_UNITS) -> float | None:
@@ -369,10 +362,14 @@ _UNITS_MS = {**UNITS_MS, "w": 7 * DAY_MS, "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "
 _SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhdw])(?:(?:ec|econd|in|inute|r|our|ay|eek)s?)?"
 
 
-def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
-    """A date in any notation. A date without a zone is in UTC."""
+def _date_ms(text: str, *, iso: bool = False) -> int | None:
+    """A date as mails write it, or as ISO 8601 does. A date without a zone is in UTC."""
+    text = text[:64]
     try:
-        moment = read(text[:64])
+        if iso:
+            moment = datetime.fromisoformat(re.sub(r"\s*(UTC|GMT|Z)$", "", text, flags=re.IGNORECASE))
+        else:
+            moment = parsedate_to_datetime(text)
         return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
@@ -381,28 +378,20 @@ def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
 _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)
 
 
-def _iso_date(text: str) -> datetime:
-    return datetime.fromisoformat(re.sub(r"\s*(UTC|GMT|Z)$", "", text, flags=re.IGNORECASE))
-
-
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The items of a structured field (RFC 9651), each with its numeric parameters."""
-    items = _ITEM.findall(text[:MAX_HEADER_LENGTH])[:MAX_POLICIES]
-    number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
-    unit = r';\s*(qu)="([^"]*)"'
-    return [(name, dict(re.findall(number, figures) + re.findall(unit, figures))) for name, figures in items]
-
-
-def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
-    """`limit=100, remaining=50, reset=5` as an item without a name."""
-    figures = re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
-    new_names = {"limit": "q", "remaining": "r", "reset": "t"}
-    return [("", {new_names[name]: number for name, number in figures})] if figures else []
-
-
-def _policies_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
-    """`100;w=60, 1000;w=3600` as items without a name."""
-    policies = re.findall(r"(?:^|,)\s*([0-9]{1,15})\s*;\s*w=([0-9]{1,15})", text[:MAX_HEADER_LENGTH])
+    """The items of a structured field (RFC 9651), each with its numeric parameters. What draft 7 has instead is without
+    a name: `limit=100, remaining=50, reset=5` is one item, and `100;w=60, 1000;w=3600` are two."""
+    text = text[:MAX_HEADER_LENGTH]
+    items = _ITEM.findall(text)[:MAX_POLICIES]
+    if items:
+        number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
+        unit = r';\s*(qu)="([^"]*)"'
+        return [(name, dict(re.findall(number, figures) + re.findall(unit, figures))) for name, figures in items]
+    figures = re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text)
+    if figures:
+        new_names = {"limit": "q", "remaining": "r", "reset": "t"}
+        return [("", {new_names[name]: number for name, number in figures})]
+    policies = re.findall(r"(?:^|,)\s*([0-9]{1,15})\s*;\s*w=([0-9]{1,15})", text)
     return [("", {"q": units, "w": window_s}) for units, window_s in policies[:MAX_POLICIES]]
 
 
@@ -482,8 +471,11 @@ class Usage:
             return None
         if self._events:
             self._feed_lines(b"\n")  # ends the last line
-            last = b"\n".join(self._data)
-            self._end_is_clear = self._end_is_clear and not (self._size and _is_cut(last))
+            if self._size:  # the last event has no end: its data may be no whole document
+                try:
+                    json.loads(b"\n".join(self._data))
+                except (ValueError, RecursionError):
+                    self._end_is_clear = False
             self._feed_lines(b"\n")  # ends the last event
         elif not self._is_long:
             self._hear(bytes(self._kept))
@@ -549,12 +541,3 @@ class Usage:
         figures = Answer(200, (), document, 0).units(self._used)
         self._is_long = self._is_long and figures.count(None) == len(figures)
         self._figures = [old if new is None else new for old, new in zip(self._figures, figures, strict=True)]
-
-
-def _is_cut(data: bytes) -> bool:
-    """Whether the data of the last event, which has no end, is no whole document."""
-    try:
-        json.loads(data)
-    except (ValueError, RecursionError):
-        return True
-    return False

@@ -4,7 +4,6 @@ A hostile or broken upstream may send an endless body, one byte every two second
 a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswer` with one line.
 
     SessionHttp      what Google's client asks of an Http, over a session of requests
-    check_redirect   refuses a redirect to anything except HTTP
     digestible       an error's body, if the client can parse it
     checked          checks the shape of a body before the client parses it
 """
@@ -81,7 +80,16 @@ class _Session(requests.Session):
         if not reads or resp.status_code == 308 or not resp.is_redirect:
             return None
         target = resp.headers["location"].encode("latin-1").decode("utf-8", "replace").strip()
-        check_redirect(_absolute(resp.url, target))
+        # Only a path is joined to the address: `urljoin` would mend an address without a host.
+        address = target
+        if target.startswith("//"):
+            address = f"{urlsplit(resp.url).scheme}:{target}"
+        elif not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", target):
+            address = urljoin(resp.url, target)
+        # A file, another protocol, or a user's name is no HTTP address.
+        if not is_http_address(address) or not address.isprintable() or " " in address:
+            why = f"upstream redirects to {show(redact(address))}, which is no http address"
+            raise BadAnswer(f"{why}; check endpoint and proxies")
         resp.close()
         return target
 
@@ -91,13 +99,6 @@ class _Session(requests.Session):
         if not self._http.keeps_key(prepared_request.url or ""):
             headers.pop("authorization", None)
             headers.pop(GOOGLES_KEY.header, None)
-
-
-def _absolute(base: str, target: str) -> str:
-    """The address of a redirect. Only a path is joined to `base`: `urljoin` would mend an address without a host."""
-    if target.startswith("//"):
-        return f"{urlsplit(base).scheme}:{target}"
-    return target if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", target) else urljoin(base, target)
 
 
 class SessionHttp:
@@ -187,13 +188,6 @@ class SessionHttp:
         self._session.close()
 
 
-def check_redirect(uri: str) -> None:
-    """Raise BadAnswer for a redirect that is no HTTP address: a file, another protocol, a user's name."""
-    if not is_http_address(uri) or not uri.isprintable() or " " in uri:
-        why = f"upstream redirects to {show(redact(uri))}, which is no http address"
-        raise BadAnswer(f"{why}; check endpoint and proxies")
-
-
 def digestible(response: Any, content: bytes) -> bytes:
     """The body of an answer, or b"" for an error answer whose body the client cannot parse.
 
@@ -225,10 +219,13 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
     def check(response: Any, content: Any) -> Any:
         if int(response.status) >= 300 or not promises_json:
             return postproc(response, content)
-        most = limits.max_bytes
-        if most is not None and _values(content) > (most_values := most // BYTES_PER_VALUE):
-            why = f"upstream's answer holds over {most_values:,} values"
-            raise BadAnswer(f"{why}; if this is expected, raise max_body_mb")
+        if limits.max_bytes is not None:
+            most_values = limits.max_bytes // BYTES_PER_VALUE
+            text = content.encode() if isinstance(content, str) else content
+            # An upper bound: characters inside strings count, too.
+            if text.count(b",") + text.count(b"[") + text.count(b"{") > most_values:
+                why = f"upstream's answer holds over {most_values:,} values"
+                raise BadAnswer(f"{why}; if this is expected, raise max_body_mb")
         answer = None
         with suppress(ValueError, RecursionError):
             answer = postproc(response, content)
@@ -241,12 +238,6 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
         return answer
 
     return check
-
-
-def _values(content: bytes | str) -> int:
-    """An upper bound on the values in a JSON text: it also counts characters inside strings."""
-    text = content.encode() if isinstance(content, str) else content
-    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _check_page(answer: dict[str, Any], limits: AnswerLimits) -> None:

@@ -67,16 +67,16 @@ class Caller:
     def signs(self) -> bool:
         return self.key is not None or self.credentials is not None
 
-    @property
-    def waits(self) -> bool:
-        """Whether `signed` fetches a token first."""
-        return self.credentials is not None and not self.credentials.valid
-
     def send(self, attempt: Callable[[], R], url: str, *, again: bool) -> R:
         """The answer to an attempt. If it refused a token and the attempt can be made `again`, the answer to another
         attempt, with a new token."""
         response = attempt()
-        self._strip(response.headers)
+        headers: MutableMapping[str, str] = response.headers
+        target = headers.get("location", "")
+        if self.key is not None and self.place.query and self.key in unquote_plus(target):
+            # A redirect repeats the query: take the key out, because no other host may see it.
+            with suppress(ValueError):  # no address, so nobody follows it
+                headers["location"] = with_query(target, without=(self.place.query,))
         renewable = again and self.credentials is not None and getattr(self.credentials, "renewable", True)
         if response.status_code != 401 or not renewable or not self._takes_secret(url):
             return response
@@ -84,13 +84,6 @@ class Caller:
         with _renewing() as ask:
             self.credentials.refresh(ask)
         return attempt()
-
-    def _strip(self, headers: MutableMapping[str, str]) -> None:
-        """Take the key out of a redirect that repeats the query: no other host may see it."""
-        target = headers.get("location", "")
-        if self.key is not None and self.place.query and self.key in unquote_plus(target):
-            with suppress(ValueError):  # no address, so nobody follows it
-                headers["location"] = with_query(target, without=(self.place.query,))
 
 
 def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:

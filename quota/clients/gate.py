@@ -185,7 +185,7 @@ class HostGate:
         if not names:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._method = method if method is None or callable(method) else text(method, "method")
-        self._hosts = Hosts(names)
+        self.hosts = Hosts(names)
         self._budget: AsyncBudget | None = None
         self._threads: Awaiter | None = None
 
@@ -218,7 +218,7 @@ class HostGate:
     # -- the name of a request -----------------------------------------------------------------------------------------
 
     def is_metered(self, verb: str, url: str) -> bool:
-        return self._hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
+        return self.hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
 
     def verb(self, verb: str, url: str, headers: Sent) -> str:
         """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""
@@ -264,7 +264,7 @@ class HostGate:
 
     async def sent(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a charged attempt. A gate with `ended` does not tell the layers below that it is charged."""
-        return await (paid(self._hosts, send) if self._ended is None else send())
+        return await (paid(self.hosts, send) if self._ended is None else send())
 
     async def leave(
         self,
@@ -287,31 +287,28 @@ class HostGate:
         """Refund the charge if the attempt never left."""
         is_dropped = isinstance(error, GeneratorExit)  # nobody awaits the task, so it cannot await a refund
         if body.makes_no_requests and not is_dropped and never_left(error):
-            await self.never_left(attempt)
-
-    async def never_left(self, attempt: Attempt) -> None:
-        await self._corrected(attempt.never_left)
+            await self.corrected(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool) -> None:
         """Note the answer. What changes the ledger happens in a thread."""
         reading = attempt.reading(status, body, headers, whole=whole)
         if reading.changes_something:
-            await self._corrected(partial(attempt.follow, reading))
+            await self.corrected(partial(attempt.follow, reading))
         else:
             attempt.follow(reading)
 
     async def settle(self, attempt: Attempt, used_units: int | None) -> None:
         """Settle the reserved units if the usage is known, in a thread, before the reader goes on."""
         if used_units is not None:
-            await self._corrected(partial(attempt.settle, used_units))
+            await self.corrected(partial(attempt.settle, used_units))
 
     async def _decide(self, call: Call, *, commit: bool) -> Decision:
         if self._budget is None:
             return self.meter.decide([call])[0]
         return (await self._budget._decide([call], commit=commit))[0]
 
-    async def _corrected(self, work: Callable[[], None]) -> None:
-        """Do the work, even if the task that waits for it is cancelled."""
+    async def corrected(self, work: Callable[[], None]) -> None:
+        """Do the work of an attempt that changes the ledger, even if the task that waits for it is cancelled."""
         if self._budget is None:
             work()
             return

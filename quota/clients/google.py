@@ -98,7 +98,11 @@ def service(
         raise UsageError("credentials are not those of google-auth; give for example google.auth.default()[0]")
     document = description(api, version)
     if endpoint is not None:
-        document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
+        endpoint = text(endpoint, "endpoint")
+        if not is_http_address(endpoint) or "?" in endpoint or "#" in endpoint:
+            why = f"endpoint {show(redact(endpoint))} is not the root of an API"
+            raise ConfigError(f"{why}; write for example http://127.0.0.1:8765")
+        document["rootUrl"] = document["mtlsRootUrl"] = endpoint.rstrip("/") + "/"
         if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
             why = f"endpoint {redact(endpoint)!r} would get the secret in plain text"
             raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
@@ -121,15 +125,6 @@ def service(
         requestBuilder=MeteredRequest,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
-
-
-def _root(endpoint: str) -> str:
-    endpoint = text(endpoint, "endpoint")
-    if not is_http_address(endpoint) or "?" in endpoint or "#" in endpoint:
-        raise ConfigError(
-            f"endpoint {show(redact(endpoint))} is not the root of an API; write for example http://127.0.0.1:8765"
-        )
-    return endpoint.rstrip("/") + "/"
 
 
 # -- what is being sent ------------------------------------------------------------------------------------------------
@@ -204,7 +199,7 @@ HttpError.__init__ = _init_without_secrets
 def _check_metered(http: Any, uri: str) -> None:
     """Raise UsageError if `http` does not charge requests to `uri`."""
     gate = _gate_of(http)
-    if gate is None or not gate.serves(uri):
+    if gate is None or not gate.hosts.serve(uri):
         raise UsageError("this http would bypass the budget: leave it out, threads may share one service")
 
 
@@ -260,22 +255,18 @@ class GoogleGate(HostGate):
         super().__init__(meter, self._method_of, [own, *shared])
         self.upstream = Google(meter.budget.book)
 
-    def serves(self, uri: str) -> bool:
-        """Whether `uri` is on a host and port of the API."""
-        return self._hosts.serve(uri)
-
     def keeps_key(self, uri: str) -> bool:
         """Whether `uri` may receive the API key: only the API may, on its own port, and never over plain HTTP if the
         API uses HTTPS."""
         parts = urlsplit(uri)
         own_port = (parts.port or default_port(parts.scheme)) == self._port
-        return own_port and self.serves(uri) and (parts.scheme == "https" or not self._secure)
+        return own_port and self.hosts.serve(uri) and (parts.scheme == "https" or not self._secure)
 
     async def charge(  # type: ignore[override]  # a Batch is used like an Attempt
         self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()
     ) -> Attempt | Batch | None:
         """Charge one request that is about to leave. Returns None if it does not call this API. Raises Refused."""
-        if not self.serves(url):
+        if not self.hosts.serve(url):
             return None
         sent_verb, verb = verb, self.verb(verb, url, headers).upper()
         is_batch = self._routes.is_batch(verb, url)

@@ -41,14 +41,15 @@ Below = Callable[["httpx.Request"], Any]
 LIBRARIES = ("httpx", "httpx2")
 
 
-def _of_both(*names: str) -> Names:
-    return tuple((library, name) for library in LIBRARIES for name in names)
-
-
-UNSENT = _of_both("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
+UNSENT: Names = tuple(
+    (library, name)
+    for library in LIBRARIES
+    for name in ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
+)
 """What is raised before the first byte of a request. A ProxyError means that a proxy refused to connect."""
 
-INVALID, BROKEN = _of_both("ProtocolError"), _of_both("TransportError")
+INVALID: Names = tuple((library, "ProtocolError") for library in LIBRARIES)
+BROKEN: Names = tuple((library, "TransportError") for library in LIBRARIES)
 
 
 class _Library:
@@ -99,8 +100,15 @@ def httpx_transport(
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             if caller is None:
                 return self._attempt(request)
+
+            def attempt() -> httpx.Response:
+                url, headers = caller.signed(request.method, str(request.url), request.headers)
+                stream, extensions = request.stream, request.extensions
+                signed = module.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
+                return self._attempt(signed)
+
             again = isinstance(request.stream, module.ByteStream)
-            return caller.send(lambda: self._attempt(_signed(caller, request)), str(request.url), again=again)
+            return caller.send(attempt, str(request.url), again=again)
 
         def _attempt(self, request: httpx.Request) -> httpx.Response:
             return at_once(send(gate, below.handle_request, request, plain=type(below) is module.HTTPTransport))
@@ -176,8 +184,9 @@ async def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool
             return await sent()
 
     response = await gate.leave(attempt, body, departure.never_began, traced)
-    if departure.is_mocked(response):
-        await gate.never_left(attempt)
+    # A mock may pass a request on without its trace.
+    if plain and not departure.began and "network_stream" not in response.extensions:
+        await gate.corrected(attempt.never_left)
         return response
     status, headers = response.status_code, response.headers
     stream: Any = response.stream
@@ -247,10 +256,6 @@ class _Departure:
             yield
         finally:
             request.extensions = extensions
-
-    def is_mocked(self, response: httpx.Response) -> bool:
-        """Whether an answer came without a connection. A mock may pass a request on without its trace."""
-        return self._plain and not self.began and "network_stream" not in response.extensions
 
     def never_began(self, error: BaseException) -> bool:
         """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection,
@@ -363,12 +368,6 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
             await self.gate.settle(self.attempt, self.usage.feed(piece))
             yield piece
         await self.gate.settle(self.attempt, self.usage.end())
-
-
-def _signed(caller: Caller, request: httpx.Request) -> httpx.Request:
-    url, headers = caller.signed(request.method, str(request.url), request.headers)
-    make: Callable[..., httpx.Request] = _library_of(request).module.Request
-    return make(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
 
 
 def _decoded(response: httpx.Response, raw: bytes) -> bytes:

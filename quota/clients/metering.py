@@ -193,11 +193,10 @@ class Attempt:
         try:
             self._budget.refund(charge_id)
             self.refunded = True
-            self._give_back(self.decision.cost_units)
         except QuotaError as error:
             warn("refund_failed", error, charge=charge_id, method=self.decision.method)
         else:
-            self._observe_again(self.decision.cost_units)
+            self._returned(self.decision.cost_units)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `answered` needs the body of this answer; else b"" will do."""
@@ -290,11 +289,10 @@ class Attempt:
             used_units = MAX_UNITS
         try:
             settlement.settle(used_units)
-            self._give_back(self.decision.cost_units - used_units)
         except QuotaError as error:
             warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
         else:
-            self._observe_again(self.decision.cost_units - used_units)
+            self._returned(self.decision.cost_units - used_units)
 
     def _observe(self, heard: Sequence[Heard]) -> None:
         try:
@@ -303,8 +301,11 @@ class Attempt:
         except QuotaError as trouble:
             warn("level_not_counted", trouble, bucket=heard[0].level.bucket)
 
-    def _observe_again(self, returned_units: int) -> None:
-        """Compare once more what was heard since this charge: the units that it returned hid as many of others."""
+    def _returned(self, returned_units: int) -> None:
+        """Give the units back to the run, and compare once more what was heard since this charge: the units hid as many
+        of others."""
+        if self._run_limit is not None:
+            self._run_limit.give_back(returned_units)
         budget, decided_ms, now_ms = self._budget, self.decision.decided_at_ms, self._clock() + self._ahead_ms
         all_heard = tuple(budget.heard.values())
         heard = [each for each, at_ms in all_heard if at_ms >= decided_ms and each.stands(at_ms, now_ms)]
@@ -312,10 +313,6 @@ class Attempt:
             read = project_of(budget).used_units()
             used = {limit.name: read[limit.view] for limit in budget.limits if limit.view in read}
             self._observe([each for each in heard if _changes(budget, each, used)])
-
-    def _give_back(self, units: int) -> None:
-        if self._run_limit is not None:
-            self._run_limit.give_back(units)
 
     def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing
@@ -394,20 +391,16 @@ def observe(budget: Budget, project: Project, heard: Sequence[Heard]) -> None:
         counts = {limit.name: others_units(project.others(limit.view), name) for limit in evidence.alone}
         units = max(_used(budget, evidence, limit) - used[limit.name] + counts[limit.name] for limit in evidence.alone)
         if units > max(counts.values()):
-            _count(budget, evidence, name, units)
+            bucket, since_ms, until_ms = evidence.level.bucket, evidence.since_ms, evidence.until_ms
+            # The entry counts in the limits that have this window.
+            longest_ms = max(limit.view.window.longest_ms for limit in evidence.limits)
+            calls = CALLS if any(limit.view.selector.count == "calls" for limit in evidence.limits) else ""
+            budget.add_others(bucket, units, since_ms, until_ms, name, window_ms=longest_ms, noun=calls)
+            _log.info("%s", line("used_by_others", bucket=bucket, units=units, until=rfc3339(until_ms)))
             used |= {limit: used[limit] + units - before for limit, before in counts.items()}
     if granted := _granted_anew(budget, [evidence.level for evidence in heard]):
         standing = project.state.facts().grants
         project.state.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
-
-
-def _count(budget: Budget, evidence: Heard, name: str, units: int) -> None:
-    """Append what others used. It counts in the limits that have this window."""
-    bucket, since_ms, until_ms = evidence.level.bucket, evidence.since_ms, evidence.until_ms
-    longest_ms = max(limit.view.window.longest_ms for limit in evidence.limits)
-    calls = CALLS if any(limit.view.selector.count == "calls" for limit in evidence.limits) else ""
-    budget.add_others(bucket, units, since_ms, until_ms, name, window_ms=longest_ms, noun=calls)
-    _log.info("%s", line("used_by_others", bucket=bucket, units=units, until=rfc3339(until_ms)))
 
 
 def others_name(bucket: str, since_ms: int) -> str:

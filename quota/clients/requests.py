@@ -36,7 +36,7 @@ from quota.clients.metering import Meter
 from quota.clients.urllib3 import send
 from quota.common.hosts import url_on
 from quota.common.redact import redact
-from quota.errors import UsageError
+from quota.errors import BadAnswer, UsageError
 
 
 def requests_adapter(
@@ -160,7 +160,8 @@ def _bound(response: requests.Response, limits: AnswerLimits) -> None:
     def bounded(size: int) -> None:
         if size > most:
             response.close()
-            raise limits.too_large()
+            why = f"upstream's answer is larger than {limits.max_body_mb} MB"
+            raise BadAnswer(f"{why}; if this is expected, raise max_body_mb")
 
     def stream(*args: Any, **options: Any) -> Iterator[bytes]:
         size = 0

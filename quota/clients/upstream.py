@@ -31,7 +31,7 @@ from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, LevelRule, Route
+from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, Route
 from quota.terms.costs import CostBook
 from quota.terms.evidence import Heard, Level
 from quota.terms.limits import SECOND_MS, leaves_at
@@ -160,13 +160,12 @@ _OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
 
 def _overrides(headers: Sent, names: Sequence[str]) -> list[str]:
     """The values of the header fields with these names. Some clients join the values of a field that is there twice."""
-    fields = headers.items() if isinstance(headers, Mapping) else headers
-    values = [_text(value) for name, value in fields if _text(name).lower() in names]
-    return [part.strip().upper() for value in values for part in value.split(",")]
-
-
-def _text(part: str | bytes) -> str:
-    return part.decode("latin-1") if isinstance(part, bytes) else str(part)
+    overrides: list[str] = []
+    for field in headers.items() if isinstance(headers, Mapping) else headers:
+        name, value = (part.decode("latin-1") if isinstance(part, bytes) else str(part) for part in field)
+        if name.lower() in names:
+            overrides += [part.strip().upper() for part in value.split(",")]
+    return overrides
 
 
 @cache
@@ -283,18 +282,17 @@ class Described(Google):
         return self._chars_of_base(url), -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
+        bases = [self.book.base_path, *[f"/{host.partition('/')[2]}".rstrip("/") for host in self.book.hosts]]
+
         def first(reading: str) -> Route | None:
-            routes = [_first(self.book.routes, verb, way) for way in self._ways(reading)]
+            # Read without the path of the endpoint or of a host, and with it: some books name it in their routes.
+            below = [base for base in bases if base and f"{reading}/".lower().startswith(f"{base}/".lower())]
+            ways = [*[reading[len(base) :] or "/" for base in below], reading]
+            routes = [_first(self.book.routes, verb, way) for way in ways]
             return max(filter(None, routes), key=attrgetter("named_chars"), default=None)
 
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
         return _dearest(self.book, verb, f"/{path}", first)
-
-    def _ways(self, path: str) -> tuple[str, ...]:
-        """A path without that of the endpoint or of a host, and with it: some books name it in their routes."""
-        bases = [self.book.base_path, *[f"/{host.partition('/')[2]}".rstrip("/") for host in self.book.hosts]]
-        below = [base for base in bases if base and f"{path}/".lower().startswith(f"{base}/".lower())]
-        return (*[path[len(base) :] or "/" for base in below], path)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:
@@ -411,11 +409,16 @@ class Described(Google):
         if answer.is_stored:
             return
         for rule in self.book.answers.levels:
-            bucket, named = self._pool(answer, rule, method)
-            if bucket:
+            place, name = rule.bucket, None
+            if isinstance(place, str):
+                bucket = place
+            else:
+                name = None if place is None else answer.text(place, "bucket")
+                bucket = bucket_of(method, self.book) if name is None else self._named(name)
+            if bucket:  # else the pool is outside the book
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
-                yield self._checked(answer, State(bucket, remaining, limit, reset_ms, named=named))
+                yield self._checked(answer, State(bucket, remaining, limit, reset_ms, named=name is not None))
         has_rule = any(rule.remaining.header.startswith("ratelimit") for rule in self.book.answers.levels)
         for policy in answer.policies():
             state = self._state_by(policy, answer.at_ms)
@@ -427,30 +430,20 @@ class Described(Google):
 
     def _state_by(self, policy: State, at_ms: int) -> State | None:
         """The state of a pool by a policy; None if the policy says nothing of a pool of the book."""
-        bucket, main = self._named(policy.bucket), self.book.main_bucket.name
+        bucket, main = self._named(policy.bucket), self.book.main_bucket
         if not bucket and len(self.book.buckets) > 1:
             return None
-        if bucket or self._is_of_main_bucket(policy):
-            return policy._replace(bucket=bucket or main)
+        # Without a bucket's name, the window's length tells whether it is one of the book's only bucket, else the
+        # limit, else that the answer has no other.
+        is_named = policy.window_ms is not None or policy.limit_units is not None
+        is_of_main = any(map(policy.names, main.quotas)) if is_named else policy.is_only
+        if bucket or (policy.counts_calls and is_of_main):
+            return policy._replace(bucket=bucket or main.name)
         ends_ms = None if policy.window_ms is None else at_ms + policy.window_ms
         reset_ms = policy.reset_ms or ends_ms
         if policy.remaining_units or reset_ms is None:
             return None
-        return State(main, 0, None, reset_ms, is_others=True)
-
-    def _is_of_main_bucket(self, policy: State) -> bool:
-        """Whether a policy without a bucket's name is about a window of the book's only bucket: by its length, else by
-        its limit, else because the answer has no other."""
-        if policy.window_ms is None and policy.limit_units is None:
-            return policy.counts_calls and policy.is_only
-        return policy.counts_calls and any(map(policy.names, self.book.main_bucket.quotas))
-
-    def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
-        """The pool of a rule's figures, and whether the answer names it; "" for a pool outside the book."""
-        if isinstance(rule.bucket, str):
-            return rule.bucket, False
-        name = None if rule.bucket is None else answer.text(rule.bucket, "bucket")
-        return (bucket_of(method, self.book), False) if name is None else (self._named(name), True)
+        return State(main.name, 0, None, reset_ms, is_others=True)
 
     def _named(self, name: str) -> str:
         """The bucket or pool with this name or mark; "" if there is none."""

@@ -123,15 +123,6 @@ class _NamedLimit(NamedTuple):
     unit: str
     value: str
 
-    @property
-    def grants_nothing(self) -> bool:
-        # A limit for each user may be 0 for one of them and open to others.
-        return self.value.strip() == "0" and "{user}" not in self.unit
-
-    @property
-    def daily(self) -> bool:
-        return "perday" in self.limit.lower() or "/d/" in f"{self.unit}/"
-
 
 def _read(body: bytes) -> _ErrorBody:
     if len(body) > MAX_BODY_BYTES:
@@ -236,9 +227,11 @@ def _quota_kind(
 ) -> Literal["daily_exhausted", "project_blocked", "transient_rate"] | None:
     """The kind of a quota error; None for another error."""
     if error.limits:
-        if any(limit.grants_nothing for limit in error.limits):
+        # A limit for each user may be 0 for one of them and open to others.
+        if any(limit.value.strip() == "0" and "{user}" not in limit.unit for limit in error.limits):
             return "project_blocked"
-        return "daily_exhausted" if any(limit.daily for limit in error.limits) else "transient_rate"
+        is_daily = any("perday" in limit.limit.lower() or "/d/" in f"{limit.unit}/" for limit in error.limits)
+        return "daily_exhausted" if is_daily else "transient_rate"
     reasons = set(error.reasons)
     if reasons & _CHANNEL:
         return None

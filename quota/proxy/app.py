@@ -17,7 +17,7 @@ import hmac
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -52,7 +52,6 @@ from quota.proxy.asked import (
     Fields,
     UnfitError,
     asked_of,
-    narrowed,
     without_hops,
 )
 from quota.reports.metrics import MEDIA_TYPE, exposition
@@ -209,26 +208,12 @@ class Target:
         self.gate = HostGate.of(session.budget(credential), access.method, self.host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self.caller = inner._caller(chosen, (self.host,))
-        self._secret_fields = tuple(filter(None, (chosen.book.key.query, *access.secret_fields)))
+        self.secret_fields = tuple(filter(None, (chosen.book.key.query, *access.secret_fields)))
         self._secret_headers = {chosen.book.key.header.lower(), *GOOGLES_HEADERS}
 
-    def url(self, asked: Asked) -> str:
-        """The URL of a request, without the caller's own key."""
-        url = f"{self.access.root}{asked.target}"
-        if not (self.caller.signs and self._secret_fields and "?" in url):
-            return url
-        return with_query(url, without=self._secret_fields)
-
-    def verb(self, asked: Asked) -> str:
-        """The verb by which the API reads a request. Raises UnfitError if it is ambiguous."""
-        try:
-            return self.gate.verb(asked.verb, self.url(asked), asked.fields)
-        except UsageError as error:
-            raise UnfitError(400, f"{error}.") from None
-
     def signed(self, asked: Asked, url: str) -> tuple[str, Fields, str | None]:
-        """The URL and the header fields as they leave, and the secret in them. Waits for a token if the caller
-        `waits`."""
+        """The URL and the header fields as they leave, and the secret in them. Waits for a token if the caller's
+        credentials have no valid one."""
         if not self.caller.signs:
             return url, asked.fields, None
         signed, own = self.caller.signed(asked.verb, url, {})
@@ -240,14 +225,19 @@ class Target:
 
 
 class Passage:
-    """One request, from its caller to its API and back."""
+    """One request, from its caller to its API and back. Raises UnfitError if its verb is ambiguous."""
 
     def __init__(
         self, asked: Asked, target: Target, caller: CallerSide, send: Send, http: aiohttp.ClientSession
     ) -> None:
         self._asked, self._target, self._caller, self._send, self._http = asked, target, caller, send, http
-        self._url = target.url(asked)
-        self._verb = target.verb(asked)
+        self._url = f"{target.access.root}{asked.target}"
+        if target.caller.signs and target.secret_fields and "?" in self._url:  # the caller's own key does not leave
+            self._url = with_query(self._url, without=target.secret_fields)
+        try:
+            self._verb = target.gate.verb(asked.verb, self._url, asked.fields)
+        except UsageError as error:
+            raise UnfitError(400, f"{error}.") from None
         # By the verb as it came: an override of the verb may begin another call.
         self._continues = target.access.continues(asked.verb, self._url)
         self._left = False
@@ -278,7 +268,7 @@ class Passage:
                 await self._exchange(attempt, url, fields, mask)
         except BaseException as error:
             if not self._left:
-                await gate.never_left(attempt)
+                await gate.corrected(attempt.never_left)
             if isinstance(error, UnfitError):
                 await send_problem(self._send, error.problem._replace(more=self._spent(attempt)))
             elif not self._caller.gone or not isinstance(error, asyncio.CancelledError) or task.uncancel():
@@ -293,15 +283,13 @@ class Passage:
             with labels(job=asked.job, region=asked.region):
                 return await decide(self._verb, self._url, body)
         except Refused as error:
-            self._say_refused(error.decision.reason, error.decision.sentence())
-            raise UnfitError(**answer_to(error.decision)._asdict()) from None
+            reason, sentence = str(error.decision.reason), error.decision.sentence()
+            unfit = UnfitError(**answer_to(error.decision)._asdict())
         except UsageError as error:
-            self._say_refused("never", str(error))
-            raise UnfitError(422 if isinstance(error, CostExceedsLimit) else 400, str(error)) from None
-
-    def _say_refused(self, reason: str, sentence: str) -> None:
-        asked = self._asked
+            reason, sentence = "never", str(error)
+            unfit = UnfitError(422 if isinstance(error, CostExceedsLimit) else 400, sentence)
         warn("proxy_refused", sentence, credential=asked.credential, job=asked.job, region=asked.region, reason=reason)
+        raise unfit
 
     async def _tell(self, decision: Decision) -> None:
         """The answer to Quota-Peek."""
@@ -325,13 +313,20 @@ class Passage:
         """The URL and the header fields that leave, and the mask of their secret. Raises UnfitError if there is no
         token."""
         target, sign = self._target, partial(self._target.signed, self._asked, self._url)
+        login = target.caller.credentials
+        waits = login is not None and not login.valid  # it fetches a token first
         try:
-            url, fields, secret = await asyncio.to_thread(sign) if target.caller.waits else sign()
+            url, fields, secret = await asyncio.to_thread(sign) if waits else sign()
         except ConfigError as error:
             raise UnfitError(500, str(error)) from None
         except GoogleAuthError as error:
             raise self._unanswered(502, f"credential {target.credential}: {refused_login(error)}") from None
-        return url, narrowed(fields, reads_good_answers=target.reads_good_answers), Mask(secret)
+        # Accept what the proxy can read: gzip if it reads only errors, else identity.
+        codings = [value for name, value in fields if name == "accept-encoding"]
+        takes_gzip = any(re.search(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value, re.I) for value in codings)
+        coding = "gzip" if takes_gzip and not target.reads_good_answers else "identity"
+        fields = [(name, coding if name == "accept-encoding" else value) for name, value in fields]
+        return url, fields, Mask(secret)
 
     async def _exchange(self, attempt: Attempt, url: str, fields: Fields, mask: Mask) -> None:
         answer = await self._sent(url, fields)
@@ -389,9 +384,11 @@ class Passage:
                 head = unpacked(answer.headers.get("content-encoding", ""), packed)
             await gate.answered(attempt, status, head, answer.headers, whole=whole)
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
-        fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
-        if not 200 <= status <= 599 or fields is None:
+        pairs = [*without_hops(pairs), *self._spent(attempt)]
+        is_valid = all(_NAME.fullmatch(name) and _VALUE.fullmatch(value) for name, value in pairs)
+        if not 200 <= status <= 599 or not is_valid:
             raise self._unanswered(502, f"{host} did not answer in valid HTTP.")
+        fields = [(name.encode("latin-1"), mask.whole(value.encode("latin-1"))) for name, value in pairs]
         watch(gate, attempt, answer)
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         try:
@@ -407,16 +404,6 @@ class Passage:
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-
-
-def _encoded(fields: Iterable[tuple[str, str]], mask: Mask) -> list[tuple[bytes, bytes]] | None:
-    """The header fields as bytes; None if one of them is invalid."""
-    encoded = []
-    for name, value in fields:
-        if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
-            return None
-        encoded.append((name.encode("latin-1"), mask.whole(value.encode("latin-1"))))
-    return encoded
 
 
 # -- the connections to upstream ---------------------------------------------------------------------------------------
@@ -495,19 +482,16 @@ class Mask:
         if not self._secrets:
             return piece
         data = self.whole(self._kept + piece)
-        at = max(0, len(data) - self._longest + 1)
-        keep_from = min(self._begins(data, at))
+        keep_from = len(data)
+        for secret in self._secrets:  # its beginning may stand at the end of the data
+            at = data.find(secret[:1], max(0, len(data) - self._longest + 1))
+            while at >= 0 and not secret.startswith(data[at:]):
+                at = data.find(secret[:1], at + 1)
+            if at >= 0:
+                keep_from = min(keep_from, at)
         self._kept = data[keep_from:]
         return data[:keep_from]
 
     def end(self) -> bytes:
         kept, self._kept = self._kept, b""
         return kept
-
-    def _begins(self, data: bytes, since: int) -> Iterable[int]:
-        """For each secret, where its beginning may stand at the end of the data."""
-        for secret in self._secrets:
-            at = data.find(secret[:1], since)
-            while at >= 0 and not secret.startswith(data[at:]):
-                at = data.find(secret[:1], at + 1)
-            yield at if at >= 0 else len(data)

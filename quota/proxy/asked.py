@@ -69,7 +69,10 @@ class Asked(NamedTuple):
 
 def asked_of(scope: Mapping[str, Any]) -> Asked:
     """The request in an ASGI scope. Raises UnfitError."""
-    fields = [_field(*pair) for pair in scope["headers"]]
+    try:
+        fields = [(name.decode("ascii").lower(), value.decode()) for name, value in scope["headers"]]
+    except UnicodeDecodeError:
+        raise UnfitError(400, "A header field of the request is not UTF-8.") from None
     names = [name for name, _ in fields]
     path = (scope.get("raw_path") or b"").decode("latin-1")
     query = scope["query_string"].decode("latin-1")
@@ -86,12 +89,15 @@ def asked_of(scope: Mapping[str, Any]) -> Asked:
         raise UnfitError(400, "A Quota- header field is there twice: send it once.")
     if only.get("quota-peek", "1") != "1":
         raise UnfitError(400, f"Quota-Peek is {show(only['quota-peek'])}: write Quota-Peek: 1, or leave it out.")
+    length = dict(fields).get("content-length", "0")
+    if not chunked and not re.fullmatch(r"[0-9]{1,18}", length, re.ASCII):
+        raise UnfitError(400, "The Content-Length is not a number.", more=_END)
     return Asked(
         credential=unquote(name),
         verb=scope["method"],
         target=f"/{rest}" + (f"?{query}" if query else ""),
         fields=kept,
-        length=None if chunked else _length(dict(fields).get("content-length", "0")),
+        length=None if chunked else int(length),
         job=only.get("quota-job", ""),
         region=only.get("quota-region", ""),
         only_peek="quota-peek" in only,
@@ -110,21 +116,6 @@ def without_hops(fields: Iterable[tuple[str, str]], dropped: frozenset[str] = _H
     ]
 
 
-def narrowed(fields: Fields, *, reads_good_answers: bool) -> Fields:
-    """The fields with an Accept-Encoding that the proxy can read: gzip if it reads only errors, else identity."""
-    codings = [value for name, value in fields if name == "accept-encoding"]
-    takes_gzip = any(re.search(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value, re.I) for value in codings)
-    coding = "gzip" if takes_gzip and not reads_good_answers else "identity"
-    return [(name, coding if name == "accept-encoding" else value) for name, value in fields]
-
-
-def _field(name: bytes, value: bytes) -> tuple[str, str]:
-    try:
-        return name.decode("ascii").lower(), value.decode()
-    except UnicodeDecodeError:
-        raise UnfitError(400, "A header field of the request is not UTF-8.") from None
-
-
 def check_target(path: str, query: str) -> None:
     """Raises UnfitError for an address that upstream may read in another way."""
     if "#" in path or "#" in query:
@@ -134,12 +125,6 @@ def check_target(path: str, query: str) -> None:
         raise UnfitError(400, "The path has //, \\, . or .. in it: upstream may read it as another path.")
     if not re.sub(r"[\x80-\xff]", "", read).isprintable():
         raise UnfitError(400, "The path has a control character in it.")
-
-
-def _length(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
-        raise UnfitError(400, "The Content-Length is not a number.", more=_END)
-    return int(text)
 
 
 # -- its caller --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,13 @@ from quota.clients.metering import Attempt
 from quota.errors import QuotaError
 from quota.terms.api import RequestBody
 
-KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+KINDS = {
+    "unary_unary": "UnaryUnaryClientInterceptor",
+    "unary_stream": "UnaryStreamClientInterceptor",
+    "stream_unary": "StreamUnaryClientInterceptor",
+    "stream_stream": "StreamStreamClientInterceptor",
+}
+"""The kinds of calls, and gRPC's class of an interceptor for each."""
 
 STATUS = {
     "OK": 200,
@@ -88,15 +94,13 @@ def _place(payers: Payers, target: str | bytes) -> tuple[str, int]:
     text = target.decode() if isinstance(target, bytes) else target
     if "://" in text:
         text = text.partition("://")[2].partition("/")[2]
-    places = [_host_and_port(address) for address in re.sub("^(dns|ipv4|ipv6|passthrough):", "", text).split(",")]
+    places = []
+    for address in re.sub("^(dns|ipv4|ipv6|passthrough):", "", text).split(","):
+        host, _, port = address.rpartition(":")
+        if not port.isdigit() or (":" in host and host[-1] != "]"):
+            host, port = address, "443"
+        places.append((host.strip("[]"), int(port)))
     return next((place for place in places if payers.knows(*place)), places[0])
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or (":" in host and host[-1] != "]"):
-        host, port = address, "443"
-    return host.strip("[]"), int(port)
 
 
 def _body(request: Any) -> RequestBody:
@@ -153,12 +157,8 @@ def _interceptor(payers: Payers, place: tuple[str, int]) -> Any:
         return call
 
     grpc = sys.modules["grpc"]
-    bases = tuple(getattr(grpc, f"{_camel(kind)}ClientInterceptor") for kind in KINDS)
+    bases = tuple(getattr(grpc, interceptor) for interceptor in KINDS.values())
     return type("Charging", bases, {f"intercept_{kind}": intercept for kind in KINDS})()
-
-
-def _camel(kind: str) -> str:
-    return kind.title().replace("_", "")
 
 
 def _note(attempt: Attempt, call: Any) -> None:
@@ -212,9 +212,9 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
         return call
 
     aio = sys.modules["grpc.aio"]
-    for kind in KINDS:
+    for kind, interceptor in KINDS.items():
         of_kind = partialmethod(intercept, kind=kind)
-        yield type("Charging", (getattr(aio, f"{_camel(kind)}ClientInterceptor"),), {f"intercept_{kind}": of_kind})()
+        yield type("Charging", (getattr(aio, interceptor),), {f"intercept_{kind}": of_kind})()
 
 
 async def _note_awaited(payer: Payer, attempt: Attempt, call: Any, *, streams: bool) -> None:

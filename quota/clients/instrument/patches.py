@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from threading import RLock
 from types import ModuleType
@@ -83,7 +83,12 @@ class Patches:
                     setattr(place, known_as, before)
 
     def _replace(self, owner: Any, name: str, wrap: Wrap) -> None:
-        for place, known_as in ((owner, name), *_recorded([*_wrapped(getattr(owner, name))])):
+        methods: list[Any] = []  # the method, and those that it wraps
+        method = getattr(owner, name)
+        while method is not None and len(methods) < MAX_WRAPPERS:
+            methods.append(method)
+            method = getattr(method, "__wrapped__", None)
+        for place, known_as in ((owner, name), *_recorded(methods)):
             original = getattr(place, known_as)
             patch = functools.wraps(original)(wrap(original))
             self._on.append((place, known_as, patch, vars(place)[known_as]))
@@ -121,15 +126,6 @@ class Patches:
             return
         for seam, owner in zip(seams, owners, strict=True):
             self._replace(owner, seam.name, seam.wrap)
-
-
-def _wrapped(method: Any) -> Iterator[Any]:
-    """A method, and those that it wraps."""
-    for _ in range(MAX_WRAPPERS):
-        if method is None:
-            return
-        yield method
-        method = getattr(method, "__wrapped__", None)
 
 
 def _recorded(methods: Sequence[Any]) -> list[tuple[Any, str]]:

@@ -181,7 +181,11 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
         try:
             return await send(payer.gate(awaited=awaited), handle, request, plain=True)
         except QuotaError as refusal:
-            return _refused_by_httpx(sys.modules[library], refusal, payer, request)
+            httpx: Any = sys.modules[library]
+            answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
+            stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body())
+            given = {"request": request, "extensions": {"reason_phrase": answer.detail.encode("ascii", "replace")}}
+            return httpx.Response(answer.status, headers=answer.fields(), stream=stream, **given)
 
     def charging(handle_request: Callable[..., Any]) -> Callable[..., Any]:
         def handled(transport: Any, request: Any) -> Any:
@@ -198,13 +202,6 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
     module = f"{library}._transports.default"
     yield Seam(module, "HTTPTransport", "handle_request", ("request",), charging)
     yield Seam(module, "AsyncHTTPTransport", "handle_async_request", ("request",), charging_awaited)
-
-
-def _refused_by_httpx(httpx: Any, refusal: QuotaError, payer: Payer, request: Any) -> Any:
-    answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
-    stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body())
-    reason = {"reason_phrase": answer.detail.encode("ascii", "replace")}
-    return httpx.Response(answer.status, headers=answer.fields(), stream=stream, request=request, extensions=reason)
 
 
 # -- aiohttp -----------------------------------------------------------------------------------------------------------
@@ -323,7 +320,13 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
                 return None
             if attempt is not None:
                 setattr(conn, _ATTEMPT, attempt)
-                _connect(conn, attempt)
+                try:
+                    if conn.sock is None and conn.auto_open:
+                        conn.connect()  # first: after that, a request that fails may have left
+                except BaseException:
+                    delattr(conn, _ATTEMPT)
+                    attempt.never_left()
+                    raise
             return endheaders(conn, message_body, **options)
 
         return _endheaders
@@ -332,7 +335,15 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
         def _getresponse(conn: Any) -> Any:
             noted = vars(conn).get(_ATTEMPT)
             if isinstance(noted, Problem):
-                return _made(conn, _noted(conn))
+                _noted(conn)
+                # A 429 for a refusal, as http.client reads an answer.
+                lines = [f"HTTP/1.1 {noted.status}", *(f"{name}: {text}" for name, text in noted.fields()), "", ""]
+                sent = "\r\n".join(lines).encode() + noted.body()
+                sock = SimpleNamespace(makefile=lambda *_: io.BytesIO(sent))
+                response: HTTPResponse = conn.response_class(sock, method=conn._method)
+                response.begin()
+                response.reason = noted.detail
+                return response
             response = getresponse(conn)
             if noted is not None:
                 _note(_noted(conn), response)
@@ -368,18 +379,6 @@ def _noted(conn: Any) -> Any:
     return noted
 
 
-def _connect(conn: Any, attempt: Attempt) -> None:
-    """Connect first: after that, a request that fails may have left."""
-    if conn.sock is not None or not conn.auto_open:
-        return
-    try:
-        conn.connect()
-    except BaseException:
-        delattr(conn, _ATTEMPT)
-        attempt.never_left()
-        raise
-
-
 def _note(attempt: Attempt, response: HTTPResponse) -> None:
     status: int = response.status
     headers: Any = response.headers
@@ -395,30 +394,20 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
     if usage is None:
         return
 
-    def follow(piece: bytes) -> None:
-        attempt.settle(usage.feed(piece))
-        ended = response.chunk_left is None if response.chunked else not response.length
-        if ended and (response.isclosed() or response.length == 0):
-            attempt.settle(usage.end())
-
-    def watched(read: Callable[..., bytes]) -> Callable[..., bytes]:
-        def watching(*args: Any, **options: Any) -> bytes:
-            piece = read(*args, **options)
-            follow(piece)
-            return piece
-
-        return watching
-
-    def watched_into(readinto: Callable[..., int]) -> Callable[..., int]:
-        def watching(buffer: Any) -> int:
-            size = readinto(buffer)
-            follow(bytes(memoryview(buffer)[:size]))
-            return size
+    def watched(read: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(*args: Any, **options: Any) -> Any:
+            given = read(*args, **options)
+            # `readinto` gives the size of the piece in its buffer.
+            piece = given if isinstance(given, bytes) else bytes(memoryview(args[0])[:given])
+            attempt.settle(usage.feed(piece))
+            ended = response.chunk_left is None if response.chunked else not response.length
+            if ended and (response.isclosed() or response.length == 0):
+                attempt.settle(usage.end())
+            return given
 
         return watching
 
-    response.readinto = watched_into(response.readinto)  # type: ignore[method-assign]
-    ways = ["read", "read1"]  # read in another way, the body leaves the bound
+    ways = ["read", "read1", "readinto"]  # read in another way, the body leaves the bound
     if not response.chunked:  # else a line comes through `read`
         ways.append("readline")
     for name in ways:
@@ -456,13 +445,3 @@ def _head_of_chunks(response: HTTPResponse) -> tuple[bytes, bool]:
         start += b"\r\n"
     response.fp = io.BufferedReader(io.BytesIO(start))
     return peeked.head, peeked.ended
-
-
-def _made(conn: Any, answer: Problem) -> HTTPResponse:
-    """A 429 for a refusal, as http.client reads an answer."""
-    lines = [f"HTTP/1.1 {answer.status}", *(f"{name}: {text}" for name, text in answer.fields()), "", ""]
-    sock = SimpleNamespace(makefile=lambda *_: io.BytesIO("\r\n".join(lines).encode() + answer.body()))
-    response: HTTPResponse = conn.response_class(sock, method=conn._method)
-    response.begin()
-    response.reason = answer.detail
-    return response
