@@ -230,6 +230,8 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
             hold_little(transport)
             super().connection_made(transport)
 
+    waiting: Waiting = {}
+
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -244,10 +246,10 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
 
         async def on_tick(self, counter: int) -> bool:
             if counter % 10 == 0:
-                silent.close(self.server_state.connections)
+                nonlocal waiting
+                waiting = _close_silent(self.server_state.connections, waiting)
             return await super().on_tick(counter)
 
-    silent = _Silent()
     config = uvicorn.Config(
         app,
         loop="asyncio" if passes_on else "auto",  # uvloop always reads 256 kB at once
@@ -265,6 +267,10 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
     return Server(config)
 
 
+Waiting = dict[tuple[Any, object, int], float]
+"""Since when a connection waits for its client, with the last request and the unsent bytes."""
+
+
 def _end_on_signal(server: uvicorn.Server) -> None:
     """Wait for a signal, then tell the server to end. If it does not end in time, end the process."""
     signal.sigwait(_STOPPING)
@@ -276,28 +282,22 @@ def _end_on_signal(server: uvicorn.Server) -> None:
     os._exit(0)
 
 
-class _Silent:
-    """Connections that wait for their client to send a request or to read an answer, and since when."""
-
-    def __init__(self) -> None:
-        self._since: dict[tuple[Any, object, int], float] = {}
-
-    def close(self, connections: Iterable[Any]) -> None:
-        """Close connections that sent no request for HEAD_WITHIN_S, or read nothing of an answer for READ_WITHIN_S.
-        uvicorn itself closes a connection between two requests earlier."""
-        now_s = elapsed_s()
-        waiting: dict[tuple[Any, object, int], float] = {}
-        for connection in list(connections):
-            last = getattr(connection, "cycle", None)  # the last request
-            unsent = connection.transport.get_write_buffer_size()
-            if unsent or last is None or getattr(last, "response_complete", False):
-                waits = connection, last, unsent  # until either changes
-                waiting[waits] = since_s = self._since.get(waits, now_s)
-                if unsent and now_s - since_s > READ_WITHIN_S:
-                    connection.transport.abort()  # close() would wait for the client
-                elif not unsent and now_s - since_s > HEAD_WITHIN_S:
-                    connection.transport.close()
-        self._since = waiting
+def _close_silent(connections: Iterable[Any], before: Waiting) -> Waiting:
+    """Close connections that sent no request for HEAD_WITHIN_S, or read nothing of an answer for READ_WITHIN_S. uvicorn
+    itself closes a connection between two requests earlier. Returns which connections wait now."""
+    now_s = elapsed_s()
+    waiting: Waiting = {}
+    for connection in list(connections):
+        last = getattr(connection, "cycle", None)  # the last request
+        unsent = connection.transport.get_write_buffer_size()
+        if unsent or last is None or getattr(last, "response_complete", False):
+            waits = connection, last, unsent  # until either changes
+            waiting[waits] = since_s = before.get(waits, now_s)
+            if unsent and now_s - since_s > READ_WITHIN_S:
+                connection.transport.abort()  # close() would wait for the client
+            elif not unsent and now_s - since_s > HEAD_WITHIN_S:
+                connection.transport.close()
+    return waiting
 
 
 class _Faults:
