@@ -97,10 +97,6 @@ class Rule:
     def __repr__(self) -> str:
         return f"<Rule {self.name}: {' '.join(self.methods) or 'any method'} {self.path or 'any path'}>"
 
-    def matches(self, method: str, path: Segments) -> bool:
-        """Whether this rule matches a request by one reading of its path."""
-        return (not self.methods or method in self.methods) and self.pattern.matches(path)
-
     def hides(self, later: Rule) -> bool:
         """Whether no request reaches `later` behind this rule. A shadow rule lets all pass."""
         methods = not self.methods or (bool(later.methods) and set(later.methods) <= set(self.methods))
@@ -193,7 +189,8 @@ class Rules:
             if is_exempt and any(pattern.matches(name) for name in called for pattern in self.exempt):
                 continue
             for rule in self.rules:
-                if any(rule.matches(method, name) for name in called) and (not preflight or method in rule.methods):
+                counts_method = method in rule.methods or not (rule.methods or preflight)
+                if counts_method and any(rule.pattern.matches(name) for name in called):
                     rules[rule.name] = rule
                     if not rule.shadow:
                         break

@@ -138,7 +138,7 @@ class SqliteStorage:
         now_ms = self._clock()
         plan, made = self._plans.get(policy), None
         # Another connection may have another file, with other salts.
-        if plan is None or plan.db is not db or not plan.salts.holds_at(now_ms):
+        if plan is None or plan.db is not db or not plan.salts.since_ms <= now_ms < plan.salts.until_ms:
             plan = made = self._new_plan(db, policy, now_ms)
         read: Callable[[Any], Any] = unpacked if policy.algorithm == "log" else counted
         keys, held = [], []
