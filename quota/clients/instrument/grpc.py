@@ -59,29 +59,23 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
 
         return made
 
-    def without_retries(init: Callable[..., Any]) -> Callable[..., Any]:
-        def made(channel: Any, target: Any, options: Any, *args: Any, **more: Any) -> None:
-            if payers.knows(*_place(payers, target)):
-                options = _without_retries(options)
-            init(channel, target, options, *args, **more)
-
-        return made
-
-    def intercepted(init: Callable[..., Any]) -> Callable[..., Any]:
-        def made(channel: Any, target: Any, options: Any, credentials: Any, compression: Any, above: Any) -> None:
+    def opened(awaited: bool, init: Callable[..., Any]) -> Callable[..., Any]:
+        def made(channel: Any, target: Any, options: Any, *more: Any, **named: Any) -> None:
             place = _place(payers, target)
             if payers.knows(*place):
                 options = _without_retries(options)
-                above = (*(above or ()), *_async_interceptors(payers, place))
-            init(channel, target, options, credentials, compression, above)
+                if awaited:
+                    credentials, compression, above = more
+                    more = credentials, compression, (*(above or ()), *_async_interceptors(payers, place))
+            init(channel, target, options, *more, **named)
 
         return made
 
     for kind in KINDS:
         yield Seam("grpc._channel", "Channel", kind, ("method",), partial(charged, kind))
-    yield Seam("grpc._channel", "Channel", "__init__", ("target", "options"), without_retries)
+    yield Seam("grpc._channel", "Channel", "__init__", ("target", "options"), partial(opened, False))
     parameters = ("target", "options", "credentials", "compression", "interceptors")
-    yield Seam("grpc.aio._channel", "Channel", "__init__", parameters, intercepted)
+    yield Seam("grpc.aio._channel", "Channel", "__init__", parameters, partial(opened, True))
 
 
 def _without_retries(options: Any) -> tuple[Any, ...]:

@@ -20,7 +20,6 @@ import inspect
 import io
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
 from http.client import HTTPResponse
@@ -52,6 +51,18 @@ def seams_of(payers: Payers) -> Iterator[Seam]:
     yield from grpc_seams(payers)
 
 
+def _replaced(steps: Callable[..., Any], awaited: bool, method: Callable[..., Any]) -> Callable[..., Any]:
+    """What replaces a method. Its `steps` learn whether they are awaited, and get the method and its arguments."""
+
+    async def in_task(*args: Any, **options: Any) -> Any:
+        return await steps(True, method, *args, **options)
+
+    def in_thread(*args: Any, **options: Any) -> Any:
+        return at_once(steps(False, method, *args, **options))
+
+    return in_task if awaited else in_thread
+
+
 # -- urllib3 and requests ----------------------------------------------------------------------------------------------
 
 
@@ -76,15 +87,6 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
                     await put
             return _refused_by_urllib3(refusal, payer, pool, method, url, options)
 
-    def charging(make_request: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **options: at_once(charged(False, make_request, *args, **options))
-
-    def charging_awaited(make_request: Callable[..., Any]) -> Callable[..., Any]:
-        async def _make_request(*args: Any, **options: Any) -> Any:
-            return await charged(True, make_request, *args, **options)
-
-        return _make_request
-
     def final(increment: Callable[..., Any]) -> Callable[..., Any]:
         def _increment(
             retries: Any, method: Any = None, url: Any = None, response: Any = None, *args: Any, **more: Any
@@ -98,9 +100,11 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
 
     yield Seam(f"{library}.util.retry", "Retry", "increment", ("method", "url", "response", "_pool"), final)
     parameters = ("conn", "method", "url", "preload_content")
+    charging = partial(_replaced, charged, False)
     yield Seam(f"{library}.connectionpool", "HTTPConnectionPool", "_make_request", parameters, charging)
     awaited = f"{library}._async.connectionpool"  # of urllib3-future alone, which may go by the name of urllib3
-    yield Seam(awaited, "AsyncHTTPConnectionPool", "_make_request", parameters, charging_awaited)
+    charging = partial(_replaced, charged, True)
+    yield Seam(awaited, "AsyncHTTPConnectionPool", "_make_request", parameters, charging)
 
 
 def _refused_by_urllib3(
@@ -141,11 +145,10 @@ def _no_retry_of(library: str, url: str, refusal: QuotaError) -> Exception:
 
 
 def _requests(library: str) -> Iterator[Seam]:
-    @contextmanager
-    def naming_the_refusal() -> Iterator[None]:
+    async def naming_the_refusal(awaited: bool, send: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Raises a refusal as a plain RequestException: code would retry a ConnectionError."""
         try:
-            yield
+            return await send(*args, **options) if awaited else send(*args, **options)
         except OSError as error:
             refusal = getattr(error.args[0] if error.args else None, "reason", None)
             if not isinstance(refusal, QuotaError):
@@ -154,24 +157,20 @@ def _requests(library: str) -> Iterator[Seam]:
             named = kind(str(refusal), request=getattr(error, "request", None))
             raise with_refusal(named, refusal) from refusal
 
-    def named_awaited(send: Callable[..., Any]) -> Callable[..., Any]:
-        async def _send(*args: Any, **options: Any) -> Any:
-            with naming_the_refusal():
-                return await send(*args, **options)
-
-        return _send
-
-    yield Seam(f"{library}.adapters", "HTTPAdapter", "send", ("request",), naming_the_refusal())
+    naming = partial(_replaced, naming_the_refusal, False)
+    yield Seam(f"{library}.adapters", "HTTPAdapter", "send", ("request",), naming)
     if library == "niquests":
-        yield Seam("niquests.adapters", "AsyncHTTPAdapter", "send", ("request",), named_awaited)
+        naming = partial(_replaced, naming_the_refusal, True)
+        yield Seam("niquests.adapters", "AsyncHTTPAdapter", "send", ("request",), naming)
 
 
 # -- httpx -------------------------------------------------------------------------------------------------------------
 
 
 def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
-    async def charged(handle: Callable[[Any], Any], request: Any, *, awaited: bool) -> Any:
+    async def charged(awaited: bool, handle_request: Callable[..., Any], transport: Any, request: Any) -> Any:
         url, payer = request.url, None
+        handle = partial(handle_request, transport)
         if payers.knows(url.host, url.port or default_port(url.scheme)):
             from quota.clients.httpx import send, url_of  # late: few programs come here
 
@@ -187,21 +186,11 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
             given = {"request": request, "extensions": {"reason_phrase": answer.detail.encode("ascii", "replace")}}
             return httpx.Response(answer.status, headers=answer.fields(), stream=stream, **given)
 
-    def charging(handle_request: Callable[..., Any]) -> Callable[..., Any]:
-        def handled(transport: Any, request: Any) -> Any:
-            return at_once(charged(partial(handle_request, transport), request, awaited=False))
-
-        return handled
-
-    def charging_awaited(handle_request: Callable[..., Any]) -> Callable[..., Any]:
-        async def handled(transport: Any, request: Any) -> Any:
-            return await charged(partial(handle_request, transport), request, awaited=True)
-
-        return handled
-
-    module = f"{library}._transports.default"
-    yield Seam(module, "HTTPTransport", "handle_request", ("request",), charging)
-    yield Seam(module, "AsyncHTTPTransport", "handle_async_request", ("request",), charging_awaited)
+    module, parameters = f"{library}._transports.default", ("request",)
+    charging = partial(_replaced, charged, False)
+    yield Seam(module, "HTTPTransport", "handle_request", parameters, charging)
+    charging = partial(_replaced, charged, True)
+    yield Seam(module, "AsyncHTTPTransport", "handle_async_request", parameters, charging)
 
 
 # -- aiohttp -----------------------------------------------------------------------------------------------------------
