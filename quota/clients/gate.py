@@ -232,10 +232,7 @@ class HostGate:
 
     def reserves(self, verb: str, url: str) -> bool:
         """Whether the price of such a request depends on its body."""
-        return is_reserved(self._call(verb, url, NO_BODY))
-
-    def _call(self, verb: str, url: str, body: RequestBody, *, free: bool = False) -> Call:
-        return (f"{verb} **", None, ()) if free else self.meter.call(self.name(verb, url), verb, body)
+        return is_reserved(self.meter.call(self.name(verb, url), verb))
 
     # -- its attempt ---------------------------------------------------------------------------------------------------
 
@@ -247,8 +244,7 @@ class HostGate:
             return None
         verb = self.verb(verb, url, headers)
         try:
-            call = self._call(verb, url, body, free=free)
-            decision = await self._decide(call, commit=True)
+            call, decision = await self._decide(verb, url, body, free=free, commit=True)
         except SessionClosedError:
             if self._ended is None or not self._ended():
                 raise
@@ -256,11 +252,11 @@ class HostGate:
         except UsageError:
             self.meter.counts_refused(self.name(verb, url))
             raise
-        return self.meter.attempted(decision, call)
+        return Attempt(self.meter, decision, call)
 
     async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY, *, free: bool = False) -> Decision:
         """The decision that `charge` would make now about a request to a metered host."""
-        return await self._decide(self._call(verb, url, body, free=free), commit=False)
+        return (await self._decide(verb, url, body, free=free, commit=False))[1]
 
     async def sent(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a charged attempt. A gate with `ended` does not tell the layers below that it is charged."""
@@ -302,10 +298,14 @@ class HostGate:
         if used_units is not None:
             await self.corrected(partial(attempt.settle, used_units))
 
-    async def _decide(self, call: Call, *, commit: bool) -> Decision:
+    async def _decide(
+        self, verb: str, url: str, body: RequestBody, *, free: bool, commit: bool
+    ) -> tuple[Call, Decision]:
+        """The call that a request makes, and the decision about it."""
+        call: Call = (f"{verb} **", None, ()) if free else self.meter.call(self.name(verb, url), verb, body)
         if self._budget is None:
-            return self.meter.decide([call])[0]
-        return (await self._budget._decide([call], commit=commit))[0]
+            return call, self.meter.decide([call])[0]
+        return call, (await self._budget._decide([call], commit=commit))[0]
 
     async def corrected(self, work: Callable[[], None]) -> None:
         """Do the work of an attempt that changes the ledger, even if the task that waits for it is cancelled."""

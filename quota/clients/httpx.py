@@ -98,20 +98,18 @@ def httpx_transport(
 
     class MeteredTransport(base):  # type: ignore[misc]  # a class of either library
         def handle_request(self, request: httpx.Request) -> httpx.Response:
-            if caller is None:
-                return self._attempt(request)
-
             def attempt() -> httpx.Response:
-                url, headers = caller.signed(request.method, str(request.url), request.headers)
-                stream, extensions = request.stream, request.extensions
-                signed = module.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
-                return self._attempt(signed)
+                leaving = request
+                if caller is not None:
+                    url, headers = caller.signed(request.method, str(request.url), request.headers)
+                    given = {"stream": request.stream, "extensions": request.extensions}
+                    leaving = module.Request(request.method, url, headers=headers, **given)
+                return at_once(send(gate, below.handle_request, leaving, plain=type(below) is module.HTTPTransport))
 
+            if caller is None:
+                return attempt()
             again = isinstance(request.stream, module.ByteStream)
             return caller.send(attempt, str(request.url), again=again)
-
-        def _attempt(self, request: httpx.Request) -> httpx.Response:
-            return at_once(send(gate, below.handle_request, request, plain=type(below) is module.HTTPTransport))
 
         def close(self) -> None:
             below.close()
@@ -230,28 +228,25 @@ class _Departure:
         self._request = request
 
     @contextmanager
-    def traced(self, *, awaited: bool = False) -> Iterator[None]:
+    def traced(self, *, awaited: bool) -> Iterator[None]:
         request, extensions = self._request, self._request.extensions
         callers = extensions.get("trace")
 
-        async def head_leaves(event: str, info: Any) -> None:
+        async def trace(event: str, info: Any) -> Any:
             if event.endswith("send_request_headers.started"):
                 is_own = info["request"].method == request.method.encode()
                 if is_own and self.began:
                     await self._charge_again()
                 self.began |= is_own
                 self._tunnels |= not is_own  # a CONNECT to a proxy, which is not charged
+            if callers is None:
+                return None
+            return await callers(event, info) if awaited else callers(event, info)
 
-        def trace(event: str, info: Any) -> Any:
-            at_once(head_leaves(event, info))
-            return None if callers is None else callers(event, info)
+        def trace_at_once(event: str, info: Any) -> Any:
+            return at_once(trace(event, info))
 
-        async def trace_awaited(event: str, info: Any) -> None:
-            await head_leaves(event, info)
-            if callers is not None:
-                await callers(event, info)
-
-        request.extensions = {**extensions, "trace": trace_awaited if awaited else trace}
+        request.extensions = {**extensions, "trace": trace if awaited else trace_at_once}
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import Headers, Usage
@@ -64,7 +65,7 @@ class Meter:
         is charged, and the caller must send nothing.
         """
         call = self.call(method, verb, body)
-        return self.attempted(self.decide([call])[0], call)
+        return Attempt(self, self.decide([call])[0], call)
 
     def decide(self, calls: Sequence[Call]) -> list[Decision]:
         budget, run_limit = self.budget, self.run_limit
@@ -109,12 +110,6 @@ class Meter:
             _warn_once("reserve_unread", detail, book.name, name, method=name)
         return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts_of(body)])
 
-    def attempted(self, decision: Decision, call: Call) -> Attempt:
-        """The attempt behind an admitted decision. Raises Refused for another."""
-        if not decision.admitted:
-            raise Refused(decision)
-        return Attempt(self, decision, call)
-
     def counts_refused(self, method: str, calls: int = 1) -> None:
         """Count calls that were refused, and not by the budget."""
         if self.budget.tally is not None:
@@ -132,7 +127,7 @@ class Meter:
         try:
             for first in range(0, len(named), at_once):
                 part = named[first : first + at_once]
-                charged += map(self.attempted, self.decide(part), part)
+                charged += map(partial(Attempt, self), self.decide(part), part)
         except BaseException:
             for attempt in charged:
                 attempt.never_left()
@@ -156,9 +151,12 @@ def _warn_once(event: str, detail: str, book: str, name: str, **fields: object) 
 
 
 class Attempt:
-    """One charged attempt of a call. Call `never_left` or `answered` once; later calls have no effect."""
+    """One charged attempt of a call. Call `never_left` or `answered` once; later calls have no effect. Raises Refused
+    if the decision is no."""
 
     def __init__(self, meter: Meter, decision: Decision, call: Call) -> None:
+        if not decision.admitted:
+            raise Refused(decision)
         budget = meter.budget
         self.decision = decision
         self._budget, self._run_limit = budget, meter.run_limit

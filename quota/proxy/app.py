@@ -240,11 +240,8 @@ class Passage:
             raise UnfitError(400, f"{error}.") from None
         # By the verb as it came: an override of the verb may begin another call.
         self._continues = target.access.continues(asked.verb, self._url)
-        self._left = False
-
-    def leaves(self) -> None:
-        """Note that the first byte of the request is about to leave."""
-        self._left = True
+        self._left = asyncio.Event()
+        """Whether the first byte of the request was about to leave."""
 
     async def make(self) -> None:
         """Charge the request, send it, and pass the answer on. Raises CallerGoneError, and UnfitError before a
@@ -267,7 +264,7 @@ class Passage:
             with self._caller.watched(task):
                 await self._exchange(attempt, url, fields, mask)
         except BaseException as error:
-            if not self._left:
+            if not self._left.is_set():
                 await gate.corrected(attempt.never_left)
             if isinstance(error, UnfitError):
                 await send_problem(self._send, error.problem._replace(more=self._spent(attempt)))
@@ -343,14 +340,14 @@ class Passage:
         """Send the request, and return the head of the answer. Raises UnfitError if no answer comes."""
         asked, host = self._asked, self._target.host
         # The head of a request with a body leaves together with the first piece.
-        _leaves.set((lambda: None) if asked.has_body else self.leaves)
+        _leaves.set((lambda: None) if asked.has_body else self._left.set)
         try:
             send = partial(
                 self._http.request,
                 asked.verb,
                 URL(url, encoded=True),
                 headers=fields,
-                data=self._caller.pieces(self.leaves) if asked.has_body else None,
+                data=self._caller.pieces(self._left.set) if asked.has_body else None,
                 allow_redirects=False,
             )
             return await self._target.gate.sent(send)  # `quota exec --auto` meters aiohttp itself
