@@ -19,7 +19,7 @@ from quota.common.text import one_line
 from quota.errors import ConfigError
 
 
-def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:
+def login(ref: str, where: str, scopes: Sequence[str]) -> Any:
     """The credentials behind `adc`, `service-account:PATH` or `authorized-user:PATH`.
 
     A service account requests `scopes`. A user has already granted theirs; upstream refuses a token for others. `where`

@@ -98,7 +98,14 @@ class RedisStorage:
             words = _words(policy, plan, identity_bytes, cost, given_ms)
             reply = self._script(f"inbound_{policy.algorithm}", words, ends_s)
             if reply[0] >= 0:
-                return self._answer(policy, plan, reply)
+                admitted, decided_ms, *numbers = reply
+                rows = [numbers[n : n + 4] for n in range(0, len(numbers), 4)]
+                longest = policy.limits.index(policy.longest)
+                met = rows[longest][3]  # 0: the identity is new; 1: the window before had it; 2: this window had it
+                if met < 2 and (admitted or policy.count_rejected):
+                    number = plan.windows[longest].number
+                    self._met.add({(policy.rule, policy.longest.window_ms, number, met == 1): 1})
+                return Decision(admitted == 1, decided_ms, tuple([LimitState(*state) for *state, _ in rows]))
             if self._clock is None:
                 self._behind_ms = reply[1] - host_clock()
         raise StorageAway(f"inbound storage {self.label}: its clock and this machine's never agree on a window")
@@ -134,15 +141,6 @@ class RedisStorage:
         days = self._days | {name: (salt, needed[name]) for name, salt in of_days.items()}
         self._days = {name: day for name, day in days.items() if day[1] > now_ms}
         return of_windows
-
-    def _answer(self, policy: Policy, plan: names.Plan, reply: list[int]) -> Decision:
-        admitted, now_ms, *words = reply
-        rows = [words[n : n + 4] for n in range(0, len(words), 4)]
-        longest = policy.limits.index(policy.longest)
-        met = rows[longest][3]  # 0: the identity is new; 1: the window before had it; 2: this window had it
-        if met < 2 and (admitted or policy.count_rejected):
-            self._met.add({(policy.rule, policy.longest.window_ms, plan.windows[longest].number, met == 1): 1})
-        return Decision(admitted == 1, now_ms, tuple([LimitState(*state) for *state, _ in rows]))
 
     # -- totals of all workers -----------------------------------------------------------------------------------------
 

@@ -215,6 +215,11 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Plain(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            if passes_on:
+                hold_little(transport)
+            super().connection_made(transport)
+
         def _should_upgrade(self) -> bool:
             return False  # uvicorn would log the advice to install a library for websockets
 
@@ -224,11 +229,6 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
             with suppress(h11.LocalProtocolError):  # an answer to HEAD has no body
                 self.transport.write(self.conn.send(h11.Data(data=_UNREADABLE.body())))
             self.transport.close()
-
-    class Sparing(Plain):
-        def connection_made(self, transport: Any) -> None:
-            hold_little(transport)
-            super().connection_made(transport)
 
     waiting: Waiting = {}
 
@@ -254,7 +254,7 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
         app,
         loop="asyncio" if passes_on else "auto",  # uvloop always reads 256 kB at once
         # httptools, if installed, bounds neither the head of a request nor the number of pipelined requests.
-        http=Sparing if passes_on else Plain,
+        http=Plain,
         ws="none",
         log_config=None,
         access_log=False,

@@ -320,28 +320,29 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
 
         return _endheaders
 
-    def noting(getresponse: Callable[..., Any]) -> Callable[..., Any]:
-        def _getresponse(conn: Any) -> Any:
-            noted = vars(conn).get(_ATTEMPT)
-            if isinstance(noted, Problem):
-                _noted(conn)
-                # A 429 for a refusal, as http.client reads an answer.
-                lines = [f"HTTP/1.1 {noted.status}", *(f"{name}: {text}" for name, text in noted.fields()), "", ""]
-                sent = "\r\n".join(lines).encode() + noted.body()
-                sock = SimpleNamespace(makefile=lambda *_: io.BytesIO(sent))
-                response: HTTPResponse = conn.response_class(sock, method=conn._method)
-                response.begin()
-                response.reason = noted.detail
-                return response
-            response = getresponse(conn)
-            if noted is not None:
-                _note(_noted(conn), response)
-            return response
-
-        return _getresponse
-
     yield Seam("http.client", "HTTPConnection", "endheaders", ("message_body",), charging)
-    yield Seam("http.client", "HTTPConnection", "getresponse", (), noting)
+    yield Seam("http.client", "HTTPConnection", "getresponse", (), _noting)
+
+
+def _noting(getresponse: Callable[..., Any]) -> Callable[..., Any]:
+    def _getresponse(conn: Any) -> Any:
+        noted = vars(conn).get(_ATTEMPT)
+        if isinstance(noted, Problem):
+            _noted(conn)
+            # A 429 for a refusal, as http.client reads an answer.
+            lines = [f"HTTP/1.1 {noted.status}", *(f"{name}: {text}" for name, text in noted.fields()), "", ""]
+            sent = "\r\n".join(lines).encode() + noted.body()
+            sock = SimpleNamespace(makefile=lambda *_: io.BytesIO(sent))
+            response: HTTPResponse = conn.response_class(sock, method=conn._method)
+            response.begin()
+            response.reason = noted.detail
+            return response
+        response = getresponse(conn)
+        if noted is not None:
+            _note(_noted(conn), response)
+        return response
+
+    return _getresponse
 
 
 def _sent_with(conn: Any, message_body: Any) -> tuple[RequestBody, list[tuple[str, str]]]:
