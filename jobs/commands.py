@@ -212,7 +212,11 @@ def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
         raise quota.UsageError(str(error)) from error
     except OSError as error:
         raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
-    say(emulator.announcement)
+    late = f", each answer {emulator.delay_ms:,} ms late" if emulator.delay_ms else ""
+    errors = f", {emulator.errors_percent}% errors" if emulator.errors_percent else ""
+    buckets = "one bucket" if emulator.allocation == "pool" else "separate buckets"
+    granted = f"{buckets}, {many(emulator.quota, 'unit')} a day{late}{errors}"
+    say(f"YouTube Data API v3 emulator: {emulator.address} ({granted})")
     emulator.serve_forever()
 
 

@@ -7,7 +7,7 @@ calls succeed without content.
 
 import base64
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from quota.jobs.emulator.catalogue import (
     encode_id,
     replies_to,
     threads,
-    uploads_playlist,
 )
 from quota.jobs.emulator.replies import Json, Rejected, Reply, etag, or_reject, resource
 
@@ -109,14 +108,6 @@ class Api:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._numbers = itertools.count()  # next() is atomic, so no two resources share one
-        self._lists: dict[str, Callable[[Call], Sequence[Any]]] = {
-            "videos": self._videos,
-            "search": self._search,
-            "channels": self._channels,
-            "playlistItems": self._playlist_items,
-            "commentThreads": self._comment_threads,
-            "comments": self._comments,
-        }
 
     def answer(self, call: Call) -> Reply:
         """The reply to a call. Raises Rejected if upstream would refuse the call."""
@@ -137,12 +128,12 @@ class Api:
     def _page(self, call: Call) -> Json:
         """One page of the list that the call asks for. Only that page's items get their shape."""
         parts, size = call.parts(), call.page_size()
-        listed = self._lists[call.kind](call) if call.kind in self._lists else ()
+        listed = self._listed(call)
         start, size = 0, len(listed) if size is None else size
         if token := call.params.get("pageToken"):
             start = int.from_bytes(or_reject(decode_id(token, 4), "page_token_invalid"))
         end = start + size
-        items = _with_parts(map(_SHAPES.get(call.kind, dict), listed[start:end]), parts)
+        items = _with_parts([_shown(call.kind, item) for item in listed[start:end]], parts)
         kind = f"youtube#{replies.singular(call.kind)}ListResponse"
         body = {"kind": kind, "etag": etag(kind, *(str(item.get("etag", "")) for item in items)), "items": items}
         if size and end < len(listed):
@@ -150,6 +141,36 @@ class Api:
         if call.kind == "search":
             body["regionCode"] = call.region or "US"
         return {**body, "pageInfo": {"totalResults": len(listed), "resultsPerPage": size}}
+
+    def _listed(self, call: Call) -> Sequence[Any]:
+        """All items that the call lists."""
+        catalogue = self._catalogue
+        match call.kind:
+            case "videos":
+                return self._videos(call)
+            case "search":  # it finds only videos: a search for other types returns nothing
+                if call.region not in (None, *REGIONS):
+                    raise Rejected(replies.error("region_invalid"))
+                if "video" not in call.params.get("type", "video").split(","):
+                    return ()
+                return catalogue.search(call.params.get("q", ""), call.params.get("channelId"))
+            case "channels":
+                call.required("id", "id, forHandle, forUsername, mine, managedByMe")
+                return [channel for name in call.ids() if (channel := catalogue.channel(name))]
+            case "playlistItems":
+                # The playlists are the channels' uploads. Their ids are "UU" and the rest of the channel's id.
+                playlist = call.required("playlistId", "id, playlistId")
+                videos = catalogue.uploads("UC" + playlist[2:]) if playlist.startswith("UU") else None
+                return list(enumerate(or_reject(videos, "playlist_not_found")))
+            case "commentThreads":
+                name = call.required("videoId", "allThreadsRelatedToChannelId, id, videoId")
+                return or_reject(threads(or_reject(catalogue.video(name), "video_not_found")), "comments_disabled")
+            case "comments":
+                parent = call.required("parentId", "id, parentId")
+                or_reject(catalogue.video(parent.partition(".")[0]), "comment_not_found")
+                return or_reject(replies_to(parent), "comment_not_found")
+            case _:
+                return ()
 
     def _videos(self, call: Call) -> Sequence[Json]:
         if "id" in call.params:
@@ -162,34 +183,6 @@ class Api:
             return videos
         of_category = [item for item in videos if _snippet(item).get("categoryId") == category]
         return or_reject(of_category or None, "chart_not_found")
-
-    def _search(self, call: Call) -> Sequence[Json]:
-        """The search finds only videos: a search for other types returns nothing."""
-        if call.region not in (None, *REGIONS):
-            raise Rejected(replies.error("region_invalid"))
-        if "video" not in call.params.get("type", "video").split(","):
-            return ()
-        return self._catalogue.search(call.params.get("q", ""), call.params.get("channelId"))
-
-    def _channels(self, call: Call) -> Sequence[Json]:
-        call.required("id", "id, forHandle, forUsername, mine, managedByMe")
-        return [channel for name in call.ids() if (channel := self._catalogue.channel(name))]
-
-    def _playlist_items(self, call: Call) -> Sequence[tuple[int, Json]]:
-        """The playlists are the channels' uploads. Their ids are "UU" and the rest of the channel's id."""
-        playlist = call.required("playlistId", "id, playlistId")
-        videos = self._catalogue.uploads("UC" + playlist[2:]) if playlist.startswith("UU") else None
-        return list(enumerate(or_reject(videos, "playlist_not_found")))
-
-    def _comment_threads(self, call: Call) -> Sequence[Json]:
-        name = call.required("videoId", "allThreadsRelatedToChannelId, id, videoId")
-        video = or_reject(self._catalogue.video(name), "video_not_found")
-        return or_reject(threads(video), "comments_disabled")
-
-    def _comments(self, call: Call) -> Sequence[Json]:
-        parent = call.required("parentId", "id, parentId")
-        or_reject(self._catalogue.video(parent.partition(".")[0]), "comment_not_found")
-        return or_reject(replies_to(parent), "comment_not_found")
 
 
 # --- shapes ------------------------------------------------------------------------------------------
@@ -206,33 +199,25 @@ def _snippet(video: Json) -> Json:
     return snippet if isinstance(snippet, dict) else {}
 
 
-def _search_result(video: Json) -> Json:
-    snippet = _snippet(video)
-    # A search result shows the beginning of the description on one line.
-    brief = " ".join(snippet.get("description", "").split())[:120]
-    return resource("searchResult", video["id"], **(snippet | {"brief": brief}))
-
-
-def _thread(comment: Json) -> Json:
-    answers = replies_to(comment["id"]) or []
-    inline = {"comments": answers[:INLINE_REPLIES]} if answers else None
-    values = {"comment": comment, "answers": len(answers), "replies": inline}
-    return resource("commentThread", comment["id"], **comment["snippet"], **values)
-
-
-def _playlist_item(placed: tuple[int, Json]) -> Json:
-    """A video with its position in the playlist, as an item of it."""
-    position, video = placed
-    snippet = _snippet(video)
-    playlist = uploads_playlist(str(snippet.get("channelId", "")))
-    item_id = base64.urlsafe_b64encode(f"{playlist}.{video['id']}".encode()).decode().rstrip("=")
-    values = {"playlist": playlist, "position": position, "video_id": video["id"]}
-    return resource("playlistItem", item_id, **(snippet | values))
-
-
-_SHAPES: dict[str, Callable[[Any], Json]] = {
-    "search": _search_result,
-    "commentThreads": _thread,
-    "playlistItems": _playlist_item,
-}
-"""What the lists that show another resource make of it."""
+def _shown(kind: str, item: Any) -> Json:
+    """An item as the list of this kind shows it. Some lists show another resource, or a video with its position."""
+    match kind:
+        case "search":
+            snippet = _snippet(item)
+            # A search result shows the beginning of the description on one line.
+            brief = " ".join(snippet.get("description", "").split())[:120]
+            return resource("searchResult", item["id"], **(snippet | {"brief": brief}))
+        case "commentThreads":
+            answers = replies_to(item["id"]) or []
+            inline = {"comments": answers[:INLINE_REPLIES]} if answers else None
+            values = {"comment": item, "answers": len(answers), "replies": inline}
+            return resource("commentThread", item["id"], **item["snippet"], **values)
+        case "playlistItems":
+            position, video = item
+            snippet = _snippet(video)
+            playlist = "UU" + str(snippet.get("channelId", ""))[2:]
+            item_id = base64.urlsafe_b64encode(f"{playlist}.{video['id']}".encode()).decode().rstrip("=")
+            values = {"playlist": playlist, "position": position, "video_id": video["id"]}
+            return resource("playlistItem", item_id, **(snippet | values))
+        case _:
+            return dict(item)

@@ -140,7 +140,22 @@ class GeneratedCatalogue:
 
     def channel(self, channel_id: str) -> Json | None:
         number = _channel_number(channel_id)
-        return None if number is None else _channel(number)
+        if number is None:
+            return None
+        draw = _Draw(channel_id)
+        subscribers = draw.below(30_000_000)
+        return resource(
+            "channel",
+            channel_id,
+            number=number,
+            title=_channel_title(number),
+            uploads="UU" + channel_id[2:],  # upstream derives the id of the playlist from the channel's id
+            subscribers=str(subscribers),
+            videos=str(_upload_count(number)),
+            published=_timestamp(draw, 5_000),
+            country=draw.pick(_REGIONS),
+            views=str(subscribers * (20 + draw.below(400))),
+        )
 
     def uploads(self, channel_id: str) -> Sequence[Json] | None:
         number = _channel_number(channel_id)
@@ -211,29 +226,6 @@ def _video(video_id: str, *, language: str = "en", channel: int | None = None, w
         caption="true" if draw.below(4) == 0 else "false",
         is_licensed=draw.below(3) > 0,
     )
-
-
-def _channel(number: int) -> Json:
-    channel_id = _channel_id(number)
-    draw = _Draw(channel_id)
-    subscribers = draw.below(30_000_000)
-    return resource(
-        "channel",
-        channel_id,
-        number=number,
-        title=_channel_title(number),
-        uploads=uploads_playlist(channel_id),
-        subscribers=str(subscribers),
-        videos=str(_upload_count(number)),
-        published=_timestamp(draw, 5_000),
-        country=draw.pick(_REGIONS),
-        views=str(subscribers * (20 + draw.below(400))),
-    )
-
-
-def uploads_playlist(channel_id: str) -> str:
-    """The id of a channel's uploads playlist, which upstream derives from the channel's id."""
-    return "UU" + channel_id[2:]
 
 
 # --- comments ----------------------------------------------------------------------------------------

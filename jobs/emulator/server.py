@@ -39,12 +39,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from quota.common.clock import host_clock
-from quota.common.text import many, number_in
+from quota.common.text import number_in
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
 from quota.jobs.emulator.catalogue import GeneratedCatalogue, RecordedCatalogue
 from quota.jobs.emulator.replies import Json, Rejected, Reply
-from quota.jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter, project_of, time_series
+from quota.jobs.emulator.usage import TIME_SERIES_OF, UNKNOWN, Allocation, Charge, Meter, time_series
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 _GZIP_ABOVE_BYTES = 1024
@@ -234,15 +234,6 @@ class Emulator:
         """The address, without a slash at the end. A client's `rootUrl` needs one."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    @property
-    def announcement(self) -> str:
-        """One line that says where the emulator listens and what it grants."""
-        units = many(self.quota, "unit")
-        late = f", each answer {self.delay_ms:,} ms late" if self.delay_ms else ""
-        errors = f", {self.errors_percent}% errors" if self.errors_percent else ""
-        buckets = "one bucket" if self.allocation == "pool" else "separate buckets"
-        return f"YouTube Data API v3 emulator: {self.address} ({buckets}, {units} a day{late}{errors})"
-
     def __enter__(self) -> Self:
         self._thread.start()
         return self
@@ -275,8 +266,10 @@ class Emulator:
     def _serve(self, request: Request) -> Reply:
         if request.path == "/emulator/usage":
             return Reply(200, self.usage())
-        project = project_of(request.path) if request.verb == "GET" else None
-        return self._serve_call(request) if project is None else self._serve_monitoring(request, project)
+        monitoring = TIME_SERIES_OF.fullmatch(request.path)
+        if monitoring is None or request.verb != "GET":
+            return self._serve_call(request)
+        return self._serve_monitoring(request, monitoring[1])
 
     def _serve_call(self, request: Request) -> Reply:
         method, charge = self._arrive(request)
@@ -296,7 +289,7 @@ class Emulator:
         method = method_of(request.verb, request.path) or UNKNOWN
         caller = self._identify(request.params, request.headers)
         with self._lock:
-            self._meter.count(method)
+            self._meter.by_method[method] += 1
             charge = self._meter.charge(caller, method) if isinstance(caller, str) else caller
         return method, charge
 

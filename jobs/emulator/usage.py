@@ -83,15 +83,11 @@ class Meter:
             self._zone = load_zone("America/Los_Angeles")
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._by_method: Counter[str] = Counter()
+        self.by_method: Counter[str] = Counter()  # the calls of all callers, with any outcome
         self._units: Counter[str] = Counter()  # by bucket
         self._day: date | None = None
         self._used: Counter[tuple[str, str]] = Counter()
         self.minutes: Counter[Minute] = Counter()
-
-    def count(self, method: str) -> None:
-        """Count one API call of any caller, with any outcome."""
-        self._by_method[method] += 1
 
     def charge(self, project: str, method: str) -> Charge:
         """Book one call. A refused call counts in `units`, because its sender spent them, but it uses none of
@@ -116,8 +112,8 @@ class Meter:
 
     def usage(self) -> dict[str, Any]:
         return {
-            "requests": self._by_method.total(),
-            "by_method": dict(self._by_method),
+            "requests": self.by_method.total(),
+            "by_method": dict(self.by_method),
             "units": {bucket: self._units[bucket] for bucket in self.quota_units},
         }
 
@@ -131,7 +127,9 @@ class Meter:
 
 # -- Cloud Monitoring --------------------------------------------------------------------------------------------------
 
-_PATH = re.compile(r"/v3/projects/([^/]+)/timeSeries")
+TIME_SERIES_OF = re.compile(r"/v3/projects/([^/]+)/timeSeries")
+"""Matches the path of a project's time series."""
+
 _TERM = re.compile(r'\s*([a-z_.]+)\s*=\s*"([^"]*)"\s*')
 _PREFIX = "serviceruntime.googleapis.com/quota/"
 _SERVICE = "youtube.googleapis.com"
@@ -150,17 +148,13 @@ class _Point(NamedTuple):
     value: int
 
 
-def project_of(path: str) -> str | None:
-    """The project whose time series are at this path; None for any other path."""
-    match = _PATH.fullmatch(path)
-    return None if match is None else match[1]
-
-
 def time_series(params: Mapping[str, str], project: str, meter: Meter) -> Reply:
     """The answer to `timeSeries.list`. Raises Rejected, as upstream does, for a request that it would not accept."""
     terms = _terms(params.get("filter", ""))
     try:
-        since_ms, until_ms = (_ms(params[f"interval.{end}Time"]) for end in ("start", "end"))
+        since_ms, until_ms = (
+            int(datetime.fromisoformat(params[f"interval.{end}Time"]).timestamp() * 1000) for end in ("start", "end")
+        )
     except (KeyError, ValueError):
         raise Rejected(replies.bad_request("Field interval had an invalid value: timestamps are required.")) from None
     if since_ms >= until_ms:
@@ -196,10 +190,6 @@ def _terms(text: str) -> dict[str, str]:
             raise Rejected(replies.bad_request("The supplied filter does not have any valid operands."))
         terms[term[1].replace(".label.", ".labels.")] = term[2]
     return terms
-
-
-def _ms(text: str) -> int:
-    return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def _usage(project: str, meter: Meter, until_ms: int) -> Iterator[_Point]:
