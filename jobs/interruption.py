@@ -87,9 +87,10 @@ def _count_down(reading: int, over: list[bool], statuses: Mapping[int, int], wai
     if not number:  # the block has ended
         os.close(reading)
         return
-    signalled_s = elapsed_s()
+    signalled_s, main = elapsed_s(), threading.main_thread()
     while elapsed_s() < signalled_s + END_WITHIN_S:
-        if over and not _threads_left():
+        # Python waits for other threads at its end.
+        if over and all(thread is main or thread.daemon for thread in threading.enumerate()):
             os.close(reading)  # only now: a later signal writes a byte too
             return
         if waits and not over and elapsed_s() >= signalled_s + SAY_AFTER_S:
@@ -102,12 +103,6 @@ def _count_down(reading: int, over: list[bool], statuses: Mapping[int, int], wai
     why = f"interrupted; {what} took over {END_WITHIN_S:g} s and was abandoned; stored pages are kept"
     _say(f"quota: {why}\n".encode())
     os._exit(statuses.get(number, 128 + number))
-
-
-def _threads_left() -> bool:
-    """Whether Python would wait for other threads at its end."""
-    main = threading.main_thread()
-    return any(thread is not main and not thread.daemon for thread in threading.enumerate())
 
 
 def _say(line: bytes) -> None:

@@ -1,7 +1,8 @@
 """The progress of a run, on stderr.
 
-    Watcher     follows a run
-    watching    chooses the watcher: live lines at a terminal, otherwise a line for each region and each minute
+    Watcher     follows a run: prints a line for each region and each minute
+    Live        the same with live lines, for a terminal
+    watching    chooses the watcher
     named       a job and its region
 
 A failure to print never stops a run.
@@ -35,41 +36,28 @@ def named(job: str, region: str) -> str:
 
 
 class Watcher:
-    """Follows the progress of a run, and prints nothing. Methods of subclasses must not raise.
+    """Follows the progress of a run of `job`: a line for each region, and a line for each minute in which no region
+    ends. Without a job it prints nothing. Methods of subclasses must not raise. `clock` is in s.
 
     `waits`: the run waits for another run of the job. `began` gets the checkpoints of the regions that the run covers,
     and the most pages of each.
     """
 
-    def waits(self) -> None: ...
+    job = ""
+    pages = 0
+    spent_units = 0
+    left_units: int | None = None
 
-    def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None: ...
-
-    def decided(self, decision: Decision) -> None: ...
-
-    def page(self, checkpoint: Checkpoint) -> None: ...
-
-    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
-
-    def ended(self, outcome: RegionOfRun) -> None: ...
-
-
-class _Lines(Watcher):
-    """For logs and cron: a line for each region, and a line for each minute in which no region ends. `clock` is in
-    s."""
-
-    def __init__(self, job: str, *, clock: Callable[[], float] = elapsed_s) -> None:
+    def __init__(self, job: str = "", *, clock: Callable[[], float] = elapsed_s) -> None:
         self.job = job
-        self.pages = 0
-        self.spent_units = 0
-        self.left_units: int | None = None
         self._clock = clock
         self._last_line_s = clock()
 
     def say(self, line: str) -> None:
-        """Print a line."""
-        self._last_line_s = self._clock()
-        say(line, err=True)
+        """Print a line, if the watcher has a job."""
+        if self.job:
+            self._last_line_s = self._clock()
+            say(line, err=True)
 
     def units(self) -> str:
         """The units that the run has spent so far, and the units left in its tightest limit."""
@@ -88,12 +76,12 @@ class _Lines(Watcher):
             self.left_units = decision.remaining_units
 
     def page(self, checkpoint: Checkpoint) -> None:
-        if self._clock() - self._last_line_s >= LINE_EVERY_S:
+        if self.job and self._clock() - self._last_line_s >= LINE_EVERY_S:
             pages, items = f"page {checkpoint.pages:,} of {self.pages:,}", many(checkpoint.items, "item")
             self.say(f"{named(self.job, checkpoint.region)}: {pages}, {items}; {self.units()}")
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
-        if self._clock() - self._last_line_s >= LINE_EVERY_S:
+        if self.job and self._clock() - self._last_line_s >= LINE_EVERY_S:
             self.say(_retry_line(self.job, checkpoint, message, wait_s))
 
     def ended(self, outcome: RegionOfRun) -> None:
@@ -103,7 +91,7 @@ class _Lines(Watcher):
             self.say(f"{named(self.job, outcome.region)}: {outcome.outcome}, {pages}, {items}")
 
 
-class _Live(_Lines):
+class Live(Watcher):
     """For terminals: a line for the run, with the current region. When a region ends, its own line appears above."""
 
     def __init__(self, job: str) -> None:
@@ -167,8 +155,8 @@ def watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
     if quiet:
         yield Watcher()
     elif sys.stderr.isatty():
-        live = _Live(job)
+        live = Live(job)
         with live.progress:
             yield live
     else:
-        yield _Lines(job)
+        yield Watcher(job)

@@ -59,7 +59,11 @@ class Stream(NamedTuple):
         # As far as another fire could matter to the last tick.
         since, until = since_ms - self.offset_ms - self.jitter_ms, until_ms - self.offset_ms + self.jitter_ms
         for base_ms, following_ms in pairwise(chain(self.schedule.fires(since, until), [NEVER])):
-            at_ms = base_ms + self.offset_ms + self._jitter(base_ms, following_ms)
+            # The jitter is less than the time until the next fire, so that no tick overtakes another. If the clock goes
+            # forward, that time may be an hour shorter than the schedule says.
+            most_ms = min(self.jitter_ms, following_ms - base_ms - 1)
+            chosen = crc32(f"{self.job}\n{','.join(self.regions)}\n{base_ms}".encode())
+            at_ms = base_ms + self.offset_ms + chosen % (most_ms + 1)
             if since_ms <= at_ms < until_ms:
                 yield Tick(at_ms, self.job, self.regions)
 
@@ -68,12 +72,6 @@ class Stream(NamedTuple):
         # Try a day first: most schedules have a tick within it, and few need a search over years.
         spans = (1, 32, MAX_PAUSE_DAYS)
         return next(chain.from_iterable(self.ticks(at_ms + 1, at_ms + days * DAY_MS) for days in spans))
-
-    def _jitter(self, base_ms: int, following_ms: int) -> int:
-        """Less than the time until the next fire, so that no tick overtakes another. If the clock goes forward, that
-        time may be an hour shorter than the schedule says."""
-        most_ms = min(self.jitter_ms, following_ms - base_ms - 1)
-        return crc32(f"{self.job}\n{','.join(self.regions)}\n{base_ms}".encode()) % (most_ms + 1)
 
 
 def streams(jobs: Iterable[JobSettings]) -> list[Stream]:
@@ -107,21 +105,18 @@ def crontab(settings: Settings) -> Iterator[str]:
     yield f"QUOTA_CONFIG={settings.path.absolute()}"
     if os.environ.get("QUOTA_STATE_DIR") or os.environ.get("XDG_STATE_HOME"):
         yield f"QUOTA_STATE_DIR={state_folder()}"
-    for variable in _variables(settings):
+    # The variables of the environment that hold secrets, or override keys of the file.
+    refs = [ref for each in settings.credentials.values() for ref in (each.key_ref, each.auth_ref)]
+    refs += [ref for _, ref in settings.ledger.secrets]
+    refs += [job.ping_ref for job in jobs]
+    refs += [settings.notify.url_ref] if settings.notify else []
+    of_secrets = {ref.rpartition("env:")[2] for ref in refs if ref and "env:" in ref}
+    for variable in sorted({*settings.variables.values(), *of_secrets}):
         yield "# Cron does not know the variables of your shell: set this one here, or keep its value in a file."
         yield f"# {variable}=..."
     for job in jobs:
         yield ""
         yield from _lines(job)
-
-
-def _variables(settings: Settings) -> list[str]:
-    """The variables of the environment that hold secrets, or override keys of the file."""
-    refs = [ref for each in settings.credentials.values() for ref in (each.key_ref, each.auth_ref)]
-    refs += [ref for _, ref in settings.ledger.secrets]
-    refs += [job.ping_ref for job in settings.jobs.values()]
-    refs += [settings.notify.url_ref] if settings.notify else []
-    return sorted({*settings.variables.values(), *(ref.rpartition("env:")[2] for ref in refs if ref and "env:" in ref)})
 
 
 def _lines(job: JobSettings) -> Iterator[str]:
@@ -144,9 +139,11 @@ def _lines(job: JobSettings) -> Iterator[str]:
         if pause_ms:
             text = format_duration(pause_ms)
             yield f"# {job.name}: cron has no {key} ({text}): {instead}; for the {key} use `quota schedule`."
+    program = Path(sys.executable).with_name("quota")
+    command = _escaped(str(program)) if program.exists() else f"{_escaped(sys.executable)} -m quota"
     name = _escaped(job.name)
     words = f"--quiet -- {name}" if job.name.startswith("-") else f"{name} --quiet"
-    yield f"{line}  {_command()} run {words}"
+    yield f"{line}  {command} run {words}"
 
 
 def _cron_line(schedule: str) -> str | None:
@@ -169,14 +166,6 @@ def _is_local(zone: str, period: timedelta) -> bool:
     days = [datetime(year, month, 1, 12, tzinfo=UTC) for month in range(1, 13)]
     walls = [(day.astimezone().replace(tzinfo=None), day.astimezone(there).replace(tzinfo=None)) for day in days]
     return not any((here - wall) % period for here, wall in walls)
-
-
-def _command() -> str:
-    """This program, by its path."""
-    program = Path(sys.executable).with_name("quota")
-    if program.exists():
-        return _escaped(str(program))
-    return f"{_escaped(sys.executable)} -m quota"
 
 
 def _escaped(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quota.decision import Decision, LimitState
-from quota.jobs.progress import _Lines, _Live
+from quota.jobs.progress import Live, Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.reports.runs import RegionOfRun
 
@@ -33,7 +33,7 @@ def decision(units: int, left: int, *, admitted: bool = True) -> Decision:
 
 def test_progress_reports_a_long_region_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    lines = _Lines("trending", clock=clock)
+    lines = Watcher("trending", clock=clock)
     lines.began([at("DE", 0, 0)], 1_000)
     for page in range(1, 26):
         clock.now_s += 6.0
@@ -48,14 +48,14 @@ def test_progress_reports_a_long_region_once_a_minute(capsys: pytest.CaptureFixt
 
 
 def test_a_refusal_spends_nothing() -> None:
-    lines = _Lines("trending")
+    lines = Watcher("trending")
     lines.decided(decision(1, 7))
     lines.decided(decision(100, 7, admitted=False))
     assert lines.units() == "1 unit, 7 left"
 
 
 def test_the_pages_to_go_of_a_resumed_region_are_those_that_it_lacked() -> None:
-    live = _Live("trending")
+    live = Live("trending")
     live.began([at("DE", 2, 100), at("FR", 0, 0)], 4)
     for pages in (2, 3):  # the first step only finds ids
         live.page(at("DE", pages, 150))
