@@ -12,7 +12,7 @@ import copy
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
@@ -24,9 +24,9 @@ import quota
 from quota import Budget, Decision, Session
 from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, passed, refused_login
 from quota.common.clock import elapsed_s, host_clock
-from quota.common.log import line, warn
+from quota.common.log import line
 from quota.common.redact import redact
-from quota.common.text import describe, first_of, listed, many, one_line, spell
+from quota.common.text import describe, first_of, many, one_line, spell
 from quota.errors import SlowAnswer, behind
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of
@@ -46,11 +46,6 @@ LAST_ATTEMPT_S = 30.0
 """No attempt begins later after the first one: a server that says nothing costs each attempt a minute."""
 
 log = logging.getLogger("quota.jobs")
-
-
-def longest_step_ms(job: JobSettings) -> int:
-    """The longest time between two pages of a job: a run waits only for upstream."""
-    return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
@@ -168,7 +163,10 @@ class Attempts:
                 if refused is not None:
                     raise quota.Refused(refused) from error
                 first = first_of(error)
-                if isinstance(first, SystemExit | KeyboardInterrupt) and not _is_ctrl_c(first):
+                # A program that calls `run_job` may leave Ctrl-C to Python. Runs of `quota` handle it.
+                by_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                is_ctrl_c = isinstance(first, KeyboardInterrupt) and by_python
+                if isinstance(first, SystemExit | KeyboardInterrupt) and not is_ctrl_c:
                     why = f"fetch ended with {describe(first)}; let it return a page, or raise an error"
                     raise RuntimeError(why) from error
                 if first is not error:
@@ -197,14 +195,6 @@ class Attempts:
         if self._closed is not None:
             self._budget.note_refusal(self._closed, self.job.name, checkpoint.region)
         return self._refused or self._closed
-
-    def lacking(self) -> Iterator[str]:
-        """What to say of pages whose function went on without a refused call."""
-        if regions := [*dict.fromkeys(self.passed_over)]:
-            where = f", in {listed(regions)}" if any(regions) else ""
-            why = f"the fetch function went on without a call that was refused{where}"
-            warn("page_lacks_a_call", why, job=self.job.name)
-            yield why
 
     def too_dear(self, refused: Decision) -> str | None:
         """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call
@@ -256,7 +246,8 @@ class Attempts:
         method = attempt_of(self.fetch, checkpoint.cursor) or ""
         failure = classify_failure(error, method=method, book=self._budget.book)
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
-        if silent and _is_of_a_client(error):
+        # It may come out of a client that asks an API: a metered one, or one that names its request.
+        if silent and any(_request_of(cause) is not None or passed(cause, "quota.clients.") for cause in behind(error)):
             return failure._replace(silent=self._address(error))
         if silent or failure.kind == "region":  # perhaps an error of the function itself
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
@@ -322,16 +313,6 @@ class Attempts:
         return units, of_pages, len(charged)
 
 
-def _is_ctrl_c(error: BaseException) -> bool:
-    """Whether Python itself raised this: a program that calls `run_job` may handle no signals. Runs of `quota` do."""
-    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def _is_of_a_client(error: Exception) -> bool:
-    """Whether an error came out of a client that asks an API: a metered one, or one that names its request."""
-    return any(_request_of(cause) is not None or passed(cause, "quota.clients.") for cause in behind(error))
-
-
 def _request_of(error: BaseException) -> object:
     with suppress(RuntimeError):  # httpx raises it for an error without a request
         return getattr(error, "request", None)
@@ -361,11 +342,6 @@ class Failure(NamedTuple):
     answered: bool = False
     silent: str = ""
     wait_ms: int = 0
-
-    @property
-    def of_one_call(self) -> bool:
-        """Whether other calls of the same region may succeed."""
-        return self.kind in ("answer", "cursor", "region") or (self.kind == "transient" and self.answered)
 
 
 def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:

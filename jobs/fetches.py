@@ -257,19 +257,16 @@ def uploads(client: Any, region: str, cursor: Cursor | None, *, store: Store, ch
     ids = [place["id"] for place in walks.places]
     playlists = dict(store.select(_PLAYLISTS, ids=json.dumps(ids)))
     if ids[0] not in playlists:
-        return _playlists(client, walks, [channel for channel in ids if channel not in playlists])
+        # Find the playlists of these channels. A channel without a playlist has no further call in this pass.
+        lacking = [channel for channel in ids if channel not in playlists]
+        answered = resources(_listed(client.channels(), part=PARTS, id=",".join(lacking)))
+        have = {channel["id"] for channel in answered if channel_row(channel, 0)["uploads_id"]}
+        unknown = {*lacking} - {channel["id"] for channel in answered}
+        return walks.page(*({"id": name} for name in lacking if name not in have), channels=answered, unknown=unknown)
     try:
         return _uploaded(client, store, walks, playlists[ids[0]])
     except Exception as error:
         return walks.failed(error, "channel", {"id": ids[0]})
-
-
-def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
-    """Find the playlists of channels. A channel without a playlist has no further call in this pass."""
-    answered = resources(_listed(client.channels(), part=PARTS, id=",".join(names)))
-    have = {channel["id"] for channel in answered if channel_row(channel, 0)["uploads_id"]}
-    unknown = {*names} - {channel["id"] for channel in answered}
-    return walks.page(*({"id": name} for name in names if name not in have), channels=answered, unknown=unknown)
 
 
 def _uploaded(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
@@ -468,8 +465,10 @@ class Walks:
     def failed(self, error: Exception, what: str, passed: Place) -> Page:
         """The page of a step whose call failed, with the place `passed`, if upstream refused this list alone. Else
         raises the error; the pass may go on with other lists."""
-        if reason := _passed_over(error):
-            return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
+        answer = answer_in(error)
+        for reason in () if answer is None else reasons_of(answer.body):
+            if reason in _PASSED_OVER:
+                return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
         place = {**self.places[0], "failed": self._step}
         leave_out(error, f"{what} {place['id']}", self.page(place, complete=False))
         raise error
@@ -504,16 +503,9 @@ _PASSED_OVER = frozenset(
         "processingFailure", "videoNotFound",
     )
 )  # fmt: skip
-"""Reasons that concern one list alone, from upstream's pages on playlistItems.list, commentThreads.list and
-comments.list."""
+"""Reasons that concern one list or page alone, from upstream's pages on playlistItems.list, commentThreads.list and
+comments.list: the others may go on. If such an error failed the region, the same list would come first in the next
+pass, and the others never."""
 
 
 _NOT_THERE = frozenset(("channelNotFound", "playlistNotFound", "videoNotFound"))
-
-
-def _passed_over(error: Exception) -> str:
-    """Why upstream refused a call, if the reason concerns this list or page alone: the others may go on. If such an
-    error failed the region, the same list would come first in the next pass, and the others never."""
-    answer = answer_in(error)
-    reasons = () if answer is None else reasons_of(answer.body)
-    return next((reason for reason in reasons if reason in _PASSED_OVER), "")

@@ -111,7 +111,11 @@ def only_one(
     start_over_in_child(copy)
     try:
         while not _take(lock, fcntl.LOCK_EX):
-            if not waits(_covers_of(lock)):
+            covered = Covers()  # nothing while the file names none
+            with suppress(OSError, ValueError, TypeError):
+                whole, regions = json.loads(os.pread(lock, os.fstat(lock).st_size, _COVERS_AT))
+                covered = Covers(whole, tuple(regions))
+            if not waits(covered):
                 yield None
                 return
             time.sleep(POLL_S)
@@ -151,14 +155,6 @@ def _take(lock: Lock, kind: int) -> bool:
         remedy = "put the store on a file system that has locks"
         raise StoreError(f"the lock beside the store: {error.strerror}; {remedy}") from None
     return True
-
-
-def _covers_of(lock: Lock) -> Covers:
-    """The work of the run that has this lock; nothing while the file names none."""
-    with suppress(OSError, ValueError, TypeError):
-        whole, regions = json.loads(os.pread(lock, os.fstat(lock).st_size, _COVERS_AT))
-        return Covers(whole, tuple(regions))
-    return Covers()
 
 
 def lock_name(lock: Lock) -> str:
@@ -479,7 +475,10 @@ def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> l
     if session.settings.store.places_in_ledger:
         places.update((place.region, place) for place, _ in SharedPlaces(session, job).read(regions, store))
     cutoff_ms = 0 if store is None else store.cutoff_ms()
-    return [place._replace(**FIRST_PAGE) if place.begins_before(cutoff_ms) else place for place in places.values()]
+    for region, place in places.items():
+        if place.cursor is not None and (place.started_at_ms or 0) < cutoff_ms:  # a pass that would go on
+            places[region] = place._replace(**FIRST_PAGE)
+    return [*places.values()]
 
 
 class SharedPlaces:
@@ -495,12 +494,16 @@ class SharedPlaces:
 
     def read(self, regions: Sequence[str], store: Store | None) -> list[tuple[Checkpoint, tuple[bytes, ...]]]:
         """The checkpoints of these regions, as far as they have a place, each with digests of its pass's cursors.
-        If the store is ahead, the place is too old: the ledger was restored, or out of use for a while."""
+        If the store has completed a later pass, the place is too old: the ledger was restored, or out of use for a
+        while."""
         places = []
         for part in _parts_of(regions, READ_AT_ONCE):
             for region, text in self._state.places(self._name, part).items():
                 place = read_place(text, self._job, region, self._work)
-                if place is not None and (store is None or not store.is_ahead(place[0])):
+                if place is None:
+                    continue
+                own = None if store is None else store.checkpoint(self._job, region, self._work)
+                if own is None or (own.completed_at_ms or 0) <= (place[0].completed_at_ms or 0):
                     self._texts[region] = text
                     self._cursors[region] = place[1]
                     places.append(place)

@@ -46,8 +46,8 @@ from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
-from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms
-from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
+from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Failure, Interrupted
+from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, line_of, pages_of, regions_of
 from quota.jobs.places import Covers, Hold, Lock, checkpoints_of, free_regions, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
@@ -172,7 +172,9 @@ def run_job(
                             chosen = tuple(region for region in chosen if region not in covered)
                         if not chosen:
                             return _ended(session, job, "overlap", "another run has covered it meanwhile")
-                    with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
+                    # Between two pages, a run waits only for upstream.
+                    step_ms = round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
+                    with Hold(session, job, store, lock, step_ms, tick) as hold:
                         return held(store, lock, hold)
             except StoreError as error:
                 report = failed_report(session, name, error)
@@ -369,7 +371,8 @@ class _Run:
     def _others_first(self) -> None:
         """Put this region behind the others in the next run: the error that ends this run may be about it alone."""
         with suppress(quota.QuotaError):  # the run ends with an error already
-            self._fail(keep_cursor=True)
+            self.here = self.store.fail(self.here, keep_cursor=True)
+            self.hold.keep(self.here)
 
     def _give_back(self, regions: Sequence[str]) -> None:
         """Give the regions that failed before their first page their turn back, behind the others of the round: the
@@ -385,10 +388,6 @@ class _Run:
                     self.hold.keep(self.store.turn_back(place))
                 elif early and not waiting and (place.pending or place.region in early):
                     self.hold.keep(self.store.fail(place, keep_cursor=True))
-
-    def _fail(self, *, keep_cursor: bool) -> None:
-        self.here = self.store.fail(self.here, keep_cursor=keep_cursor)
-        self.hold.keep(self.here)
 
     def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
@@ -417,8 +416,9 @@ class _Run:
                     self.here, inherited = self.store.restart(checkpoint), False
                     self.hold.keep(self.here)
                     continue
-                left_out = left_out_by(error)
-                if left_out is None or not failure.of_one_call:
+                left_out: tuple[str, Page] | None = getattr(error, "goes_on", None)  # see `leave_out`
+                all_fail = failure.kind in ("exhausted", "config") or (self.down and not failure.answered)
+                if left_out is None or all_fail:
                     return self._give_up(checkpoint, failure)
                 part, page = left_out
                 rows = rows_of(self.job.fetch, {}, page.places)
@@ -427,7 +427,7 @@ class _Run:
                     return self._give_up(checkpoint, failure._replace(kind="region"))
             else:
                 lost, self.down = 0, False
-                self._note_answer()
+                self.silent, self.failed = [], []
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
@@ -460,15 +460,10 @@ class _Run:
         failure = self.attempts.failure_of(error, checkpoint)
         self.down = failure.kind == "transient"
         if failure.answered or (failure.kind == "answer" and not failure.silent):
-            self._note_answer()
+            self.silent, self.failed = [], []
         here = members(checkpoint, "job region")
         _debug("step_failed", exc_info=True, **here, page=checkpoint.pages + 1, kind=failure.kind)
         return failure
-
-    def _note_answer(self) -> None:
-        """Upstream has answered."""
-        self.silent.clear()
-        self.failed.clear()
 
     def _note_unknown(self, page: Page) -> Page:
         """The page, with a row for each id that upstream does not know. So the store knows which ids were already
@@ -516,7 +511,8 @@ class _Run:
                 self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
         # The next pass continues from here, unless the cursor itself may be the cause.
-        self._fail(keep_cursor=failure.kind in ("answer", "transient"))
+        self.here = self.store.fail(self.here, keep_cursor=failure.kind in ("answer", "transient"))
+        self.hold.keep(self.here)
         message = failure.message
         if failure.kind == "transient":
             message += f", in {many(self.attempts.tries, 'attempt')}"
@@ -588,7 +584,11 @@ class _Run:
             unknown = f"upstream does not know {', '.join(map(show, self.unknown))}: correct or remove them"
             warn("unknown_ids", unknown, job=self.job.name)
             yield unknown
-        yield from self.attempts.lacking()
+        if passed_over := [*dict.fromkeys(self.attempts.passed_over)]:
+            where = f", in {listed(passed_over)}" if any(passed_over) else ""
+            lacks = f"the fetch function went on without a call that was refused{where}"
+            warn("page_lacks_a_call", lacks, job=self.job.name)
+            yield lacks
 
 
 _CIRCLE = "the next page is one that this pass has already fetched; the next round begins with the first page"

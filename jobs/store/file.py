@@ -2,7 +2,6 @@
 
 StoreError      one line: what is wrong with the file and what to do
 path_of         the path of the file
-is_made         whether the file exists
 check_space     raises StoreError on a full disk
 store_file      opens the file
 is_time         whether a value from the file is a time
@@ -64,11 +63,6 @@ def store_file(path: str, waited_s: float = DEADLINE_S, *, read_only: bool = Fal
 def path_of(url: str) -> str:
     """The path of a URL, or a plain path. The configuration allows only URLs of SQLite files."""
     return url.removeprefix("sqlite:///")
-
-
-def is_made(path: str) -> bool:
-    """Whether there is a store; an empty file is none. Raises OSError."""
-    return os.path.exists(path) and os.path.getsize(path) > 0
 
 
 def check_space(path: str) -> None:

@@ -34,7 +34,7 @@ from quota.jobs.store.checkpoints import (
     key_of,
     read_checkpoint,
 )
-from quota.jobs.store.file import StoreError, believed_ms, is_made, is_time, note_time, path_of, store_file
+from quota.jobs.store.file import StoreError, believed_ms, is_time, note_time, path_of, store_file
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.reader import SearchResult, id_of, search
 from quota.jobs.store.rows import (
@@ -120,7 +120,8 @@ class Store:
         cls, settings: StoreSettings, clock: Callable[[], int] | None = None
     ) -> AbstractContextManager[Store | None]:
         """The same for a block, or None if there is none yet. Raises OSError."""
-        return cls.existing(settings, clock) if is_made(settings.file) else nullcontext()
+        is_made = os.path.exists(settings.file) and os.path.getsize(settings.file) > 0  # an empty file is no store
+        return cls.existing(settings, clock) if is_made else nullcontext()
 
     def close(self) -> None:
         self._reading.close()
@@ -229,11 +230,6 @@ class Store:
     def checkpoints(self, job: str, regions: Sequence[str], work: str) -> list[Checkpoint]:
         """Where the job stands in each of these regions, in their order."""
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions])
-
-    def is_ahead(self, place: Checkpoint) -> bool:
-        """Whether the store has completed a later pass than this place knows of."""
-        own = self.checkpoint(place.job, place.region, place.work)
-        return (own.completed_at_ms or 0) > (place.completed_at_ms or 0)
 
     def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
         """Replace the store's checkpoints by these, each with digests of the cursors of its pass. If another machine
