@@ -162,9 +162,9 @@ def samples_of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> I
 
 def samples_of_last_run(labels: dict[str, str], store: Store | None) -> Iterator[Sample]:
     """The same of the last run that the store knows."""
-    last = None if store is None else store.runs.last_ended(labels["quota_job"])
-    if last is not None and last.ended_ms is not None and last.exit_status is not None:
-        yield from samples_of_run(labels, last.ended_ms, last.exit_status)
+    for last in [] if store is None else store.runs.read(labels["quota_job"], count=1, ended=True):
+        if last.ended_ms is not None and last.exit_status is not None:
+            yield from samples_of_run(labels, last.ended_ms, last.exit_status)
 
 
 def samples_of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]) -> Iterator[Sample]:

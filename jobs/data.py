@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quota import Session
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.jobs.store.reader import SearchResult
-    from quota.jobs.store.store import Elsewhere, Store
+    from quota.jobs.store.store import Store
     from quota.reports.runs import Run
     from quota.settings.model import JobSettings
 
@@ -197,19 +197,16 @@ def search(
         away = {"elsewhere": [members(other, names) for other in elsewhere]} if elsewhere else {}
         print_json({"words": " ".join(words), "region": region, "job": job, "videos": rows, **away})
         return
-    say(*map(_elsewhere_line, elsewhere), err=True)
+    for other in elsewhere:
+        age = f"what was fetched here until {stamp(other.fetched_ms)}" if other.fetched_ms else "nothing of it"
+        old = f", {spell(host_clock() - other.fetched_ms)} ago" if other.fetched_ms else ""
+        say(f"{other.job} runs on {other.runs_on} (as of {stamp(other.asked_ms)}); this store has {age}{old}", err=True)
     if as_csv:
         print_csv(SearchResult._fields, (video.as_json() for video in videos))
         return
     say(*map(_video_line, videos))
     if not videos:
         say(f"nothing found{_hint(session.settings.jobs, job, region)}", err=True)
-
-
-def _elsewhere_line(job: Elsewhere) -> str:
-    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {stamp(job.fetched_ms)}"
-    old = "" if job.fetched_ms is None else f", {spell(host_clock() - job.fetched_ms)} ago"
-    return f"{job.job} runs on {job.runs_on} (as of {stamp(job.asked_ms)}); this store has {age}{old}"
 
 
 def _video_line(video: SearchResult) -> str:

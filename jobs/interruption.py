@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from quota.common.clock import elapsed_s
@@ -58,17 +59,17 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
             signal.signal(number, handler)
 
 
+@dataclass(eq=False)
 class _Wakeups:
     """The bytes that begin the countdown. The signals of a forked child are not ours: they must not begin it, and
     SIGTERM ends a child as `before`. Else a fetch function that ends its child would wait for ever."""
 
-    def __init__(self, before: Any) -> None:
-        self._before = before
+    before: Any
 
     def start_over_in_child(self) -> None:
         signal.set_wakeup_fd(-1)
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
 
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

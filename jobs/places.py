@@ -39,6 +39,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -132,16 +133,16 @@ def only_one(
         os.close(lock)
 
 
+@dataclass(eq=False)
 class _Copy:
     """The copy of a lock in a forked child, which would hold it as long as the child lives: a fetch function may leave
     one behind."""
 
-    def __init__(self, lock: Lock) -> None:
-        self._lock = lock
+    lock: Lock
 
     def start_over_in_child(self) -> None:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        os.dup2(nothing, self._lock, inheritable=False)
+        os.dup2(nothing, self.lock, inheritable=False)
         os.close(nothing)
 
 

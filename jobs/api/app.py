@@ -102,7 +102,6 @@ def _host_name(text: str) -> str:
 
 T = TypeVar("T")
 Find = Callable[[Reader, str], StoredRow | None]
-Shown = Callable[[StoredRow], wire.Json]
 
 THREADS = 2
 """SQLite searches without Python's lock, but needs it to return rows."""
@@ -125,14 +124,17 @@ logger = logging.getLogger("quota.api")
 def make_app(session: Session) -> App:
     """The application over the store of this configuration. Only /healthz uses the session after this."""
     api, openapi = _Api(session), document()
+    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = jinja.from_string(read_text("quota.jobs.api", "page.html"))  # it lists the paths of the document
+    page = template.render(document=openapi, resolved=resolved).encode()
     routes: list[tuple[str, Callable[..., Any]]] = [
         ("/api/v1/videos/trending", api.trending),
-        ("/api/v1/videos/{video_id}", partial(api.resource, "video", Reader.video, wire.video)),
+        ("/api/v1/videos/{video_id}", partial(api.resource, "video", Reader.video)),
         ("/api/v1/search", api.search),
-        ("/api/v1/channels/{channel_id}", partial(api.resource, "channel", Reader.channel, wire.channel)),
+        ("/api/v1/channels/{channel_id}", partial(api.resource, "channel", Reader.channel)),
         ("/healthz", Health(session, api.store).answer),
         ("/openapi.json", _unchanging(json.dumps(openapi).encode(), "application/json")),
-        ("/", _unchanging(listing(openapi), "text/html; charset=utf-8", PAGE_POLICY)),
+        ("/", _unchanging(page, "text/html; charset=utf-8", PAGE_POLICY)),
         ("/style.css", _unchanging(STYLE, "text/css; charset=utf-8")),
     ]
     app = Starlette(
@@ -222,7 +224,7 @@ class _Api:
         token = wire.encode(question, hits.version, behind) if behind < hits.total else None
         return _json(request, wire.search_response(hits, token), hits.changed_ms)
 
-    async def resource(self, kind: str, find: Find, shown: Shown, request: Request) -> Response:
+    async def resource(self, kind: str, find: Find, request: Request) -> Response:
         """The answer about one video or channel."""
         _parameters(request)
         name = request.path_params[f"{kind}_id"]
@@ -232,7 +234,7 @@ class _Api:
         if row is None:
             raise wire.ProblemError(Problem(404, f"The store has no {kind} {show(name)}."))
         refreshed_ms = row["refreshed_ms"]
-        return _json(request, shown(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
+        return _json(request, wire.resource(kind, row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
 
 # -- the OpenAPI document ----------------------------------------------------------------------------------------------
@@ -251,13 +253,6 @@ def resolved(document: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     _, _, kind, name = part["$ref"].split("/")
     component: dict[str, Any] = document["components"][kind][name]
     return component
-
-
-def listing(document: dict[str, Any]) -> bytes:
-    """The page that lists the paths of an OpenAPI document."""
-    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = jinja.from_string(read_text("quota.jobs.api", "page.html"))
-    return template.render(document=document, resolved=resolved).encode()
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -332,27 +327,29 @@ class Health:
         _parameters(request)
         async with self._lock:
             if elapsed_s() - self._examined_s >= KEPT_S:
-                self._examined = health([*await self._store(), await asyncio.to_thread(self._ledger)])
+                of_store = await self._store()
+                trouble = await asyncio.to_thread(ledger_trouble, self._session)
+                says = "nothing was charged yet" if trouble is None else trouble and f"{trouble}; the store is served"
+                ledger = Check("ledger", "warn" if says else "pass", says)  # the API serves the store without it
+                self._examined = health([*of_store, ledger])
                 self._examined_s = elapsed_s()
             status, document = self._examined
         return Response(json.dumps(document), status, {"cache-control": "no-store"}, "application/json")
 
     async def _store(self) -> list[Check]:
+        """Whether the store is readable, and the age of the data of the configured jobs. Warns if a region is older
+        than the configured `stale`."""
         try:
-            ended, first_runs = await self._readers.read(lambda reader: (reader.completed(), reader.first_runs()))
+            ended, first_runs = await self._readers.read(Reader.completed)
         except Exception as error:  # the store is away: `read` has logged why
             return [Check("store", "fail", str(error))]
-        return [Check("store"), self._freshness(ended, first_runs)]
-
-    def _freshness(self, ended: Mapping[tuple[str, str], int], first_runs: Mapping[str, int]) -> Check:
-        """The age of the data of the configured jobs. Warns if a region is older than the configured `stale`."""
         now_ms = host_clock()
         jobs = self._session.settings.jobs
         regions = [(job.name, region) for job in jobs.values() for region in job.regions or ("",)]
         due = [ended.get(region) or first_runs.get(region[0]) for region in regions]
         completed = [ended[region] for region in regions if region in ended]
         if not completed:
-            return Check("freshness", "warn", "no pass of a region is complete yet")
+            return [Check("store"), Check("freshness", "warn", "no pass of a region is complete yet")]
         notify = self._session.settings.notify
         stale_ms = None if notify is None else notify.stale_ms
         oldest_ms, newest_ms = min(completed), max(completed)
@@ -363,11 +360,5 @@ class Health:
             "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
         }
         if any(is_stale(due_ms, now_ms, stale_ms) for due_ms in due):
-            return Check("freshness", "warn", "a region is stale", members)
-        return Check("freshness", members=members)
-
-    def _ledger(self) -> Check:
-        """Whether the ledger answers. The API serves the store without it."""
-        trouble = ledger_trouble(self._session)
-        says = "nothing was charged yet" if trouble is None else trouble and f"{trouble}; the store is served"
-        return Check("ledger", "warn" if says else "pass", says)
+            return [Check("store"), Check("freshness", "warn", "a region is stale", members)]
+        return [Check("store"), Check("freshness", members=members)]

@@ -5,7 +5,7 @@ read_parameters    the parameters of a query string; `limit_of` and `words_of` r
 ProblemError       ends a request with a problem; `ParameterError` names the wrong parameter
 encode, decode     a cursor: opaque text that is valid for one question, while its answer stays the same
 chart_response     a ranking, with upstream's names and types, without fields that the store lacks;
-                   `search_response`, `video` and `channel` show the others
+                   `search_response` and `resource` show the others
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def chart_response(chart: Chart, token: str | None) -> Json:
             "takenAt": rfc3339(chart.taken_ms),
             "completedAt": rfc3339(chart.completed_ms),
         },
-        "items": [{**video(row), "rank": rank} for rank, row in chart.rows],
+        "items": [{**resource("video", row), "rank": rank} for rank, row in chart.rows],
         **_page(chart, token),
     }
 
@@ -168,14 +168,10 @@ def search_response(hits: Hits, token: str | None) -> Json:
     }
 
 
-def video(row: StoredRow) -> Json:
-    """As an item of upstream's videos.list. Only `kind` and `id` if the store has no more fields."""
-    return {"kind": "youtube#video", "id": text_or_none(row["video_id"]) or "", **_parts(row, VIDEO_FIELDS)}
-
-
-def channel(row: StoredRow) -> Json:
-    """As an item of upstream's channels.list."""
-    return {"kind": "youtube#channel", "id": text_or_none(row["channel_id"]) or "", **_parts(row, CHANNEL_FIELDS)}
+def resource(kind: str, row: StoredRow) -> Json:
+    """A "video" or a "channel" as an item of upstream's lists. Only `kind` and `id` if the store has no more fields."""
+    fields = VIDEO_FIELDS if kind == "video" else CHANNEL_FIELDS
+    return {"kind": f"youtube#{kind}", "id": text_or_none(row[f"{kind}_id"]) or "", **_parts(row, fields)}
 
 
 def _parts(row: StoredRow, fields: Mapping[str, Field]) -> Json:

@@ -259,13 +259,6 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
             )
 
 
-def _room(project: str, limit: Limit, state: State, start_ms: int, at_ms: int) -> int:
-    """What a limit holds at a time of the plan, less the units that only upstream has counted."""
-    others = [entry for entry in state.entries.get(project, ()) if entry.kind == "others"]
-    room = held_to(limit, state.facts_of(project).grants, at_ms)
-    return room - (total_of(limit.view, others, start_ms).used_after(at_ms) or 0)
-
-
 def _before(project: str, state: State) -> list[Spent]:
     """The charges of the live log, which are older than the plan."""
     rows: dict[tuple[str, str, str], Spent] = {}
@@ -311,7 +304,7 @@ def _days(
     start_ms = calendar.edges(outcome.start_ms)[0]
     window = limit.view.window
     daily = window.period == "day" if isinstance(window, Calendar) else window.window_ms == DAY_MS
-    tells_left = daily and not limit.shadow
+    others = [entry for entry in state.entries.get(project, ()) if entry.kind == "others"]
     while start_ms < outcome.until_ms:
         end_ms = calendar.edges(start_ms)[1]
         hours = tuple(
@@ -320,8 +313,12 @@ def _days(
         )
         used = sum(hours)
         refused = [refusal.at_ms for refusal in refusals if start_ms <= refusal.at_ms < end_ms]
-        whole = tells_left and end_ms <= outcome.until_ms
-        left = max(0, _room(project, limit, state, outcome.start_ms, end_ms - 1) - used) if whole else None
+        left = None
+        if daily and not limit.shadow and end_ms <= outcome.until_ms:
+            # What the limit holds at the end of the day, less the units that only upstream has counted.
+            holds = held_to(limit, state.facts_of(project).grants, end_ms - 1)
+            of_others = total_of(limit.view, others, outcome.start_ms).used_after(end_ms - 1) or 0
+            left = max(0, holds - of_others - used)
         yield DayPlan(start_ms, hours, used, left, len(refused), refused[0] if refused else None)
         start_ms = end_ms
 
@@ -455,12 +452,13 @@ class Ahead(NamedTuple):
     def as_json(self) -> dict[str, object]:
         """The answer as `quota run --dry-run --json` prints it."""
         refusal = {} if self.refusal is None else self.refusal.as_json()
+        numbers = Counter(call.method for call in self.calls)
         return {
             "job": self.job,
             "regions": [{"region": place.region, "page": place.pages + 1} for place in self.regions],
             "calls": [
                 {"method": method, "calls": number, "units": _units(self.calls, method)}
-                for method, number in self._numbers().items()
+                for method, number in numbers.items()
             ],
             "units": _units(self.calls),
             "fits": self.refusal is None,
@@ -470,16 +468,14 @@ class Ahead(NamedTuple):
             "retry_at": refusal.get("retry_at"),
         }
 
-    def _numbers(self) -> Mapping[str, int]:
-        return Counter(call.method for call in self.calls)
-
     def lines(self) -> Iterator[str]:
         """The lines for people."""
         pages = [f" from page {place.pages + 1}" if place.pages else "" for place in self.regions]
         names = [f"{place.region}{page}".strip() for place, page in zip(self.regions, pages, strict=True)]
         if names != [""]:
             yield f"{self.job}: would cover {', '.join(names)}"
-        calls = listed([f"{many(number, 'call')} of {method}" for method, number in self._numbers().items()])
+        numbers = Counter(call.method for call in self.calls)
+        calls = listed([f"{many(number, 'call')} of {method}" for method, number in numbers.items()])
         cost = f"{calls}, {many(_units(self.calls), 'unit')}"
         yield f"{self.job}: {cost}, if each page takes one call" if self.assumed else f"{self.job}: at most {cost}"
         if self.refusal is None:

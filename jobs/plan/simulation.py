@@ -224,7 +224,8 @@ def simulate(
     for number, tick in enumerate(ticks(settings.jobs.values(), start_ms, until_ms)):
         progress(number)
         with naming(tick.job):
-            refused = simulation.tick(tick)
+            answers = [simulation.tick(machine, tick) for machine in simulation.machines[tick.job]]
+        refused = [refusal for refusal in answers if refusal is not None]
         for refusal in refused:
             simulation.jobs[tick.job].add(refusal)
         refusals += refused
@@ -335,7 +336,7 @@ class _Simulation:
         self.jobs: dict[str, JobPlan] = {}
         log = self._replay(settings, state)
         budgets = {c.name: self._budget(settings, c, log) for c in settings.credentials.values()}
-        self._machines: dict[str, list[_Machine]] = {}
+        self.machines: dict[str, list[_Machine]] = {}
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or fetch_to_look_at(settings, job)
             work = Pass(job, budgets[job.credential], fetch)
@@ -344,7 +345,7 @@ class _Simulation:
                 if place.region in regions:
                     step = step_at(work.steps, place)
                     regions[place.region] = place._replace(cursor={"step": step} if step else None)
-            self._machines[job.name] = [_Machine(work, {**regions}) for _ in range(settings.machines_of(job))]
+            self.machines[job.name] = [_Machine(work, {**regions}) for _ in range(settings.machines_of(job))]
             self.jobs[job.name] = JobPlan(job.name, dict.fromkeys(regions, 0))
         self._refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
 
@@ -366,13 +367,9 @@ class _Simulation:
             log.change(project, {EPOCH: fence}, {EPOCH: "replayed", FACTS: state.facts_of(project).text()})
         return log
 
-    def tick(self, tick: Tick) -> list[Refusal]:
-        """Run a tick on each machine that has its job. Returns the refusals that it met."""
+    def tick(self, machine: _Machine, tick: Tick) -> Refusal | None:
+        """Run a tick on a machine that has its job. Returns the refusal that it met."""
         self.now_ms = tick.at_ms
-        refusals = (self._tick(machine, tick) for machine in self._machines[tick.job])
-        return [refusal for refusal in refusals if refusal is not None]
-
-    def _tick(self, machine: _Machine, tick: Tick) -> Refusal | None:
         work, regions = machine.work, machine.regions
         job, calls = self.jobs[tick.job], work.calls(tick.at_ms)
         max_regions = len(tick.regions) or len(regions)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from quota.common.clock import elapsed_s
 from quota.common.text import many
@@ -24,8 +24,6 @@ from quota.terms.limits import DAY_MS, MINUTE_MS, format_duration, of_jobs
 MAX_JOBS = 5
 """The most jobs to try one by one: the jobs that use most. A binary search finds each of their changes, and each of its
 simulations ends with the first refusal."""
-
-T = TypeVar("T")
 
 
 class Change(NamedTuple):
@@ -79,8 +77,9 @@ def smallest_changes(
             "max_units": range(job.max_units + 1, wanted_units + 1) if job.max_units else (),
         }
         for setting, values in ladders.items():
-            smallest = first_that_fits(values, partial(fits, job, setting))
-            if smallest is not None:
+            value_fits = partial(fits, job, setting)
+            if values and value_fits(values[-1]):  # the values go from the smallest change to the largest
+                smallest = values[bisect_left(values, True, hi=len(values) - 1, key=value_fits)]
                 before, after = _spelled(getattr(job, setting)), _spelled(smallest)
                 changes.append(Change(job.name, job.credential, setting, before, after))
     notes = []
@@ -105,13 +104,6 @@ def _suspects(settings: Settings, outcome: Simulated) -> list[tuple[JobSettings,
         ):
             wants[wanted.job] += sum(wanted.units.values())
     return [(settings.jobs[name], units) for name, units in wants.most_common(MAX_JOBS) if units]
-
-
-def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:
-    """The first of `candidates` that fits, by binary search. They go from the smallest change to the largest."""
-    if not candidates or not fits(candidates[-1]):
-        return None
-    return candidates[bisect_left(candidates, True, hi=len(candidates) - 1, key=fits)]
 
 
 # -- ladders of changes ------------------------------------------------------------------------------------------------

@@ -235,17 +235,15 @@ class Reader:
 
         return self._file.transact(work, write=False)
 
-    def completed(self) -> dict[tuple[str, str], int]:
-        """When each region of each job was last complete."""
-        sql = "SELECT job, region, max(completed_at_ms) FROM checkpoints GROUP BY job, region"
-        rows = self._file.transact(lambda db: db.execute(sql).fetchall(), write=False)
-        return {(str(job), str(region)): ms for job, region, ms in rows if is_time(ms)}
-
-    def first_runs(self) -> dict[str, int]:
-        """When each job first ran, without jobs that run on another machine."""
-        sql = "SELECT job, min(first_ms) FROM runs WHERE runs_on IS NULL GROUP BY job"
-        rows = self._file.transact(lambda db: db.execute(sql).fetchall(), write=False)
-        return {str(job): ms for job, ms in rows if is_time(ms)}
+    def completed(self) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
+        """When each region of each job was last complete; and when each job first ran, without jobs that run on another
+        machine."""
+        of_regions = "SELECT job, region, max(completed_at_ms) FROM checkpoints GROUP BY job, region"
+        regions = self._file.transact(lambda db: db.execute(of_regions).fetchall(), write=False)
+        first_runs = "SELECT job, min(first_ms) FROM runs WHERE runs_on IS NULL GROUP BY job"
+        jobs = self._file.transact(lambda db: db.execute(first_runs).fetchall(), write=False)
+        completed = {(str(job), str(region)): ms for job, region, ms in regions if is_time(ms)}
+        return completed, {str(job): ms for job, ms in jobs if is_time(ms)}
 
 
 def _chart(
@@ -368,6 +366,7 @@ def records_of(
     if job is not None and ":job" not in where:
         raise UsageError(f"table {table} has no jobs; leave out --job")
     names = columns.replace(" ", "").split(",")
+    headings = [re.sub("(_at)?_ms$", "_at", name) for name in names]
     called = columns_of(db, table, -1) if own else {}
     sql = f"SELECT {columns} FROM {'rows' if own else table} WHERE {where} LIMIT :most"  # noqa: S608 - ours
     most = -1 if limit is None else limit
@@ -375,18 +374,13 @@ def records_of(
 
     def records() -> Iterator[dict[str, Any]]:
         for row in db.execute(sql, values):
-            record = {_shown(name): _value(name, value) for name, value in zip(names, row, strict=True)}
+            values_of_row = [_value(name, value) for name, value in zip(names, row, strict=True)]
+            record = dict(zip(headings, values_of_row, strict=True))
             fields = record.pop("data") if own else {}
             yield {**{called.get(name, name): value for name, value in fields.items()}, **record}
 
-    headings = [_shown(name) for name in names]
-    if own:
-        headings[-1:] = called.values()  # in the place of `data`
-    return headings, records()
-
-
-def _shown(name: str) -> str:
-    return re.sub("(_at)?_ms$", "_at", name)
+    # The fields stand in the place of `data`.
+    return ([*headings[:-1], *called.values()] if own else headings), records()
 
 
 def _value(name: str, value: Any) -> Any:

@@ -67,14 +67,21 @@ def save_video(
 
 
 def video_row(video: Mapping[str, Any], now_ms: int) -> dict[str, object]:
-    row = {"video_id": as_text(video["id"]), **_values(video, VIDEO_FIELDS)}
-    words = {
-        "title_words": _words(row["title"]),
-        "description_words": _words(row["description"]),
-        "channel_words": _words(row["channel_title"]),
-        "tags_words": _words(row["tags"]),
-    }
-    return {**row, **words, "first_seen_ms": now_ms, "refreshed_ms": now_ms}
+    row: dict[str, object] = {"video_id": as_text(video["id"]), **_values(video, VIDEO_FIELDS)}
+    for column, of_index in _WORDS_OF.items():
+        text = row[column]
+        words = indexed(text) if isinstance(text, str) else None
+        row[of_index] = None if words == text else words
+    return {**row, "first_seen_ms": now_ms, "refreshed_ms": now_ms}
+
+
+_WORDS_OF = {
+    "title": "title_words",
+    "description": "description_words",
+    "channel_title": "channel_words",
+    "tags": "tags_words",
+}
+"""The columns with the text for the index; null there if it equals the text itself."""
 
 
 def channel_row(channel: Mapping[str, Any], now_ms: int) -> dict[str, object]:
@@ -106,14 +113,6 @@ def as_text(text: str) -> str:
 
 def text_or_none(value: object) -> str | None:
     return as_text(value) if isinstance(value, str) else None
-
-
-def _words(text: str | None) -> str | None:
-    """The text for the index; None if it equals the text itself."""
-    if text is None:
-        return None
-    words = indexed(text)
-    return None if words == text else words
 
 
 def count_or_none(value: object) -> int | None:
@@ -304,17 +303,15 @@ def _row(table: str, row: Any, by: tuple[str, ...], history: Sequence[str]) -> R
 
 
 def _key_of(row: Mapping[str, Any], by: Sequence[str]) -> str:
-    parts = [_key_part(row, field) for field in by]
+    parts = []
+    for field in by:
+        if field not in row:
+            raise ValueError(f"it has no {field!r}, which is its key")
+        value = row[field]
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise ValueError(f"its key {field!r} is {show(value)}, and must be text (not empty) or a whole number")
+        parts.append(as_text(str(value)))
     return parts[0] if len(parts) == 1 else json.dumps(parts, ensure_ascii=False)
-
-
-def _key_part(row: Mapping[str, Any], field: str) -> str:
-    if field not in row:
-        raise ValueError(f"it has no {field!r}, which is its key")
-    value = row[field]
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"its key {field!r} is {show(value)}, and must be text (not empty) or a whole number")
-    return as_text(str(value))
 
 
 def _checked_number(digits: str) -> None:
@@ -336,19 +333,17 @@ def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: 
 def check_keys(db: sqlite3.Connection, tables: Iterable[tuple[str, tuple[str, ...]]]) -> None:
     """The same for these tables, each with the fields of its key."""
     for table, by in tables:
-        if any(not _is_by(by, *stored) for stored in db.execute(_ANY_ROW, (table,))):
-            why = f"table {show(table)} has rows by another key than {listed(by)}"
-            raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
+        for key, data in db.execute(_ANY_ROW, (table,)).fetchall():
+            try:
+                is_same = _key_of(json.loads(data), by) == key
+            except (TypeError, ValueError):
+                is_same = False
+            if not is_same:
+                why = f"table {show(table)} has rows by another key than {listed(by)}"
+                raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
 
 
 _ANY_ROW = "SELECT key, data FROM rows WHERE name = ? LIMIT 1"
-
-
-def _is_by(by: Sequence[str], key: str, data: str) -> bool:
-    try:
-        return _key_of(json.loads(data), by) == key
-    except (TypeError, ValueError):
-        return False
 
 
 def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now_ms: int) -> None:
@@ -396,13 +391,13 @@ def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
 
 def write_views(db: sqlite3.Connection) -> None:
     """Remake the view of each table, with a column for each of its fields. A view that exists keeps its table."""
-    tables = [name for name, *_ in tables_of(db)]
+    tables = {name: f" FROM rows WHERE name = {_literal(name)}" for name, *_ in tables_of(db)}
     stored = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'view'").fetchall()
     views = {
         table: view
         for view, sql in stored
-        for table in tables
-        if view.startswith(table) and not view[len(table) :].strip("_") and sql.endswith(_source_of(table))
+        for table, source in tables.items()
+        if view.startswith(table) and not view[len(table) :].strip("_") and sql.endswith(source)
     }
     views |= distinct([table for table in tables if table not in views], [view.lower() for view in views.values()])
     for table, view in views.items():
@@ -410,11 +405,7 @@ def write_views(db: sqlite3.Connection) -> None:
         columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
         columns += ["first_seen_ms", "refreshed_ms"]
         db.execute(f"DROP VIEW IF EXISTS {quoted(view)}")
-        db.execute(f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)}{_source_of(table)}")
-
-
-def _source_of(table: str) -> str:
-    return f" FROM rows WHERE name = {_literal(table)}"
+        db.execute(f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)}{tables[table]}")
 
 
 def _value_of(field: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quota.common.clock import LATEST_MS
@@ -62,12 +63,12 @@ def _region_json(region: RegionOfRun) -> dict[str, object]:
     return members(region, "region outcome pages items units error")
 
 
+@dataclass(eq=False)
 class RunHistory:
     """The tables `past_runs` and `bought` of a store."""
 
-    def __init__(self, file: SqliteFile, clock: Callable[[], int]) -> None:
-        self._file = file
-        self._clock = clock
+    _file: SqliteFile
+    _clock: Callable[[], int]
 
     def begin(self, run: str, project: str, job: str) -> int:
         """Note that a run begins, and delete runs beyond KEPT_MS and MAX_KEPT. Returns the row's id, for `end`."""
@@ -106,26 +107,20 @@ class RunHistory:
         sql = f"UPDATE past_runs SET {assigned(ending)} WHERE id = :id"  # noqa: S608  # names of columns
         self._file.transact(lambda db: db.execute(sql, {**ending, "id": row_id}), write=True)
 
-    def read(self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS) -> list[Run]:
-        """The newest runs that began after `since_ms`, newest first: of one job, or of all."""
+    def read(
+        self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS, *, ended: bool | None = None
+    ) -> list[Run]:
+        """The newest runs that began after `since_ms`, newest first: of one job, or of all. `ended`: only those that
+        have ended, without runs that never got their turn; False: only those that noted no end."""
         name = None if job is None else job.encode(errors="replace").decode()  # SQLite stores no half of a character
-        return self._runs("began_at_ms > ? AND (? IS NULL OR job = ?)", since_ms, name, name, count=count)
-
-    def last_ended(self, job: str) -> Run | None:
-        """The newest run of a job that has ended, without runs that never got their turn."""
-        runs = self._runs("job = ? AND ended_at_ms IS NOT NULL AND outcome <> 'overlap'", job, count=1)
-        return runs[0] if runs else None
-
-    def unended(self, job: str, since_ms: int) -> list[Run]:
-        """The newest runs of a job that began after `since_ms` and noted no end, newest first."""
-        return self._runs("job = ? AND began_at_ms > ? AND ended_at_ms IS NULL", job, since_ms, count=1_000)
-
-    def _runs(self, condition: str, *values: object, count: int) -> list[Run]:
-        """The newest runs of this condition."""
+        condition = "began_at_ms > ? AND (? IS NULL OR job = ?)"
+        if ended is not None:
+            which = "ended_at_ms IS NOT NULL AND outcome <> 'overlap'" if ended else "ended_at_ms IS NULL"
+            condition += f" AND {which}"
         # By id, so that a run that a wrong clock dated ahead is not the newest for ever.
         sql = f"SELECT {_COLUMNS} FROM past_runs WHERE {condition} ORDER BY id DESC LIMIT ?"  # noqa: S608  # constants
-        most = min(count, MAX_ROWS)
-        rows = self._file.transact(lambda db: db.execute(sql, (*values, most)).fetchall(), write=False)
+        values = since_ms, name, name, min(count, MAX_ROWS)
+        rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
 
     def note_units(self, job: str, units: Mapping[int, int]) -> None:

@@ -16,13 +16,12 @@ from quota.jobs.api.wire import (
     MAX_LIMIT,
     MIN_BEGINNING,
     ParameterError,
-    channel,
     check_version,
     decode,
     encode,
     limit_of,
     read_parameters,
-    video,
+    resource,
 )
 from quota.jobs.store.fulltext import MAX_WORDS
 from quota.jobs.store.reader import MAX_HITS
@@ -68,13 +67,11 @@ def test_the_api_rejects_any_other_limit(written: str) -> None:
 
 @pytest.mark.parametrize("value", [None, b"\xff", 1.5, -1, "", "[", "[[", "{}", "[1]", '["\\ud800"]', 2**62])
 def test_a_damaged_row_is_a_resource_without_what_is_damaged(value: Any) -> None:
-    for resource in (
-        video(dict.fromkeys(("video_id", *VIDEO_FIELDS), value)),
-        channel(dict.fromkeys(("channel_id", *CHANNEL_FIELDS), value)),
-    ):
-        written = json.dumps(resource, ensure_ascii=False).encode(errors="replace")
+    for kind, fields in (("video", VIDEO_FIELDS), ("channel", CHANNEL_FIELDS)):
+        shown = resource(kind, dict.fromkeys((f"{kind}_id", *fields), value))
+        written = json.dumps(shown, ensure_ascii=False).encode(errors="replace")
         assert {"kind", "id"} <= json.loads(written).keys()
-        assert None not in resource.get("snippet", {}).values()
+        assert None not in shown.get("snippet", {}).values()
 
 
 def test_the_document_has_the_numbers_of_the_code() -> None:
