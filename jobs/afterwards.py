@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import quota
@@ -31,6 +32,7 @@ from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
 from quota.reports.notify import Notice, Ping, notify
+from quota.reports.runs import Run
 from quota.reports.spending import read_sums
 from quota.reports.status import LimitRow, Status, read_status
 from quota.rules.refusals import OTHER
@@ -127,12 +129,13 @@ def _write_metrics(
     written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
     labels = {"project": project, "quota_job": job.name}
     of_job, of_project = [written._replace(labels=labels)], [written]
+    ended: list[Run] = []
     if report.outcome != "elsewhere":
-        of_job += samples_of_run(labels, host_clock(), report.exit_status)
+        ended = [replace(report, ended_ms=host_clock())]
     elif any(region.away is None for region in regions):
         with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(session.settings.store) as store:
-            of_job += samples_of_last_run(labels, store)
-    of_job += samples_of_regions(labels, [region.place for region in regions])
+            ended = [] if store is None else store.runs.read(job.name, count=1, ended=True)
+    of_job += samples_of_job(labels, ended, [region.place for region in regions])
     if status is None:
         with suppress(quota.ConfigError):  # no run can use this ledger
             of_project += of_silence(project, session.budget(job.credential).owed_units())
@@ -154,21 +157,12 @@ def _write_metrics(
         warn("textfile_not_written", error.strerror or error, folder=one_line(folder))
 
 
-def samples_of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> Iterator[Sample]:
-    """The metrics of the last run of a job."""
-    yield Sample("quota_run_last_end_timestamp_seconds", labels, ended_ms / 1000)
-    yield Sample("quota_run_last_exit_status", labels, exit_status)
-
-
-def samples_of_last_run(labels: dict[str, str], store: Store | None) -> Iterator[Sample]:
-    """The same of the last run that the store knows."""
-    for last in [] if store is None else store.runs.read(labels["quota_job"], count=1, ended=True):
-        if last.ended_ms is not None and last.exit_status is not None:
-            yield from samples_of_run(labels, last.ended_ms, last.exit_status)
-
-
-def samples_of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]) -> Iterator[Sample]:
-    """The metrics of a job's regions that were ever complete."""
+def samples_of_job(labels: dict[str, str], ended: Iterable[Run], checkpoints: Iterable[Checkpoint]) -> Iterator[Sample]:
+    """The metrics of a job: of its last run, if it is among `ended`, and of the regions that were ever complete."""
+    for run in ended:
+        if run.ended_ms is not None and run.exit_status is not None:
+            yield Sample("quota_run_last_end_timestamp_seconds", labels, run.ended_ms / 1000)
+            yield Sample("quota_run_last_exit_status", labels, run.exit_status)
     for checkpoint in checkpoints:
         if checkpoint.completed_at_ms is not None:
             of_region = {**labels, "region": checkpoint.region}

@@ -25,7 +25,7 @@ from quota.common.clock import host_clock, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, warning
 from quota.common.text import listed, many, one_line, spell
 from quota.deciding.run_limit import RunLimit
-from quota.jobs.afterwards import ledgers_clock, samples_of_last_run, samples_of_regions
+from quota.jobs.afterwards import ledgers_clock, samples_of_job
 from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS
 from quota.jobs.job import (
     Fetch,
@@ -242,8 +242,8 @@ def jobs(session: Session) -> Contribution:
             checkpoints = checkpoints_of(session, job, store)
             regions += _regions(session, job, checkpoints, store, now_ms)
             labels = {"project": session.credential(job.credential).project, "quota_job": job.name}
-            samples += samples_of_last_run(labels, store)
-            samples += samples_of_regions(labels, checkpoints)
+            ended = [] if store is None else store.runs.read(job.name, count=1, ended=True)
+            samples += samples_of_job(labels, ended, checkpoints)
         if store is not None:
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
             for away in store.elsewhere():
@@ -285,7 +285,7 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
         where = runs_on(session, job, answers=answers)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
         why, refusal = _refusal(session, job, no_store, None if answers else without, here=here)
-        yield JobRow(job.name, job.credential, next_ms=next_ms, why=why, refusal=refusal, **where._asdict())
+        yield where._replace(next_ms=next_ms, why=why, refusal=refusal)
 
 
 def _refusal(

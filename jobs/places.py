@@ -59,6 +59,7 @@ from quota.jobs.store.file import StoreError, path_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.ledger.files import refuse_others
+from quota.reports.status import JobRow
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
 from quota.settings.model import JobSettings, make_state_folder, state_folder
 from quota.settings.schedules import parse_schedule
@@ -408,21 +409,11 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     return min(MAX_HOLD_MS, max(HOUR_MS, 2 * (gap_ms or DAY_MS)))
 
 
-class Whereabouts(NamedTuple):
-    """The machines that hold a job's regions, empty if there are none. `seen_ms` is the last sign of a run under way,
-    on `seen_on` (None: there is none). `is_elsewhere`: other machines hold all regions, so that a run here would fetch
-    nothing."""
-
-    runs_on: str
-    seen_on: str = ""
-    seen_ms: int | None = None
-    is_elsewhere: bool = False
-
-
-def runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts:
-    """The whereabouts of a job. If the ledger does not answer, only a run here is known."""
+def runs_on(session: Session, job: JobSettings, *, answers: bool) -> JobRow:
+    """The machines that hold the regions of a job. If the ledger does not answer, only a run here is known."""
+    nobody = JobRow(job.name, job.credential, runs_on="", seen_ms=None, next_ms=None)
     if job.on_each_machine:
-        return Whereabouts("each machine")
+        return nobody._replace(runs_on="each machine")
     here, store = machine_name(), session.settings.store
     holders = None
     if session.ledger.shared and answers:
@@ -431,7 +422,7 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts
     if holders is None:
         seen_ms = host_clock() if is_running(store.url, job.name) else None
         host = here if seen_ms or not session.ledger.shared else ""
-        return Whereabouts(host, host, seen_ms)
+        return nobody._replace(runs_on=host, seen_on=host, seen_ms=seen_ms)
     killed = ""  # the lock of a run here that has ended
     with suppress(quota.ConfigError, StoreError), made_lock(store.url, job.name) as lock:
         killed = "" if lock is None or _is_taken(lock) else lock_name(lock)
@@ -441,7 +432,7 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool) -> Whereabouts
     hosts = listed(dict.fromkeys(holder.host for holder in holders))
     running = [(holder.seen_ms, holder.host) for holder in holders if holder.running and holder.machine != killed]
     seen_ms, seen_on = max(running, default=(None, ""))
-    return Whereabouts(hosts, seen_on, seen_ms, is_elsewhere)
+    return nobody._replace(runs_on=hosts, seen_on=seen_on, seen_ms=seen_ms, is_elsewhere=is_elsewhere)
 
 
 def held_elsewhere(session: Session, job: JobSettings, store: Store) -> dict[str, Away]:

@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -164,18 +165,18 @@ def _finish(queues: Collection[_JobQueue], status: int) -> None:
 # -- APScheduler's side ------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
     """A stream's ticks as APScheduler asks for them, without those that are too late to run."""
 
-    def __init__(self, stream: Stream, grace_ms: int) -> None:
-        self._stream = stream
-        self._grace_ms = grace_ms
+    stream: Stream
+    grace_ms: int
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        after_ms = _ms(now) - self._grace_ms - 1
+        after_ms = _ms(now) - self.grace_ms - 1
         if previous_fire_time is not None:
             after_ms = max(after_ms, _ms(previous_fire_time))
-        return utc(self._stream.after(after_ms).at_ms)
+        return utc(self.stream.after(after_ms).at_ms)
 
 
 class _AtOnce(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types

@@ -128,7 +128,12 @@ def _lines(job: JobSettings) -> Iterator[str]:
         yield f"# {job.name}: cron cannot run a job {job.schedule!r}; choose a cron line, or use `quota schedule`."
         return
     names_minutes_only = line.split()[1:] == ["*"] * 4
-    if not _is_local(job.timezone, timedelta(hours=1) if names_minutes_only else timedelta(weeks=1)):
+    # Cron fits if, all the year, the wall clock of the zone differs from this machine's by whole periods only.
+    period = timedelta(hours=1) if names_minutes_only else timedelta(weeks=1)
+    year, there = datetime.now(UTC).year, load_zone(job.timezone)
+    days = [datetime(year, month, 1, 12, tzinfo=UTC) for month in range(1, 13)]
+    walls = [(day.astimezone().replace(tzinfo=None), day.astimezone(there).replace(tzinfo=None)) for day in days]
+    if any((here - wall) % period for here, wall in walls):
         yield f"# {job.name}: these times are in {job.timezone}, and cron goes by the zone of this machine."
         yield f"# Put CRON_TZ={job.timezone} above the line if your cron knows it (cronie); else change the times."
     at_once = f"it starts {many(len(job.regions), 'region')} at once"
@@ -158,14 +163,6 @@ def _cron_line(schedule: str) -> str | None:
         if not rest_ms and whole_ms % parsed.interval_ms == 0 and parsed.interval_ms < whole_ms:
             return line.format("*" if step == 1 else f"*/{step}")
     return None
-
-
-def _is_local(zone: str, period: timedelta) -> bool:
-    """Whether the wall clock of a zone differs from this machine's by whole periods only, all the year."""
-    year, there = datetime.now(UTC).year, load_zone(zone)
-    days = [datetime(year, month, 1, 12, tzinfo=UTC) for month in range(1, 13)]
-    walls = [(day.astimezone().replace(tzinfo=None), day.astimezone(there).replace(tzinfo=None)) for day in days]
-    return not any((here - wall) % period for here, wall in walls)
 
 
 def _escaped(text: str) -> str:

@@ -2,7 +2,7 @@
 
     run_api     where it may listen, and the rules and host check before the application
     make_app    the application: its routes, the threads that read the store, and answers that caches may keep
-    Health      /healthz: whether the store is readable, the ledger answers, and the data is fresh
+    _Api        its answers; /healthz says whether the store is readable, the ledger answers, and the data is fresh
 
 `openapi.json` beside this file is its OpenAPI 3.1 document; tests check every answer against it. The page at / lists
 the document. It has no script and loads only its style sheet.
@@ -115,6 +115,9 @@ STATIC_FRESH_S = 3600
 PAGE_POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 STYLE = read_text("quota.jobs.api", "style.css").encode()
 
+KEPT_S = 2.0
+"""How long an answer is kept. Anybody may call /healthz, and each examination asks the ledger."""
+
 STORE_AWAY = Problem(503, "The store cannot be read at the moment.", retry_after_s=2)
 BUSY = Problem(503, "Too many requests are waiting.", retry_after_s=1)
 
@@ -132,7 +135,7 @@ def make_app(session: Session) -> App:
         ("/api/v1/videos/{video_id}", partial(api.resource, "video", Reader.video)),
         ("/api/v1/search", api.search),
         ("/api/v1/channels/{channel_id}", partial(api.resource, "channel", Reader.channel)),
-        ("/healthz", Health(session, api.store).answer),
+        ("/healthz", api.health),
         ("/openapi.json", _unchanging(json.dumps(openapi).encode(), "application/json")),
         ("/", _unchanging(page, "text/html; charset=utf-8", PAGE_POLICY)),
         ("/style.css", _unchanging(STYLE, "text/css; charset=utf-8")),
@@ -186,12 +189,16 @@ class _Readers:
 
 class _Api:
     def __init__(self, session: Session) -> None:
+        self._session = session
         settings = session.settings
         self._jobs: dict[str, list[str]] = {}
         for job in sorted(settings.jobs.values(), key=lambda job: job.fetch != "trending"):
             for region in job.regions:
                 self._jobs.setdefault(region, []).append(job.name)
         self.store = _Readers(settings.store.url)
+        self._examining = asyncio.Lock()
+        self._examined: tuple[int, dict[str, object]] = (503, {})
+        self._examined_s = -KEPT_S
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor")
@@ -235,6 +242,47 @@ class _Api:
             raise wire.ProblemError(Problem(404, f"The store has no {kind} {show(name)}."))
         refreshed_ms = row["refreshed_ms"]
         return _json(request, wire.resource(kind, row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
+
+    async def health(self, request: Request) -> Response:
+        """The health of store and ledger, at most KEPT_S old."""
+        _parameters(request)
+        async with self._examining:
+            if elapsed_s() - self._examined_s >= KEPT_S:
+                of_store = await self._store_health()
+                trouble = await asyncio.to_thread(ledger_trouble, self._session)
+                says = "nothing was charged yet" if trouble is None else trouble and f"{trouble}; the store is served"
+                ledger = Check("ledger", "warn" if says else "pass", says)  # the API serves the store without it
+                self._examined = health([*of_store, ledger])
+                self._examined_s = elapsed_s()
+            status, document = self._examined
+        return Response(json.dumps(document), status, {"cache-control": "no-store"}, "application/json")
+
+    async def _store_health(self) -> list[Check]:
+        """Whether the store is readable, and the age of the data of the configured jobs. Warns if a region is older
+        than the configured `stale`."""
+        try:
+            ended, first_runs = await self.store.read(Reader.completed)
+        except Exception as error:  # the store is away: `read` has logged why
+            return [Check("store", "fail", str(error))]
+        now_ms = host_clock()
+        jobs = self._session.settings.jobs
+        regions = [(job.name, region) for job in jobs.values() for region in job.regions or ("",)]
+        due = [ended.get(region) or first_runs.get(region[0]) for region in regions]
+        completed = [ended[region] for region in regions if region in ended]
+        if not completed:
+            return [Check("store"), Check("freshness", "warn", "no pass of a region is complete yet")]
+        notify = self._session.settings.notify
+        stale_ms = None if notify is None else notify.stale_ms
+        oldest_ms, newest_ms = min(completed), max(completed)
+        members: dict[str, Any] = {
+            "newest": rfc3339(newest_ms),
+            "oldest": rfc3339(oldest_ms),
+            "age_s": max(0, now_ms - newest_ms) // 1_000,
+            "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
+        }
+        if any(is_stale(due_ms, now_ms, stale_ms) for due_ms in due):
+            return [Check("store"), Check("freshness", "warn", "a region is stale", members)]
+        return [Check("store"), Check("freshness", members=members)]
 
 
 # -- the OpenAPI document ----------------------------------------------------------------------------------------------
@@ -307,58 +355,3 @@ def _http_error(request: Request, error: Exception) -> Response:
         detail = f"{show(request.method)}: this API is read-only"
         return _problem_response(Problem(405, detail, more=(("allow", "GET, HEAD"),)))
     return _problem_response(Problem(error.status_code, f"Nothing is at {show(request.url.path)}; / lists the paths."))
-
-
-KEPT_S = 2.0
-"""How long an answer is kept. Anybody may call /healthz, and each examination asks the ledger."""
-
-
-class Health:
-    """The health of store and ledger, at most KEPT_S old."""
-
-    def __init__(self, session: Session, readers: _Readers) -> None:
-        self._session = session
-        self._readers = readers
-        self._lock = asyncio.Lock()
-        self._examined: tuple[int, dict[str, object]] = (503, {})
-        self._examined_s = -KEPT_S
-
-    async def answer(self, request: Request) -> Response:
-        _parameters(request)
-        async with self._lock:
-            if elapsed_s() - self._examined_s >= KEPT_S:
-                of_store = await self._store()
-                trouble = await asyncio.to_thread(ledger_trouble, self._session)
-                says = "nothing was charged yet" if trouble is None else trouble and f"{trouble}; the store is served"
-                ledger = Check("ledger", "warn" if says else "pass", says)  # the API serves the store without it
-                self._examined = health([*of_store, ledger])
-                self._examined_s = elapsed_s()
-            status, document = self._examined
-        return Response(json.dumps(document), status, {"cache-control": "no-store"}, "application/json")
-
-    async def _store(self) -> list[Check]:
-        """Whether the store is readable, and the age of the data of the configured jobs. Warns if a region is older
-        than the configured `stale`."""
-        try:
-            ended, first_runs = await self._readers.read(Reader.completed)
-        except Exception as error:  # the store is away: `read` has logged why
-            return [Check("store", "fail", str(error))]
-        now_ms = host_clock()
-        jobs = self._session.settings.jobs
-        regions = [(job.name, region) for job in jobs.values() for region in job.regions or ("",)]
-        due = [ended.get(region) or first_runs.get(region[0]) for region in regions]
-        completed = [ended[region] for region in regions if region in ended]
-        if not completed:
-            return [Check("store"), Check("freshness", "warn", "no pass of a region is complete yet")]
-        notify = self._session.settings.notify
-        stale_ms = None if notify is None else notify.stale_ms
-        oldest_ms, newest_ms = min(completed), max(completed)
-        members: dict[str, Any] = {
-            "newest": rfc3339(newest_ms),
-            "oldest": rfc3339(oldest_ms),
-            "age_s": max(0, now_ms - newest_ms) // 1_000,
-            "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
-        }
-        if any(is_stale(due_ms, now_ms, stale_ms) for due_ms in due):
-            return [Check("store"), Check("freshness", "warn", "a region is stale", members)]
-        return [Check("store"), Check("freshness", members=members)]

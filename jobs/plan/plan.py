@@ -155,7 +155,9 @@ def make_plan(
         start_ms = int(midnight.timestamp()) * 1000
     # A plan that begins at midnight covers whole days only. Any other plan also covers the rest of its first day.
     until_ms = start_ms if calendar.edges(start_ms)[0] == start_ms else calendar.edges(start_ms)[1]
-    least_ms = _through_each_window(settings, start_ms, start_ms) if days is None else start_ms
+    windows = _whole_windows(settings, start_ms)
+    through_all_ms = max((end_ms for _, end_ms in windows), default=start_ms)
+    least_ms = through_all_ms if days is None else start_ms
     for _ in range(days or DEFAULT_DAYS):
         until_ms = calendar.edges(until_ms)[1]
     while until_ms < least_ms:
@@ -169,13 +171,13 @@ def make_plan(
     outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches, progress=progress)
     alone = outcome  # the outcome if nothing were spent yet
     if outcome.refusals and state != EMPTY:
-        whole_ms, lasting = _through_each_window(settings, start_ms, until_ms), state.lasting(until_ms)
+        whole_ms, lasting = max(until_ms, through_all_ms), state.lasting(until_ms)
         alone = simulate(settings, start_ms, whole_ms, state=lasting, fetches=fetches, progress=progress)
     fits = not alone.refusals
     held_up_ms = outcome.refusals[-1].at_ms if fits and outcome.refusals else None
     changes: tuple[Change, ...] = ()
     notes = [*_notes(settings, fetches), *(f"in the last 7 days {row}" for row in stands_out(state.bought))]
-    if fits and (cut := _cut_short(settings, start_ms, until_ms)):
+    if fits and (cut := dict.fromkeys(name for name, end_ms in windows if end_ms > until_ms)):
         notes.append(f"too short to judge, because no whole window is in the plan: {', '.join(cut)}; leave --days out")
     if not fits and find_changes:
         changes, more = smallest_changes(settings, alone, state.lasting(until_ms), fetches)
@@ -191,24 +193,17 @@ def make_plan(
     )
 
 
-def _through_each_window(settings: Settings, start_ms: int, until_ms: int) -> int:
-    """The first time, `until_ms` or later, by which a whole window of each limit has passed since `start_ms`."""
-    limits = {limit for credential in settings.credentials.values() for limit in credential.limits}
-    return max([until_ms, *(_whole_window_ms(limit, start_ms) for limit in limits)])
-
-
-def _whole_window_ms(limit: Limit, start_ms: int) -> int:
-    """The first time by which a whole window of a limit has passed since `start_ms`."""
-    window = limit.view.window
-    if not isinstance(window, Calendar):
-        return start_ms + window.window_ms
-    return window.edges(window.edges(start_ms - 1)[1])[1]
-
-
-def _cut_short(settings: Settings, start_ms: int, until_ms: int) -> list[str]:
-    """The limits of which no whole window is in this span."""
-    limits = [limit for credential in settings.credentials.values() for limit in credential.limits]
-    return [*dict.fromkeys(limit.name for limit in limits if _whole_window_ms(limit, start_ms) > until_ms)]
+def _whole_windows(settings: Settings, start_ms: int) -> list[tuple[str, int]]:
+    """The name of each limit, and the first time by which a whole window of it has passed since `start_ms`."""
+    windows = []
+    for credential in settings.credentials.values():
+        for limit in credential.limits:
+            window = limit.view.window
+            if isinstance(window, Calendar):
+                windows.append((limit.name, window.edges(window.edges(start_ms - 1)[1])[1]))
+            else:
+                windows.append((limit.name, start_ms + window.window_ms))
+    return windows
 
 
 def _zone(credential: CredentialSettings, limit: Limit | None) -> str:

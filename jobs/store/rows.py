@@ -26,8 +26,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from quota.common.text import listed, show
 from quota.errors import BadAnswer
@@ -126,68 +126,58 @@ def count_or_none(value: object) -> int | None:
     return number if 0 <= number < 2**63 else None
 
 
-def _flag(value: object) -> int | None:
-    return {True: 1, False: 0, "true": 1, "false": 0}.get(value) if isinstance(value, (bool, str)) else None
-
-
-def _tags(value: object) -> str | None:
-    # Without \u escapes: the index reads this text too.
-    return as_text(json.dumps([str(tag) for tag in value], ensure_ascii=False)) if isinstance(value, list) else None
-
-
-def _thumbnail(sizes: object) -> str | None:
-    """The URL of the largest thumbnail that upstream has."""
-    if isinstance(sizes, dict):
-        for size in ("maxres", "standard", "high", "medium", "default"):
-            url = part(sizes, size).get("url")
-            if isinstance(url, str):
-                return as_text(url)
-    return None
-
-
-# -- and back; None for a value that no store writes -------------------------------------------------------------------
-
+_SIZES = ("maxres", "standard", "high", "medium", "default")
 _THUMBNAILS = {"maxresdefault": "maxres", "sddefault": "standard", "hqdefault": "high", "mqdefault": "medium"}
 
 
-def _sizes(url: object) -> dict[str, Any] | None:
-    """The single thumbnail of the store, under the size that its file name tells."""
-    if not isinstance(url, str):
-        return None
-    name = url.rpartition("/")[2].partition(".")[0]
-    return {_THUMBNAILS.get(name, "default"): {"url": url}}
-
-
-def _list(written: object) -> list[str] | None:
-    try:
-        tags = json.loads(written) if isinstance(written, str) else None
-    except (ValueError, RecursionError):
-        return None
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else None
-
-
-def _decimal(value: object) -> str | None:
-    """Upstream writes counts as text."""
-    number = count_or_none(value)
-    return None if number is None else str(number)
-
-
-def _true_or_false(value: object) -> str | None:
-    return {0: "false", 1: "true"}.get(value) if isinstance(value, int) else None
-
-
-def _boolean(value: object) -> bool | None:
-    return bool(value) if value in (0, 1) else None
-
-
 class Field(NamedTuple):
-    """Upstream's field for a column: its part of the resource, its name, the function that reads its value, and the
-    function that shows it as upstream does."""
+    """Upstream's field for a column: its part of the resource, its name, and the kind of its value. A "yes" is the text
+    true or false, a "flag" the value."""
 
     part: str
     name: str
-    read: Callable[[Any], Any] = text_or_none
-    show: Callable[[Any], Any] = text_or_none
+    kind: Literal["text", "count", "tags", "thumbnail", "yes", "flag"] = "text"
+
+    def read(self, value: Any) -> str | int | None:
+        """Upstream's value for the column; None for an invalid one."""
+        match self.kind:
+            case "count":
+                return count_or_none(value)
+            case "yes" | "flag":
+                flags = {True: 1, False: 0, "true": 1, "false": 0}
+                return flags.get(value) if isinstance(value, (bool, str)) else None
+            case "tags" if isinstance(value, list):
+                # Without \u escapes: the index reads this text too.
+                return as_text(json.dumps([str(tag) for tag in value], ensure_ascii=False))
+            case "thumbnail" if isinstance(value, dict):  # the largest that upstream has
+                urls = (part(value, size).get("url") for size in _SIZES)
+                return next((as_text(url) for url in urls if isinstance(url, str)), None)
+            case "text":
+                return text_or_none(value)
+        return None
+
+    def show(self, value: Any) -> Any:
+        """The column's value as upstream sends it; None for a value that no store writes."""
+        match self.kind:
+            case "count":
+                number = count_or_none(value)
+                return None if number is None else str(number)
+            case "yes" if isinstance(value, int):
+                return {0: "false", 1: "true"}.get(value)
+            case "flag" if value in (0, 1):
+                return bool(value)
+            case "tags" if isinstance(value, str):
+                try:
+                    tags = json.loads(value)
+                except (ValueError, RecursionError):
+                    return None
+                return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else None
+            case "thumbnail" if isinstance(value, str):  # under the size that its file name tells
+                name = value.rpartition("/")[2].partition(".")[0]
+                return {_THUMBNAILS.get(name, "default"): {"url": value}}
+            case "text":
+                return text_or_none(value)
+        return None
 
 
 VIDEO_FIELDS = {
@@ -195,20 +185,20 @@ VIDEO_FIELDS = {
     "channel_id": Field("snippet", "channelId"),
     "title": Field("snippet", "title"),
     "description": Field("snippet", "description"),
-    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail, _sizes),
+    "thumbnail_url": Field("snippet", "thumbnails", "thumbnail"),
     "channel_title": Field("snippet", "channelTitle"),
     "live_broadcast": Field("snippet", "liveBroadcastContent"),
-    "tags": Field("snippet", "tags", _tags, _list),
+    "tags": Field("snippet", "tags", "tags"),
     "category_id": Field("snippet", "categoryId"),
     "default_language": Field("snippet", "defaultLanguage"),
     "audio_language": Field("snippet", "defaultAudioLanguage"),
     "duration": Field("contentDetails", "duration"),
     "definition": Field("contentDetails", "definition"),
-    "has_caption": Field("contentDetails", "caption", _flag, _true_or_false),
-    "is_licensed": Field("contentDetails", "licensedContent", _flag, _boolean),
-    "view_count": Field("statistics", "viewCount", count_or_none, _decimal),
-    "like_count": Field("statistics", "likeCount", count_or_none, _decimal),
-    "comment_count": Field("statistics", "commentCount", count_or_none, _decimal),
+    "has_caption": Field("contentDetails", "caption", "yes"),
+    "is_licensed": Field("contentDetails", "licensedContent", "flag"),
+    "view_count": Field("statistics", "viewCount", "count"),
+    "like_count": Field("statistics", "likeCount", "count"),
+    "comment_count": Field("statistics", "commentCount", "count"),
 }
 """The columns of a video, in the order of upstream's resource."""
 
@@ -217,11 +207,11 @@ CHANNEL_FIELDS = {
     "description": Field("snippet", "description"),
     "custom_url": Field("snippet", "customUrl"),
     "published_at": Field("snippet", "publishedAt"),
-    "thumbnail_url": Field("snippet", "thumbnails", _thumbnail, _sizes),
+    "thumbnail_url": Field("snippet", "thumbnails", "thumbnail"),
     "country": Field("snippet", "country"),
-    "view_count": Field("statistics", "viewCount", count_or_none, _decimal),
-    "subscriber_count": Field("statistics", "subscriberCount", count_or_none, _decimal),
-    "video_count": Field("statistics", "videoCount", count_or_none, _decimal),
+    "view_count": Field("statistics", "viewCount", "count"),
+    "subscriber_count": Field("statistics", "subscriberCount", "count"),
+    "video_count": Field("statistics", "videoCount", "count"),
 }
 
 
