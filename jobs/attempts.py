@@ -217,7 +217,7 @@ class Attempts:
 
     def _connect(self, checkpoint: Checkpoint) -> None:
         """Make the client, but only if the budget would admit its first call: the import is slow."""
-        refused = self.refusal(checkpoint)
+        refused = refusal_of(self._budget, self.job, self.fetch, checkpoint)
         if refused is not None:
             raise quota.Refused(refused)
         from quota.clients.upstream import upstream_of
@@ -284,10 +284,6 @@ class Attempts:
             raise Interrupted
 
     # -- what follows from them --------------------------------------------------------------------------------------
-
-    def refusal(self, checkpoint: Checkpoint) -> Decision | None:
-        """The decision that refuses the next call; None if there is none."""
-        return refusal_of(self._budget, self.job, self.fetch, checkpoint)
 
     def _address(self, error: Exception) -> str:
         """The address of a failed call: from the error, if it is of requests or httpx, else that of the API. The client

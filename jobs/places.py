@@ -38,12 +38,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import quota
 from quota import Session
@@ -59,12 +59,14 @@ from quota.jobs.store.file import StoreError, path_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.ledger.files import refuse_others
-from quota.reports.status import JobRow
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
 from quota.settings.model import JobSettings, make_state_folder, state_folder
 from quota.settings.schedules import parse_schedule
 from quota.terms.arguments import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
+
+if TYPE_CHECKING:
+    from quota.reports.status import JobRow
 
 log = logging.getLogger("quota.jobs")
 
@@ -269,7 +271,7 @@ KEPT_CURSORS = 100
 READ_AT_ONCE = 100
 
 
-class Hold:
+class Hold(AbstractContextManager["Hold"]):
     """One run's hold. `away` has the regions that the run did not get, or has lost since.
 
     `tick_is` says why the run must not run its tick: "done" or "running". `step_ms` is the longest time between two
@@ -306,9 +308,6 @@ class Hold:
         self.tick_is = ""
         self.ending: Ending | None = None
         self._began = False
-
-    def __enter__(self) -> Hold:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """Say that the run has ended, if it began."""
@@ -411,6 +410,8 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
 
 def runs_on(session: Session, job: JobSettings, *, answers: bool) -> JobRow:
     """The machines that hold the regions of a job. If the ledger does not answer, only a run here is known."""
+    from quota.reports.status import JobRow  # a run needs none
+
     nobody = JobRow(job.name, job.credential, runs_on="", seen_ms=None, next_ms=None)
     if job.on_each_machine:
         return nobody._replace(runs_on="each machine")

@@ -46,7 +46,7 @@ from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
-from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Failure, Interrupted
+from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Failure, Interrupted, refusal_of
 from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, line_of, pages_of, regions_of
 from quota.jobs.places import Covers, Hold, Lock, checkpoints_of, free_regions, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
@@ -145,13 +145,8 @@ def run_job(
                 hold.ending = "failed"
             return _keep(store, row, report)
         attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
-        run = _Run(session, job, store, hold, attempts, sink, stop, watcher, [silent] if silent else [])
-
-        def covers(names: tuple[str, ...]) -> None:
-            note_covers(lock, Covers(whole, names))
-            store.runs.cover(row, names)
-
-        report = run.cover(row, mine, max_regions, covers)
+        run = _Run(session, job, store, lock, whole, hold, attempts, sink, stop, watcher, [silent] if silent else [])
+        report = run.cover(row, mine, max_regions)
         if max_regions < len(chosen):
             return report
         return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
@@ -276,6 +271,8 @@ class _Run:
     session: Session
     job: JobSettings
     store: Store
+    lock: Lock
+    whole: bool  # the run covers all the work of its job
     hold: Hold
     attempts: Attempts
     sink: Sink | None
@@ -293,13 +290,11 @@ class _Run:
     idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
 
-    def cover(
-        self, row: int, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]
-    ) -> RunReport:
-        """Cover at most `max_regions` of these regions, in the order of the round, and pass their names to `covers`.
+    def cover(self, row: int, regions: Sequence[str], max_regions: int) -> RunReport:
+        """Cover at most `max_regions` of these regions, in the order of the round, and note their names for others.
         Completes the row of the run, and says how its hold ends."""
         try:
-            report = self._cover(regions, max_regions, covers)
+            report = self._cover(row, regions, max_regions)
         except BaseException as error:
             self.end = failed_report(self.session, self.job.name, error)
             _keep(self.store, row, self._report(None))
@@ -313,7 +308,7 @@ class _Run:
             self.hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
         return report
 
-    def _cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
+    def _cover(self, row: int, regions: Sequence[str], max_regions: int) -> RunReport:
         left: Checkpoint | None = None
         try:
             self.hold.bring(self.store)
@@ -322,7 +317,9 @@ class _Run:
             pending = self.store.start_round(self.job.name, regions, work_of(self.session, self.job))
             self.hold.keep(*pending)
             checkpoints = pending[:max_regions]
-            covers(tuple(checkpoint.region for checkpoint in checkpoints))
+            names = tuple(checkpoint.region for checkpoint in checkpoints)
+            note_covers(self.lock, Covers(self.whole, names))
+            self.store.runs.cover(row, names)
             self.watcher.began(checkpoints, pages_of(self.job))
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
@@ -498,7 +495,8 @@ class _Run:
         match failure.kind:
             case "exhausted":
                 # The metering has closed the bucket; the budget knows until when.
-                decision = self.attempts.refusal(checkpoint)
+                budget = self.session.budget(self.job.credential)
+                decision = refusal_of(budget, self.job, self.attempts.fetch, checkpoint)
                 if decision is None:
                     stopped = _ended(self.session, self.job, "stopped", failure.message)
                     self.end = replace(stopped, refused=True, refused_by=failure.bucket)

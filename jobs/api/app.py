@@ -142,10 +142,7 @@ def make_app(session: Session) -> App:
     ]
     app = Starlette(
         routes=[Route(path, answer, methods=["GET"]) for path, answer in routes],
-        exception_handlers={
-            HTTPException: _http_error,
-            wire.ProblemError: lambda _request, error: _problem_response(error.problem),
-        },
+        exception_handlers={HTTPException: _problem_response, wire.ProblemError: _problem_response},
     )
     app.router.redirect_slashes = False
     return app
@@ -344,14 +341,14 @@ def _unchanging(body: bytes, media_type: str, policy: str = POLICY) -> Callable[
     return answer
 
 
-def _problem_response(problem: Problem) -> Response:
-    return Response(problem.body(), problem.status, dict(problem.fields()))
-
-
-def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own errors: no such path, or another method."""
-    assert isinstance(error, HTTPException)  # noqa: S101  # the handler's own type
-    if error.status_code == 405:
+def _problem_response(request: Request, error: Exception) -> Response:
+    """The answer to a problem, or to one of Starlette's own errors: no such path, or another method."""
+    if isinstance(error, wire.ProblemError):
+        problem = error.problem
+    elif isinstance(error, HTTPException) and error.status_code == 405:
         detail = f"{show(request.method)}: this API is read-only"
-        return _problem_response(Problem(405, detail, more=(("allow", "GET, HEAD"),)))
-    return _problem_response(Problem(error.status_code, f"Nothing is at {show(request.url.path)}; / lists the paths."))
+        problem = Problem(405, detail, more=(("allow", "GET, HEAD"),))
+    else:
+        assert isinstance(error, HTTPException)  # noqa: S101  # the handler's own type
+        problem = Problem(error.status_code, f"Nothing is at {show(request.url.path)}; / lists the paths.")
+    return Response(problem.body(), problem.status, dict(problem.fields()))

@@ -246,17 +246,14 @@ def naming(job: str) -> Iterator[None]:
 
 class PricedCall(NamedTuple):
     """A call of a pass, with the price of one time. `unknown` has its charges if the book does not have the method.
-    `knows` has everything that a refusal depends on."""
+    `knows` has everything that a refusal depends on. `units` is its cost for `max_units`: its units in the first
+    bucket."""
 
     method: str
     parts: tuple[Part, ...]
     unknown: tuple[Part, ...] | None
     knows: tuple[Any, ...]
-
-    @property
-    def units(self) -> int:
-        """Its cost for `max_units`: its units in the first bucket."""
-        return self.parts[0].units if self.parts else 0
+    units: int
 
 
 class Pass:
@@ -283,7 +280,9 @@ class Pass:
         for method in dict.fromkeys(self._methods):
             price = book.default_get if method == UNNAMED else book.price_at(method, at_ms)[0]
             unknown = None if method in book.methods else price.parts
-            priced[method] = PricedCall(method, price.parts, unknown, (method, price.parts, *self._knows))
+            units = price.parts[0].units if price.parts else 0
+            knows = (method, price.parts, *self._knows)
+            priced[method] = PricedCall(method, price.parts, unknown, knows, units)
         return [priced[method] for method in self._methods]
 
     def of_run(self) -> RunLimit | None:

@@ -391,18 +391,15 @@ def write_views(db: sqlite3.Connection) -> None:
     }
     views |= distinct([table for table in tables if table not in views], [view.lower() for view in views.values()])
     for table, view in views.items():
-        fields = columns_of(db, table, MAX_COLUMNS).items()
-        columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
+        columns = ["key", "job", "region"]
+        for field, column in columns_of(db, table, MAX_COLUMNS).items():
+            value = f"json_extract(data, {_literal(f'$.{quoted(field)}')})"
+            if not re.fullmatch(r'[^"\\\x00-\x1f]+', field):  # the paths of SQLite's JSON functions cannot express it
+                value = f"(SELECT value FROM json_each(data) WHERE json_each.key = {_literal(field)})"  # noqa: S608 - quoted
+            columns.append(f"{value} AS {quoted(column)}")
         columns += ["first_seen_ms", "refreshed_ms"]
         db.execute(f"DROP VIEW IF EXISTS {quoted(view)}")
         db.execute(f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)}{tables[table]}")
-
-
-def _value_of(field: str) -> str:
-    """The value of a field in SQL. The paths of SQLite's JSON functions cannot express every name."""
-    if re.fullmatch(r'[^"\\\x00-\x1f]+', field):
-        return f"json_extract(data, {_literal(f'$.{quoted(field)}')})"
-    return f"(SELECT value FROM json_each(data) WHERE json_each.key = {_literal(field)})"  # noqa: S608 - quoted
 
 
 def quoted(name: str) -> str:

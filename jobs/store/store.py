@@ -83,7 +83,7 @@ class Elsewhere(NamedTuple):
     fetched_ms: int | None
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
 
     `delete_expired` deletes data that no run refreshed for `retention_ms`. With `create` False, a missing file is an
@@ -126,9 +126,6 @@ class Store:
     def close(self) -> None:
         self._reading.close()
         self._file.close()  # the last connection moves the -wal into the file
-
-    def __enter__(self) -> Store:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
