@@ -129,7 +129,7 @@ class Attempts:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, checkpoint: Checkpoint, attempts: int = ATTEMPTS, silent: Sequence[str] = ()) -> Page:
+    def step(self, checkpoint: Checkpoint, attempts: int, silent: Sequence[str]) -> Page:
         """One step of the fetch function. It makes no further attempt at an address that is `silent`. Raises the error
         of the last attempt, Refused, and Interrupted."""
         if self.client is None:

@@ -319,7 +319,7 @@ def pages_of(job: JobSettings) -> int:
     return job.pages * max(1, len(words)) if isinstance(words, list | tuple) else job.pages
 
 
-def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
+def load_fetch(name: str, options: Mapping[str, Any], folder: Path | None = None) -> Fetch:
     """The fetch function that the configuration names: a built-in job, or `package.module:function`.
 
     The module is an installed one or is in `folder`, where the configuration file is. The current folder does not
@@ -329,12 +329,12 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     function = f"quota.jobs.fetches:{name}" if name in BUILT_IN_FETCHES else name
     fetch: Fetch = _load("fetch", name, function, folder)
     setting = f"fetch = {name!r:.100}"
-    _check_signature(fetch, setting, options or {})
-    _check_names(fetch, setting, options or {})
+    _check_signature(fetch, setting, options)
+    _check_names(fetch, setting, options)
     return fetch
 
 
-def load_sink(name: str, folder: Path | None = None) -> Sink | None:
+def load_sink(name: str, folder: Path | None) -> Sink | None:
     """The sink that the configuration names, loaded like `load_fetch`; None if it names none."""
     if not name:
         return None

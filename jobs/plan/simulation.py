@@ -38,7 +38,7 @@ from quota.reports.runs import Bought
 from quota.rules.entry import START, Entry, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.session import Session, machine_jitter_ms
-from quota.settings.model import CredentialSettings, JobSettings, Settings
+from quota.settings.model import JobSettings, Settings
 from quota.terms.costs import Part
 from quota.terms.limits import DAY_MS, MINUTE_MS
 
@@ -333,8 +333,22 @@ class _Simulation:
         self.spent: dict[tuple[str, ...], Spent] = {}
         self.wanted: dict[tuple[str, ...], Spent] = {}
         self.jobs: dict[str, JobPlan] = {}
-        log = self._replay(settings, state)
-        budgets = {c.name: self._budget(settings, c, log) for c in settings.credentials.values()}
+        # A ledger in memory with the live log of each project, each entry at its own time, and the facts.
+        log = SqliteLog(clock=lambda: self.now_ms)
+        for project in {credential.project for credential in settings.credentials.values()}:
+            _, fence = log.fence(project, "", "replay")
+            log.replace(project, fence, START, state.entries.get(project, ()), fence)
+            log.change(project, {EPOCH: fence}, {EPOCH: "replayed", FACTS: state.facts_of(project).text()})
+        budgets = {}
+        for credential in settings.credentials.values():
+            of_credential = [job for job in settings.jobs.values() if job.credential == credential.name]
+            budgets[credential.name] = Budget(
+                credential=credential.name,
+                book=credential.book,
+                limits=credential.limits,
+                project=Project(log, credential.project, clock=lambda: self.now_ms, jitter_ms=machine_jitter_ms()),
+                leave={job.name: job.leave for job in of_credential},
+            )
         self.machines: dict[str, list[_Machine]] = {}
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or fetch_to_look_at(settings, job)
@@ -347,24 +361,6 @@ class _Simulation:
             self.machines[job.name] = [_Machine(work, {**regions}) for _ in range(settings.machines_of(job))]
             self.jobs[job.name] = JobPlan(job.name, dict.fromkeys(regions, 0))
         self._refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
-
-    def _budget(self, settings: Settings, credential: CredentialSettings, log: SqliteLog) -> Budget:
-        return Budget(
-            credential=credential.name,
-            book=credential.book,
-            limits=credential.limits,
-            project=Project(log, credential.project, clock=lambda: self.now_ms, jitter_ms=machine_jitter_ms()),
-            leave={job.name: job.leave for job in settings.jobs.values() if job.credential == credential.name},
-        )
-
-    def _replay(self, settings: Settings, state: State) -> SqliteLog:
-        """A ledger in memory with the live log of each project, each entry at its own time, and the facts."""
-        log = SqliteLog(clock=lambda: self.now_ms)
-        for project in {credential.project for credential in settings.credentials.values()}:
-            _, fence = log.fence(project, "", "replay")
-            log.replace(project, fence, START, state.entries.get(project, ()), fence)
-            log.change(project, {EPOCH: fence}, {EPOCH: "replayed", FACTS: state.facts_of(project).text()})
-        return log
 
     def tick(self, machine: _Machine, tick: Tick) -> Refusal | None:
         """Run a tick on a machine that has its job. Returns the refusal that it met."""

@@ -368,7 +368,7 @@ def columns_of(db: sqlite3.Connection, table: str, most: int) -> dict[str, str]:
     return distinct(fields_of(db, table, most), OURS)
 
 
-def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+def distinct(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
     """A unique name for each of `names`: a taken name gets `_` at its end. SQLite's names ignore case."""
     lowered, called = set(taken), {}
     for name in names:

@@ -97,12 +97,17 @@ class RunHistory:
             _region_json(region) | {"error": None if region.error is None else shorten(region.error, most)}
             for region in report.regions
         ]
+        decision, refusal = report.refusal, json.dumps(report.refusal)
+        if decision is not None and len(refusal) > MAX_REFUSAL_CHARACTERS:  # keep only the limit that refused
+            limits = [limit for limit in decision["limits"] if limit["name"] == decision["refused_by"]]
+            left_out = len(decision["limits"]) - len(limits)
+            refusal = json.dumps({**decision, "limits": limits, "limits_left_out": left_out})
         ending = {
             **members(report, "outcome refused_by retry_at_ms units attempts exit_status"),
             "why": shorten(report.why, MAX_WHY_CHARACTERS),
             "ended_at_ms": self._clock(),
             "regions": json.dumps(regions),
-            "refusal": None if report.refusal is None else _refusal_text(report.refusal),
+            "refusal": None if decision is None else refusal,
         }
         sql = f"UPDATE past_runs SET {assigned(ending)} WHERE id = :id"  # noqa: S608  # names of columns
         self._file.transact(lambda db: db.execute(sql, {**ending, "id": row_id}), write=True)
@@ -138,16 +143,6 @@ class RunHistory:
         )
         rows = self._file.transact(lambda db: db.execute(sql, (since_ms, DAY_MS)).fetchall(), write=False)
         return [Bought(*row) for row in rows]
-
-
-def _refusal_text(refusal: Mapping[str, Any]) -> str:
-    """A decision as JSON. A long one has only the limit that refused."""
-    text = json.dumps(refusal)
-    if len(text) > MAX_REFUSAL_CHARACTERS:
-        limits = [limit for limit in refusal["limits"] if limit["name"] == refusal["refused_by"]]
-        left_out = len(refusal["limits"]) - len(limits)
-        text = json.dumps({**refusal, "limits": limits, "limits_left_out": left_out})
-    return text
 
 
 def _read(row: Sequence[Any]) -> Run | None:
