@@ -283,8 +283,6 @@ class Attempts:
         if self.stop():
             raise Interrupted
 
-    # -- what follows from them --------------------------------------------------------------------------------------
-
     def _address(self, error: Exception) -> str:
         """The address of a failed call: from the error, if it is of requests or httpx, else that of the API. The client
         asks another server for its tokens."""
@@ -296,6 +294,8 @@ class Attempts:
                 return "upstream"
             url = urlsplit(self._upstream.access(self.session.credential(self.job.credential).endpoint).root)
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+
+    # -- what they have spent ----------------------------------------------------------------------------------------
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
         """Units by region, units by page number, and the number of attempts, for the calls of this run. Corrections are

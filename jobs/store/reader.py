@@ -374,8 +374,8 @@ def records_of(
 
     def records() -> Iterator[dict[str, Any]]:
         for row in db.execute(sql, values):
-            values_of_row = [_value(name, value) for name, value in zip(names, row, strict=True)]
-            record = dict(zip(headings, values_of_row, strict=True))
+            shown = [_value(name, value) for name, value in zip(names, row, strict=True)]
+            record = dict(zip(headings, shown, strict=True))
             fields = record.pop("data") if own else {}
             yield {**{called.get(name, name): value for name, value in fields.items()}, **record}
 

@@ -81,7 +81,7 @@ _WORDS_OF = {
     "channel_title": "channel_words",
     "tags": "tags_words",
 }
-"""The columns with the text for the index; null there if it equals the text itself."""
+"""The columns that the index reads, each with the column of its words: null if they equal the text itself."""
 
 
 def channel_row(channel: Mapping[str, Any], now_ms: int) -> dict[str, object]:
@@ -131,19 +131,19 @@ _THUMBNAILS = {"maxresdefault": "maxres", "sddefault": "standard", "hqdefault": 
 
 
 class Field(NamedTuple):
-    """Upstream's field for a column: its part of the resource, its name, and the kind of its value. A "yes" is the text
-    true or false, a "flag" the value."""
+    """Upstream's field for a column: its part of the resource, its name, and the kind of its value. A "flag" is true
+    or false, a "flag_text" the word for it."""
 
     part: str
     name: str
-    kind: Literal["text", "count", "tags", "thumbnail", "yes", "flag"] = "text"
+    kind: Literal["text", "count", "tags", "thumbnail", "flag_text", "flag"] = "text"
 
     def read(self, value: Any) -> str | int | None:
         """Upstream's value for the column; None for an invalid one."""
         match self.kind:
             case "count":
                 return count_or_none(value)
-            case "yes" | "flag":
+            case "flag_text" | "flag":
                 flags = {True: 1, False: 0, "true": 1, "false": 0}
                 return flags.get(value) if isinstance(value, (bool, str)) else None
             case "tags" if isinstance(value, list):
@@ -162,7 +162,7 @@ class Field(NamedTuple):
             case "count":
                 number = count_or_none(value)
                 return None if number is None else str(number)
-            case "yes" if isinstance(value, int):
+            case "flag_text" if isinstance(value, int):
                 return {0: "false", 1: "true"}.get(value)
             case "flag" if value in (0, 1):
                 return bool(value)
@@ -194,7 +194,7 @@ VIDEO_FIELDS = {
     "audio_language": Field("snippet", "defaultAudioLanguage"),
     "duration": Field("contentDetails", "duration"),
     "definition": Field("contentDetails", "definition"),
-    "has_caption": Field("contentDetails", "caption", "yes"),
+    "has_caption": Field("contentDetails", "caption", "flag_text"),
     "is_licensed": Field("contentDetails", "licensedContent", "flag"),
     "view_count": Field("statistics", "viewCount", "count"),
     "like_count": Field("statistics", "likeCount", "count"),
