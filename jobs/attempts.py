@@ -295,7 +295,7 @@ class Attempts:
             url = urlsplit(self._upstream.access(self.session.credential(self.job.credential).endpoint).root)
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
-    # -- what they have spent ----------------------------------------------------------------------------------------
+    # -- what they have spent ------------------------------------------------------------------------------------------
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
         """Units by region, units by page number, and the number of attempts, for the calls of this run. Corrections are

@@ -139,13 +139,8 @@ Labels = tuple[tuple[str, str], ...]
 """The metric labels of a series, by name."""
 
 
-class _Point(NamedTuple):
-    """One point of the series with these labels, in ms."""
-
-    labels: Labels
-    start_ms: int
-    end_ms: int
-    value: int
+Point = tuple[Labels, int, int, int]
+"""One point: the labels of its series, its start and its end in ms, and its value."""
 
 
 def time_series(params: Mapping[str, str], project: str, meter: Meter) -> Reply:
@@ -192,7 +187,7 @@ def _terms(text: str) -> dict[str, str]:
     return terms
 
 
-def _usage(project: str, meter: Meter, until_ms: int) -> Iterator[_Point]:
+def _usage(project: str, meter: Meter, until_ms: int) -> Iterator[Point]:
     """The minutes of a project, or of all projects. The current minute ends at `until_ms`."""
     projects = {minute.project for minute in meter.minutes}
     wanted = {name for name in projects if project in (name, str(replies.project_number(name)))} or projects
@@ -206,12 +201,12 @@ def _usage(project: str, meter: Meter, until_ms: int) -> Iterator[_Point]:
             sums[labels, minute.start_ms] += units
     for (labels, start_ms), units in sums.items():
         if units:
-            yield _Point(labels, start_ms, min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), units)
+            yield labels, start_ms, min(start_ms + MINUTE_MS, max(until_ms, start_ms + 1)), units
 
 
-def _limits(meter: Meter) -> Iterator[_Point]:
+def _limits(meter: Meter) -> Iterator[Point]:
     today_ms = meter.now_ms() // DAY_MS * DAY_MS
     for bucket, quota_units in meter.quota_units.items():
         labels: Labels = ("limit_name", BUCKETS[bucket]["limit"]), ("quota_metric", BUCKETS[bucket]["metric"])
         for day_ms in (today_ms, today_ms - DAY_MS, today_ms - 2 * DAY_MS):
-            yield _Point(labels, day_ms, day_ms, quota_units)
+            yield labels, day_ms, day_ms, quota_units
