@@ -198,8 +198,8 @@ class _Api:
         self._examined_s = -KEPT_S
 
     async def trending(self, request: Request) -> Response:
-        parameters = _parameters(request, "region", "limit", "cursor")
-        region, limit = wire.required(parameters, "region"), wire.limit_of(parameters)
+        parameters = _parameters(request, "region", "limit", "cursor", needed="region")
+        region, limit = parameters["region"], wire.limit_of(parameters)
         question = f"trending {region}"
         version, after = wire.decode(question, parameters)
         jobs = self._jobs.get(region, [])
@@ -215,7 +215,7 @@ class _Api:
         return _json(request, wire.chart_response(chart, token), chart.completed_ms)
 
     async def search(self, request: Request) -> Response:
-        parameters = _parameters(request, "q", "limit", "cursor")
+        parameters = _parameters(request, "q", "limit", "cursor", needed="q")
         words, limit = wire.words_of(parameters), wire.limit_of(parameters)
         question = f"search {words}"
         version, skip = wire.decode(question, parameters)
@@ -303,8 +303,8 @@ def resolved(document: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _parameters(request: Request, *names: str) -> Mapping[str, str]:
-    return wire.read_parameters(request.scope["query_string"], names)
+def _parameters(request: Request, *names: str, needed: str = "") -> Mapping[str, str]:
+    return wire.read_parameters(request.scope["query_string"], names, needed)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

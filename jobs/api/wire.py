@@ -51,8 +51,8 @@ class ParameterError(ProblemError):
         super().__init__(Problem(400, detail, members={"parameter": name} if name else {}))
 
 
-def read_parameters(query: bytes, names: Collection[str]) -> dict[str, str]:
-    """The parameters of a query string; `names` are allowed. Raises ParameterError."""
+def read_parameters(query: bytes, names: Collection[str], needed: str = "") -> dict[str, str]:
+    """The parameters of a query string; `names` are allowed, and `needed` must be there. Raises ParameterError."""
     parameters: dict[str, str] = {}
     for pair in query.split(b"&") if query else []:
         try:
@@ -66,13 +66,9 @@ def read_parameters(query: bytes, names: Collection[str]) -> dict[str, str]:
         if name in parameters:
             raise ParameterError(name, f"{name} is given twice")
         parameters[name] = value
+    if needed and needed not in parameters:
+        raise ParameterError(needed, f"{needed} is missing")
     return parameters
-
-
-def required(parameters: Mapping[str, str], name: str) -> str:
-    if name not in parameters:
-        raise ParameterError(name, f"{name} is missing")
-    return parameters[name]
 
 
 def limit_of(parameters: Mapping[str, str]) -> int:
@@ -86,7 +82,7 @@ def limit_of(parameters: Mapping[str, str]) -> int:
 
 def words_of(parameters: Mapping[str, str]) -> str:
     """The words of a search."""
-    words = required(parameters, "q")
+    words = parameters["q"]
     try:
         text = as_read(words, MAX_CHARACTERS)
     except UsageError as error:
