@@ -274,12 +274,14 @@ def unreported(session: Session, projects: Collection[str], job: str | None, sin
 def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
     """The machine of each job, its next tick, and whether a run could go on now; `here`: whether this process could
     run it. If the ledger does not answer, the machine is known only of runs here."""
-    try:
-        now_ms, answers = session.ledger.now_ms(), True
-    except quota.LedgerError:
-        now_ms, answers = host_clock(), False
     fault = _fault_of_store(session.settings, here=True) if here else None
     no_store = "" if fault is None else fault[1]
+    try:
+        now_ms, answers = session.ledger.now_ms(), True
+    except quota.LedgerError as error:
+        now_ms, answers = host_clock(), False
+        if session.settings.store.places_in_ledger:
+            no_store = no_store or f'with places = "ledger" a run begins where the ledger says: {error}'
     without: dict[tuple[str, str], Decision] = {}
     for job in session.settings.jobs.values():
         where = runs_on(session, job, answers=answers)

@@ -456,6 +456,7 @@ def test_a_status_without_the_ledger_has_the_drawn_units(quota: Quota) -> None:
     status = json.loads(done.stdout)
     assert (status["credentials"], [x["drawn_units"] for x in status["allowances"].values()]) == ([], [1])
     assert [job["could_go_on"] for job in status["jobs"]] == [True, False]
+    assert "jobs trending, search could not" in quota("status", QUOTA__STORE__PLACES="ledger").stdout
     for command in ("spend", "plan", "run trending --dry-run", "status --clock +1h", "ledger repair"):
         assert quota(*command.split()).stderr.count("1 of 5 units drawn, 4 left, more from 20") == 1, command
 
