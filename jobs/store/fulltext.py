@@ -78,7 +78,8 @@ _TYPED = str.maketrans(
     | dict.fromkeys("\u02b9\u02bb\u02bc\u02bd\u02be\u02bf", "'")  # Hawai\u02bbi, o\u02bbzbek
     | dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz", strict=True))
     | {chr(first + n): chr(ord("A") + n) for first in (0x1F150, 0x1F170) for n in range(26)}  # white on black
-    | dict(zip("\u0671\u0649\u06cc\u06a9\u0629", "\u0627\u064a\u064a\u0643\u0647", strict=True))  # Arabic, Persian
+    # Arabic, Persian, Urdu
+    | dict(zip("\u0671\u0649\u06cc\u06a9\u0629\u06c1", "\u0627\u064a\u064a\u0643\u0647\u0647", strict=True))
 )
 """What people type for letters that Unicode does not decompose."""
 
@@ -90,6 +91,9 @@ _WITH_A_DOT = r"(?<!\.)\.([A-Za-z]\w*)"
 
 _SYMBOLS = r"[^\w\s\x00-\x7f]+"
 """Matches symbols, punctuation and marks. SQLite takes symbols that are newer than its Unicode 6 for letters."""
+
+_SYMBOL = "[\U0001f1e6-\U0001f1ff]{2}|."
+"""Matches one symbol. The two letters of a flag are one: 🇩🇪🇸🇪 has no 🇪🇸."""
 
 _EMOJI_PUNCTUATION = "\u3030\u303d"
 """The emoji that Unicode calls punctuation: a wavy dash and a part alternation mark."""
@@ -124,7 +128,8 @@ def _signs(text: str) -> list[str]:
     signs += [_letter(".") + word for word in re.findall(_WITH_A_DOT, text)]
     if not text.isascii():
         for row in re.findall(_SYMBOLS, text):
-            signs += [_letter(char) for char, _ in groupby(filter(_is_symbol, row))]
+            symbols = re.findall(_SYMBOL, "".join(filter(_is_symbol, row)))
+            signs += ["".join(map(_letter, symbol)) for symbol, _ in groupby(symbols)]
     return signs
 
 
