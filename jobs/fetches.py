@@ -154,7 +154,8 @@ _ORDERS = "date|rating|relevance|title|videoCount|viewCount"
     shapes={
         "order": Shape(_ORDERS, f"one of {_ORDERS.replace('|', ', ')}"),
         "published_after": Shape(
-            r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3])(:[0-5]\d){2}(\.\d+)?(Z|[+-]\d\d:\d\d)",
+            r"\d{4}-(?!02-3|(0[469]|11)-31)(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+            r"T([01]\d|2[0-3])(:[0-5]\d){2}(\.\d+)?(Z|[+-]\d\d:\d\d)",
             "a time like '2026-01-01T00:00:00Z'",
         ),
     },

@@ -329,6 +329,9 @@ def load_fetch(name: str, options: Mapping[str, Any], folder: Path | None = None
     function = f"quota.jobs.fetches:{name}" if name in BUILT_IN_FETCHES else name
     fetch: Fetch = _load("fetch", name, function, folder)
     setting = f"fetch = {name!r:.100}"
+    beside = next((key for key in options if key in JobSettings._fields), None)
+    if name in BUILT_IN_FETCHES and beside is not None:
+        raise quota.ConfigError(f"{setting}: `{beside}` is a key of the job; write it beside `options`, not in them")
     _check_signature(fetch, setting, options)
     _check_names(fetch, setting, options)
     return fetch

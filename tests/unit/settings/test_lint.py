@@ -246,9 +246,10 @@ FINDINGS = [
                 "order: 'best' is not one of date, rating, relevance, title, videoCount, viewCount; correct it",
             ),
             (
-                'words = "a", published_after = "2026-13-01T00:00:00Z"',
-                "published_after: '2026-13-01T00:00:00Z' is not a time like '2026-01-01T00:00:00Z'; correct it",
+                'words = "a", published_after = "2026-02-30T00:00:00Z"',
+                "published_after: '2026-02-30T00:00:00Z' is not a time like '2026-01-01T00:00:00Z'; correct it",
             ),
+            ('words = "a", pages = "2"', "`pages` is a key of the job; write it beside `options`, not in them"),
         )
     ),
     (
