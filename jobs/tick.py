@@ -106,7 +106,7 @@ def run(
                 how = how._replace(silent=report.silent)
                 if how.stop():
                     break
-        if how.as_json and all_jobs:
+        if how.as_json and all_jobs and (documents or not how.quiet):
             print_json(documents)
     return max(statuses, key=lambda status: (status not in (0, Refused.exit_status), status))
 

@@ -649,10 +649,8 @@ def test_a_function_that_cannot_be_used_is_a_configuration_error(
 ) -> None:
     module, _, _ = bench.own_fetch(source).partition(":")
     bench.configure(fetch=f"{module}:{name}")
-    with pytest.raises(quota.ConfigError) as caught:
+    with pytest.raises(quota.ConfigError, match=f"^.*{re.escape(error)}.*$"):
         bench.run()
-    assert error in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_quiet_run_prints_what_went_wrong_and_nothing_else(bench: Bench) -> None:
@@ -662,14 +660,13 @@ def test_a_quiet_run_prints_what_went_wrong_and_nothing_else(bench: Bench) -> No
     done = command("run", "t", "--region", "DE", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert command("run", "t", "--region", "DE", "--quiet", "--json").stdout == ""
-
     failed = command("run", "t", "--region", "XX", "--quiet")
     assert (failed.returncode, failed.stdout) == (1, "")
     (line,) = failed.stderr.splitlines()
     assert line.startswith("quota: t XX: upstream said 400 (invalidRegionCode)")
-
-    refused = command("run", "t", "--region", "US", "--quiet")
-    assert (refused.returncode, refused.stdout, refused.stderr) == (0, "", "")
+    for words in (("t", "--region", "US"), ("--all", "--json")):
+        refused = command("run", *words, "--quiet")
+        assert (refused.returncode, refused.stdout, refused.stderr) == (0, "", "")
     asked = command("run", "t", "--region", "US", "--quiet", "--fail-on-refusal")
     (line,) = asked.stdout.splitlines()
     assert (asked.returncode, line.partition(" (")[0]) == (75, "t: stopped after 0 pages")
