@@ -72,7 +72,7 @@ _HOST = re.compile(r"(?:\[([^]]*)\]|(?!\[)([^:]*?)\.?)(?::[0-9]*)?")
 
 _UNREADABLE = Problem(
     400,
-    "The request is not valid HTTP: write its address in ASCII (%C3%BC for \u00fc), and a head of at most 16 kB.",
+    "The request is not valid HTTP: send one Host, the address in ASCII (%C3%BC for \u00fc), a head of at most 16 kB.",
     more=(("connection", "close"),),
 )
 

@@ -182,7 +182,9 @@ AMBIGUOUS = [
 def test_an_ambiguous_request_is_not_passed_on(house: House) -> None:
     with house.open():
         for sent in AMBIGUOUS:
-            assert b"\r\ncontent-type: application/problem+json\r\n" in turned_away(house, sent, 400, 501)
+            got = turned_away(house, sent, 400, 501)
+            assert b"\r\ncontent-type: application/problem+json\r\n" in got
+        assert b" not valid HTTP: send one Host, " in got
 
 
 @pytest.mark.parametrize(
