@@ -306,6 +306,11 @@ def _refusal(
     checkpoint = Checkpoint(job.name, (job.regions or ("",))[0])
     with suppress(StoreError, quota.ConfigError, quota.LedgerError), Store.if_made(session.settings.store) as store:
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
+        try:
+            if store is not None:
+                store.check_keys(job.tables)
+        except StoreError as error:
+            no_store = no_store or str(error)
     method = None
     try:
         check_regions(session.settings, job)

@@ -498,6 +498,8 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -
     work = simulation.Pass(job, copy.budget(job.credential), fetch)
     chosen = regions_of(job, regions)
     with Store.if_made(copy.settings.store, copy.ledger.now_ms) as store:
+        if store is not None:
+            store.check_keys(job.tables)
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]
     places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
     of_run, done, refusal = work.of_run(), 0, None

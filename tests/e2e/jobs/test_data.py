@@ -166,14 +166,15 @@ def test_two_jobs_agree_on_a_table_that_both_have(site: Site) -> None:
     assert (site.run().outcome, site.run("other").outcome) == ("done", "done")
     assert site.rows("SELECT key FROM rows") == [('["c1", "7"]',)], "one job declares the key for both"
     site.configure()
-    remedy = "set the `key` that it had, or give the table another name"
-    why = f"table 'comments' has rows by another key than id; {remedy}"
+    why = "table 'comments' has rows by another key than id; set the `key` that it had, or give the table another name"
     assert site.run().why == why
     site.configure("tables = { comments = { history = ['text'] } }")
     requests = site.upstream.usage()["requests"]
     assert site.run().why == why
     assert site.upstream.usage()["requests"] == requests, "a key that is configured is known before a call"
     assert f"jobs.own.tables: {why}" in site.quota("check").stderr
+    assert why in site.quota("status", "--json").stdout
+    assert one_line(site.quota("run", "own", "--dry-run"), 1) == why
 
 
 # -- handed over -------------------------------------------------------------------------------------------------------
