@@ -413,12 +413,11 @@ def _schedule(row: TomlTable) -> dict[str, Any]:
             load_zone(zone)
     stagger_ms, jitter_ms = row.read("stagger") or 0, row.read("jitter") or 0
     # All regions of one tick must start before the next tick does.
-    shortest_ms, others = schedule.shortest_ms, max(0, len(row.read("regions")) - 1)
-    spread_ms = others * stagger_ms + jitter_ms
-    then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
-    if jitter_ms >= shortest_ms:
-        raise row.error(f"a start may be {format_duration(jitter_ms)} late, {then}", "jitter")
-    if spread_ms >= shortest_ms:
+    spread_ms = max(0, len(row.read("regions")) - 1) * stagger_ms + jitter_ms
+    if spread_ms and spread_ms >= (shortest_ms := schedule.shortest_ms):
+        then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
+        if jitter_ms >= shortest_ms:
+            raise row.error(f"a start may be {format_duration(jitter_ms)} late, {then}", "jitter")
         raise row.error(f"the regions of one tick start over {format_duration(spread_ms)}, {then}", "stagger")
     return {"schedule": text, "timezone": zone, "stagger_ms": stagger_ms, "jitter_ms": jitter_ms}
 

@@ -68,7 +68,8 @@ class Cron(NamedTuple):
     def shortest_ms(self) -> int:
         """The shortest time between two fires on the wall clock."""
         times = [hour * 60 + minute for hour in self.hours for minute in self.minutes]
-        return MINUTE_MS * min(b - a for a, b in zip(times, [*times[1:], times[0] + 24 * 60], strict=True))
+        following = [*times[1:], times[0] + 24 * 60 * _fewest_days(self)]
+        return MINUTE_MS * min(b - a for a, b in zip(times, following, strict=True))
 
     def fires(self, since_ms: int, until_ms: int) -> Iterator[int]:
         """The fire times with since_ms <= t < until_ms, in order."""
@@ -108,6 +109,18 @@ class Cron(NamedTuple):
                 if len(self.hours) == 24 and second_ms > int(first.timestamp()) * 1000:
                     times_ms.add(second_ms)
         return sorted(times_ms)
+
+
+@lru_cache(maxsize=256)
+def _fewest_days(cron: Cron) -> int:
+    """The fewest days from one day of a cron line to the next, as seen in MAX_PAUSE_DAYS."""
+    fewest, last = MAX_PAUSE_DAYS, -MAX_PAUSE_DAYS
+    for number in range(MAX_PAUSE_DAYS):
+        if cron._on(date(2024, 1, 1) + timedelta(days=number)):
+            fewest, last = min(fewest, number - last), number
+            if fewest == 1:
+                break
+    return fewest
 
 
 Schedule = Cron | Every

@@ -280,8 +280,7 @@ def test_a_result_shows_its_newest_rank_in_each_region(store: Store) -> None:
     (result,) = store.search("video a", limit=1)
     assert [(r.region, r.rank, r.taken_at_ms) for r in result.rankings] == [("DE", 1, 2), ("FR", 3, 3)]
     assert [r["region"] for r in result.as_json()["rankings"]] == ["DE", "FR"]  # type: ignore[attr-defined]
-    assert matches(store, "video", region="FR", limit=5)
-    assert "x" not in matches(store, "video", region="FR")
+    assert sorted(matches(store, "video", region="FR", limit=5)) == ["a", "y", "z"]
     assert matches(store, "video", region="BR") == []
 
 
