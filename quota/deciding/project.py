@@ -21,7 +21,7 @@ from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal
-from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of, longest_stands
+from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
 from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
@@ -287,7 +287,10 @@ class Project(OfOneProcess):
         stored_ms = max(longest_of(stands.state), self.longest_ms)
         becomes = {LONGEST: str(stored_ms)} | ({API: self.api} if self.api else {})
         if not becomes.items() <= stands.state.items():
-            expected = {**longest_stands(stands.state), API: stands.state.get(API)}
+            expected = {API: stands.state.get(API)}
+            # Another program may have written a text that has no equal in UTF-8.
+            if LONGEST not in stands.state or longest_of(stands.state):
+                expected[LONGEST] = stands.state.get(LONGEST)
             stands = self.log.change(self.name, expected, becomes)
             if not stands.done and not is_fence(stands.epoch) and not is_seal(stands.epoch):
                 return  # another process was quicker; read what it named

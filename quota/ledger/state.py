@@ -25,11 +25,11 @@ from quota.ledger.log import EPOCH, FENCE, SEAL, Log, Moment, all_between, fence
 from quota.rules import claims
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
-from quota.rules.claims import Claim, Claimed, Ending, Holder, Record
+from quota.rules.claims import CLAIM, Claim, Claimed, Ending, Holder, Record
 from quota.rules.entry import START, Entry
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant, Loss
 from quota.rules.refusals import REFUSALS, REFUSED_SUMS, RefusalCount, Refusals, RefusedSum
-from quota.terms.arguments import MAX_NUMBER
+from quota.terms.arguments import MAX_NUMBER, text
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def change(
             raise moved(log.label, stands.epoch)
         fields = {name: stands.state[name] for name in names if name in stands.state}
         answer, becomes = rule(stands.clock_ms, fields)
-        becomes = {name: text for name, text in becomes.items() if name not in names or fields.get(name) != text}
+        becomes = {name: now for name, now in becomes.items() if name not in names or fields.get(name) != now}
         if not becomes:
             return answer
         expected = {name: fields.get(name) for name in names}
@@ -131,12 +131,6 @@ LONGEST = "longest_ms"
 def longest_of(state: Mapping[str, str]) -> int:
     """The longest window that a state names, in ms; 0 if it names none."""
     return number_in(state.get(LONGEST, ""), 0, MAX_NUMBER) or 0
-
-
-def longest_stands(state: Mapping[str, str]) -> dict[str, str | None]:
-    """What a change of the longest window expects of the state: as it stands, unless another program wrote the text,
-    which may have no equal in UTF-8."""
-    return {LONGEST: state.get(LONGEST)} if LONGEST not in state or longest_of(state) else {}
 
 
 def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> None:
@@ -205,7 +199,7 @@ class State:
             after = rule(before, now_ms)
             return Change((before, after), {} if after == before else {FACTS: after.text()})
 
-        before, after = self._change((FACTS,), changed, self.new_key())
+        before, after = change(self.log, self.project, (FACTS,), changed, self.new_key())
         if after != before:
             self.note(after.text())
         return before, after
@@ -220,9 +214,9 @@ class State:
         """The current holders of the regions of a job."""
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[list[Holder]]:
-            return Change(Record(fields.get(claims.claim_field(name), ""), now_ms).holders())
+            return Change(Record(fields.get(CLAIM + name, ""), now_ms).holders())
 
-        return self._change((claims.claim_field(name),), rule)
+        return change(self.log, self.project, (CLAIM + name,), rule)
 
     def end_claim(self, claim: Claim, ending: Ending) -> None:
         """Note that a run has ended."""
@@ -240,20 +234,25 @@ class State:
             places = {regions_of[field]: claims.read_place(stored, now_ms) for field, stored in fields.items()}
             return Change({region: place for region, place in places.items() if place is not None})
 
-        return self._change(tuple(regions_of), rule)
+        return change(self.log, self.project, tuple(regions_of), rule)
 
     def keep_places(self, claim: Claim, name: str, places: Mapping[str, str]) -> Claimed:
         """Renew a claim, and keep the job's places in the regions that it still has. The answer has the other regions
         in `elsewhere`."""
         if unclaimed := [region for region in places if region not in claim.regions]:
             raise UsageError(f"region {unclaimed[0]!r:.100}: claim a region before you keep its place")
-        checked = {
-            region: (claims.place_field(name, region), claims.checked_place(place)) for region, place in places.items()
-        }
+        fields = {}
+        for region, place in places.items():
+            fields[region] = claims.place_field(name, region)
+            size = len(text(place, "place").encode())
+            if size > claims.MAX_PLACE_BYTES:
+                message = f"a ledger keeps at most {claims.MAX_PLACE_BYTES:,} of a region"
+                raise UsageError(f"a place of {size:,} bytes: {message}")
 
         def becomes(claimed: Claimed) -> dict[str, str]:
-            own = [checked[region] for region in checked if region not in claimed.elsewhere]
-            return {field: claims.stored_place(place, claimed.now_ms) for field, place in own}
+            until_ms = claimed.now_ms + claims.PLACE_KEPT_MS
+            own = [region for region in places if region not in claimed.elsewhere]
+            return {fields[region]: f"{until_ms} {places[region]}" for region in own}
 
         return self._change_claims(claim, Record.renew, becomes)
 
@@ -265,14 +264,14 @@ class State:
     ) -> T:
         """Change the record of a job's claims, and the fields that `also` derives from the answer."""
         claim = claims.checked_claim(claim)
-        field = claims.claim_field(claim.name)
+        field = CLAIM + claim.name
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
             record = Record(fields.get(field, ""), now_ms)
             answer = ask(record, claim)
             return Change(answer, {field: record.stored(), **also(answer)})
 
-        return self._change((field,), rule)
+        return change(self.log, self.project, (field,), rule)
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 
@@ -284,7 +283,7 @@ class State:
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[None]:
             return Change(None, refusals_rules.add(fields, now_ms, key, counts, newest))
 
-        self._change(refusals_rules.names_to_add(counts), rule)
+        change(self.log, self.project, refusals_rules.names_to_add(counts), rule)
 
     def refusals(self, since_ms: int = 0) -> Refusals:
         """The refusals of all hours that end after `since_ms`, also of a log that is fenced or has moved."""
@@ -295,6 +294,3 @@ class State:
     def refused_sums(self) -> Sequence[RefusedSum]:
         """The sums of all refused calls ever, also of a log that is fenced or has moved."""
         return refusals_rules.read(_read(self.log, self.project, (REFUSED_SUMS,)).state).sums
-
-    def _change(self, names: Sequence[str], rule: Rule[T], marker_key: str | None = None) -> T:
-        return change(self.log, self.project, names, rule, marker_key)

@@ -141,27 +141,9 @@ CLAIM, PLACE = "claim:", "place:"
 """Begin the names of the fields of the state with the claims of a job, and with its place in a region."""
 
 
-def claim_field(name: str) -> str:
-    """The field of the state that holds the claims of a job."""
-    return CLAIM + name
-
-
 def place_field(name: str, region: str) -> str:
     """The field of the state with the place of a job in a region."""
     return f"{PLACE}{text(name, 'name')}|{text(region, 'region')}"
-
-
-def checked_place(place: str) -> str:
-    """The place. Raises UsageError if it is too long."""
-    size = len(text(place, "place").encode())
-    if size > MAX_PLACE_BYTES:
-        raise UsageError(f"a place of {size:,} bytes: a ledger keeps at most {MAX_PLACE_BYTES:,} of a region")
-    return place
-
-
-def stored_place(place: str, now_ms: int) -> str:
-    """`UNTIL_MS TEXT`."""
-    return f"{now_ms + PLACE_KEPT_MS} {place}"
 
 
 def read_place(stored: str, now_ms: int) -> str | None:
@@ -186,11 +168,16 @@ class Record:
         try:
             data = json.loads(stored.partition(" ")[2]) if stored else {}
             runs = [_run(row, now_ms) for row in data.get("runs") or ()]
-            self.ticks = {tick: _tick(row, now_ms) for tick, row in dict(data.get("ticks") or {}).items()}
+            ticks = {name: checked(_Tick(*row)) for name, row in dict(data.get("ticks") or {}).items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError):
-            runs, self.ticks = [], {}  # not ours: the next claim rewrites it
+            runs, ticks = [], {}  # not ours: the next claim rewrites it
         self.runs = [run for run in runs if run.until_ms > now_ms]
-        self.ticks = {name: tick for name, tick in self.ticks.items() if tick.until_ms > now_ms}
+        latest_ms = now_ms + MAX_TICK_MS
+        self.ticks = {
+            name: tick._replace(until_ms=min(tick.until_ms, latest_ms))
+            for name, tick in ticks.items()
+            if tick.until_ms > now_ms
+        }
 
     def holders(self) -> list[Holder]:
         """The current holders. Of the runs that had one lock, only the last may be alive."""
@@ -289,11 +276,6 @@ class Record:
         ends = [*(run.until_ms for run in self.runs), *(tick.until_ms for tick in self.ticks.values())]
         data = {"runs": [run._asdict() for run in self.runs], "ticks": self.ticks}
         return f"{max(ends)} {json.dumps(data, ensure_ascii=False)}" if ends else None
-
-
-def _tick(row: Any, now_ms: int) -> _Tick:
-    tick = checked(_Tick(*row))
-    return tick._replace(until_ms=min(tick.until_ms, now_ms + MAX_TICK_MS))
 
 
 def _run(row: Any, now_ms: int) -> Holder:

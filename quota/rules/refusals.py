@@ -167,7 +167,10 @@ def add(
         if not _is_kept(hour_ms, now_ms):
             becomes[_hour_field(hour_ms)] = None
     for number, refusal in enumerate(newest[-MAX_REFUSALS:], head.kept):
-        becomes[_refusal_field(number)] = _checked_refusal(refusal)
+        size = len(text(refusal, "refusal").encode("utf-8", "replace"))
+        if size > MAX_REFUSAL_BYTES:
+            raise UsageError(f"a refusal of {size:,} bytes: a ledger keeps at most {MAX_REFUSAL_BYTES:,} of each")
+        becomes[_refusal_field(number)] = refusal
     all_hours = sorted(hour_ms for hour_ms in {*head.hours_ms, *hours} if _is_kept(hour_ms, now_ms))
     keys = [*head.keys, text(key, "key")][-MAX_KEYS:]
     becomes[REFUSED_SUMS] = _text(sums)
@@ -244,10 +247,3 @@ def _cut(name: str) -> str:
 
 def _checked_counts(counts: Sequence[RefusalCount]) -> list[RefusalCount]:
     return [count._replace(hour_ms=count.hour_ms // HOUR_MS * HOUR_MS) for count in map(checked, counts)]
-
-
-def _checked_refusal(refusal: str) -> str:
-    size = len(text(refusal, "refusal").encode("utf-8", "replace"))
-    if size > MAX_REFUSAL_BYTES:
-        raise UsageError(f"a refusal of {size:,} bytes: a ledger keeps at most {MAX_REFUSAL_BYTES:,} of each")
-    return refusal
