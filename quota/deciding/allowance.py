@@ -29,7 +29,7 @@ from quota.decision import AllowanceState
 from quota.errors import LedgerError
 from quota.journal.draws import Draw
 from quota.journal.journal import Journal
-from quota.rules.entry import START, Entry, Id
+from quota.rules.entry import START, Entry
 from quota.rules.reading import Mark
 
 HANDED_AT_ONCE = 500
@@ -147,7 +147,12 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
 
     def missing() -> Sequence[Entry]:
-        places.update(_find(project, journal, new))
+        # The log already has calls whose answers were lost before they were drawn.
+        after = min(draw.seen if draw.epoch == project.reading.epoch else START for draw in new)
+        there = find(project, {draw.entry.key for draw in new}, after)
+        if there:  # their processes got no answer, and did not note them
+            journal.write(project.reading.epoch, [*there.values()])
+        places.update((key, entry.id) for key, entry in there.items())
         return [draw.entry._replace(units=draw.charged_units) for draw in new if draw.entry.key not in places]
 
     if new and add(project, missing) is not None:
@@ -200,12 +205,3 @@ def owe_correction(project: Project, ms: int, key: str, units: int) -> None:
     if project.journal is not None:
         project.journal.draws.keep(ms, key, units, project.wall(), project.since_boot())
         project.owes_again_s = 0
-
-
-def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:
-    """The ids of draws whose calls the log already has: their answers were lost before they were drawn."""
-    after = min(draw.seen if draw.epoch == project.reading.epoch else START for draw in draws)
-    there = find(project, {draw.entry.key for draw in draws}, after)
-    if there:  # their processes got no answer, and did not note them
-        journal.write(project.reading.epoch, [*there.values()])
-    return {key: entry.id for key, entry in there.items()}

@@ -79,31 +79,27 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
     LedgerError and StillCountingError."""
     tried: set[str] = set()
     try:
-        return _add(project, entries_of_now, tried)
+        for _ in range(MAX_TRIES):
+            mark = restored(project, project.mark)
+            entries = entries_of_now()
+            tried.update(entry.key for entry in entries[:1])
+            first = project.reading.appended(entries)
+            if first is None:
+                reply, _ = project.ask(project.request(mark, 0, entries, ANY))
+                first = reply.id or project.reading.appended(entries)
+            if first is not None:
+                return first
+            if reply.word == "READ":
+                return None
+            if reply.word == "BEHIND":
+                put_back(project)
+            elif reply.word == "CLOCK":
+                label = project.log.label
+                raise LedgerError(f"ledger {label}: its clock is an hour ahead of this machine's; {SET_THE_CLOCK}")
+        raise StillCountingError
     finally:
         for key in tried:
             project.reading.pending.pop(key, None)
-
-
-def _add(project: Project, entries_of_now: Callable[[], Sequence[Entry]], tried: set[str]) -> Id | None:
-    for _ in range(MAX_TRIES):
-        mark = restored(project, project.mark)
-        entries = entries_of_now()
-        tried.update(entry.key for entry in entries[:1])
-        first = project.reading.appended(entries)
-        if first is None:
-            reply, _ = project.ask(project.request(mark, 0, entries, ANY))
-            first = reply.id or project.reading.appended(entries)
-        if first is not None:
-            return first
-        if reply.word == "READ":
-            return None
-        if reply.word == "BEHIND":
-            put_back(project)
-        elif reply.word == "CLOCK":
-            label = project.log.label
-            raise LedgerError(f"ledger {label}: its clock is an hour ahead of this machine's; {SET_THE_CLOCK}")
-    raise StillCountingError
 
 
 def insist(project: Project, work: Callable[[], T]) -> T:

@@ -131,11 +131,6 @@ class Fence:
         self.change({EPOCH: os.urandom(8).hex()})
         self.epoch = ""
 
-    def give_back(self) -> None:
-        """Restore the epoch that the log had before. If that was a fence too, our lease just ends."""
-        if is_fence(self.epoch) and not is_fence(self.stood):
-            self.log.change(self.project, {EPOCH: self.epoch}, {EPOCH: self.stood or None})
-
     def overtaken(self) -> FenceLostError:
         """The error of an owner that has lost its fence."""
         return FenceLostError(
@@ -156,11 +151,12 @@ def _renew(fence: Fence | None) -> bool:
 
 @contextmanager
 def given_back(*fences: Fence) -> Iterator[None]:
-    """Give the logs back if the block raises."""
+    """Give the logs back if the block raises: restore the epoch that each had before."""
     try:
         yield
     except BaseException:
         for fence in fences:
-            with suppress(LedgerError):
-                fence.give_back()
+            if is_fence(fence.epoch) and not is_fence(fence.stood):  # otherwise our lease just ends
+                with suppress(LedgerError):
+                    fence.log.change(fence.project, {EPOCH: fence.epoch}, {EPOCH: fence.stood or None})
         raise

@@ -68,8 +68,7 @@ def put_back(project: Project) -> None:
     Raises StillCountingError while another process does that, and LedgerError."""
     ends_s, journal = elapsed_s() + WAIT_S, project.journal
     if journal is None:
-        _unfenced(project, ends_s)
-        _begin_anew(project)
+        _put_back_here(project, None, ends_s)
         return
     try:
         lock = journal.locked()
@@ -82,13 +81,17 @@ def put_back(project: Project) -> None:
             time.sleep(LOOK_AGAIN_S)
 
 
-def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
-    """One try of `put_back`, under the lock of this machine; False if the log was changed meanwhile."""
+def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> bool:
+    """One try of `put_back`, with a journal under its lock; False if the log was changed meanwhile."""
     beginning = _unfenced(project, ends_s)
-    # If the log may lack entries of this machine's journal:
-    if is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning):
+    may_lack = is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning)
+    if journal is not None and may_lack:
         return _compare(project, journal, beginning)
-    _begin_anew(project)
+
+    def begin_anew() -> None:  # as a new process does
+        project.reading.began = False
+
+    project.in_turn(begin_anew)
     return True
 
 
@@ -102,15 +105,6 @@ def _unfenced(project: Project, ends_s: float) -> Moment:
         if elapsed_s() > ends_s:
             raise StillCountingError
         time.sleep(LOOK_AGAIN_S)
-
-
-def _begin_anew(project: Project) -> None:
-    """Let the project begin to read the log again, as a new process does."""
-
-    def forget() -> None:
-        project.reading.began = False
-
-    project.in_turn(forget)
 
 
 def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:

@@ -9,7 +9,7 @@ The charges keep their keys and their order, so no machine takes them for other 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -92,7 +92,9 @@ def repair(log: Log, project: str, host_ms: int) -> None:
                 granted_ms = min(facts.granted_ms, now_ms)
                 becomes[FACTS] = replace(facts.happened(now_ms), granted_ms=granted_ms).text()
             if SUMS in state:
-                becomes[SUMS] = _summed_to(Sums.read(state[SUMS]), before, after).text()
+                sums, places = Sums.read(state[SUMS]), {entry.key: entry.id for entry in after}
+                summed = [places[entry.key] for entry in before if entry.id <= sums.head and entry.key in places]
+                becomes[SUMS] = (Sums(max(summed), sums.rows()) if summed else sums).text()
             if becomes:
                 fence.change(becomes)
             fence.replace(after, trimmed)
@@ -129,10 +131,3 @@ def _period_from(entry: Entry, now_ms: int) -> Entry:
     if entry.kind != "others" or since_ms <= now_ms:
         return entry
     return entry._replace(at=(now_ms, now_ms + until_ms - since_ms))
-
-
-def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> Sums:
-    """The sums, with the new id of the last entry that they include."""
-    places = {entry.key: entry.id for entry in after}
-    summed = [places[entry.key] for entry in before if entry.id <= sums.head and entry.key in places]
-    return Sums(max(summed), sums.rows()) if summed else sums

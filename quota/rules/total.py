@@ -107,29 +107,29 @@ class RunningTotal:
                 self.charged += cost - (selector.cost(before_units) if leaving is None else leaving.cost)
                 if leaving is not None:
                     leaving.cost = cost
-        elif kind == "others" and self._counts_others(entry):
-            heard = of, self._others_leave_ms(entry)
-            self.others[heard] = max(units, self.others.get(heard, 0))
+        elif kind == "others":
+            self._take_others(entry)
         if expects:
             self.leaving_to = entry_id
         self.head = entry_id
 
-    def _counts_others(self, entry: Entry) -> bool:
-        """Whether the view counts every unit of the entry's bucket, in a window as long as upstream's."""
-        selector, longest_ms = self.view.selector, self.view.window.longest_ms
+    def _take_others(self, entry: Entry) -> None:
+        """Count units of others if the view counts every unit of their bucket, in a window as long as upstream's."""
+        selector, window = self.view.selector, self.view.window
         if not selector.counts_bucket(entry.bucket) or selector.methods or selector.jobs:
-            return False
+            return
         upstreams_ms = number_in(entry.method, 0, MAX_NUMBER)
-        if upstreams_ms is None:
-            return True
-        return as_long(longest_ms, upstreams_ms) and (selector.count == "units" or entry.region == CALLS)
-
-    def _others_leave_ms(self, entry: Entry) -> int:
-        """When an entry of others leaves: at the end of its period, or of the calendar period in which it began, but no
-        later than a charge of the same time."""
-        window, (since_ms, until_ms) = self.view.window, entry.at
+        fits = selector.count == "units" or entry.region == CALLS
+        if upstreams_ms is not None and not (fits and as_long(window.longest_ms, upstreams_ms)):
+            return
+        # They leave at the end of their period, or of the calendar period in which it began, but no later than a charge
+        # of the same time.
+        since_ms, until_ms = entry.at
         leaves_ms = min(until_ms, leaves_at(window, entry.id[0]))
-        return min(leaves_ms, leaves_at(window, since_ms)) if isinstance(window, Calendar) and since_ms else leaves_ms
+        if isinstance(window, Calendar) and since_ms:
+            leaves_ms = min(leaves_ms, leaves_at(window, since_ms))
+        heard = entry.of, leaves_ms
+        self.others[heard] = max(entry.units, self.others.get(heard, 0))
 
     def skip_to(self, head: Id) -> None:
         """Note that there are no more entries up to here."""
