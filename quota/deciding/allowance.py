@@ -147,7 +147,7 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
 
     def missing() -> Sequence[Entry]:
-        # The log already has calls whose answers were lost before they were drawn.
+        # The log may have some of these calls: their answers were lost before they were drawn.
         after = min(draw.seen if draw.epoch == project.reading.epoch else START for draw in new)
         there = find(project, {draw.entry.key for draw in new}, after)
         if there:  # their processes got no answer, and did not note them

@@ -273,7 +273,7 @@ class Project(OfOneProcess):
         """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.
         Raises LedgerError."""
         stored = beginning.state.get(FACTS, "")
-        noted = "" if self.journal is None else self.journal.facts()
+        noted = "" if self.journal is None else self.journal.notes().facts
         if noted in ("", stored):
             return stored
         facts = Facts.read(stored)
@@ -357,14 +357,14 @@ class Project(OfOneProcess):
             return self.state.exhaust(exhaustion)
         except LedgerError:
             if self.journal is not None:
-                noted = Facts.read(self.journal.facts())
+                noted = Facts.read(self.journal.notes().facts)
                 self._note_facts(exhaust(noted, exhaustion, self.wall()).text())
             raise
 
     def noted_closing(self, buckets: Sequence[str]) -> Exhaustion | None:
         """The exhaustion of one of these buckets that this machine has noted, for while the ledger does not answer."""
         now_ms = self.wall()
-        noted = Facts() if self.journal is None else Facts.read(self.journal.facts()).happened(now_ms)
+        noted = Facts() if self.journal is None else Facts.read(self.journal.notes().facts).happened(now_ms)
         return closing(noted, buckets, now_ms, self.jitter_ms)
 
     def _note_facts(self, text: str) -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from quota.common.clock import UNKNOWN_UPTIME, SinceBoot
@@ -82,9 +82,6 @@ class Draw(NamedTuple):
         """Whether the ledger lacks the draw, or its last correction."""
         return self.handed_id is None or self.handed_units != self.entry.units
 
-    def settled(self, units: int) -> Draw:
-        return self._replace(entry=self.entry._replace(units=units), handed_units=_UNKNOWN)
-
     @property
     def is_settled(self) -> bool:
         """Whether the ledger may lack a correction, if it has the draw."""
@@ -131,7 +128,7 @@ class Draws:
 
         Raises LedgerError if the disk fails: then nothing was drawn.
         """
-        with self._alone(), self._errors():
+        with self._errors(), self._lock.taken(WAIT_S):
             draws, lines = self._draws()
             news = [entry._replace(id=(now_ms, 0)) for entry in entries if entry.key not in draws]
             if self.drawn_units(now_ms, window_ms, uptime) + sum(entry.units for entry in news) > allowance_units:
@@ -203,7 +200,7 @@ class Draws:
         recognizes them."""
         handed = [(draw, at) for draw, at in handed if self.unwritten.pop(draw.entry.key, None) is None]
         try:
-            with self._alone(), self._errors():
+            with self._errors(), self._lock.taken(WAIT_S):
                 draws, now = self._draws()[0], []
                 for draw, at in handed:
                     stands = draws.get(draw.entry.key, draw)
@@ -230,12 +227,16 @@ class Draws:
         with self._errors():
             if not units.keys() & self._draws()[0].keys():
                 return None
-        with self._alone(), self._errors():
+        with self._errors(), self._lock.taken(WAIT_S):
             draws = self._draws()[0]
             before = [draws[key] for key in units if key in draws]
             kept = [draw for draw in before if not draw.charged_units]
             is_drawn = len(before) == len(units) and not kept
-            self._append([draw.settled(units[draw.entry.key]) for draw in (before if is_drawn else kept)])
+            settled = []
+            for draw in before if is_drawn else kept:
+                entry = draw.entry._replace(units=units[draw.entry.key])
+                settled.append(draw._replace(entry=entry, handed_units=_UNKNOWN))
+            self._append(settled)
             return before if is_drawn else None
 
     def corrected(self, units: Mapping[str, int]) -> None:
@@ -253,15 +254,11 @@ class Draws:
         entry = Entry((ms, 0), units, "", "", "", "", key)
         owed = Draw(self._identity.hash, entry, 0, "", START, UNKNOWN_UPTIME, entry.id, _UNKNOWN)
         try:
-            with self._alone(), self._errors():
+            with self._errors(), self._lock.taken(WAIT_S):
                 self._forget_old(*self._draws(), now_ms, uptime, self._keep_ms)
                 self._append([owed])
         except LedgerError:
             self.unwritten[key] = owed
-
-    def start_over(self) -> None:
-        """In a forked child: release the copy of the parent's lock."""
-        self._lock.start_over()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -273,10 +270,6 @@ class Draws:
                 raise
             _, remedy = self._prevented() or ("", "mend the state folder or its disk")
             raise self._undrawn(f"{error.strerror}", remedy) from error
-
-    def _alone(self) -> AbstractContextManager[object]:
-        with self._errors():
-            return self._lock.taken(WAIT_S)
 
     def _draws(self) -> tuple[dict[str, Draw], int]:
         """All draws by their keys, oldest first, and the number of lines of the file."""
@@ -333,18 +326,18 @@ class Draws:
 
 def _write_all(fd: int, draws: Iterable[Draw]) -> None:
     """Write draws. Each line begins with a newline, so that a torn line spoils no other."""
-    data = b"".join(b"\n" + framed(_line(draw).replace("\n", " ").encode(errors=SPELLING)) for draw in draws) + b"\n"
+    lines = []
+    for draw in draws:
+        handed = "" if draw.handed_id is None else id_text(draw.handed_id)
+        first_try = draw.identity, draw.epoch, id_text(draw.seen), str(draw.charged_units)
+        drawn_at = f"{draw.drawn_at.boot}:{draw.drawn_at.ms}"
+        after = drawn_at, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
+        text = "\t".join((*first_try, *after)).replace("\n", " ")
+        lines.append(b"\n" + framed(text.encode(errors=SPELLING)))
+    data = b"".join(lines) + b"\n"
     while data:
         data = data[os.write(fd, data) :]
     os.fsync(fd)
-
-
-def _line(draw: Draw) -> str:
-    handed = "" if draw.handed_id is None else id_text(draw.handed_id)
-    first_try = draw.identity, draw.epoch, id_text(draw.seen), str(draw.charged_units)
-    drawn_at = f"{draw.drawn_at.boot}:{draw.drawn_at.ms}"
-    after = drawn_at, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
-    return "\t".join((*first_try, *after))
 
 
 def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:

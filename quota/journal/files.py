@@ -28,16 +28,17 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 from zlib import crc32
 
 from quota.common.clock import elapsed_s, utc
 from quota.common.files import Opened, make_folder, open_alone
+from quota.common.fork import start_over_in_child
 from quota.errors import LedgerError
 from quota.rules.entry import START, Id, read_id
 from quota.terms.limits import DAY_MS
@@ -114,27 +115,15 @@ class Notes(NamedTuple):
     def read(cls, stored: str) -> Notes:
         """The notes in a text. If it cannot be read, returns empty notes: then everything is compared again."""
         try:
-            each = zip(_READERS, json.loads(stored), strict=True)
-            return cls(*[reader(value) for reader, value in each])
+            epoch, compared, whole_epoch, (ms, seq), facts, ledger = json.loads(stored)
+            position = {name: int(at) for name, at in compared.items()}
+            return cls(str(epoch), position, str(whole_epoch), (int(ms), int(seq)), str(facts), str(ledger))
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
 
     def text(self) -> str:
         """The text for a file. It does not know what was in memory."""
         return json.dumps(self._replace(compared={name: at for name, at in self.compared.items() if name}))
-
-
-def _position(stored: Position) -> Position:
-    return {name: int(at) for name, at in stored.items()}
-
-
-def _id(stored: Iterable[int]) -> Id:
-    ms, seq = map(int, stored)
-    return ms, seq
-
-
-_READERS: Sequence[Callable[[Any], Any]] = (str, _position, str, _id, str, str)
-"""What makes each field of Notes of a value in JSON."""
 
 
 def replace_text(path: str, text: str) -> None:
@@ -195,7 +184,13 @@ class DayFiles:
         """Append lines between two newlines. `newest_ms` is the time of the newest line. Returns the file, and the end
         of the lines in it."""
         if newest_ms >= self._ends_ms:
-            self._begin(newest_ms)
+            # Begin the file of this day, if the day is later than that of the newest file, and not too far ahead.
+            self._look(at_once=True)
+            name = _day(min(newest_ms, self._clock() + DAY_MS))
+            if name > self.name:
+                make_folder(self.folder)
+                self.name, self._ends_ms = name, _end_ms(name)
+                self._open(makes=True)
         file = self._open_file
         if file is None or not self._writes or file.stat() is None:
             make_folder(self.folder)
@@ -254,16 +249,14 @@ class DayFiles:
         for name in self.names:
             with suppress(FileNotFoundError):  # another process was quicker
                 path = self.path(name)
-                ends_ms = _end_ms(name) if name < self.name else os.stat(path).st_mtime_ns // 1_000_000
-                if name != self.name and ends_ms <= ms and not ms < self._last_ms(name) <= self._clock() + DAY_MS:
+                status = os.stat(path)
+                ends_ms = _end_ms(name) if name < self.name else status.st_mtime_ns // 1_000_000
+                if name == self.name or ends_ms > ms:
+                    continue
+                pieces = self.lines(name, max(0, status.st_size - CHUNK_BYTES), status.st_size)
+                records = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
+                if not records or not ms < records[-1].id[0] <= self._clock() + DAY_MS:
                     os.unlink(path)
-
-    def _last_ms(self, name: str) -> int:
-        """The time of the last line of a file; 0 if it has none."""
-        size = os.stat(self.path(name)).st_size
-        pieces = self.lines(name, max(0, size - CHUNK_BYTES), size)
-        records = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
-        return records[-1].id[0] if records else 0
 
     def path(self, name: str) -> str:
         return f"{self.folder}{os.sep}{name}"
@@ -272,15 +265,6 @@ class DayFiles:
         """Close all files. The next use opens them again."""
         self._open_file = None
         self._seen = (0, 0, 0)
-
-    def _begin(self, newest_ms: int) -> None:
-        """Begin the file of this day, if the day is later than that of the newest file, and not too far ahead."""
-        self._look(at_once=True)
-        name = _day(min(newest_ms, self._clock() + DAY_MS))
-        if name > self.name:
-            make_folder(self.folder)
-            self.name, self._ends_ms = name, _end_ms(name)
-            self._open(makes=True)
 
     def _open(self, *, makes: bool) -> Opened:
         """Open the file that grows; only for reading if it cannot be written."""
@@ -349,13 +333,14 @@ class _LockFile(io.FileIO):
 class FileLock:
     """A lock on a file, which the first lock makes. The thread that holds it may lock again.
 
-    It ends with its block or its process. A forked child does not have its parent's lock (`start_over`).
+    It ends with its block or its process. A forked child does not have its parent's lock.
     """
 
     def __init__(self, path: str, what: str) -> None:
         self._path, self._what = path, what
         self._opened: WeakSet[_LockFile] = WeakSet()  # nobody goes through it while other threads add to it
         self._held: WeakValueDictionary[int, _LockFile] = WeakValueDictionary()  # by the thread that locked it
+        start_over_in_child(self)
 
     def taken(self, wait_s: float) -> AbstractContextManager[object]:
         """Take the lock, until the `with` block of the returned value ends.
@@ -377,8 +362,8 @@ class FileLock:
             raise
         return file
 
-    def start_over(self) -> None:
-        """In a forked child: close the copies, which would hold the parent's lock as long as the child lives."""
+    def start_over_in_child(self) -> None:
+        """Close the copies, which would hold the parent's lock as long as the child lives."""
         for file in list(self._opened):
             file.close()
 

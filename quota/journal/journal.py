@@ -5,7 +5,7 @@
     compared
     whole, note_whole     how far the log is complete here
     notes, note           what else is noted: the name of the ledger
-    facts, note_facts     the facts that this machine has read
+    note_facts            the facts that this machine has read
     draws                 draws on the allowance: no log has them yet, and no union takes them
     apart_ms, of_one_log  which other configurations count the project in another ledger, or in the same
     left_behind           projects that a configuration charged but no longer names
@@ -316,10 +316,6 @@ class Journal(OfOneProcess):
         """Note these fields."""
         self._change(lambda notes: notes._replace(**fields))
 
-    def facts(self) -> str:
-        """The noted facts; "" if there are none."""
-        return self.notes().facts
-
     def note_facts(self, text: str, now_ms: int) -> None:
         """Note the facts of the log, beside those that were noted before: the ledger may have lost them. Of these, the
         facts of the future go, because a wrong clock dated them."""
@@ -341,8 +337,6 @@ class Journal(OfOneProcess):
     def start_over_in_child(self) -> None:
         """The child's descriptors share their positions with the parent's, and the parent may hold the locks."""
         self._lock = threading.RLock()
-        self.draws.start_over()
-        self._file_lock.start_over()
         self._let_go()
 
     # Private
@@ -359,7 +353,10 @@ class Journal(OfOneProcess):
             return
         try:
             if self._memory:
-                self._write_remembered(files)
+                waiting = list(self._memory)
+                remembered = [record_line(noted, entry.id, packed(entry)) for noted, entry in waiting]
+                self._append(files, remembered, max(entry.id for _, entry in waiting))
+                self._memory.clear()
             named = files.name
             lines = [record_line(epoch, entry.id, packed(entry)) for entry in news]
             # A new process reads no further back than a long batch, so it ends with the newest.
@@ -384,13 +381,6 @@ class Journal(OfOneProcess):
         if self._followed == (file, start, start):  # otherwise another process has written too
             self._followed = (file, end, end)
         self.trouble = ""
-
-    def _write_remembered(self, files: DayFiles) -> None:
-        """Write the entries that are in memory."""
-        waiting = list(self._memory)
-        lines = [record_line(epoch, entry.id, packed(entry)) for epoch, entry in waiting]
-        self._append(files, lines, max(entry.id for _, entry in waiting))
-        self._memory.clear()
 
     def _remember(self, epoch: str, news: Sequence[Entry]) -> None:
         self._memory.extend((epoch, entry) for entry in news)

@@ -390,7 +390,7 @@ def test_a_journal_of_another_user_is_not_read(tmp_path: Path, caplog: pytest.Lo
         if path.is_file():
             os.chown(path, NOBODY, NOBODY)
     ours = journal(tmp_path)
-    assert (ours.newest("e"), list(ours.records()), ours.facts(), ours.draws.owed()) == (START, [], "", [])
+    assert (ours.newest("e"), list(ours.records()), ours.notes().facts, ours.draws.owed()) == (START, [], "", [])
     assert "belongs to nobody, and this is root" in ours.trouble
     assert "journal_unusable" in caplog.text
     assert "allowance_unreadable" in caplog.text

@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
         goes_on_in_memory(noted, range(1, 20), "Permission denied")
         noted.note_facts(Facts().text(), NOW_MS)
         noted.note_whole("f", (NOW_MS, 19))
-        assert (noted.facts(), noted.whole("f")) == (Facts().text(), (NOW_MS, 19))
+        assert (noted.notes().facts, noted.whole("f")) == (Facts().text(), (NOW_MS, 19))
     for path in [tmp_path, *tmp_path.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
 
@@ -123,7 +123,7 @@ def test_a_planted_link_or_pipe_is_neither_followed_nor_waited_for(tmp_path: Pat
     with noted.locked():
         noted.compared("f", noted.position())
     noted.note_facts(Facts().text(), NOW_MS)
-    assert noted.facts() == Facts().text()
+    assert noted.notes().facts == Facts().text()
     assert noted.draws.owed() == []
     if name.startswith("draws"):
         with pytest.raises(LedgerError):

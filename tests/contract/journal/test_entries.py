@@ -269,7 +269,7 @@ def test_unreadable_notes_are_no_notes(tmp_path: Path, content: bytes) -> None:
     day_files(tmp_path)[0].with_name("notes").write_bytes(content)
     fresh = journal(tmp_path)
     assert fresh.uncompared("f")
-    assert (fresh.whole("f"), fresh.facts(), fresh.trouble) == (None, "", "")
+    assert (fresh.whole("f"), fresh.notes().facts, fresh.trouble) == (None, "", "")
 
 
 def test_a_log_is_complete_up_to_the_last_entry_that_any_process_read_back_to(tmp_path: Path) -> None:
@@ -287,13 +287,13 @@ def test_a_log_is_complete_up_to_the_last_entry_that_any_process_read_back_to(tm
 
 def test_facts_of_any_process_are_noted_together_but_for_those_of_the_future(tmp_path: Path) -> None:
     mine, others = journal(tmp_path), journal(tmp_path)
-    assert mine.facts() == ""
+    assert mine.notes().facts == ""
     early, late = (Exhaustion(name, NOW_MS + n, NOW_MS + DAY_MS, "", "") for n, name in enumerate(("early", "late")))
     mine.note_facts(Facts((early,)).text(), NOW_MS)
     others.note_facts(Facts((late,)).text(), NOW_MS)
-    assert mine.facts() == others.facts() == Facts((early, late)).text()
+    assert mine.notes().facts == others.notes().facts == Facts((early, late)).text()
     mine.note_facts(Facts().text(), NOW_MS)
-    assert others.facts() == journal(tmp_path).facts() == Facts((early,)).text()
+    assert others.notes().facts == journal(tmp_path).notes().facts == Facts((early,)).text()
 
 
 def test_one_process_of_the_machine_compares_at_a_time(tmp_path: Path) -> None:
