@@ -121,7 +121,9 @@ def verdict_of(credential: CredentialRow) -> Verdict:
         if outlook.next_ms is None or outlook.next_ms <= outlook.closed.until_ms:
             return verdict
         at = moment(outlook.next_ms)  # machines come back at different times
-        then = f"then full until {at}" if outlook.then_full else f"this machine goes on at {at}"
+        full_until_ms = 0 if outlook.full is None else outlook.full.retry_at_ms or 0
+        is_longer = full_until_ms > outlook.closed.until_ms
+        then = f"then full until {at}" if is_longer else f"this machine goes on at {at}"
         return verdict._replace(why=f"{verdict.why}; {then}")
     if outlook.full is not None:
         word: Literal["full", "stopped"] = "stopped" if outlook.full.reason == "ledger-unavailable" else "full"

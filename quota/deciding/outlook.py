@@ -45,11 +45,6 @@ class Outlook(NamedTuple):
     dearest: Decision | None
     unwritable: str = ""
 
-    @property
-    def then_full(self) -> bool:
-        """Whether the limits are full for longer than upstream has closed the bucket."""
-        return self.closed is not None and self.full is not None and (self.full.retry_at_ms or 0) > self.closed.until_ms
-
 
 def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
     """See `quota.Budget.outlook`. Raises LedgerError."""

@@ -90,7 +90,16 @@ class Recorder:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            unsent, self._unsent = self._unsent or self._report(), None
+            unsent, self._unsent = self._unsent, None
+            if unsent is None:  # take all counts and refusals, with the key of their addition
+                counts, newest = self._counts, self._newest
+                self._counts, self._newest = {}, []
+                texts = [
+                    refusal_text(decision, job, region, run, machine_name(), calls)
+                    for decision, job, region, run, calls in newest
+                ]
+                rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]  # others may add meanwhile
+                unsent = rows, texts, self._state.new_key()
             self._state.add_refusals(*unsent)
         except LedgerError as error:
             import logging  # imported late: few processes need it
@@ -100,17 +109,6 @@ class Recorder:
                 logging.getLogger("quota").debug("refusals_not_written project=%s: %s", self._state.project, error)
         finally:
             self._lock.release()
-
-    def _report(self) -> tuple[Sequence[RefusalCount], Sequence[str], str]:
-        """Take all counts and refusals, with the key of their addition."""
-        counts, newest = self._counts, self._newest
-        self._counts, self._newest = {}, []
-        texts = [
-            refusal_text(decision, job, region, run, machine_name(), calls)
-            for decision, job, region, run, calls in newest
-        ]
-        rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]  # others may add meanwhile
-        return rows, texts, self._state.new_key()
 
 
 _recorders: WeakSet[Recorder] = WeakSet()

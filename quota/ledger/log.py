@@ -177,7 +177,11 @@ class Log(Protocol):
         kept = [VIEW + name for name in views]
         moment = self.change(project, dict.fromkeys([*kept, *fields]), {})
         reading = Append(moment.epoch, max(moment.tip, moment.trimmed))
-        heads = {name: kept_head(moment.state.get(name, ""), moment.epoch) for name in kept}
+        heads = dict.fromkeys(kept, START)
+        for name in kept:  # see `quota.rules.total.RunningTotal.kept`
+            with suppress(ValueError):
+                of_epoch, _, _, head, _ = moment.state.get(name, "").split(" ", 4)
+                heads[name] = read_id(head) if of_epoch == moment.epoch else START
         lacking = set()
         for head in {*heads.values()} - {START, moment.tip}:
             if self.append(project, reading._replace(must=[head])).word == "BEHIND":
@@ -326,11 +330,6 @@ def is_of(fence: str, stands: str) -> bool:
     return is_fence(fence) and stands.rpartition(":")[0] == fence.rpartition(":")[0]
 
 
-def may_replace(fence: str, stands: str) -> bool:
-    """Whether an owner of this fence may replace the log. A move back works behind the standing seal instead."""
-    return is_of(fence, stands) or (is_seal(fence) and fence == stands)
-
-
 def word_of(
     request: Append, epoch: str, clock_ms: int, unseen: Sequence[Entry], *, whole: bool
 ) -> tuple[Word, Id | None]:
@@ -368,15 +367,6 @@ def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
     `seq`. Within a millisecond, numbers skip up to MAX_SKIP, so that two histories of a log seldom get one id:
     otherwise a restored log could seem to have an entry that it lacks. `lua/parts/next_id.lua` is the same rule."""
     return (clock_ms, seq) if clock_ms > tip[0] else (tip[0], tip[1] + 1 + seq % MAX_SKIP)
-
-
-def kept_head(kept: str, epoch: str) -> Id:
-    """The last entry that a kept view has counted; START if it is of another epoch, or cannot be read. See
-    `quota.rules.total.RunningTotal.kept`."""
-    with suppress(ValueError):
-        of_epoch, _, _, head, _ = kept.split(" ", 4)
-        return read_id(head) if of_epoch == epoch else START
-    return START
 
 
 def weight(entry: Entry, selector: Selector | None = None) -> int:

@@ -174,12 +174,6 @@ def check_files(options: Mapping[str, Any]) -> None:
         raise Misconfigured(fault) from error
 
 
-def _reason_of(error: BaseException) -> str:
-    """The words of OpenSSL."""
-    reason = getattr(error, "verify_message", "") or getattr(error, "reason", "")
-    return one_line(reason or error).replace("_", " ").lower()
-
-
 def behind_secured(
     error: BaseException,
     make: Callable[[], redis.Connection],
@@ -216,7 +210,8 @@ def _fault_in(error: BaseException) -> Misconfigured | None:
     cause = error.__context__
     if not isinstance(cause, ssl.SSLError) or isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return None
-    reason = _reason_of(cause)
+    words = getattr(cause, "verify_message", "") or cause.reason or cause  # of OpenSSL
+    reason = one_line(words).replace("_", " ").lower()
     if isinstance(cause, ssl.SSLCertVerificationError):
         remedy = "correct ssl_ca_certs or the host, or renew it"
         return Misconfigured(f"its certificate is not accepted: {reason}; {remedy}")

@@ -33,7 +33,6 @@ from quota.ledger.log import (
     Log,
     Moment,
     Reply,
-    Room,
 )
 from quota.ledger.redis_connection import Cluster, Connections, client_of
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NotRedis, error_of, explained, is_denied
@@ -133,6 +132,9 @@ class RedisLog(OfOneProcess, Log):
     def append(self, project: str, request: Append) -> Reply:
         epoch, seen, entries, room, now_ms, latest_ms, must, rooms, seq, new_epoch, keep_ms = request
         log, state, corrected, _ = keys_of(project)
+        limits = [
+            (units, int(s.count == "calls"), list(s.buckets), list(s.methods), list(s.jobs)) for s, units in rooms
+        ]
         args = (
             epoch,
             id_text(seen),
@@ -144,7 +146,7 @@ class RedisLog(OfOneProcess, Log):
             self._clock_text(),
             " ".join(map(id_text, must)),
             new_epoch,
-            _rooms_text(rooms) if rooms else "",
+            json.dumps(limits) if rooms else "",
             *map(packed, entries),
         )
         return self._read(_reply, self._run("append", (log, state, corrected), args, reads=not entries))
@@ -382,12 +384,6 @@ def _corrections(texts: Any) -> dict[str, Correction]:
 
 def _words(entries: Sequence[Entry]) -> list[str]:
     return [word for entry in entries for word in (id_text(entry.id), packed(entry))]
-
-
-def _rooms_text(rooms: Sequence[Room]) -> str:
-    return json.dumps(
-        [(units, int(s.count == "calls"), list(s.buckets), list(s.methods), list(s.jobs)) for s, units in rooms]
-    )
 
 
 def _beside(*keys: str) -> list[str]:

@@ -118,11 +118,9 @@ def _host(name: str) -> str:
         with suppress(ValueError):
             address = ip_address(name)
             return str(getattr(address, "ipv4_mapped", None) or address)
-    return name if name.isascii() else _in_ascii(name)
-
-
-def _in_ascii(name: str) -> str:
-    """A name as clients write it into URLs. Each client brings `idna` and encodes with it."""
+    if name.isascii():
+        return name
+    # As clients write it into URLs. Each client brings `idna` and encodes with it.
     try:
         from idna import encode
     except ImportError:
