@@ -18,15 +18,15 @@ local fence, tip, epoch, entries, corrections = ARGV[2], ARGV[3], ARGV[4], tonum
 local trimmed = ARGV[7]
 
 -- @include parts/clock.lua
--- @include parts/log_fence.lua
 -- @include parts/log_lifetime.lua
 -- @include parts/log_rights.lua
 
 local clock_ms = clock(tonumber(ARGV[1]))
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 local stands = call('HGET', state, 'epoch') or ''
-local may_replace = is_of(fence, stands) or (fence == stands and string.sub(fence, 1, 1) == '!')
-if not may_replace or (newest and newest[1] or '0-0') ~= tip
+local token = string.match(fence, '^(~.*):%d*$')
+local is_ours = token ~= nil and string.match(stands, '^(~.*):%d*$') == token -- perhaps renewed by its owner
+if not (is_ours or (fence == stands and string.sub(fence, 1, 1) == '!')) or (newest and newest[1] or '0-0') ~= tip
   or call('XLEN', built_log) ~= entries or call('HLEN', built_corrected) ~= corrections
 then
   call('DEL', built_log, built_corrected)

@@ -29,8 +29,8 @@ from quota.common.text import show
 from quota.deciding.history import entries
 from quota.deciding.project import Project
 from quota.errors import ConfigError, QuotaError
-from quota.ledger.log import EPOCH, Log, is_seal
-from quota.ledger.state import moved
+from quota.ledger.log import EPOCH, Log
+from quota.ledger.state import check_usable
 from quota.rules.entry import START
 from quota.session import Session
 from quota.settings.model import Settings
@@ -132,8 +132,7 @@ def _copy(session: Session, log: Log, project: str) -> None:
     log.label = f"copy of {source.label}"
     names = [name for name in source.names(project) if name != EPOCH]
     beginning = source.begin(project, (), names)
-    if is_seal(beginning.epoch):
-        raise moved(source.label, beginning.epoch)
+    check_usable(source.label, project, "", beginning)
     _, fence = log.fence(project, "", "rehearsal")
     log.replace(project, fence, START, list(entries(Project(source, project), beginning.trimmed)), fence)
     log.change(project, {EPOCH: fence}, {EPOCH: "rehearsal", **{name: beginning.state[name] for name in names}})

@@ -180,8 +180,8 @@ class Log(Protocol):
         heads = dict.fromkeys(kept, START)
         for name in kept:  # see `quota.rules.total.RunningTotal.kept`
             with suppress(ValueError):
-                of_epoch, _, _, head, _ = moment.state.get(name, "").split(" ", 4)
-                heads[name] = read_id(head) if of_epoch == moment.epoch else START
+                of_epoch, _, _, head_text, _ = moment.state.get(name, "").split(" ", 4)
+                heads[name] = read_id(head_text) if of_epoch == moment.epoch else START
         lacking = set()
         for head in {*heads.values()} - {START, moment.tip}:
             if self.append(project, reading._replace(must=[head])).word == "BEHIND":

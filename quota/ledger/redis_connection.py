@@ -198,9 +198,8 @@ class Connections:
         self._era = object()
         _disconnect(self._idle)
 
-    def start_over_in_child(self) -> None:
-        """A forked child must not use its parent's connections. Closing its copies leaves the parent's open."""
-        self.close()
+    # A forked child must not use its parent's connections. Closing its copies leaves the parent's open.
+    start_over_in_child = close
 
 
 def _disconnect(idle: list[redis.Connection]) -> None:

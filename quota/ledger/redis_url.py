@@ -112,7 +112,7 @@ def target_of(url: str, timeout_s: float) -> Target:
     databases = (parts.database_in_path, parts.option("db"))
     if "://" not in url or is_ambiguous(url):
         raise ValueError("it is unclear which part is the host")
-    if not all(map(_is_database, databases)):
+    if not all(re.fullmatch("[0-9]{0,9}", text) for text in databases):
         raise Misconfigured("its database is not a number; end it in /0, or in ?db=0 after a unix socket")
     nodes = [urlsplit(f"//{node}") for node in parts.hosts.split(",")]
     names = [unquote(node.hostname or "") for node in nodes]
@@ -129,7 +129,7 @@ def target_of(url: str, timeout_s: float) -> Target:
     given = _given(parts.query, kind, is_secure=is_secure)
     if not kind and not all(names):
         raise Misconfigured(f"it names no host; write {parts.scheme}://HOST:PORT/DB, for this machine with localhost")
-    sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
+    sentinel_ssl = given.get("sentinel_ssl", str(is_secure).lower())
     if sentinel_ssl not in ("true", "false"):
         raise Misconfigured("sentinel_ssl is true or false (by default as the scheme says)")
     username, _, password = parts.userinfo.partition(":")
@@ -180,8 +180,8 @@ def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tupl
         return remedy, ""
     if sentinels_are_secure != is_secure:
         return remedy, "remove sentinel_ssl"
-    only_they = f"{remedy}, or sentinel_ssl = {_flag(not is_secure)} where only the sentinels differ"
-    return f"{remedy} and sentinel_ssl = {_flag(is_secure)}", only_they
+    only_they = f"{remedy}, or sentinel_ssl = {str(not is_secure).lower()} where only the sentinels differ"
+    return f"{remedy} and sentinel_ssl = {str(is_secure).lower()}", only_they
 
 
 def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
@@ -233,18 +233,10 @@ def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def database_of(url: str) -> int:
     """The number of its database."""
     parts = _Parts.of(url)
     return int(parts.option("db") or parts.database_in_path or 0)
-
-
-def _is_database(text: str) -> bool:
-    return not text or (text.isascii() and text.isdigit() and len(text) <= 9)
 
 
 def user_of(url: str) -> str:
@@ -270,7 +262,7 @@ def label_of(url: str) -> str:
         return f"{parts.scheme}://..."
     place = re.split("[?#]", url.partition("://")[2].removeprefix(f"{parts.userinfo}@"))[0]
     db = parts.option("db")
-    if db and _is_database(db):
+    if re.fullmatch("[0-9]{1,9}", db):
         before = place.split("/")[: 2 if parts.kind == "sentinel" else 1]
         place = f"{place}?db={db}" if parts.kind == "unix" else "/".join([*before, db])
     return f"{parts.scheme}://{place}"

@@ -77,8 +77,7 @@ def change(
     began_s, is_lost = elapsed_s(), False
     stands = _read(log, project, names)
     for _ in range(MAX_CHANGES):
-        if is_seal(stands.epoch):
-            raise moved(log.label, stands.epoch)
+        check_usable(log.label, project, "", stands)
         fields = {name: stands.state[name] for name in names if name in stands.state}
         answer, becomes = rule(stands.clock_ms, fields)
         becomes = {name: now for name, now in becomes.items() if name not in names or fields.get(name) != now}
@@ -114,12 +113,6 @@ def _read(log: Log, project: str, names: Sequence[str]) -> Moment:
     return log.change(project, dict.fromkeys(names), {})
 
 
-def moved(label: str, epoch: str) -> UnusableLedger:
-    """The error about a log that has moved to the url in its seal."""
-    place = one_line(epoch.removeprefix(SEAL))
-    return UnusableLedger(f"ledger {label} has moved to {place}; put that url into [ledger]")
-
-
 API = "api"
 """The field of the state that names the API of a project's charges."""
 
@@ -144,9 +137,10 @@ def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> N
 
 
 def check_usable(label: str, project: str, api: str, beginning: Moment) -> None:
-    """Raises UnusableLedger if a log has moved, or belongs to another API."""
+    """Raises UnusableLedger if a log has moved, to the url in its seal, or belongs to another API ("": any)."""
     if is_seal(beginning.epoch):
-        raise moved(label, beginning.epoch)
+        place = one_line(beginning.epoch.removeprefix(SEAL))
+        raise UnusableLedger(f"ledger {label} has moved to {place}; put that url into [ledger]")
     check_api(label, project, api, beginning.state)
 
 
@@ -212,11 +206,9 @@ class State:
 
     def holders(self, name: str) -> list[Holder]:
         """The current holders of the regions of a job."""
-
-        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[list[Holder]]:
-            return Change(Record(fields.get(CLAIM + name, ""), now_ms).holders())
-
-        return change(self.log, self.project, (CLAIM + name,), rule)
+        stands = _read(self.log, self.project, (CLAIM + name,))
+        check_usable(self.log.label, self.project, "", stands)
+        return Record(stands.state.get(CLAIM + name, ""), stands.clock_ms).holders()
 
     def end_claim(self, claim: Claim, ending: Ending) -> None:
         """Note that a run has ended."""
@@ -229,12 +221,10 @@ class State:
                 f"{many(len(regions), 'region')}: the places of at most {claims.MAX_REGIONS:,} are read at once"
             )
         regions_of = {claims.place_field(name, region): region for region in regions}
-
-        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[dict[str, str]]:
-            places = {regions_of[field]: claims.read_place(stored, now_ms) for field, stored in fields.items()}
-            return Change({region: place for region, place in places.items() if place is not None})
-
-        return change(self.log, self.project, tuple(regions_of), rule)
+        stands = _read(self.log, self.project, tuple(regions_of))
+        check_usable(self.log.label, self.project, "", stands)
+        places = {regions_of[field]: claims.read_place(kept, stands.clock_ms) for field, kept in stands.state.items()}
+        return {region: place for region, place in places.items() if place is not None}
 
     def keep_places(self, claim: Claim, name: str, places: Mapping[str, str]) -> Claimed:
         """Renew a claim, and keep the job's places in the regions that it still has. The answer has the other regions

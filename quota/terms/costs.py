@@ -280,11 +280,6 @@ class CostBook(NamedTuple):
         pools = (pool.name for pool in self.pools if method in pool.methods)
         return tuple(dict.fromkeys([*buckets, *pools]))
 
-    def cheapest_units(self, bucket: str) -> int:
-        """The units of the cheapest call charged to a bucket, by the newest prices; see `at`."""
-        parts = [part for price in self._newest_prices() for part in price.parts]
-        return min((part.units for part in parts if part.bucket == bucket), default=1)
-
     def least_parts(self) -> tuple[Part, ...]:
         """What every call of the main bucket is charged at least, in each bucket that all of them spend, the main one
         first."""
@@ -301,7 +296,11 @@ class CostBook(NamedTuple):
         """The least units that a selected call adds to its limit, calls that add nothing aside; 1 if no call adds
         any."""
         if not selector.methods:
-            return selector.cost(min(self.cheapest_units(bucket) for bucket in selector.buckets or self.buckets))
+            parts = [part for price in self._newest_prices() for part in price.parts]
+            cheapest_units = []
+            for bucket in selector.buckets or self.buckets:
+                cheapest_units.append(min([part.units for part in parts if part.bucket == bucket], default=1))
+            return selector.cost(min(cheapest_units))
         counted = (
             sum(selector.cost(part.units) for part in self.price(method).parts if selector.counts_bucket(part.bucket))
             for method in selector.methods

@@ -37,10 +37,7 @@ CORE = (
     *(f"quota/rules/{name}.py" for name in ("calls", "claims", "entry", "facts", "reading", "refusals", "retry")),
     *(f"quota/rules/{name}.py" for name in ("spent", "total", "union")),
     *(f"lua/{name}.lua" for name in ("append", "change", "charge", "replace", "trim")),
-    *(
-        f"lua/parts/{name}.lua"
-        for name in ("clock", "ids", "log_fence", "log_lines", "log_past", "log_standing", "next_id")
-    ),
+    *(f"lua/parts/{name}.lua" for name in ("clock", "ids", "log_lines", "log_past", "log_standing", "next_id")),
     "lua/parts/log_weight.lua",
 )
 

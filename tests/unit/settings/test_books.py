@@ -13,7 +13,7 @@ import pytest
 from quota.errors import ConfigError, UnknownMethod
 from quota.settings.books import book_of, load_book
 from quota.settings.toml import parse_toml
-from quota.terms.limits import MAX_UNITS
+from quota.terms.limits import MAX_UNITS, Selector
 from support.books import parse_book
 
 YOUTUBE_BOOKS = ("youtube-v3", "youtube-v3-buckets")
@@ -118,8 +118,8 @@ def test_the_default_is_by_verb() -> None:
 
 
 def test_each_bucket_knows_its_cheapest_call() -> None:
-    assert load_book("youtube-v3").cheapest_units("units") == 1
-    assert load_book("youtube-v3-buckets").cheapest_units("search") == 1
+    assert load_book("youtube-v3").least_units(Selector(("units",))) == 1
+    assert load_book("youtube-v3-buckets").least_units(Selector(("search",))) == 1
 
 
 BOOK = """\
