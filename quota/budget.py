@@ -36,7 +36,7 @@ from quota.deciding.corrections import add, catch_up, correct, insist
 from quota.deciding.decide import decide
 from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
-from quota.decision import AllowanceState, Decision, LimitState
+from quota.decision import SHADOW, AllowanceState, Decision, LimitState
 from quota.errors import LedgerError, OtherApi, UnknownCharge, UnusableLedger, UsageError
 from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
 from quota.rules.entry import FURTHER, START, Entry
@@ -354,7 +354,7 @@ class Budget(OfOneProcess):
                 about = {"method": charge.method, "job": charge.job, "region": charge.region}
                 logging.getLogger("quota").info("%s", line("would_refuse", project=self.project, limit=name, **about))
                 if self._recorder is not None:
-                    self._recorder.shadowed(name, charge.job, decision.decided_at_ms, len(checklist.calls))
+                    self._recorder.count(decision.decided_at_ms, name, charge.job, SHADOW, len(checklist.calls))
 
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
         """Count a refusal of `calls` that were asked together. `charge` calls this itself; a job that a refused peek

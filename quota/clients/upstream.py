@@ -318,7 +318,8 @@ class Described(Google):
         used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))
         is_empty = any(state.is_empty for state in own)
-        is_pause = rule is not None and not (is_empty or rule.says_empty)
+        # A rule with a status alone, or with `lasts`, matches calls that came too soon.
+        is_pause = rule is not None and not is_empty and (rule.lasts is not None or not rule.when.reads_body)
         return Reading(error, closes, tuple(levels), used_units, free, answer.unread, is_pause)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
-from quota.decision import SHADOW, Decision
+from quota.decision import Decision
 from quota.errors import LedgerError
 from quota.ledger.state import State
 from quota.rules.refusals import MAX_REFUSALS, RefusalCount, refusal_text
@@ -55,14 +55,12 @@ class Recorder:
 
     def refused(self, decision: Decision, job: str, region: str, run: str, calls: int = 1) -> None:
         """Note a refused call, or several together. Sends nothing yet."""
-        self._count(decision.decided_at_ms, decision.refused_by or "", job, decision.reason, calls)
+        self.count(decision.decided_at_ms, decision.refused_by or "", job, decision.reason, calls)
         self._newest = [*self._newest, (decision, job, region, run, calls)][-MAX_REFUSALS:]
 
-    def shadowed(self, limit: str, job: str, at_ms: int, calls: int) -> None:
-        """Note that a shadow limit would have refused calls that left. Sends nothing yet."""
-        self._count(at_ms, limit, job, SHADOW, calls)
-
-    def _count(self, at_ms: int, limit: str, job: str, reason: str, calls: int) -> None:
+    def count(self, at_ms: int, limit: str, job: str, reason: str, calls: int) -> None:
+        """Count refused calls; with the reason SHADOW, calls that left and a shadow limit would have refused. Sends
+        nothing yet."""
         counts, kind = self._counts, (at_ms // HOUR_MS * HOUR_MS, limit, job, reason)
         if kind in counts or len(counts) < MAX_KINDS:
             counts[kind] = counts.get(kind, 0) + calls

@@ -23,6 +23,12 @@ from quota.rules.entry import Entry
 from quota.terms.arguments import made_by
 from quota.terms.limits import DAY_MS
 
+MAX_WARNED = 1_000
+"""The most methods for which a process remembers its last warning."""
+
+_warned: dict[tuple[str, str], int] = {}
+"""The day of the last warning about a method of a project that cost more than was reserved."""
+
 
 class Settlement:
     """Settles a call once; if it charged several buckets, in the first bucket. If the call cost more than was charged,
@@ -45,8 +51,14 @@ class Settlement:
             )
         before = self._settle(decision.id or "", used_units)
         self._used_units = used_units
-        if used_units > before.units:
-            _warn_of_more(decision, before.units, used_units)
+        project, method, day = decision.project, decision.method, decision.decided_at_ms // DAY_MS
+        if used_units > before.units and _warned.get((project, method)) != day:
+            if len(_warned) >= MAX_WARNED:
+                _warned.clear()
+            _warned[project, method] = day
+            message = "it counts in full, and a limit may be exceeded; reserve more"
+            units = {"reserved": before.units, "used": used_units}
+            warn("reserved_too_little", message, project=project, method=method, **units)
 
 
 class LetThrough(Decision):
@@ -57,24 +69,6 @@ class LetThrough(Decision):
     def __reduce__(self) -> tuple[type[Decision], tuple[object, ...]]:
         """A copy for another process is a plain decision."""
         return Decision, tuple(self)
-
-
-MAX_WARNED = 1_000
-"""The most methods for which a process remembers its last warning."""
-
-_warned: dict[tuple[str, str], int] = {}
-"""The day of the last warning about a method of a project that cost more than was reserved."""
-
-
-def _warn_of_more(decision: Decision, reserved_units: int, used_units: int) -> None:
-    project, method, day = decision.project, decision.method, decision.decided_at_ms // DAY_MS
-    if _warned.get((project, method)) == day:
-        return
-    if len(_warned) >= MAX_WARNED:
-        _warned.clear()
-    _warned[project, method] = day
-    message = "it counts in full, and a limit may be exceeded; reserve more"
-    warn("reserved_too_little", message, project=project, method=method, reserved=reserved_units, used=used_units)
 
 
 # -- around a block or a function --------------------------------------------------------------------------------------

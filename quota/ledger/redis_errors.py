@@ -53,7 +53,7 @@ class Misconfigured(Failed):
 class ErrorReply(Failed):
     """The server's own error. `code` is its first word, if that is in capitals."""
 
-    def __init__(self, message: str, code: str = "") -> None:
+    def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
 

@@ -181,7 +181,7 @@ def add(
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def names_to_read(stored: str, since_ms: int = 0) -> tuple[str, ...]:
+def names_to_read(stored: str, since_ms: int) -> tuple[str, ...]:
     """The fields that `read` needs for the hours that end after `since_ms`. `stored` is the field `refusals`."""
     head = _Head.read(stored)
     hours = [_hour_field(hour_ms) for hour_ms in head.hours_ms if hour_ms + HOUR_MS > since_ms]

@@ -75,8 +75,16 @@ class Hosts:
     def __init__(self, names: str | Iterable[str]) -> None:
         self._paths_of: dict[tuple[str, int | None], list[str]] = {}
         for name in texts(names, "host"):
-            host, port, path = _split_host(name)
-            self._paths_of.setdefault((host, port), []).append(path)
+            try:
+                parts = urlsplit(f"//{name}")
+                host, port = _host(parts.hostname or ""), parts.port
+            except ValueError:  # a port out of range, an unmatched bracket, an invalid label
+                host, port = "", None
+            is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host)
+            is_place = is_host and re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", parts.path)
+            if not is_place or parts.query or "@" in name or is_ambiguous(f"http://{name}"):
+                raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
+            self._paths_of.setdefault((host, port), []).append(parts.path.lower())
 
     def __contains__(self, host_port: tuple[str, int | None]) -> bool:
         """Whether any path on this host is metered."""
@@ -126,18 +134,6 @@ def _host(name: str) -> str:
     except ImportError:
         return name.encode("idna").decode()
     return encode(name, uts46=True).decode().rstrip(".")
-
-
-def _split_host(name: str) -> tuple[str, int | None, str]:
-    try:
-        parts = urlsplit(f"//{name}")
-        host, port = _host(parts.hostname or ""), parts.port
-    except ValueError:  # a port out of range, an unmatched bracket, an invalid label
-        host, port = "", None
-    is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) and re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", parts.path)
-    if not is_host or parts.query or "@" in name or is_ambiguous(f"http://{name}"):
-        raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
-    return host, port, parts.path.lower()
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -335,12 +331,6 @@ class ClosedRule(NamedTuple):
     when: Match
     bucket: str = ""
     lasts: int | Field | Refill | None = None
-
-    @property
-    def says_empty(self) -> bool:
-        """Whether the rule reads upstream's words that a bucket is used up. A rule with a status alone, or with
-        `lasts`, matches calls that came too soon."""
-        return self.when.reads_body and self.lasts is None
 
 
 class KeyPlace(NamedTuple):

@@ -143,7 +143,7 @@ _of_process = ("", "")
 run_under_way = ContextVar[str | None]("quota_run", default=None)
 
 
-def current_attribution(of_run: tuple[str, str] | None = None) -> tuple[str, str]:
+def current_attribution(of_run: tuple[str, str] | None) -> tuple[str, str]:
     """(job, region), each of the enclosing `labels`, else of the current run, else of `label_process`, else ""."""
     job, region = of_run or _of_process
     for block in _blocks.get():
@@ -204,7 +204,7 @@ def in_run(run: str) -> Iterator[None]:
         run_under_way.reset(reset)
 
 
-def attribution(job: str | None, region: str | None, of_run: tuple[str, str] | None = None) -> tuple[str, str]:
+def attribution(job: str | None, region: str | None, of_run: tuple[str, str] | None) -> tuple[str, str]:
     """Who spends: this job and region, or `current_attribution`. Raises UsageError."""
     labelled_job, labelled_region = current_attribution(of_run)
     job = labelled_job if job is None else text(job, "job")

@@ -100,13 +100,13 @@ def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -
     windows = sorted([quota.window for quota in bucket.quotas], key=lambda window: window.longest_ms)
     if level.window_ms is not None:
         windows = [window for window in windows if as_long(level.window_ms, window.longest_ms)] or windows
-
-    def numbers(window: Window) -> set[int]:
+    named = []
+    for window in windows:
         granted = {quota.units for quota in bucket.quotas if quota.window == window}
-        length_ms = window.longest_ms
-        return granted | {limit.quota_units for limit in whole if as_long(limit.view.window.longest_ms, length_ms)}
-
-    named = [window for window in windows if level.limit_units in numbers(window)] or windows
+        same = [limit for limit in whole if as_long(limit.view.window.longest_ms, window.longest_ms)]
+        if level.limit_units in granted | {limit.quota_units for limit in same}:
+            named.append(window)
+    named = named or windows
     if level.reset_ms is None:
         return named[0]
     left_ms = level.reset_ms - now_ms
