@@ -18,7 +18,7 @@ from quota.deciding.losses import StillCountingError, put_back, restored
 from quota.deciding.project import Project
 from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
-from quota.ledger.log import ANY, LEASE_MS, MAX_READ, in_pieces
+from quota.ledger.log import ANY, LEASE_MS, MAX_READ, all_between, in_pieces
 from quota.rules.entry import END, START, Entry, Id, just_before
 
 T = TypeVar("T")
@@ -35,9 +35,8 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> list[
     Returns the charges with their units before. Returns None, and does nothing, if the log lacks any of them. Raises
     LedgerError."""
     restored(project, project.mark)
-    charges: dict[str, Entry] = {}
-    for entries in in_pieces(project.log.read, project.name, just_before(ms), (ms, END[1])):
-        charges |= _among(keys, entries)
+    of_then = all_between(project.log.read, project.name, just_before(ms), (ms, END[1]))
+    charges = {entry.key: entry for entry in of_then if entry.key in keys and entry.kind == "charge"}
     if len(charges) < len(keys):
         put_back(project)  # the ledger may have just lost them
         charges = find(project, keys)  # a repair may have dated them anew
@@ -127,7 +126,7 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
         charges: dict[str, Entry] = {}
         for entries in in_pieces(project.log.read, project.name, after):
             newest = entries[-1].id
-            charges |= _among(keys, entries)
+            charges |= {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}
             if len(charges) == len(keys):
                 return charges
         is_whole = project.reading.is_whole(seen, newest)
@@ -145,7 +144,3 @@ def _is_ours(project: Project, correction: Id) -> bool:
     if project.journal is not None:
         project.journal.write(project.reading.epoch, ours)
     return bool(ours)
-
-
-def _among(keys: Collection[str], entries: Sequence[Entry]) -> dict[str, Entry]:
-    return {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}

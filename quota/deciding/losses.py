@@ -83,7 +83,14 @@ def put_back(project: Project) -> None:
 
 def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> bool:
     """One try of `put_back`, with a journal under its lock; False if the log was changed meanwhile."""
-    beginning = _unfenced(project, ends_s)
+    while True:  # until no other owner's fence stands
+        beginning = project.log.begin(project.name, (), (FACTS, API, LONGEST))
+        check_usable(project.log.label, project.name, project.api, beginning)
+        if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
+            break
+        if elapsed_s() > ends_s:
+            raise StillCountingError
+        time.sleep(LOOK_AGAIN_S)
     may_lack = is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning)
     if journal is not None and may_lack:
         return _compare(project, journal, beginning)
@@ -93,18 +100,6 @@ def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> 
 
     project.in_turn(begin_anew)
     return True
-
-
-def _unfenced(project: Project, ends_s: float) -> Moment:
-    """The log's beginning, once no other owner's fence stands."""
-    while True:
-        beginning = project.log.begin(project.name, (), (FACTS, API, LONGEST))
-        check_usable(project.log.label, project.name, project.api, beginning)
-        if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
-            return beginning
-        if elapsed_s() > ends_s:
-            raise StillCountingError
-        time.sleep(LOOK_AGAIN_S)
 
 
 def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:

@@ -272,7 +272,7 @@ class Draws:
             raise self._undrawn(f"{error.strerror}", remedy) from error
 
     def _draws(self) -> tuple[dict[str, Draw], int]:
-        """All draws by their keys, oldest first, and the number of lines of the file."""
+        """All draws by their keys, oldest first, without torn and damaged lines; and the number of all lines."""
         if not os.access(self._path, os.F_OK):  # most machines have no such file
             return {}, 0
         try:
@@ -280,7 +280,18 @@ class Draws:
                 lines = file.read(MAX_BYTES).split(b"\n")
         except FileNotFoundError:
             return {}, 0
-        return _read_lines(lines), len(lines)
+        draws: dict[str, Draw] = {}
+        for body in filter(None, map(unframed, lines)):
+            with suppress(ValueError):
+                fields = body.decode(errors=SPELLING).split("\t", 8)
+                identity, epoch, seen, charged, drawn_at, handed_id, handed_units, at, text = fields
+                boot, _, ms = drawn_at.partition(":")
+                entry = unpacked(read_id(at), text)
+                if entry.kind == "charge":
+                    after = read_id(handed_id) if handed_id else None, int(handed_units)
+                    first_try = epoch, read_id(seen), SinceBoot(boot, int(ms or 0))
+                    draws[entry.key] = Draw(identity, entry, int(charged), *first_try, *after)
+        return draws, len(lines)
 
     def _append(self, draws: Sequence[Draw]) -> None:
         """Write all of these draws to the disk, or none."""
@@ -338,19 +349,3 @@ def _write_all(fd: int, draws: Iterable[Draw]) -> None:
     while data:
         data = data[os.write(fd, data) :]
     os.fsync(fd)
-
-
-def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
-    """The draws after these lines. Ignores torn and damaged lines."""
-    draws: dict[str, Draw] = {}
-    for body in filter(None, map(unframed, lines)):
-        with suppress(ValueError):
-            fields = body.decode(errors=SPELLING).split("\t", 8)
-            identity, epoch, seen, charged, drawn_at, handed_id, handed_units, at, text = fields
-            boot, _, ms = drawn_at.partition(":")
-            entry = unpacked(read_id(at), text)
-            if entry.kind == "charge":
-                after = read_id(handed_id) if handed_id else None, int(handed_units)
-                first_try = epoch, read_id(seen), SinceBoot(boot, int(ms or 0))
-                draws[entry.key] = Draw(identity, entry, int(charged), *first_try, *after)
-    return draws

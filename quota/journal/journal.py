@@ -45,7 +45,7 @@ from quota.journal.files import (
     record_line,
     replace_text,
 )
-from quota.ledger.factory import Identity
+from quota.ledger.factory import Identity, hash_of
 from quota.rules.entry import START, Entry, Id, packed, unpacked
 from quota.rules.facts import Facts, union
 from quota.terms.limits import SLACK_MS
@@ -473,7 +473,8 @@ class Journal(OfOneProcess):
 def upstream_folder(folder: Path, identity: Identity) -> str:
     """The folder with the journals of one upstream project."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
-    return os.sep.join((str(folder), FOLDER, f"{spelled}-{identity.upstream_hash[:16]}"))
+    upstream = hash_of((identity.project, identity.endpoint, identity.api))
+    return os.sep.join((str(folder), FOLDER, f"{spelled}-{upstream[:16]}"))
 
 
 def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int, longest_ms: int) -> list[tuple[str, int]]:

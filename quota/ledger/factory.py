@@ -111,14 +111,9 @@ class Identity(NamedTuple):
 
     @property
     def hash(self) -> str:
-        """128 bits, as 32 hexadecimal digits."""
-        return _hash(self[:3])
-
-    @property
-    def upstream_hash(self) -> str:
-        """The same for project, endpoint and api."""
-        return _hash(self[1:])
+        return hash_of(self[:3])
 
 
-def _hash(names: Iterable[str]) -> str:
+def hash_of(names: Iterable[str]) -> str:
+    """128 bits, as 32 hexadecimal digits."""
     return blake2b("\0".join(names).encode(errors="backslashreplace"), digest_size=16).hexdigest()

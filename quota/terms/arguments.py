@@ -91,17 +91,16 @@ def texts(value: str | Iterable[str], what: str) -> tuple[str, ...]:
     return names
 
 
+_types_of = cache(get_type_hints)
+
+
 def checked(record: R) -> R:
     """A named tuple with each value of the type that its class names. A number is 0 or more; a time (`_ms`) is one that
     may be stored, and an end (`until_ms`) may be NEVER. Raises UsageError, and TypeError for a list that is none."""
     kind = type(record)
-    values: list[Any] = [_checked(value, *field) for value, field in zip(record, _fields_of(kind), strict=True)]
+    fields = _types_of(kind).items()
+    values: list[Any] = [_checked(value, *field) for value, field in zip(record, fields, strict=True)]
     return kind(*values)
-
-
-@cache
-def _fields_of(kind: type[tuple[Any, ...]]) -> list[tuple[str, object]]:
-    return [*get_type_hints(kind).items()]
 
 
 def _checked(value: Any, name: str, kind: object) -> object:
