@@ -285,20 +285,18 @@ class DayFiles:
             status, now_s = os.stat(self.folder), elapsed_s()
         except FileNotFoundError:
             self.close()
-            self._take([])
-            return
-        if (status.st_dev, status.st_ino) != self._seen[:2]:  # somebody has moved our folder away
-            self.close()
-        seen = (status.st_dev, status.st_ino, status.st_mtime_ns)
-        if at_once or seen != self._seen or now_s >= self._look_again_s:
+            self.names = []
+        else:
+            if (status.st_dev, status.st_ino) != self._seen[:2]:  # somebody has moved our folder away
+                self.close()
+            seen = (status.st_dev, status.st_ino, status.st_mtime_ns)
+            if not at_once and seen == self._seen and now_s < self._look_again_s:
+                return
             self._look_again_s = now_s + LOOK_AGAIN_S
-            self._take(sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name)))
-        self._seen = seen
-
-    def _take(self, names: list[str]) -> None:
-        self.names = names
+            self.names = sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name))
+            self._seen = seen
         latest = _day(self._clock() + DAY_MS)
-        name = max((name for name in names if name <= latest), default="")
+        name = max((name for name in self.names if name <= latest), default="")
         if name != self.name:
             self.name, self._ends_ms = name, _end_ms(name) if name else 0
             self._open_file = None

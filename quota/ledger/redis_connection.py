@@ -43,7 +43,7 @@ from quota.ledger.redis_errors import (
     behind_secured,
     error_of,
 )
-from quota.ledger.redis_url import Target
+from quota.ledger.redis_url import TIMEOUTS, Target
 
 Words = list[bytes]
 """A packed command, in pieces."""
@@ -256,19 +256,14 @@ def _pool_of(target: Target) -> redis.ConnectionPool:
     if target.kind == "unix":
         return redis.ConnectionPool(_UnixConnection, path=target.path, **options)
     if target.sentinels is not None:
-        of_sentinels = {**target.sentinels.options, **_shares(len(target.nodes)), "retry": _NO_RETRIES}
+        each_s = DISCOVERY_S / len(target.nodes)
+        of_sentinels = {**target.sentinels.options, **dict.fromkeys(TIMEOUTS, each_s), "retry": _NO_RETRIES}
         of_sentinels["ssl"] = target.sentinels.is_secure
         sentinels = Sentinel(target.nodes, sentinel_kwargs=of_sentinels)
         return SentinelConnectionPool(target.service, sentinels, ssl=target.is_secure, **options)
     (host, port), *_ = target.nodes
     kind = redis.SSLConnection if target.is_secure else redis.Connection
     return redis.ConnectionPool(kind, host=host, port=port, **options)
-
-
-def _shares(servers: int) -> dict[str, float]:
-    """The timeouts of each of several servers."""
-    each_s = DISCOVERY_S / servers
-    return {"socket_timeout": each_s, "socket_connect_timeout": each_s}
 
 
 def _without_primary(sentinels: Target) -> Failed:
@@ -367,7 +362,8 @@ class Cluster:
         if nodes is None:
             # First the nodes in the url, then all nodes met since: the former may be gone for good.
             seeds = [ClusterNode(*place) for place in dict.fromkeys([*self._target.nodes, *self._connections])]
-            options = {**self._target.options, "ssl": self._target.is_secure, **_shares(len(seeds))}
+            options = {**self._target.options, "ssl": self._target.is_secure}
+            options |= dict.fromkeys(TIMEOUTS, DISCOVERY_S / len(seeds))
             del options["db"]
             try:
                 nodes = self._nodes = NodesManager(seeds, **options)

@@ -21,8 +21,8 @@ from quota.common.text import nearest
 from quota.errors import ConfigError
 from quota.ledger.redis_errors import Misconfigured, check_files
 
-_TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
-_OPTIONS = ("db", "username", "password", "client_name", *_TIMEOUTS)
+TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
+_OPTIONS = ("db", "username", "password", "client_name", *TIMEOUTS)
 _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 _OF_SENTINELS = ("sentinel_username", "sentinel_password", "sentinel_ssl")
 
@@ -144,7 +144,7 @@ def target_of(url: str, timeout_s: float) -> Target:
         raise Misconfigured(f"name the service too: {parts.scheme}://HOST:PORT,HOST:PORT/SERVICE/DB")
     sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
     tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
-    times = {name: float(given.get(name, timeout_s)) for name in _TIMEOUTS}
+    times = {name: float(given.get(name, timeout_s)) for name in TIMEOUTS}
     if not all(0 < time_s <= _LONGEST_S for time_s in times.values()):
         raise ValueError("no time to wait")
     usual_port = 26379 if kind == "sentinel" else 6379
