@@ -282,7 +282,8 @@ class HostGate:
     ) -> None:
         """Refund the charge if the attempt never left."""
         is_dropped = isinstance(error, GeneratorExit)  # nobody awaits the task, so it cannot await a refund
-        if body.makes_no_requests and not is_dropped and never_left(error):
+        # A stream may send requests of its own while the client reads it, and the error may be about one of them.
+        if body.content is not None and not is_dropped and never_left(error):
             await self.corrected(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool) -> None:

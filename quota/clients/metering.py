@@ -37,7 +37,7 @@ from quota.errors import QuotaError, Refused, UsageError
 from quota.rules.calls import charge_units, granted_units, lowers, wanted_grants
 from quota.rules.entry import CALLS, others_units
 from quota.rules.facts import Exhaustion
-from quota.terms.api import NO_BODY, RequestBody
+from quota.terms.api import MAX_PARSED_BYTES, NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
 from quota.terms.evidence import Heard, Level, heard
 from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, Limit, leaves_at, no_longer
@@ -105,10 +105,15 @@ class Meter:
             price = book.default_price(verb)
             detail = "the cost book has no such method; add it"
             _warn_once("default_price", detail, book.name, name, method=name, units=price.units)
-        if any(part.reserve and part.reserve.is_unread(body) for part in price.parts):
+        is_unread = body.content is None or len(body.content) > MAX_PARSED_BYTES
+        if is_unread and any(part.reserve and part.reserve.pointer is not None for part in price.parts):
             detail = "the request is a stream, or larger than 16 MB, so the default is reserved, not its own number"
             _warn_once("reserve_unread", detail, book.name, name, method=name)
-        return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts_of(body)])
+        parts = []
+        for part in price.parts:
+            units = part.reserve.bound(body) if part.reserve else part.units
+            parts.append(part._replace(units=charge_units(units)))
+        return name, None, tuple(parts)
 
     def counts_refused(self, method: str, calls: int = 1) -> None:
         """Count calls that were refused, and not by the budget."""
@@ -230,7 +235,9 @@ class Attempt:
             shown = shorten(redact(value), 60)
             detail = "it is of no window of the book, or no possible number or time; it changes nothing"
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
-        free = reading.free and (whole or book.answers.frees(status))
+        # All answers of a status may be free, whatever their bodies say.
+        frees = any(match.status == status and not match.reads_body for match in book.answers.free)
+        free = reading.free and (whole or frees)
         reading = reading._replace(free=free)
         if not reading.levels:
             return reading

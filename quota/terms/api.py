@@ -204,12 +204,6 @@ class RequestBody(NamedTuple):
         digits = str(content_length or "")
         return cls(None, int(digits) if re.fullmatch("[0-9]{1,15}", digits, re.ASCII) else 0)
 
-    @property
-    def makes_no_requests(self) -> bool:
-        """Whether all of the body is here. A stream may send requests of its own while the client reads it, and an
-        error that says "nothing was sent" may be about one of them."""
-        return self.content is not None
-
 
 NO_BODY = RequestBody()
 
@@ -221,10 +215,6 @@ class Reserve(NamedTuple):
     default: int
     pointer: Pointer | None = None
     bytes_per_unit: int | None = None
-
-    def is_unread(self, body: RequestBody) -> bool:
-        """Whether the body may have a number that nobody can read before the request leaves."""
-        return self.pointer is not None and (body.content is None or len(body.content) > MAX_PARSED_BYTES)
 
     def bound(self, body: RequestBody) -> int:
         """The units of a request, 1 or more. Never raises. A fraction is rounded up."""
@@ -370,10 +360,6 @@ class AnswerRules(NamedTuple):
     units: Used | None = None
     free: tuple[Match, ...] = ()
     closed: tuple[ClosedRule, ...] = ()
-
-    def frees(self, status: int) -> bool:
-        """Whether every answer of this status is free, whatever its body says."""
-        return any(match.status == status and not match.reads_body for match in self.free)
 
     def reads_body(self, status: int) -> bool:
         """Whether the gate must read the body of an answer with this status before the caller does. For `units` it

@@ -15,7 +15,7 @@ from quota.common.clock import NEVER
 from quota.common.hosts import is_googles
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
-from quota.terms.api import AnswerRules, KeyPlace, RequestBody, Reserve, Route
+from quota.terms.api import AnswerRules, KeyPlace, Reserve, Route
 from quota.terms.limits import Calendar, Limit, Selector, Window, no_longer
 
 
@@ -92,10 +92,6 @@ class Price(NamedTuple):
     def reserved(self) -> bool:
         """Whether the price is a bound that an answer settles."""
         return bool(self.parts and self.parts[0].reserve)
-
-    def parts_of(self, body: RequestBody) -> tuple[Part, ...]:
-        """The charge of a call with this body."""
-        return tuple([part._replace(units=part.reserve.bound(body)) if part.reserve else part for part in self.parts])
 
     def units_in(self, bucket: str) -> int:
         """What the call adds to one bucket."""
