@@ -93,8 +93,16 @@ class Fence:
 
         def renew() -> None:
             with suppress(LedgerError):  # the next change raises it
-                while not ended.wait(RENEW_S) and _renew(owned()):
-                    pass
+                while not ended.wait(RENEW_S):
+                    fence = owned()
+                    if fence is None:
+                        return
+                    with fence._lock:
+                        done, stands = fence.log.fence(fence.project, fence.epoch, fence.token)
+                        if not done:
+                            return
+                        fence.epoch = stands
+                    del fence  # this thread must not own it while it waits
 
         thread = Thread(target=renew, name="quota-fence", daemon=True)
         try:
@@ -137,16 +145,6 @@ class Fence:
             f"another `quota ledger move`, or a repair, is at work on {of(self.log, self.project)}; run this again "
             "when it has ended"
         )
-
-
-def _renew(fence: Fence | None) -> bool:
-    if fence is None:
-        return False
-    with fence._lock:
-        done, stands = fence.log.fence(fence.project, fence.epoch, fence.token)
-        if done:
-            fence.epoch = stands
-        return done
 
 
 @contextmanager

@@ -332,18 +332,16 @@ class Journal(OfOneProcess):
         if ledger and self._recent_epoch:
             self.note(ledger=ledger)
         with self._lock:
-            self._let_go()
+            self._followed = (None, 0, 0)
+            self._files.close()
 
     def start_over_in_child(self) -> None:
         """The child's descriptors share their positions with the parent's, and the parent may hold the locks."""
         self._lock = threading.RLock()
-        self._let_go()
-
-    # Private
-
-    def _let_go(self) -> None:
         self._followed = (None, 0, 0)
         self._files.close()
+
+    # Private
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""

@@ -325,7 +325,7 @@ class Limit:
 
     `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the
     grant left unspent. If the selector counts calls, all three are calls. If `paced`, a calendar window allows only the
-    `paced_units` up to now. If `per_job`, each job has the whole number, in a view of its own: `of_job`. A `shadow`
+    `paced_units` up to now. If `per_job`, each job has the whole number, in a view of its own: `of_jobs`. A `shadow`
     limit counts and never refuses: each decision says whether it would have refused. If `quota_unwritten`, the
     configuration has only the number to enforce (`units`), and upstream's grant is the cost book's.
     """
@@ -356,12 +356,6 @@ class Limit:
         """Whether it selects methods or jobs. The other limits are a bucket's main limits."""
         return bool(self.view.selector.methods or self.view.selector.jobs or self.per_job)
 
-    def of_job(self, job: str) -> Limit:
-        """The limit of one job, made from a limit `per_job`: `share` becomes `share:trending` for the job
-        `trending`."""
-        view = View(replace(self.view.selector, jobs=(job,)), self.view.window)
-        return replace(self, name=f"{self.name}:{job}", view=view, per_job=False)
-
 
 def named_twice(limits: Sequence[Limit]) -> int | None:
     """The index of a limit whose name an earlier limit has, or whose name is reserved for a limit `per_job`."""
@@ -372,10 +366,16 @@ def named_twice(limits: Sequence[Limit]) -> int | None:
 
 
 def of_jobs(limits: tuple[Limit, ...], jobs: Iterable[str]) -> tuple[Limit, ...]:
-    """These limits, with a limit for each of `jobs` in place of each limit `per_job`. A call without a job has none."""
+    """These limits, with a limit for each of `jobs` in place of each limit `per_job`: for the job `trending`, `share`
+    becomes `share:trending`. A call without a job has none."""
     if not any(limit.per_job for limit in limits):
         return limits
     named, several = [job for job in jobs if job], list[Limit]()
     for limit in limits:
-        several += map(limit.of_job, named) if limit.per_job else [limit]
+        if not limit.per_job:
+            several.append(limit)
+            continue
+        for job in named:
+            view = View(replace(limit.view.selector, jobs=(job,)), limit.view.window)
+            several.append(replace(limit, name=f"{limit.name}:{job}", view=view, per_job=False))
     return tuple(several)

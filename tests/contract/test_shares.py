@@ -18,7 +18,7 @@ from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.lint import lint
 from quota.settings.load import given_settings
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, of_jobs
 from support.setup import Setup, limit, state_at
 
 SHARE = Limit("share", 3, View(Selector(buckets=("units",)), Sliding(HOUR_MS)), 3, 0, per_job=True)
@@ -81,7 +81,7 @@ def test_credentials_of_one_project_have_the_shares_and_leave_what_jobs_of_eithe
 
 def test_the_share_of_a_job_is_paced_and_a_shadow_as_the_limit_says() -> None:
     view = View(Selector(("units",)), Calendar("day", "UTC"))
-    share = Limit("share", 80, view, 80, 0, paced=True, per_job=True, shadow=True).of_job("a")
+    [share] = of_jobs((Limit("share", 80, view, 80, 0, paced=True, per_job=True, shadow=True),), ("a",))
     assert (share.name, share.paced, share.shadow) == ("share:a", True, True)
 
 
