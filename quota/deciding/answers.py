@@ -7,7 +7,6 @@ Nearly every answer follows from the outcome alone. Only the time when a refused
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -96,14 +95,9 @@ class Answers:
         if outcome.closing is None:
             return self.full(checklist, outcome)
         refusal = self.closed(outcome.closing)
-        if refusal.retry_at_ms is not None:  # our own limits may be full for longer
-            full = self.full_limits(checklist, outcome, refusal.retry_at_ms)
-            if any(limit.refuses or limit.limit.paced for limit in full):
-                with suppress(LedgerError):
-                    at_ms, _ = retry_at(full, self.project, refusal.retry_at_ms)
-                    if at_ms != NEVER:
-                        return refusal._replace(retry_at_ms=at_ms)
-        return refusal
+        if refusal.retry_at_ms is None:
+            return refusal
+        return refusal._replace(retry_at_ms=self._room_from(refusal.retry_at_ms, checklist, outcome))
 
     def closed(self, exhaustion: Exhaustion) -> Refusal:
         """The refusal of calls by an exhaustion, whatever our own limits say."""
@@ -111,6 +105,17 @@ class Answers:
         if opens_ms == NEVER:
             return Refusal("closed", exhaustion.bucket, detail=exhaustion.evidence)
         return Refusal("exhausted", exhaustion.bucket, opens_ms, exhaustion.evidence)
+
+    def _room_from(self, opens_ms: int, checklist: Checklist, outcome: Outcome) -> int:
+        """When a call fits if upstream closed its bucket until `opens_ms`: our own limits may be full for longer."""
+        full = self.full_limits(checklist, outcome, opens_ms)
+        if not any(limit.refuses or limit.limit.paced for limit in full):
+            return opens_ms
+        try:
+            at_ms, _ = retry_at(full, self.project, opens_ms)
+        except LedgerError:
+            return opens_ms
+        return at_ms if at_ms != NEVER else opens_ms
 
     def full(self, checklist: Checklist, outcome: Outcome) -> Refusal:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details."""

@@ -9,7 +9,7 @@ The charges keep their keys and their order, so no machine takes them for other 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from quota.errors import QuotaError
 from quota.ledger.log import Log, all_between, all_entries
 from quota.ledger.state import LONGEST, check_usable, longest_of
 from quota.rules.claims import CLAIM, Record
-from quota.rules.entry import END, just_before
+from quota.rules.entry import END, Entry, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.rules.spent import SUMS, Sums, spent
 from quota.rules.union import union
@@ -85,22 +85,14 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             now_ms, state = beginning.clock_ms, beginning.state
             trimmed = min(beginning.trimmed, just_before(now_ms - longest_of(state) - SLACK_MS))
             before = all_entries(log, project, trimmed)
-            dated = []
-            for entry in before:
-                since_ms, until_ms = entry.at
-                if entry.kind == "others" and since_ms > now_ms:  # their period begins in the future: it begins now
-                    entry = entry._replace(at=(now_ms, now_ms + until_ms - since_ms))
-                dated.append(entry)
-            after = union(dated, (), now_ms, trimmed, ahead_ms=0)
+            after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
             if FACTS in state:
                 facts = Facts.read(state[FACTS])
                 granted_ms = min(facts.granted_ms, now_ms)
                 becomes[FACTS] = replace(facts.happened(now_ms), granted_ms=granted_ms).text()
             if SUMS in state:
-                sums, places = Sums.read(state[SUMS]), {entry.key: entry.id for entry in after}
-                summed = [places[entry.key] for entry in before if entry.id <= sums.head and entry.key in places]
-                becomes[SUMS] = (Sums(max(summed), sums.rows()) if summed else sums).text()
+                becomes[SUMS] = _summed_to(Sums.read(state[SUMS]), before, after).text()
             if becomes:
                 fence.change(becomes)
             fence.replace(after, trimmed)
@@ -129,3 +121,18 @@ def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | Non
 
 def _until_ms(stored: str) -> int:
     return number_in(stored.partition(" ")[0], 0, MAX_NUMBER) or 0
+
+
+def _period_from(entry: Entry, now_ms: int) -> Entry:
+    """The entry. If it is of others and its period begins in the future, the period begins now."""
+    since_ms, until_ms = entry.at
+    if entry.kind != "others" or since_ms <= now_ms:
+        return entry
+    return entry._replace(at=(now_ms, now_ms + until_ms - since_ms))
+
+
+def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> Sums:
+    """The sums, with the new id of the last entry that they include."""
+    places = {entry.key: entry.id for entry in after}
+    summed = [places[entry.key] for entry in before if entry.id <= sums.head and entry.key in places]
+    return Sums(max(summed), sums.rows()) if summed else sums

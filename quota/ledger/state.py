@@ -29,7 +29,7 @@ from quota.rules.claims import CLAIM, Claim, Claimed, Ending, Holder, Record
 from quota.rules.entry import START, Entry
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant, Loss
 from quota.rules.refusals import REFUSALS, REFUSED_SUMS, RefusalCount, Refusals, RefusedSum
-from quota.terms.arguments import MAX_NUMBER, text
+from quota.terms.arguments import MAX_NUMBER
 
 T = TypeVar("T")
 
@@ -231,18 +231,13 @@ class State:
         in `elsewhere`."""
         if unclaimed := [region for region in places if region not in claim.regions]:
             raise UsageError(f"region {unclaimed[0]!r:.100}: claim a region before you keep its place")
-        fields = {}
-        for region, place in places.items():
-            fields[region] = claims.place_field(name, region)
-            size = len(text(place, "place").encode())
-            if size > claims.MAX_PLACE_BYTES:
-                message = f"a ledger keeps at most {claims.MAX_PLACE_BYTES:,} of a region"
-                raise UsageError(f"a place of {size:,} bytes: {message}")
+        checked = {
+            region: (claims.place_field(name, region), claims.checked_place(place)) for region, place in places.items()
+        }
 
         def becomes(claimed: Claimed) -> dict[str, str]:
-            until_ms = claimed.now_ms + claims.PLACE_KEPT_MS
-            own = [region for region in places if region not in claimed.elsewhere]
-            return {fields[region]: f"{until_ms} {places[region]}" for region in own}
+            own = [checked[region] for region in checked if region not in claimed.elsewhere]
+            return {field: claims.stored_place(place, claimed.now_ms) for field, place in own}
 
         return self._change_claims(claim, Record.renew, becomes)
 

@@ -146,6 +146,19 @@ def place_field(name: str, region: str) -> str:
     return f"{PLACE}{text(name, 'name')}|{text(region, 'region')}"
 
 
+def checked_place(place: str) -> str:
+    """The place. Raises UsageError if it is too long."""
+    size = len(text(place, "place").encode())
+    if size > MAX_PLACE_BYTES:
+        raise UsageError(f"a place of {size:,} bytes: a ledger keeps at most {MAX_PLACE_BYTES:,} of a region")
+    return place
+
+
+def stored_place(place: str, now_ms: int) -> str:
+    """`UNTIL_MS TEXT`."""
+    return f"{now_ms + PLACE_KEPT_MS} {place}"
+
+
 def read_place(stored: str, now_ms: int) -> str | None:
     """The place; None if it has lapsed, or the text is not ours."""
     until_ms, _, place = stored.partition(" ")
