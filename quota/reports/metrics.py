@@ -83,26 +83,24 @@ def exposition(samples: Iterable[Sample], described: Mapping[str, tuple[str, str
     """
     families: dict[str, dict[str, float]] = {}
     for sample in samples:
-        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items()) if value)
-        name = f"{sample.family}{{{labels}}}" if labels else sample.family
+        labels = []
+        for label, text in sorted(sample.labels.items()):
+            # A label has no control characters: a program may have charged under any name.
+            shown = printable(text.encode("utf-8", "backslashreplace").decode())
+            escaped = shown.replace("\\", "\\\\").replace('"', '\\"')
+            labels += [f'{label}="{escaped}"'] if text else []
+        name = f"{sample.family}{{{','.join(labels)}}}" if labels else sample.family
         values = families.setdefault(sample.family, {})
         values[name] = max(sample.value, values.get(name, sample.value))
     lines = []
     for family in sorted(families):
-        kind, text = described[family]
-        rows = sorted(f"{name} {_number(value)}" for name, value in families[family].items())
-        lines += [f"# HELP {family} {text}", f"# TYPE {family} {kind}", *rows]
+        kind, about = described[family]
+        rows = []
+        for name, value in families[family].items():
+            is_whole = abs(value) < MAX_WHOLE and value == int(value)
+            rows.append(f"{name} {int(value) if is_whole else float(value)!r}")
+        lines += [f"# HELP {family} {about}", f"# TYPE {family} {kind}", *sorted(rows)]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _escaped(value: str) -> str:
-    """A name as a label, without control characters: a program may have charged under any name."""
-    value = printable(value.encode("utf-8", "backslashreplace").decode())
-    return value.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if abs(value) < MAX_WHOLE and value == int(value) else repr(float(value))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

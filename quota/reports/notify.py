@@ -81,11 +81,6 @@ class Notice(NamedTuple):
             **self.facts,
         }
 
-    def key(self, way: str) -> str:
-        """The name of the notice among all that go this way."""
-        names = (way, self.event, self.project, self.subject, self.cause)
-        return blake2b("\0".join(names).encode(), digest_size=12).hexdigest()
-
 
 def notify(session: Session, notices: Sequence[Notice]) -> None:
     """Deliver the notices that no process has delivered yet. Does nothing if the configuration has no `[notify]`."""
@@ -130,7 +125,15 @@ _Claimed = Callable[[bool], None]
 
 def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
     """None if another process delivers the notice. Otherwise call the result with whether it was delivered."""
-    once_ms, key = min(notice.once_ms, MAX_TICK_MS), notice.key(way)
+    once_ms = min(notice.once_ms, MAX_TICK_MS)
+    names = (
+        way,
+        notice.event,
+        notice.project,
+        notice.subject,
+        notice.cause,
+    )  # of the notice among all that go this way
+    key = blake2b("\0".join(names).encode(), digest_size=12).hexdigest()
     if notice.here:
         return _claim_here(key, once_ms)
     run = f"{session.run}-{token_hex(8)}"  # two threads of one session are two

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from quota.budget import Budget, project_of
@@ -34,7 +35,7 @@ from quota.session import Session, projects_of
 from quota.settings.lint import exceeded_headrooms
 from quota.settings.model import Unavailable
 from quota.terms.arguments import machine_name
-from quota.terms.costs import Bucket, CostBook, upstream_grant
+from quota.terms.costs import CostBook, upstream_grant
 from quota.terms.limits import MAX_UNITS, SLACK_MS, Calendar, Limit, Selector, View, cutoff, leaves_at
 
 EXPIRIES = 10
@@ -164,13 +165,18 @@ class RefusalExplained(NamedTuple):
         return "unit" if limit is None else limit.view.selector.noun
 
     def as_json(self) -> dict[str, object]:
-        kept = self.kept
+        kept, now = self.kept, self.now
+        if now is None:
+            again = {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
+        else:
+            retry_at = None if now.retry_at_ms is None else rfc3339(now.retry_at_ms)
+            again = {**members(now, "admitted reason refused_by"), "why": now.why(), "retry_at": retry_at}
         return {
             "refused_at": rfc3339(kept.at_ms),
             **members(self, "asked_at"),
             **members(kept, "credential project method cost_units calls job region run machine"),
             **members(kept, "reason refused_by why retry_at"),
-            "now": self._now_json(),
+            "now": again,
             "limits": [self._limit_json(name) for name in self.names],
             "filled": self.fill.as_json(),
             "expiring": self.expiring,
@@ -179,13 +185,6 @@ class RefusalExplained(NamedTuple):
             "admits": [[setting._asdict() for setting in change] for change in self.admits],
             "admitted_today": self.admitted_today,
         }
-
-    def _now_json(self) -> dict[str, object]:
-        now = self.now
-        if now is None:
-            return {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
-        retry_at = None if now.retry_at_ms is None else rfc3339(now.retry_at_ms)
-        return {**members(now, "admitted reason refused_by"), "why": now.why(), "retry_at": retry_at}
 
     def _exhaustion_json(self) -> dict[str, object] | None:
         record = self.exhaustion
@@ -199,17 +198,14 @@ class RefusalExplained(NamedTuple):
 
     def _limit_json(self, name: str) -> dict[str, object]:
         limit, room_ms = self.limits.get(name), self.rooms_ms.get(name)
-        return {
+        row: dict[str, object] = {
             "name": name,
             "window": None if limit is None else limit.view.window.name,
             "room_at": None if room_ms is None else rfc3339(room_ms),
-            "then": _state_json(self.then_limits.get(name)),
-            "now": _state_json(self.now_limits.get(name)),
         }
-
-
-def _state_json(state: LimitState | None) -> dict[str, object] | None:
-    return None if state is None else members(state, "cost_units used_units limit_units")
+        for moment, states in (("then", self.then_limits), ("now", self.now_limits)):
+            row[moment] = members(states[name], "cost_units used_units limit_units") if name in states else None
+        return row
 
 
 def explain_refusal(session: Session, credential: str | None = None, job: str | None = None) -> RefusalExplained | None:
@@ -222,13 +218,10 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
     if not refusals:
         return None
     now_ms = session.ledger.now_ms()
-
-    def when(kept: KeptRefusal) -> int:
-        """A refusal that a wrong clock dated in the future does not stay the last."""
-        return kept.at_ms if kept.at_ms <= now_ms + SLACK_MS else 0
-
-    last = max(reversed(refusals), key=when)  # processes report refusals in any order, each process in its own
-    return explain_kept(session, last)
+    # A refusal that a wrong clock dated in the future does not stay the last. Processes report refusals in any order,
+    # each process in its own.
+    dated = [kept for kept in refusals if kept.at_ms <= now_ms + SLACK_MS]
+    return explain_kept(session, max(reversed(dated), key=attrgetter("at_ms"), default=refusals[-1]))
 
 
 def unreported(session: Session, credential: str | None, job: str | None, since_ms: int) -> str:
@@ -269,8 +262,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     expiries: tuple[Expiry, ...] = ()
     if expiring is not None and expiring in full:
         expiries = _expiries(project, full[expiring], rooms_ms.get(expiring), asked_ms)
-    exhaustion = _exhaustion(project, kept)
-    closed_bucket = None if exhaustion is None else budget.book.buckets.get(exhaustion.bucket)
+    exhaustion, granted_units = _exhaustion(budget, kept, limits.values())
     admits, admitted_today = changes_that_admit(session, budget, kept)
     return RefusalExplained(
         kept=kept,
@@ -284,18 +276,11 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         expiring=expiring if expiries else None,
         expiries=expiries,
         exhaustion=exhaustion,
-        granted_units=0 if closed_bucket is None else _grant_of(budget, limits.values(), closed_bucket),
+        granted_units=granted_units,
         book=budget.book,
         admits=admits,
         admitted_today=admitted_today,
     )
-
-
-def _grant_of(budget: Budget, limits: Iterable[Limit], bucket: Bucket) -> int:
-    """Upstream's grant of a bucket, as the limits on all its calls have it."""
-    granted_units, all_calls = budget.answers.granted_now().get(bucket.name), Selector(buckets=(bucket.name,))
-    whole = [limit for limit in limits if limit.view.selector == all_calls and not limit.shadow]
-    return max([upstream_grant(limit, bucket, granted_units) for limit in whole], default=bucket.quota_units)
 
 
 # -- now ---------------------------------------------------------------------------------------------------------------
@@ -322,12 +307,21 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
     return decision, {full.limit.name: full for full in answers.full_limits(checklist, outcome, 0)}
 
 
-def _exhaustion(project: Project, kept: KeptRefusal) -> Exhaustion | None:
-    """The record of the exhaustion that refused, until a newer exhaustion replaces it."""
+def _exhaustion(budget: Budget, kept: KeptRefusal, limits: Iterable[Limit]) -> tuple[Exhaustion | None, int]:
+    """The record of the exhaustion that refused, until a newer exhaustion replaces it; and upstream's grant of the
+    bucket, as the limits on all its calls have it (0: not known)."""
     if not kept.closed_by_upstream:
-        return None
-    record = project.state.facts().exhaustion(kept.refused_by or "")
-    return record if record is not None and record.since_ms <= kept.at_ms + SLACK_MS else None
+        return None, 0
+    record = project_of(budget).state.facts().exhaustion(kept.refused_by or "")
+    if record is None or record.since_ms > kept.at_ms + SLACK_MS:
+        return None, 0
+    bucket = budget.book.buckets.get(record.bucket)
+    if bucket is None:
+        return record, 0
+    granted_units, all_calls = budget.answers.granted_now().get(bucket.name), Selector(buckets=(bucket.name,))
+    whole = [limit for limit in limits if limit.view.selector == all_calls and not limit.shadow]
+    grants = [upstream_grant(limit, bucket, granted_units) for limit in whole]
+    return record, max(grants, default=bucket.quota_units)
 
 
 # -- who filled it -----------------------------------------------------------------------------------------------------
@@ -352,7 +346,12 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
     """By job, method and region, the largest first: at the refusal, or now if the history no longer has that."""
     view, then_ms = subject.view, kept.at_ms
     is_whole = whole_since_ms(project) <= cutoff(view.window, then_ms)
-    then = _counted_then(project, view, kept) if is_whole else []
+    then: list[Entry] = []
+    if is_whole:
+        used_units = sum(state.used_units for state in kept.limits if state.name == kept.refused_by)
+        behind = entries_of_window(project, view.window, then_ms, just_before(then_ms + MAX_LAG_MS + 1))
+        before = [entry for entry in behind if entry.id[0] <= then_ms]
+        then = before if total_of(view, before, then_ms).used_units >= used_units else behind
     now = entries_of_window(project, view.window, now_ms)
     then_units, now_units = _units_by_who(view, then), _units_by_who(view, now)
     rows = [Filled(*who, then_units[who] if is_whole else None, now_units[who]) for who in {**then_units, **now_units}]
@@ -366,14 +365,6 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
         upstream_units=others_units(total.others_after(now_ms)),
         upstream_until_ms=max([leaves_ms for _, leaves_ms in total.others], default=0),
     )
-
-
-def _counted_then(project: Project, view: View, kept: KeptRefusal) -> list[Entry]:
-    """The entries that a view counted at a refusal."""
-    used_units = sum(state.used_units for state in kept.limits if state.name == kept.refused_by)
-    entries = entries_of_window(project, view.window, kept.at_ms, just_before(kept.at_ms + MAX_LAG_MS + 1))
-    before = [entry for entry in entries if entry.id[0] <= kept.at_ms]
-    return before if total_of(view, before, kept.at_ms).used_units >= used_units else entries
 
 
 def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, str]]:
@@ -478,30 +469,35 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
             return (reopen,), False
     elif not full:
         return (), True
-    changes = [
-        _each(_number(budget.book, met) for met in full),
-        _each(map(_less_unspent, full)),
-        _each(map(_less_left, full)),
-        _each(map(_unpaced, full)),
-    ]
+    changes: list[Change] = []
+    for kind in ("limit", "headroom", "leave", "pace"):
+        settings = [_smallest(kind, met, budget.book) for met in full]
+        change = tuple([setting for setting in settings if setting is not None])
+        if len(change) == len(full):
+            changes.append((*reopen, *change))
     if of_one_bucket:  # of several calls the prices are not known
-        changes.append(_each([_cheaper(each, kept.method, kept.cost_units)]))
-    return tuple((*reopen, *change) for change in changes if change), False
+        cost = kept.cost_units
+        less = _least(lambda less: all(met.costing(cost - less).fits for met in each), 0, cost - 1)
+        if less is not None:
+            changes.append((*reopen, Setting("price", kept.method, cost - less, cost)))
+    return tuple(changes), False
 
 
-def _each(settings: Iterable[Setting | None]) -> Change:
-    """All settings together; none if one of them is impossible."""
-    each = list(settings)
-    change = tuple([setting for setting in each if setting is not None])
-    return change if len(change) == len(each) else ()
-
-
-def _number(book: CostBook, met: _Met) -> Setting | None:
-    """The least number of a full limit."""
-    low = met.limit.limit_units
-    high = min(MAX_UNITS, 16 * (met.used_units + met.cost_units + met.leave_units + low))
-    needed = _least(lambda units: met.changed(limit_units=units).fits, low, high)
-    return None if needed is None else Setting("limit", met.limit.name, needed, low, _granted(book, met.limit))
+def _smallest(kind: str, met: _Met, book: CostBook) -> Setting | None:
+    """The smallest change of a kind with which a full limit has room; None if there is none."""
+    limit, leave = met.limit, met.leave_units
+    if kind == "limit":
+        high = min(MAX_UNITS, 16 * (met.used_units + met.cost_units + leave + limit.limit_units))
+        needed = _least(lambda units: met.changed(limit_units=units).fits, limit.limit_units, high)
+        return (
+            None if needed is None else Setting("limit", limit.name, needed, limit.limit_units, _granted(book, limit))
+        )
+    if kind == "headroom":
+        return _less_unspent(met)
+    if kind == "leave":
+        less = _least(lambda less: met._replace(leave_units=leave - less).fits, 0, leave)
+        return None if less is None else Setting("leave", limit.name, leave - less, leave)
+    return Setting("pace", limit.name, 0, 1) if limit.paced and met.changed(paced=False).fits else None
 
 
 def _granted(book: CostBook, limit: Limit) -> int:
@@ -525,24 +521,6 @@ def _less_unspent(met: _Met) -> Setting | None:
         lambda less: met.changed(limit_units=limit.limit_units + less, headroom_units=headroom - less).fits, 0, headroom
     )
     return None if less is None else Setting("headroom", limit.name, headroom - less, headroom)
-
-
-def _less_left(met: _Met) -> Setting | None:
-    """The most that the job may leave of a full limit to others."""
-    leave = met.leave_units
-    less = _least(lambda less: met._replace(leave_units=leave - less).fits, 0, leave)
-    return None if less is None else Setting("leave", met.limit.name, leave - less, leave)
-
-
-def _unpaced(met: _Met) -> Setting | None:
-    """A full limit without its pace, if that is enough."""
-    return Setting("pace", met.limit.name, 0, 1) if met.limit.paced and met.changed(paced=False).fits else None
-
-
-def _cheaper(each: Sequence[_Met], method: str, cost: int) -> Setting | None:
-    """The highest price that every limit has room for."""
-    less = _least(lambda less: all(met.costing(cost - less).fits for met in each), 0, cost - 1)
-    return None if less is None else Setting("price", method, cost - less, cost)
 
 
 def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -178,13 +178,9 @@ def counted(selector: Selector, spent: Iterable[Spent]) -> Iterator[tuple[Spent,
 
 def ids_of_calls(spent: Sequence[Spent]) -> list[str]:
     """For each of these charges the id of its call."""
-    parts = Counter(map(_call_of, spent))
-    return [charge_id(charge.id[0], _call_of(charge), parts[_call_of(charge)] - 1) for charge in spent]
-
-
-def _call_of(charge: Spent) -> str:
-    """The key of the first charge of a call."""
-    return charge.key.partition(FURTHER)[0]
+    calls = [charge.key.partition(FURTHER)[0] for charge in spent]  # the key of the first charge of each call
+    parts = Counter(calls)
+    return [charge_id(charge.id[0], call, parts[call] - 1) for charge, call in zip(spent, calls, strict=True)]
 
 
 def read_sums(project: Project) -> tuple[Sequence[ChargedSum], Sequence[RefusedSum]]:
@@ -269,7 +265,7 @@ def explain_charge(session: Session, name: str, credential: str | None = None) -
     keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1))]
     chosen = [session.budget(settings.name) for settings in projects_of(session, credential).values()]
     for budget in chosen if key else ():
-        draws, logged = _draws(project_of(budget), keys), _logged(project_of(budget), ms, keys)
+        logged, draws = _records(project_of(budget), ms, keys)
         explained = [
             _explained(budget, name, logged.get(key), draws.get(key)) for key in keys if key in logged or key in draws
         ]
@@ -283,21 +279,15 @@ def explain_charge(session: Session, name: str, credential: str | None = None) -
     raise UnknownCharge(f"{unknown}; `quota log` lists the charges")
 
 
-def _draws(project: Project, keys: Collection[str]) -> dict[str, Draw]:
-    """The draws of these charges in this machine's journal."""
-    if project.journal is None:
-        return {}
-    drawn = project.journal.draws.drawn(project.wall(), NEVER)
-    return {draw.entry.key: draw for draw in drawn if draw.entry.key in keys}
-
-
-def _logged(project: Project, ms: int, keys: Collection[str]) -> dict[str, Spent]:
-    """These charges in the history: since their time, or anywhere in the log if a repair dated them anew."""
+def _records(project: Project, ms: int, keys: Collection[str]) -> tuple[dict[str, Spent], dict[str, Draw]]:
+    """These charges in the history: since their time, or anywhere in the log if a repair dated them anew. And their
+    draws in this machine's journal."""
+    drawn = [] if project.journal is None else project.journal.draws.drawn(project.wall(), NEVER)
     logged = {charge.key: charge for charge in charges(project, ms) if charge.key in keys}
     if not logged:
         trimmed_ms = project.log.begin(project.name).trimmed[0]
         logged = {charge.key: charge for charge in charges(project, trimmed_ms) if charge.key in keys}
-    return logged
+    return logged, {draw.entry.key: draw for draw in drawn if draw.entry.key in keys}
 
 
 def _explained(budget: Budget, name: str, logged: Spent | None, draw: Draw | None) -> ChargeExplained:

@@ -529,6 +529,14 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
         full_by = stopped.refused_by
     put_back = [members(loss, "at machine charges units") for loss in credential.put_back]
     early = {x.bucket: x.used_units for x in credential.early}
+    compared = [
+        {
+            **members(x, "bucket since through"),
+            "compared_at": rfc3339(x.at_ms),
+            **members(x, "upstream_units our_units unknown_units drift_units"),
+        }
+        for x in credential.compared
+    ]
     return {
         **members(credential.settings, "name project api"),
         **members(credential, "open"),
@@ -549,7 +557,7 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
             }
             for x in credential.exhausted
         ],
-        **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
+        **({"upstream": compared} if compared else {}),
     }
 
 
@@ -557,11 +565,6 @@ def _job_json(job: JobRow) -> dict[str, object]:
     stands = {**members(job, "job"), "could_go_on": not job.why, "runs_on": job.runs_on or None}
     stands |= members(job, "running next_at")
     return {**stands, **(members(job, "refused_by retry_at why") if job.why else {})}
-
-
-def _compared_json(compared: Compared) -> dict[str, object]:
-    units = members(compared, "upstream_units our_units unknown_units drift_units")
-    return {**members(compared, "bucket since through"), "compared_at": rfc3339(compared.at_ms), **units}
 
 
 def _limit_json(row: LimitRow) -> dict[str, object]:
