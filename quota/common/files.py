@@ -276,10 +276,17 @@ def _writable_by_others(status: os.stat_result, path: int | str | os.PathLike[st
     if status.st_mode & stat.S_IWOTH:
         why = "can be written by every user"
     elif status.st_mode & stat.S_IWGRP:
-        if _has_acl(path):
+        try:  # then the group's bits are the mask of a list with further users and groups
+            has_list = bool(os.getxattr(path, _ACL))
+        except (AttributeError, OSError):  # not on Linux, or there is no list
+            has_list = False
+        if has_list:
             why = "can be written by others: see getfacl"
         elif not _is_own_group(status.st_gid):
-            why = f"can be written by the group {_group_name(status.st_gid)}"
+            group = str(status.st_gid)
+            with contextlib.suppress(KeyError):  # it has no name
+                group = grp.getgrgid(status.st_gid).gr_name
+            why = f"can be written by the group {group}"
     if why and os.statvfs(path).f_flag & os.ST_RDONLY:
         return ""
     return why
@@ -297,14 +304,6 @@ def _is_own_group(gid: int) -> bool:
     if members - {_user_name(me), _user_name(0)}:
         return False
     return gid == primary or all(user.pw_uid in (me, 0) for user in pwd.getpwall() if user.pw_gid == gid)
-
-
-def _has_acl(path: int | str | os.PathLike[str]) -> bool:
-    """Whether the group's bits are the mask of a list with further users and groups."""
-    try:
-        return bool(os.getxattr(path, _ACL))
-    except (AttributeError, OSError):  # not on Linux, or there is no list
-        return False
 
 
 def _is_unmapped(uid: int) -> bool:
@@ -326,13 +325,6 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
-
-
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
 
 
 # -- files that a user names -------------------------------------------------------------------------------------------
@@ -381,9 +373,10 @@ def read_text(package: str, name: str) -> str:
     return path_of(package, name).read_text(encoding="utf-8")
 
 
-def list_names(package: str, folder: str) -> list[str]:
-    """The names of the files in a folder of the package."""
-    return [path.name for path in path_of(package, folder).iterdir()]
+def list_names(package: str, folder: str, ending: str) -> list[str]:
+    """The names of the files with this ending in a folder of the package, without it, sorted."""
+    files = path_of(package, folder).iterdir()
+    return sorted(file.name.removesuffix(ending) for file in files if file.name.endswith(ending))
 
 
 def path_of(package: str, name: str) -> Path:

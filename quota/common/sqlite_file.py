@@ -258,7 +258,12 @@ class SqliteFile:
             if not self.read_only and not os.path.exists(self.path):
                 if os.path.islink(self.path):  # as where what it names is not mounted
                     raise self.error(self.says("no file", "it is a link to nothing"))
-                _make(self.path, private=self.private)
+                folder = os.path.dirname(self.path)
+                if self.private and folder and not os.path.isdir(folder):
+                    make_folder(folder)
+                # SQLite gives its side files the same mode. The umask may take rights away.
+                mode = 0o600 if self.private else 0o644
+                os.close(open_alone(self.path, os.O_RDWR | os.O_CREAT, mode))
                 self._check()
         of_file = [_inode(path) for path in self._paths[:1]]
         self._inodes = None
@@ -274,7 +279,13 @@ class SqliteFile:
         return db
 
     def _check(self) -> None:
-        why = doubt_of_database(self.path) or _second_name(self.path)
+        """Raise for a file that others could change, or with a second name. SQLite keeps a -wal beside each name, so
+        processes that open different names do not see each other's writes."""
+        why, real = doubt_of_database(self.path), os.path.realpath(self.path)
+        if not why and os.path.exists(real) and os.stat(real).st_nlink > 1:
+            why = "a hard link to it is a second file for SQLite; delete one of the two (find / -samefile shows both)"
+        elif not why and is_mounted_alone(real):
+            why = "it is mounted without its folder, and is a second file for SQLite; mount the folder"
         if why:
             raise self._useless("other", why)
 
@@ -391,25 +402,3 @@ def _inode(path: str) -> int:
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise
         return 0
-
-
-def _second_name(path: str) -> str:
-    """Why the file may have a second name, in words; "" if it has none. SQLite keeps a -wal beside each name, so
-    processes that open different names do not see each other's writes."""
-    path = os.path.realpath(path)
-    if os.path.exists(path) and os.stat(path).st_nlink > 1:
-        return "a hard link to it is a second file for SQLite; delete one of the two (find / -samefile shows both)"
-    if is_mounted_alone(path):
-        return "it is mounted without its folder, and is a second file for SQLite; mount the folder"
-    return ""
-
-
-def _make(path: str, *, private: bool) -> None:
-    """Create the file. SQLite gives its side files the same mode.
-
-    Only this user may read a private file or folder. Other users may read any other file, as the umask allows.
-    """
-    folder = os.path.dirname(path)
-    if private and folder and not os.path.isdir(folder):
-        make_folder(folder)
-    os.close(open_alone(path, os.O_RDWR | os.O_CREAT, 0o600 if private else 0o644))

@@ -170,13 +170,13 @@ def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, 
     writer = csv.DictWriter(lines, columns, restval="", extrasaction="ignore", lineterminator="\r\n")
 
     def write_row(row: Mapping[str, Any]) -> None:
-        writer.writerow({name: shown(_cell(value)) for name, value in row.items()})
+        cells = {}
+        for name, value in row.items():
+            text = "" if value is None else str(value)
+            if isinstance(value, bool | dict | list | tuple):
+                text = json.dumps(value, ensure_ascii=False)
+            cells[name] = shown(text)
+        writer.writerow(cells)
 
     write_row(dict(zip(columns, columns, strict=True)))
     return write_row
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool | dict | list | tuple):
-        return json.dumps(value, ensure_ascii=False)
-    return "" if value is None else str(value)

@@ -398,4 +398,4 @@ def _pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def script_names() -> list[str]:
     """The names of all scripts, sorted."""
-    return sorted(name.removesuffix(".lua") for name in list_names("quota.lua", ".") if name.endswith(".lua"))
+    return list_names("quota.lua", ".", ".lua")

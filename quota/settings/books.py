@@ -91,7 +91,7 @@ def book_tables(name: str) -> dict[str, object]:
 
 def book_names() -> list[str]:
     """The names of the built-in cost books, sorted."""
-    return sorted(name.removesuffix(".toml") for name in list_names("quota.config", "costs") if name.endswith(".toml"))
+    return list_names("quota.config", "costs", ".toml")
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -453,7 +453,11 @@ def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
 def _limit(table: TomlTable, book: CostBook) -> Limit:
     name = table.read("name")
     quota_units, headroom_units = _numbers(table)
-    methods = _methods(table, book)
+    named = [book.canonical(method) for method in table.read("methods")]
+    for index, method in enumerate(named):
+        message = f"cost book {book.name!r} has no method {show(method)}"
+        table.check_choice(method, book.methods, "methods", message, index)
+    methods = tuple(sorted(set(named)))
     selector = Selector(buckets=_buckets(table, book, methods), methods=methods, **table.members("jobs count"))
     view = View(selector, table.read("window"))
     paced = table.read("pacing")
@@ -482,14 +486,6 @@ def _numbers(table: TomlTable) -> tuple[int, int]:
     if headroom_units >= quota_units:
         raise table.error(f"{headroom_units:,} of a quota of {quota_units:,} leaves nothing to spend", "headroom")
     return quota_units, headroom_units
-
-
-def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
-    methods = tuple(book.canonical(method) for method in table.read("methods"))
-    for index, method in enumerate(methods):
-        message = f"cost book {book.name!r} has no method {show(method)}"
-        table.check_choice(method, book.methods, "methods", message, index)
-    return tuple(sorted(set(methods)))
 
 
 def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:

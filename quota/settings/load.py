@@ -175,32 +175,29 @@ def _settings_of(root: TomlTable, config: Config) -> Settings:
     identity = "" if source == GIVEN else _identity(path)
     ledger = _ledger(root.read("ledger"), identity, credentials)
     jobs = _jobs(root.read("jobs").all(), credentials)
-    return Settings(
+    settings = Settings(
         path=path,
         ledger=ledger,
         credentials=credentials,
         jobs=jobs,
         store=_store(root.read("store"), ledger, jobs),
         textfile=root.read("textfile"),
-        notify=_notify(root.read("notify")) if "notify" in root else None,
-        inbound=_inbound(root.read("inbound")) if "inbound" in root else None,
         variables=config.variables,
         called=source,
     )
-
-
-def _inbound(table: TomlTable) -> Mapping[str, Any]:
-    """The table as it is: `quota.inbound` reads its values, and the gate never imports that."""
-    for name in rule_names(table):
-        table.read(name).read("limits")  # raises for a misspelt key
-    return table.data
-
-
-def _notify(table: TomlTable) -> NotifySettings:
-    command = table.read("command")
-    if command and "/" in command[0]:  # without a slash, PATH has the command
-        command = (path_at(table, "command", command[0]), *command[1:])
-    return NotifySettings(command, *map(table.read, ("url", "stale", "insecure_endpoint")))
+    if "notify" in root:
+        table = root.read("notify")
+        command = table.read("command")
+        if command and "/" in command[0]:  # without a slash, PATH has the command
+            command = (path_at(table, "command", command[0]), *command[1:])
+        notify = NotifySettings(command, *map(table.read, ("url", "stale", "insecure_endpoint")))
+        settings = settings._replace(notify=notify)
+    if "inbound" in root:  # the table as it is: `quota.inbound` reads its values, and the gate never imports that
+        table = root.read("inbound")
+        for name in rule_names(table):
+            table.read(name).read("limits")  # raises for a misspelt key
+        settings = settings._replace(inbound=table.data)
+    return settings
 
 
 def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, CredentialSettings]) -> LedgerSettings:
@@ -375,13 +372,17 @@ def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
     credential = row.read("credential") or next(iter(credentials))
     row.check_choice(credential, credentials, "credential", f"there is no credential {show(credential)}")
+    options = row.read("options")
+    for option in options.data:
+        if not option.isidentifier():
+            raise options.error("not a valid argument name; use letters, digits and _", option)
     return JobSettings(
         name=name,
         credential=credential,
         **row.members("fetch regions pages max_body_mb max_answer_s max_items insecure_endpoint max_units"),
         misfire_grace_ms=row.read("misfire_grace"),
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},
-        options=_options(row.read("options")),
+        options=dict(options.data),
         on_each_machine=row.read("machines") == "each",
         ping_ref=row.read("ping"),
         tables=_tables(row),
@@ -442,10 +443,3 @@ def _leave(row: TomlTable, credential: CredentialSettings, left: Left) -> dict[s
             if not limit.narrow and main in limit.view.selector.buckets
         }
     return left[credential.name, value]
-
-
-def _options(table: TomlTable) -> dict[str, object]:
-    for name in table.data:
-        if not name.isidentifier():
-            raise table.error("not a valid argument name; use letters, digits and _", name)
-    return dict(table.data)

@@ -18,7 +18,7 @@ from quota.settings.load import read_config, settings_of
 from quota.settings.model import Settings
 from quota.settings.references import ADDRESS, is_reference
 from quota.settings.tables import CALENDAR, ROOT
-from quota.settings.toml import Either, Keys, Kind, Needs, Table, Text, dotted, in_toml
+from quota.settings.toml import Either, Keys, Needs, Table, Text, dotted, in_toml
 
 
 class Origin(NamedTuple):
@@ -92,8 +92,10 @@ def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
     if isinstance(kind, Table):
         for at, keys, row in kind.tables(value, path):
             yield from _values(keys, row, at)
+    elif isinstance(value, str) and isinstance(kind, Text) and kind.secret and not is_reference(value):
+        yield path, _hidden(value) if kind is ADDRESS["url"] else REDACTED, False
     else:
-        yield path, _shown(kind, value), False
+        yield path, _redacted(value), False
 
 
 def _redacted(value: Any) -> Any:
@@ -102,12 +104,6 @@ def _redacted(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _redacted(item) for name, item in value.items()}
     return redact(value) if isinstance(value, str) else value
-
-
-def _shown(kind: Kind, value: Any) -> Any:
-    if isinstance(value, str) and isinstance(kind, Text) and kind.secret and not is_reference(value):
-        return _hidden(value) if kind is ADDRESS["url"] else REDACTED
-    return _redacted(value)
 
 
 def _hidden(url: str) -> str:

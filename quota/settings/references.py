@@ -243,11 +243,15 @@ def address_of(table: TomlTable) -> Address | None:
     url, ref = table.read("url")
     url = canonical(url)
     secrets = [("url", ref)] if re.search(_LOGIN, url) else []
+    userinfo, at, _ = url.partition("://")[2].partition("?")[0].rpartition("@")
+    user, _, password = userinfo.partition(":")
+    login = {"username": user, "password": password} if at else {}
     options = {}
     for key in [key for key in ADDRESS if key in table and key != "url"]:
         if file_of(url) is not None:
             raise table.error("an embedded ledger has no server; remove this key", key)
-        if _stands_in(url, key):
+        in_url = login[key] if key in login else re.search(rf"[?&]{key}=", url)
+        if in_url:
             raise table.error("the url has one too; keep one of them", key)
         kind, value = ADDRESS[key], table.read(key)
         if isinstance(kind, TextOrReference):
@@ -271,14 +275,6 @@ def completed(url: str, ours: str) -> str:
         our_login = ""
     own = [option for option in our_options.split("&") if option.partition("=")[0] not in taken]
     return f"{scheme}{login or our_login}{server}{database}?{'&'.join(filter(None, [options, *own]))}"
-
-
-def _stands_in(url: str, key: str) -> bool:
-    userinfo, at, _ = url.partition("://")[2].partition("?")[0].rpartition("@")
-    if at and key in ("username", "password"):
-        name, _, password = userinfo.partition(":")
-        return bool(name if key == "username" else password)
-    return re.search(rf"[?&]{key}=", url) is not None
 
 
 def _with_options(table: TomlTable, url: str, options: dict[str, str]) -> str:

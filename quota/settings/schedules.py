@@ -82,19 +82,15 @@ class Cron(NamedTuple):
             midnight_ms, regular = _day(self.zone, day)
             if midnight_ms >= until_ms:
                 return
-            if self._on(day):
+            of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+            is_chosen = of_month or of_week if self.either else of_month and of_week
+            if is_chosen and day.month in self.months:
                 times = (midnight_ms + at for at in minutes_ms) if regular else self._at_change(day, zone)
                 for at_ms in times:
                     if last_ms < at_ms < until_ms:
                         yield at_ms
                         last_ms = at_ms
             day += timedelta(days=1)
-
-    def _on(self, day: date) -> bool:
-        if day.month not in self.months:
-            return False
-        of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
-        return of_month or of_week if self.either else of_month and of_week
 
     def _at_change(self, day: date, zone: ZoneInfo) -> list[int]:
         """The fire times of a day on which the clock changes."""
