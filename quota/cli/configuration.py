@@ -21,7 +21,7 @@ from quota.reports.metrics import write_file
 from quota.session import Session
 from quota.settings.books import as_written, book_names, default_limits, load_book
 from quota.settings.load import load_settings
-from quota.settings.model import DEFAULT_HEADROOM_PERCENT, CredentialSettings
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.references import read_key
 from quota.settings.toml import in_toml
 from quota.terms.api import GOOGLES_KEY, KeyPlace
@@ -127,7 +127,15 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         findings = check(session)
     credentials = settings.credentials
     passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
-    keyless = [name for name in passed if not _is_readable(credentials[name])]
+    keyless = []
+    for name in passed:  # the key or the token that a credential refers to
+        kind, _, token_ref = (credentials[name].auth_ref or "").partition(":")
+        ref = credentials[name].key_ref or (token_ref if kind == "bearer" else None)
+        try:
+            if ref is not None:
+                read_key(ref)
+        except ConfigError:
+            keyless.append(name)
     served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
     left_out = [name for name in credentials if name not in passed]
 
@@ -149,15 +157,6 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
                 say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
 
     return _tell(settings.source, findings, as_json, shown, ConfigError.exit_status)
-
-
-def _is_readable(credential: CredentialSettings) -> bool:
-    """Whether the key or token that a credential refers to, if any, can be read here."""
-    kind, _, token_ref = (credential.auth_ref or "").partition(":")
-    ref = credential.key_ref or (token_ref if kind == "bearer" else None)
-    with suppress(ConfigError):
-        return ref is None or bool(read_key(ref))
-    return False
 
 
 def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callable[[], None], on_error: int) -> int:
@@ -224,9 +223,16 @@ def configuration_for(api: str, book: CostBook, credential: str = "") -> str:
     `credential` what the credential is called: as the book, if it is empty."""
     name = credential or re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
     method, call = _first_call(name, book)
+    remarks = ""
+    if not credential and api not in book_names():
+        remarks = "# The cost book says what its numbers mean.\n\n"
+    elif not credential:  # the remarks of a shipped book about its numbers
+        text = read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0]
+        of_numbers = text.partition("# Not expressed")[0].rstrip("# \n")
+        remarks = f"# The cost book says:\n#\n{of_numbers}\n\n"
     return Template(read_text("quota.config", "new.toml.in")).substitute(
         _TRENDING if book.api == "youtube" else _OWN_JOB,
-        remarks="" if credential else _comment(api),
+        remarks=remarks,
         name=name,
         api=in_toml(api),
         project=in_toml(re.sub("[^A-Za-z0-9._:-]", "-", book.api)),
@@ -252,15 +258,6 @@ _OWN_JOB = {
     "regions": '["one", "two"]',
 }
 """What stands in the file of a job that is built in, and of any other, whose lines are remarks: after a `hash`."""
-
-
-def _comment(api: str) -> str:
-    """The remarks of a shipped book about its numbers."""
-    if api not in book_names():
-        return "# The cost book says what its numbers mean.\n\n"
-    text = read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0]
-    of_numbers = text.partition("# Not expressed")[0].rstrip("# \n")
-    return f"# The cost book says:\n#\n{of_numbers}\n\n"
 
 
 def _login(book: CostBook) -> str:

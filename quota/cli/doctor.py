@@ -63,26 +63,24 @@ _LEVEL_TONE: dict[Level, Tone] = {"error": "verdict", "warning": "note", "ok": "
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
+    settings = session.settings
+    # The folder and the program that a run needs when it ends, if they are missing: nobody would notice before.
+    keys, after_runs = {"textfile folder": "textfile", "notify command": "notify.command"}, []
+    named = () if settings.notify is None else _named(settings.notify)
+    for finding in (*_textfile(settings.textfile), *named):
+        if finding.level == "error" and finding.location in keys:
+            after_runs.append(replace(finding, level="warning", location=keys[finding.location]))
     return ranked(
         [
-            *lint(session.settings),
+            *lint(settings),
             *ask_ledger(session),
             *_journals(session),
             *(finding for finding in _allowances(session) if finding.location == UNAVAILABLE),
             *_renamed(session),
-            *_after_runs(session.settings),
+            *after_runs,
             *(finding for book in _books(session) for finding in ageing(book, host_clock())),
         ]
     )
-
-
-def _after_runs(settings: Settings) -> Iterator[Finding]:
-    """The folder and the program that a run needs when it ends, if they are missing: nobody would notice before."""
-    findings = [*_textfile(settings.textfile), *(_named(settings.notify) if settings.notify is not None else ())]
-    keys = {"textfile folder": "textfile", "notify command": "notify.command"}
-    for finding in findings:
-        if finding.level == "error" and finding.location in keys:
-            yield replace(finding, level="warning", location=keys[finding.location])
 
 
 def _books(session: Session) -> list[CostBook]:

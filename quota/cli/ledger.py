@@ -93,8 +93,10 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     say(*(_line_of(source, target, project) for project in moved))
     if left:
         say(f"not moved, because other configurations have them: {listed(left)}; --all moves them too")
-    if target.label != _label(settings.ledger.url):
-        ours = settings.ledger
+    ours = settings.ledger
+    configured = open_ledger(ours.url)
+    configured.close()
+    if target.label != configured.label:
         has_all = target.label == new and ("url" not in dict(ours.secrets) or new == completed(new, ours.url))
         with_secrets = "" if has_all or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
@@ -150,12 +152,6 @@ def _movable(name: str, url: str, settings: Settings) -> Log:
         raise UsageError(f"{name}: {error}") from None
 
 
-def _label(url: str) -> str:
-    ledger = open_ledger(url)
-    ledger.close()
-    return ledger.label
-
-
 def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Moved]:
     say_progress = now_and_then()
 
@@ -178,12 +174,12 @@ _UNFINISHED = "the move is not finished, and nothing is lost: run it again"
 
 def _held(source: Log, target: Log) -> list[str]:
     """The projects of a ledger, without the projects that have moved to a third ledger."""
-
-    def is_gone(project: str) -> bool:
+    held = []
+    for project in source.projects():
         epoch = source.begin(project).epoch
-        return is_seal(epoch) and epoch != SEAL + target.label
-
-    return [project for project in source.projects() if not is_gone(project)]
+        if not is_seal(epoch) or epoch == SEAL + target.label:
+            held.append(project)
+    return held
 
 
 def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
@@ -251,23 +247,19 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
 
 def _show_ahead(log: Log, there_ms: int, ahead_of: Mapping[str, Ahead], *, yes: bool) -> None:
     say(f"ledger {log.label}, whose clock shows {stamp(there_ms)}:")
-    for project, ahead in ahead_of.items():
-        say(*(f"  project {project}: {line}" for line in _lines(ahead, yes=yes)))
-
-
-def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
     dated = "dated ahead, now corrected" if yes else "dated ahead"
-    lines = []
-    if ahead.charges:
-        newest = f"the newest {stamp(ahead.newest_ms)}"
-        lines.append(f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')} {dated}, {newest}")
-    if ahead.exhaustions:
-        lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{' removed' if yes else ''}")
-    if ahead.claims:
-        lines.append(f"the claims of {many(ahead.claims, 'job')} {dated}")
-    if ahead.newest_ms > ahead.now_ms and not lines:
-        lines.append(f"entries other than charges {dated}, the newest {stamp(ahead.newest_ms)}")
-    return lines or ["nothing is dated ahead"]
+    for project, ahead in ahead_of.items():
+        lines = []
+        if ahead.charges:
+            newest = f"the newest {stamp(ahead.newest_ms)}"
+            lines.append(f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')} {dated}, {newest}")
+        if ahead.exhaustions:
+            lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{' removed' if yes else ''}")
+        if ahead.claims:
+            lines.append(f"the claims of {many(ahead.claims, 'job')} {dated}")
+        if ahead.newest_ms > ahead.now_ms and not lines:
+            lines.append(f"entries other than charges {dated}, the newest {stamp(ahead.newest_ms)}")
+        say(*(f"  project {project}: {line}" for line in lines or ["nothing is dated ahead"]))
 
 
 # -- for other languages -----------------------------------------------------------------------------------------------

@@ -134,9 +134,12 @@ def run() -> int:
     except Exception as error:
         if os.environ.get("QUOTA_DEBUG"):
             raise
-        if isinstance(error, FileNotFoundError) and _folder_is_gone():
-            fail("the working folder is gone; start the command in another folder")
-            return 1
+        if isinstance(error, FileNotFoundError):
+            try:
+                os.getcwd()
+            except FileNotFoundError:
+                fail("the working folder is gone; start the command in another folder")
+                return 1
         if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
             fail("the locale of this process cannot express a path; set PYTHONUTF8=1")
             return 1
@@ -153,11 +156,3 @@ def _usage(error: click.ClickException) -> str:
     if context is None or "--help" in message:
         return message
     return f"{message}{' See' if message.endswith('?') else '; see'} `{context.command_path} --help`"
-
-
-def _folder_is_gone() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False

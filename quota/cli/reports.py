@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 
 import quota
-from quota.budget import Budget, project_of
 from quota.cli.options import (
     apart,
     clock_option,
@@ -214,7 +213,12 @@ def spend(
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         charged, local = [session.project(c.name) for c in projects.values()], not (as_json or as_csv)
         spending = read_spending(charged, fields, start_ms, job=job, local=local)
-        others = 0 if job is not None else sum(_upstream_units(session.budget(c.name)) for c in projects.values())
+        others = 0
+        for project, c in zip(charged, projects.values(), strict=True) if job is None else ():
+            budget = session.budget(c.name)
+            budget.usage()  # reads what only upstream has counted; the limit that counts most of it shows all
+            views = [limit.view for limit in budget.limits if limit.view.selector.count == "units"]
+            others += max((others_units(project.others(view)) for view in views), default=0)
         spending = spending._replace(most=limit, upstream_units=others)
     if as_json:
         print_json(spending.as_json())
@@ -283,13 +287,6 @@ def _spending_notes(spending: Spending) -> Iterator[str]:
 def _only_since(since_ms: int, since: str) -> str:
     """The line below charges that do not reach as far back as the user wants."""
     return f"only since {moment(since_ms)}, not {since}: the ledger has dropped older charges"
-
-
-def _upstream_units(budget: Budget) -> int:
-    """The units that only upstream has counted, in the limit that counts most of them now."""
-    project, _ = project_of(budget), budget.usage()
-    views = [limit.view for limit in budget.limits if limit.view.selector.count == "units"]
-    return max((others_units(project.others(view)) for view in views), default=0)
 
 
 def _show_bought(
