@@ -80,10 +80,13 @@ class Dashboard:
     def _all(self) -> list[Kept[Any]]:
         return [self.now, *self.added.values(), self.curves, self.spent]
 
-    def keep_warm(self) -> None:
-        """Read the parts that are due, one after the other, so that the next request finds new values."""
-        for kept in self._all():
-            kept.get(SCRAPE_PATIENCE_S)
+    async def keep_warm(self) -> None:
+        """Read the parts that are due, one after the other, again and again: the next request finds new values."""
+        while True:
+            await asyncio.sleep(WARM_S)
+            for kept in self._all():
+                with contextlib.suppress(RuntimeError):  # no more threads can be started; the next time one may be
+                    await run_in_threadpool(kept.get, SCRAPE_PATIENCE_S)
 
     def samples(self) -> list[Sample]:
         """The samples for `/metrics`."""
@@ -164,7 +167,7 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         await run_in_threadpool(lambda: site.overview(dashboard.state()))
-        warm = asyncio.create_task(_every(WARM_S, dashboard.keep_warm))
+        warm = asyncio.create_task(dashboard.keep_warm())
         yield
         warm.cancel()
 
@@ -183,10 +186,3 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
         lifespan=lifespan,
     )
     return protected(app, hosts=hosts)
-
-
-async def _every(span_s: float, work: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(span_s)
-        with contextlib.suppress(RuntimeError):  # no more threads can be started; the next time there may be one
-            await run_in_threadpool(work)

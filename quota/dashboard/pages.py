@@ -108,6 +108,10 @@ class Site:
         down = state.now.error is not None
         curves = state.curves.value or Curves({}, forecast_of(reading for _, reading in state.added))
         credentials = [] if now is None else [self._credential(row, now, down) for row in now.status.credentials]
+        jobs: dict[tuple[str, str], list[Region]] = {}
+        for part in state.parts:
+            for region in part.regions:
+                jobs.setdefault((region.project, region.job), []).append(region)
         title = _title([] if now is None else [verdict(row, now.status.at_ms) for row in now.status.credentials])
         return self._render(
             "overview.html",
@@ -121,7 +125,7 @@ class Site:
             read_ms=state.now.read_ms,
             spending=[_spending(project, spans) for project, spans in (state.spent.value or {}).items()],
             spans=SPANS,
-            jobs=_freshness(region for part in state.parts for region in part.regions),
+            jobs=[{"job": job, "project": of, "rows": _folded(rows, ROWS)} for (of, job), rows in jobs.items()],
             notes=[note for part in state.parts for note in part.notes],
             refusals=_folded([{"kept": kept, "key": key_of(kept)} for kept in now.refusals] if now else [], REFUSALS),
             runs=_folded(state.runs, RUNS),
@@ -320,16 +324,6 @@ def _spending(project: str, spans: Sequence[Spending]) -> dict[str, Any]:
 
 def _by(refusals: Sequence[RefusedSum]) -> str:
     return listed(f"{calls:,} by {short_name(by)}" for by, calls in refused_by(refusals).items())
-
-
-# -- freshness ---------------------------------------------------------------------------------------------------------
-
-
-def _freshness(regions: Iterable[Region]) -> list[dict[str, Any]]:
-    jobs: dict[tuple[str, str], list[Region]] = {}
-    for region in regions:
-        jobs.setdefault((region.project, region.job), []).append(region)
-    return [{"job": job, "project": project, "rows": _folded(rows, ROWS)} for (project, job), rows in jobs.items()]
 
 
 def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
