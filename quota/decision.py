@@ -184,7 +184,10 @@ class Decision(NamedTuple):
 
     def sentence(self) -> str:
         """One line for people: what was asked, the answer, and what to do about a refusal."""
-        what = f"{self.method} ({many(self.cost_units, 'unit')}{self._other_cost()}) on {self.credential}"
+        state, other_cost = self._refusing(), ""
+        if state is not None and state.noun == "unit" and state.cost_units != self.cost_units:
+            other_cost = f", {state.cost_units:,} in limit {state.name!r}"  # it counts another bucket than the first
+        what = f"{self.method} ({many(self.cost_units, 'unit')}{other_cost}) on {self.credential}"
         if self.admitted and not self.cost_units:
             return f"admitted {self.method} on {self.credential}: it is free, and nothing is charged"
         if self.admitted:
@@ -207,12 +210,6 @@ class Decision(NamedTuple):
             return f"{self._cause()}, {self.method or 'a call'} needs {state.cost_units:,}"
         return self._cause()
 
-    def _other_cost(self) -> str:
-        """The cost in the refusing limit, if it is of another bucket than the first."""
-        state = self._refusing()
-        differs = state is not None and state.noun == "unit" and state.cost_units != self.cost_units
-        return f", {state.cost_units:,} in limit {state.name!r}" if state is not None and differs else ""
-
     def _refusing(self) -> LimitState | None:
         return next((state for state in self.limits if state.name == self.refused_by), None)
 
@@ -223,7 +220,7 @@ class Decision(NamedTuple):
             return f"limit {state.name!r} has {used}" + (f", {self.detail}" if self.detail else "")
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
-        if self.reason == "closed" and state is not None and self._too_dear(state):
+        if self.reason == "closed" and state is not None and state.cost_units > state.limit_units:
             cost = many(state.cost_units, state.noun)
             return f"limit {state.name!r} never has room for {cost}: upstream grants {self.detail}"
         if self.reason == "closed":
@@ -235,14 +232,10 @@ class Decision(NamedTuple):
         if self.reason == "clock":
             return SET_THE_CLOCK
         if self.reason == "closed":
-            lowered = any(state.name == self.refused_by and self._too_dear(state) for state in self.limits)
-            then = "reconcile" if lowered else "reopen"
+            state = self._refusing()  # a limit can never hold this call if upstream grants less than configured
+            then = "reopen" if state is None or state.cost_units <= state.limit_units else "reconcile"
             return f"waiting will not help: ask upstream for quota, then `quota {then}`"
         return ""
-
-    def _too_dear(self, state: LimitState) -> bool:
-        """Whether a limit can never hold this call, because upstream grants less than the configuration says."""
-        return state.cost_units > state.limit_units
 
     def _when(self) -> str:
         if self.reason in ("clock", "closed"):

@@ -122,7 +122,7 @@ class Session(OfOneProcess):
             if (budget := self._budgets.get(chosen.name)) is not None:
                 return budget
             allowed = self.settings.ledger.unavailable
-            project = self._project(chosen)
+            project = self.project(chosen.name)
             budget = Budget(
                 credential=chosen.name,
                 book=chosen.book,
@@ -144,25 +144,23 @@ class Session(OfOneProcess):
         """The log of a credential's project, as this process reads it. Credentials of one project share it."""
         with self._lock:
             self._check_open()
-            return self._project(self.credential(credential))
-
-    def _project(self, chosen: CredentialSettings) -> Project:
-        identity = self._identity(chosen)
-        if identity not in self._projects:
-            longest_ms = _longest_ms(chosen.limits)
-            project = Project(
-                self.ledger,
-                chosen.project,
-                journal=self._open_journal(identity, longest_ms),
-                keys=Keys(self.run, self._state_folder, identity.hash),
-                clock=self._clock,
-                longest_ms=longest_ms,
-                jitter_ms=machine_jitter_ms(),
-                api=chosen.book.api,
-            )
-            self._projects[identity] = project
-            self._recorders[identity] = Recorder(project.state)
-        return self._projects[identity]
+            chosen = self.credential(credential)
+            identity = self._identity(chosen)
+            if identity not in self._projects:
+                longest_ms = _longest_ms(chosen.limits)
+                project = Project(
+                    self.ledger,
+                    chosen.project,
+                    journal=self._open_journal(identity, longest_ms),
+                    keys=Keys(self.run, self._state_folder, identity.hash),
+                    clock=self._clock,
+                    longest_ms=longest_ms,
+                    jitter_ms=machine_jitter_ms(),
+                    api=chosen.book.api,
+                )
+                self._projects[identity] = project
+                self._recorders[identity] = Recorder(project.state)
+            return self._projects[identity]
 
     def _identity(self, credential: CredentialSettings) -> Identity:
         """The identity of the budget that a credential spends, wherever the ledger is."""

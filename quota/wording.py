@@ -245,31 +245,30 @@ def jobs_alone(jobs: Sequence[JobRow], at_ms: int) -> Iterator[Part]:
 
 
 def _jobs(jobs: Sequence[JobRow], at_ms: int, nobody: str = "-") -> Table:
-    rows = [
-        (job.job, _runs_on(job, at_ms) or nobody, "-" if job.next_ms is None else moment(job.next_ms), _a_run_now(job))
-        for job in jobs
-    ]
+    rows = []
+    for job in jobs:
+        runs_on = job.runs_on
+        if job.seen_ms is not None:
+            runs_on += f"; {job.seen_on}" if job.seen_on != job.runs_on else ","
+            is_silent = at_ms - job.seen_ms > MINUTE_MS  # it waits for an answer, or was killed
+            runs_on += f" silent since {stamp(job.seen_ms)}" if is_silent else " running"
+        a_run_now = "goes on there" if job.is_elsewhere else "goes on"
+        if job.why:
+            a_run_now = "no" if job.retry_ms is None else f"from {moment(job.retry_ms)}"
+        rows.append((job.job, runs_on or nobody, "-" if job.next_ms is None else moment(job.next_ms), a_run_now))
     tones: list[Tone] = ["bad" if job.why else "" for job in jobs]
     return Table(("job", "runs on", "next tick", "a run now"), rows, tones=tones, without=(2,))
 
 
-def _runs_on(job: JobRow, at_ms: int) -> str:
-    if job.seen_ms is None:
-        return job.runs_on
-    which = f"; {job.seen_on}" if job.seen_on != job.runs_on else ","
-    silent = at_ms - job.seen_ms > MINUTE_MS  # it waits for an answer, or was killed
-    return f"{job.runs_on}{which} silent since {stamp(job.seen_ms)}" if silent else f"{job.runs_on}{which} running"
-
-
-def _a_run_now(job: JobRow) -> str:
-    if job.why:
-        return "no" if job.retry_ms is None else f"from {moment(job.retry_ms)}"
-    return "goes on there" if job.is_elsewhere else "goes on"
-
-
 def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
     """The jobs that could not go on now, by their reasons, without the reason that the verdict has."""
-    yield from _stopped([job for job in credential.jobs if not _is_in_verdict(job, credential)])
+    outlook, jobs = credential.outlook, []
+    for job in credential.jobs:
+        is_closed = outlook.closed is not None and job.is_closed and job.refused_by == outlook.closed.bucket
+        is_full = outlook.full is not None and job.why == outlook.full.why()
+        if not is_closed and not is_full and job != credential.stopped:
+            jobs.append(job)
+    yield from _stopped(jobs)
 
 
 def _stopped(jobs: Sequence[JobRow]) -> Iterator[Line]:
@@ -280,14 +279,6 @@ def _stopped(jobs: Sequence[JobRow]) -> Iterator[Line]:
     for why, names in names_of.items():
         noun = "job" if len(names) == 1 else "jobs"
         yield Line(f"{noun} {listed(names)} could not go on now: {why}", "note")
-
-
-def _is_in_verdict(job: JobRow, credential: CredentialRow) -> bool:
-    """Whether the verdict has the reason why a job could not go on."""
-    outlook = credential.outlook
-    if outlook.closed is not None and job.is_closed and job.refused_by == outlook.closed.bucket:
-        return True
-    return job == credential.stopped or (outlook.full is not None and job.why == outlook.full.why())
 
 
 def _closed(exhaustion: Exhaustion) -> Verdict:
@@ -320,7 +311,11 @@ def refusal_parts(x: RefusalExplained) -> Iterator[Part]:
     yield Line(f"REFUSED: {_cause(x)}", "verdict")
     for text in _who_filled(x):
         yield Line(text, "strong")
-    yield Line(_asker(x))
+    kept = x.kept
+    asker = {"credential": kept.credential, "job": kept.job, "region": kept.region, "run": kept.run, "on": kept.machine}
+    who = ", ".join([f"{what} {name}" for what, name in asker.items() if name])
+    then = "" if kept.retry_at_ms is None else f"; next at {moment(kept.retry_at_ms)}"
+    yield Line(f"{stamp(kept.at_ms)}, {who}{then}")
     yield Line(_now(x), "strong")
     if x.names:
         yield Line("")
@@ -387,14 +382,6 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
             yield f"{charged}; {spent_elsewhere(x.book)}"
         else:
             yield charged
-
-
-def _asker(x: RefusalExplained) -> str:
-    kept = x.kept
-    asker = {"credential": kept.credential, "job": kept.job, "region": kept.region, "run": kept.run, "on": kept.machine}
-    who = ", ".join([f"{what} {name}" for what, name in asker.items() if name])
-    then = "" if kept.retry_at_ms is None else f"; next at {moment(kept.retry_at_ms)}"
-    return f"{stamp(kept.at_ms)}, {who}{then}"
 
 
 def _now(x: RefusalExplained) -> str:
