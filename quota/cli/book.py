@@ -195,11 +195,25 @@ def diff(old: str, new: str, as_json: bool) -> None:
     Example:
       quota book diff youtube-v3 ./youtube-v3.toml
     """
-    rows = list(_differing(old, new))
+    before, after = (dict(_flat("", book_tables(name))) for name in (old, new))
+    rows = []
+    for what in dict.fromkeys((*before, *after)):
+        if before.get(what) != after.get(what):
+            rows.append({"what": what, "old": before.get(what), "new": after.get(what)})
+    both = {what for what in before if what.startswith("routes.") and what in after}
+    rows += _moved([what for what in before if what in both], [what for what in after if what in both])
     if as_json:
         print_json({"old": old, "new": new, "differences": rows})
-    else:
-        say(*_difference_lines(rows))
+        return
+    for row in rows:
+        if row["old"] is None:
+            say(f"+ {row['what']}: {row['new']}")
+        elif row["new"] is None:
+            say(f"- {row['what']}: {row['old']}")
+        else:
+            say(f"~ {row['what']}: {row['old']} -> {row['new']}")
+    if not rows:
+        say("no difference")
 
 
 @book.command("new", short_help="Draft a cost book from recorded answers.")
@@ -289,16 +303,6 @@ def _listed_books() -> list[dict[str, Any]]:
 # -- diff --------------------------------------------------------------------------------------------------------------
 
 
-def _differing(old: str, new: str) -> Iterator[dict[str, Any]]:
-    """The differences of two books: `what` differs, and its value in the `old` and the `new` book, or None."""
-    before, after = (dict(_flat("", book_tables(name))) for name in (old, new))
-    for what in dict.fromkeys((*before, *after)):
-        if before.get(what) != after.get(what):
-            yield {"what": what, "old": before.get(what), "new": after.get(what)}
-    both = {what for what in before if what.startswith("routes.") and what in after}
-    yield from _moved([what for what in before if what in both], [what for what in after if what in both])
-
-
 def _moved(old: list[str], new: list[str]) -> Iterator[dict[str, Any]]:
     """The routes whose place among the routes of both books differs: the first match decides."""
     from difflib import SequenceMatcher
@@ -327,19 +331,6 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield from ((f"{path}[{number}]", json.dumps(row)) for number, row in enumerate(value))
     else:
         yield path, json.dumps(value)
-
-
-def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """For people: `-` only the old book has it, `+` only the new book, `~` both, and they differ."""
-    for row in rows:
-        if row["old"] is None:
-            yield f"+ {row['what']}: {row['new']}"
-        elif row["new"] is None:
-            yield f"- {row['what']}: {row['old']}"
-        else:
-            yield f"~ {row['what']}: {row['old']} -> {row['new']}"
-    if not rows:
-        yield "no difference"
 
 
 # -- try ---------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from quota.settings.references import read_key
 from quota.settings.toml import in_toml
 from quota.terms.api import GOOGLES_KEY, KeyPlace
 from quota.terms.costs import CostBook
-from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -222,6 +221,16 @@ def configuration_for(api: str, book: CostBook, credential: str = "") -> str:
     """The text of a configuration with one credential of this cost book; `api` is how the user named the book, and
     `credential` what the credential is called: as the book, if it is empty."""
     name = credential or re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
+    limits = []
+    for limit in default_limits(book):
+        values = {
+            "name": in_toml(limit.name),
+            "bucket": in_toml(limit.view.selector.buckets[0]) if len(book.buckets) > 1 else "",
+            "quota": f"{limit.quota_units:_}",
+            "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
+            "window": as_written(limit.view.window),
+        }
+        limits.append(f"    {{ {', '.join(f'{key} = {value}' for key, value in values.items() if value)} }},")
     method, call = _first_call(name, book)
     remarks = ""
     if not credential and api not in book_names():
@@ -237,7 +246,7 @@ def configuration_for(api: str, book: CostBook, credential: str = "") -> str:
         api=in_toml(api),
         project=in_toml(re.sub("[^A-Za-z0-9._:-]", "-", book.api)),
         login=_login(book),
-        limits="\n".join(f"    {{ {_limit(book, limit)} }}," for limit in default_limits(book)),
+        limits="\n".join(limits),
         method=method,
         call=call,
     )
@@ -277,17 +286,6 @@ def _login(book: CostBook) -> str:
         f"# Where the token is, never the token itself: bearer:env:NAME or bearer:file:PATH.{account}\n"
         f'auth = "bearer:env:{variable}_TOKEN"\n{where}'
     )
-
-
-def _limit(book: CostBook, limit: Limit) -> str:
-    values = {
-        "name": in_toml(limit.name),
-        "bucket": in_toml(limit.view.selector.buckets[0]) if len(book.buckets) > 1 else "",
-        "quota": f"{limit.quota_units:_}",
-        "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
-        "window": as_written(limit.view.window),
-    }
-    return ", ".join(f"{key} = {value}" for key, value in values.items() if value)
 
 
 def _first_call(name: str, book: CostBook) -> tuple[str, str]:

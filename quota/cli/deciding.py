@@ -174,7 +174,14 @@ def read_calls(path: str) -> tuple[str, list[bytes]]:
     """What messages call a file, `-` for stdin, and its lines. Raises UsageError."""
     name = "calls from stdin" if path == "-" else f"calls {show(path)}"
     try:
-        data = _read(path)
+        if path != "-":
+            data = read_named(path, MAX_FILE_BYTES + 1)
+        else:
+            data = b""
+            while more := os.read(
+                0, MAX_FILE_BYTES + 1 - len(data)
+            ):  # if it would block, it fails: more calls may come
+                data += more
     except OSError as error:
         raise UsageError(
             f"{name}: cannot be read: {error.strerror}; name a file with METHOD [UNITS] on each line, or - for stdin"
@@ -182,17 +189,6 @@ def read_calls(path: str) -> tuple[str, list[bytes]]:
     if len(data) > MAX_FILE_BYTES:
         raise UsageError(f"{name}: larger than {MAX_FILE_BYTES >> 10} KiB, so it is not a list of calls")
     return name, data.removeprefix(codecs.BOM_UTF8).splitlines()
-
-
-def _read(path: str) -> bytes:
-    """The content of a file, up to one byte more than the maximum. Raises OSError, also if a read would block, because
-    more calls may come."""
-    if path != "-":
-        return read_named(path, MAX_FILE_BYTES + 1)
-    data = b""
-    while more := os.read(0, MAX_FILE_BYTES + 1 - len(data)):
-        data += more
-    return data
 
 
 def _calls(name: str, lines: Sequence[bytes], budget: Budget, job: str) -> list[str | tuple[str, int]]:
@@ -441,9 +437,12 @@ def prove(as_json: bool) -> None:
       quota prove
     """
     rows = list(_admitted())
-    fixed_units, sliding_units = _peak(rows, "fixed_units"), _peak(rows, "sliding_units")
+    peaks = {}
+    for window in ("fixed", "sliding"):
+        spent = [(row["offset_ms"], row[f"{window}_units"]) for row in rows]
+        of_days = [sum(units for ms, units in spent if end_ms - DAY_MS < ms <= end_ms) for end_ms, _ in spent]
+        peaks[f"{window}_peak_units"] = max(of_days)  # the most in any 24 hours
     if as_json:
-        peaks = {"fixed_peak_units": fixed_units, "sliding_peak_units": sliding_units}
         print_json({"limit_units": LIMIT_UNITS, **peaks, "rows": rows})
         return
     limit = many(LIMIT_UNITS, "unit")
@@ -454,15 +453,8 @@ def prove(as_json: bool) -> None:
         day = "Mon" if row["offset_ms"] < 0 else "Tue"
         at = f"{day} {minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
         click.echo(f"{at:>16}  {row['asked_units']:>6}  {row['fixed_units']:>13}  {row['sliding_units']:>14}")
-    click.echo(
-        f"\nMost in any 24 hours: fixed {fixed_units:,}, sliding {sliding_units:,}; the limit is {LIMIT_UNITS:,}."
-    )
-
-
-def _peak(rows: Sequence[dict[str, int]], admitted: str) -> int:
-    """The most units in any 24 hours."""
-    spent = [(row["offset_ms"], row[admitted]) for row in rows]
-    return max(sum(units for ms, units in spent if at - DAY_MS < ms <= at) for at, _ in spent)
+    fixed, sliding = peaks.values()
+    click.echo(f"\nMost in any 24 hours: fixed {fixed:,}, sliding {sliding:,}; the limit is {LIMIT_UNITS:,}.")
 
 
 def _admitted() -> Iterator[dict[str, int]]:

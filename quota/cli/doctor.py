@@ -239,8 +239,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         yield _clock(session)  # before a peek, which clocks that disagree refuse
         yield _speed(session, names[0])
         for name in names:
-            yield from _ahead(session, session.credential(name).project)
-            yield from _lost(session, name)
+            yield from _history(session, name)
     except LedgerError as error:
         if not reported:
             admits = "no call is" if session.settings.ledger.unavailable is None else "only calls on the allowance are"
@@ -328,22 +327,19 @@ def _clock(session: Session) -> Finding:
     )
 
 
-def _ahead(session: Session, project: str) -> Iterator[Finding]:
-    """The charges that a wrong clock dated in the future."""
-    ahead = ahead_of(session.ledger, project)
+def _history(session: Session, name: str) -> Iterator[Finding]:
+    """The charges that a wrong clock dated in the future; and those that the ledger lost in the last week. They are
+    back, but it may happen again."""
+    project, cause = session.project(name), "the file was deleted or replaced by an old copy"
+    ahead = ahead_of(session.ledger, project.name)
     if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # clocks of machines may differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield warning(
-            f"project {project}",
+            f"project {project.name}",
             f"a clock was wrong and dated {charges} ahead, the newest {stamp(ahead.newest_ms)}",
             "if the clocks are right now, run `quota ledger repair`",
         )
-
-
-def _lost(session: Session, name: str) -> Iterator[Finding]:
-    """The charges that the ledger lost in the last week. They are back, but it may happen again."""
     session.budget(name).usage()  # the first to look puts back what the ledger has lost
-    project, cause = session.project(name), "the file was deleted or replaced by an old copy"
     if session.ledger.shared:
         cause = "the server was emptied (FLUSHALL), restarted without its data or given an old copy"
     since_ms = project.now_ms() - 7 * DAY_MS
@@ -436,28 +432,23 @@ def _notified(settings: Settings, test: bool) -> Iterator[Finding]:
     """Whether each notice can arrive: nobody would notice a wrong address before it is needed. With `test`, a test
     event is sent each way."""
     notify = settings.notify
-    if test:
-        yield from _tested(notify, ", ".join(dict.fromkeys(c.project for c in settings.credentials.values())))
-    elif notify is not None:
+    if notify is None and test:
+        yield problem("notify", "the configuration has no [notify]", 'add it, for example command = ["PROGRAM"]')
+    elif notify is not None and not test:
         yield from _named(notify)
+    elif notify is not None:
+        from quota.reports.notify import TEST, send_test
+
+        projects = ", ".join(dict.fromkeys(c.project for c in settings.credentials.values()))
+        for way, failure in send_test(notify, projects, "a test by `quota doctor --notify`: nothing is wrong"):
+            if failure:
+                yield problem(f"notify {way}", f"the test event did not arrive: {failure}", "correct it, try again")
+            else:
+                took = "took the test event" if way == "url" else "read the test event and exited with 0"
+                yield Finding("ok", f"notify {way}", f"it {took} (event {TEST!r})")
     for job in settings.jobs.values():
         if job.ping_ref is not None:
             yield _address(f"ping of {job.name}", job.ping_ref, "ping", insecure=job.insecure_endpoint)
-
-
-def _tested(notify: NotifySettings | None, projects: str) -> Iterator[Finding]:
-    """The result of a test event, for each way."""
-    from quota.reports.notify import TEST, send_test
-
-    if notify is None:
-        yield problem("notify", "the configuration has no [notify]", 'add it, for example command = ["PROGRAM"]')
-        return
-    for way, failure in send_test(notify, projects, "a test by `quota doctor --notify`: nothing is wrong"):
-        if failure:
-            yield problem(f"notify {way}", f"the test event did not arrive: {failure}", "correct it, try again")
-        else:
-            took = "took the test event" if way == "url" else "read the test event and exited with 0"
-            yield Finding("ok", f"notify {way}", f"it {took} (event {TEST!r})")
 
 
 def _named(notify: NotifySettings) -> Iterator[Finding]:
@@ -499,45 +490,35 @@ def acl_lines(settings: Settings, projects: Sequence[str]) -> list[str]:
     for project in projects:
         if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", project):
             raise UsageError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
-    url, inbound = _of_redis(settings.ledger.url), _inbound_url(settings)
-    keys = [pattern_of(project) for project in projects or ("*",)]
-    rights = {}
+    url, inbound = _of_redis(settings.ledger.url), ""
+    if settings.inbound is not None:
+        from quota.inbound.configured import rules_of
+
+        rules = rules_of(settings)
+        inbound = "" if rules is None else _of_redis(rules.url or "")
+    servers: list[tuple[str, str, list[str], Sequence[str]]] = []
     if settings.credentials or not inbound:
-        rights[_user(url, USER)] = keys, [*COMMANDS, *_of_the_way(url)]
+        servers.append((url, USER, [pattern_of(project) for project in projects or ("*",)], COMMANDS))
     if inbound:
         from quota.inbound.redis_storage import COMMANDS as OF_INBOUND
         from quota.inbound.redis_storage import KEYS as INBOUND_KEYS
 
-        user = _user(inbound, INBOUND_USER)
-        keys, commands = rights.get(user, ([], []))  # one user, maybe on two servers
-        rights[user] = [*keys, INBOUND_KEYS], [*dict.fromkeys((*commands, *OF_INBOUND, *_of_the_way(inbound)))]
+        servers.append((inbound, INBOUND_USER, [INBOUND_KEYS], OF_INBOUND))
+    rights: dict[str, tuple[list[str], list[str]]] = {}
+    for server, default, keys, commands in servers:
+        user, userinfo = user_of(server), server.partition("?")[0].partition("://")[2].rpartition("@")[0]
+        # A single word before the @ may be a password by mistake, so it is not shown.
+        user = default if user == "default" or (userinfo and ":" not in userinfo) else user
+        # The commands that a client needs before it reaches the keys.
+        way = (*(OF_A_CLUSTER if "+cluster:" in server else ()), *(("select",) if database_of(server) else ()))
+        other_keys, other_commands = rights.get(user, ([], []))  # one user, maybe on two servers
+        rights[user] = [*other_keys, *keys], [*dict.fromkeys((*other_commands, *commands, *way))]
     lines = [acl_line(user, *of_user) for user, of_user in rights.items()]
     if "+sentinel:" in url:
         lines.insert(1, acl_line(sentinels_user_of(url) or SENTINEL_USER, [], OF_A_SENTINEL))
     return lines
 
 
-def _inbound_url(settings: Settings) -> str:
-    """The url of the inbound storage, if that is a Redis server; else empty."""
-    if settings.inbound is None:
-        return ""
-    from quota.inbound.configured import rules_of
-
-    rules = rules_of(settings)
-    return "" if rules is None else _of_redis(rules.url or "")
-
-
 def _of_redis(url: str) -> str:
     """The url, if its server has an ACL; else empty: a user with a file may prepare a move to Redis."""
     return url if url and backend_of(url).is_server else ""
-
-
-def _of_the_way(url: str) -> list[str]:
-    """The commands that a client needs before it reaches the keys of a url."""
-    return [*(OF_A_CLUSTER if "+cluster:" in url else ()), *(("select",) if database_of(url) else ())]
-
-
-def _user(url: str, otherwise: str) -> str:
-    """The user in a url. A single word before the @ may be a password by mistake, so it is not shown."""
-    named, userinfo = user_of(url), url.partition("?")[0].partition("://")[2].rpartition("@")[0]
-    return otherwise if named == "default" or (userinfo and ":" not in userinfo) else named

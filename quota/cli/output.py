@@ -168,12 +168,15 @@ def render_parts(parts: Iterable[Part]) -> RenderableType:
 
     from quota.wording import Line  # late: few commands draw a table
 
-    def indented(part: Line) -> RenderableType:
+    drawn: list[RenderableType] = []
+    for part in parts:
+        if not isinstance(part, Line):
+            drawn.append(fitting(part))
+            continue
         text = part.text.lstrip(" ")
-        drawn, indent = line(text, _TONE_STYLE[part.tone]), len(part.text) - len(text)
-        return Padding(drawn, (0, 0, 0, indent), expand=False) if indent else drawn
-
-    return Group(*(indented(part) if isinstance(part, Line) else fitting(part) for part in parts))
+        paragraph, indent = line(text, _TONE_STYLE[part.tone]), len(part.text) - len(text)
+        drawn.append(Padding(paragraph, (0, 0, 0, indent), expand=False) if indent else paragraph)
+    return Group(*drawn)
 
 
 _TONE_STYLE = {
@@ -388,14 +391,12 @@ def guard_streams() -> None:
         except OSError:
             # It is closed. The next file that we open would get this number, and with it the output. Open a dummy.
             os.open(os.devnull, os.O_RDONLY)
-    sys.stdout, sys.stderr = _guarded(1, sys.stdout), _guarded(2, sys.stderr)
-
-
-def _guarded(number: int, before: Any) -> io.TextIOWrapper:
-    """A stream on this file descriptor with the settings of `before`, which is None if it was closed."""
-    file = io.BufferedWriter(_Output(number, "w", closefd=False))
-    encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
-    return io.TextIOWrapper(file, encoding, errors, line_buffering=getattr(before, "line_buffering", False))
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)  # None if it was closed
+        file = io.BufferedWriter(_Output(number, "w", closefd=False))
+        encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
+        buffering = getattr(before, "line_buffering", False)
+        setattr(sys, name, io.TextIOWrapper(file, encoding, errors, line_buffering=buffering))
 
 
 @contextmanager

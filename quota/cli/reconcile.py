@@ -129,20 +129,17 @@ def _table(result: Reconciled) -> Table:
 
 def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
     since = f"since {moment(count.period.since_ms, result.book.zone)}"
+    more, less = map(_named, _apart(count))
     if count.unknown:
-        more = _named(_more(count))
         yield f"{count.bucket}: upstream alone counted {count.unknown_units:,} {since}{more}"
     if count.drift_units:
-        less = _named(_less(count))
         yield f"{count.bucket}: drift: only we counted {count.drift_units:,} {since}{less}; nothing is freed"
 
 
-def _more(count: BucketCount) -> list[MethodCount]:
-    return [row for row in count.methods if row.upstream_units > row.our_units]
-
-
-def _less(count: BucketCount) -> list[MethodCount]:
-    return [row for row in count.methods if row.our_units > row.upstream_units]
+def _apart(count: BucketCount) -> tuple[list[MethodCount], list[MethodCount]]:
+    """The methods of which upstream counted more than we, and those of which it counted less."""
+    more = [row for row in count.methods if row.upstream_units > row.our_units]
+    return more, [row for row in count.methods if row.upstream_units < row.our_units]
 
 
 def _named(rows: list[MethodCount]) -> str:
@@ -156,9 +153,9 @@ def _named(rows: list[MethodCount]) -> str:
 
 def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
     """The prices that would explain a difference, if nobody else uses the project."""
-    more = [row for row in _more(count)[:MAX_METHODS] if count.unknown and row.our_calls > 1]
-    less = _less(count)[:MAX_METHODS] if count.drift_units else []
-    for row in (*more, *less):
+    more, less = _apart(count)
+    more = [row for row in more[:MAX_METHODS] if count.unknown and row.our_calls > 1]
+    for row in (*more, *(less[:MAX_METHODS] if count.drift_units else ())):
         if row.price_units is not None and (row.upstream_price_units is not None or not row.upstream_units):
             yield (
                 f"{row.method}: if nobody else uses this project, its price looks wrong: upstream counts "
