@@ -341,8 +341,13 @@ def read_named(path: str | os.PathLike[str], at_most: int) -> bytes:
     """
     with open(path, "rb", opener=at_once) as file:
         kind = os.fstat(file.fileno()).st_mode
-        if stat.S_ISFIFO(kind):
-            _await_writer(file.fileno())
+        if stat.S_ISFIFO(kind) and not is_readable(file.fileno(), WRITER_WITHIN_MS):
+            try:
+                os.read(file.fileno(), 1)  # there is no byte to lose
+            except BlockingIOError:
+                pass  # a process has opened it, and takes a while
+            else:
+                raise OSError(errno.EPIPE, "it is a pipe that nobody writes to")
         if not stat.S_ISREG(kind):
             os.set_blocking(file.fileno(), True)
         return file.read(at_most)
@@ -351,16 +356,6 @@ def read_named(path: str | os.PathLike[str], at_most: int) -> bytes:
 def at_once(path: str | os.PathLike[str], flags: int) -> int:
     """Opens a file without waiting for the other end of a pipe: an `opener` for `open`."""
     return os.open(path, flags | _AT_ONCE)
-
-
-def _await_writer(fd: int) -> None:
-    if is_readable(fd, WRITER_WITHIN_MS):
-        return
-    try:
-        os.read(fd, 1)  # there is no byte to lose
-    except BlockingIOError:
-        return  # a process has opened it, and takes a while
-    raise OSError(errno.EPIPE, "it is a pipe that nobody writes to")
 
 
 # -- files that ship ---------------------------------------------------------------------------------------------------

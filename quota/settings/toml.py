@@ -105,13 +105,6 @@ class Keys(dict[str, Any]):
         self.rules = rules
         self.others = others
 
-    def unknown(self, data: Mapping[str, Any]) -> list[str]:
-        """The keys of a table that it may not have. If further keys name tables, any other value is a misspelt key."""
-        further = [key for key in data if key not in self]
-        if self and isinstance(self.others, Table):
-            return [key for key in further if not isinstance(data[key], dict)]
-        return further if self.others is None else []
-
 
 NOTHING = Kind()
 ANY = Keys({}, others=NOTHING)
@@ -138,7 +131,12 @@ class TomlTable:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for unknown keys, and for a broken rule."""
-        hints = {key: self.places.get(key) or nearest(key, self.keys) for key in self.keys.unknown(self.data)}
+        further = [key for key in self.data if key not in self.keys]
+        if self.keys.others is not None:
+            # If further keys name tables, any other value is a misspelt key.
+            are_tables = self.keys and isinstance(self.keys.others, Table)
+            further = [key for key in further if are_tables and not isinstance(self.data[key], dict)]
+        hints = {key: self.places.get(key) or nearest(key, self.keys) for key in further}
         if len(hints) == 1:
             (key,) = hints
             raise self.error(f"unknown key; {hints[key]}", key)
