@@ -374,7 +374,7 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
     """How much of upstream's grant was charged here."""
     if x.granted_units:
         fill = x.fill
-        ours = fill.then_units if fill.is_whole else fill.now_units
+        ours = fill.then_units if fill.is_whole else sum(row.now_units for row in fill.rows)
         charged = f"Charged here: {many(ours, 'unit')} of the {x.granted_units:,} that upstream grants"
         if fill.upstream_units:
             yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else uses this project"

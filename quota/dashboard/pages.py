@@ -8,7 +8,7 @@ verdict   whether calls may leave, in words
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
@@ -112,6 +112,11 @@ class Site:
         for part in state.parts:
             for region in part.regions:
                 jobs.setdefault((region.project, region.job), []).append(region)
+        prices: list[tuple[str, int]] = []
+        if now is not None:  # of a few calls, for a reader who does not know units
+            book = next(iter(self._settings.credentials.values())).book.at(now.status.at_ms)
+            typical = [method for method in TYPICAL if method in book.methods]
+            prices = [(name, book.price(name).units) for name in typical or list(book.methods)[: len(TYPICAL)]]
         title = _title([] if now is None else [verdict(row, now.status.at_ms) for row in now.status.credentials])
         return self._render(
             "overview.html",
@@ -131,7 +136,7 @@ class Site:
             runs=_folded(state.runs, RUNS),
             knows_jobs=bool(state.added),
             several_projects=now is not None and len({row.settings.project for row in now.status.credentials}) > 1,
-            prices=[] if now is None else list(self._prices(now)),
+            prices=prices,
         )
 
     def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
@@ -170,14 +175,6 @@ class Site:
                 largest[job] = max(largest.get(job, 0), max(units))
         order = list(self._settings.jobs)
         return sorted(largest, key=lambda job: (-largest[job], order.index(job) if job in order else len(order), job))
-
-    def _prices(self, now: Now) -> Iterator[tuple[str, int]]:
-        """The prices of a few calls, for a reader who does not know units."""
-        first = next(iter(self._settings.credentials.values()))
-        book = first.book.at(now.status.at_ms)
-        typical = [method for method in TYPICAL if method in book.methods]
-        for method in typical or list(book.methods)[: len(TYPICAL)]:
-            yield method, book.price(method).units
 
     # -- other pages ---------------------------------------------------------------------------------------------------
 

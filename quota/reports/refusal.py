@@ -74,10 +74,6 @@ class Fill(NamedTuple):
         """The charged units that counted at the refusal."""
         return sum(row.then_units or 0 for row in self.rows)
 
-    @property
-    def now_units(self) -> int:
-        return sum(row.now_units for row in self.rows)
-
     def as_json(self) -> dict[str, object]:
         return {
             **members(self, "name upstream_units"),
@@ -353,7 +349,10 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
         before = [entry for entry in behind if entry.id[0] <= then_ms]
         then = before if total_of(view, before, then_ms).used_units >= used_units else behind
     now = entries_of_window(project, view.window, now_ms)
-    then_units, now_units = _units_by_who(view, then), _units_by_who(view, now)
+    then_units, now_units = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for sums, entries in ((then_units, then), (now_units, now)):
+        for charge, units in counted(view.selector, spent(entries)):
+            sums[charge.job, charge.method, charge.region] += units
     rows = [Filled(*who, then_units[who] if is_whole else None, now_units[who]) for who in {**then_units, **now_units}]
     rows.sort(key=lambda row: (-(row.then_units or 0), -row.now_units, row[:3]))
     total = total_of(view, now, now_ms)
@@ -365,14 +364,6 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
         upstream_units=others_units(total.others_after(now_ms)),
         upstream_until_ms=max([leaves_ms for _, leaves_ms in total.others], default=0),
     )
-
-
-def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, str]]:
-    """The units that a view counts, by job, method and region."""
-    sums = Counter[tuple[str, str, str]]()
-    for charge, units in counted(view.selector, spent(behind)):
-        sums[charge.job, charge.method, charge.region] += units
-    return sums
 
 
 # -- expiries ---------------------------------------------------------------------------------------------------------
@@ -493,7 +484,14 @@ def _smallest(kind: str, met: _Met, book: CostBook) -> Setting | None:
             None if needed is None else Setting("limit", limit.name, needed, limit.limit_units, _granted(book, limit))
         )
     if kind == "headroom":
-        return _less_unspent(met)
+        headroom, most = limit.headroom_units, granted_units(limit, met.granted)
+        if most is None or most >= limit.limit_units:  # upstream's grant has not lowered it
+            return None
+        number = limit.limit_units
+        less = _least(
+            lambda less: met.changed(limit_units=number + less, headroom_units=headroom - less).fits, 0, headroom
+        )
+        return None if less is None else Setting("headroom", limit.name, headroom - less, headroom)
     if kind == "leave":
         less = _least(lambda less: met._replace(leave_units=leave - less).fits, 0, leave)
         return None if less is None else Setting("leave", limit.name, leave - less, leave)
@@ -509,18 +507,6 @@ def _granted(book: CostBook, limit: Limit) -> int:
     if not all(granted) or limit.view.selector.count == "calls":
         return 0
     return sum(map(min, granted))
-
-
-def _less_unspent(met: _Met) -> Setting | None:
-    """The largest headroom of a full limit that upstream's grant has lowered."""
-    limit, headroom = met.limit, met.limit.headroom_units
-    most = granted_units(limit, met.granted)
-    if most is None or most >= limit.limit_units:
-        return None
-    less = _least(
-        lambda less: met.changed(limit_units=limit.limit_units + less, headroom_units=headroom - less).fits, 0, headroom
-    )
-    return None if less is None else Setting("headroom", limit.name, headroom - less, headroom)
 
 
 def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
