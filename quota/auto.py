@@ -166,7 +166,9 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
         try:
             instrument(credential=os.environ.get("QUOTA_AUTO_CREDENTIAL") or None)
         except Exception as error:
-            give_up(error)
+            line = f"quota: {sys.executable} cannot be instrumented, so it does not run: {error}\n"
+            os.write(2, line.encode("utf-8", "replace"))
+            os._exit(getattr(error, "exit_status", 78))
 
     _close_at_exit()
     if given.get(TALLY):
@@ -196,10 +198,3 @@ def name_program(command: Sequence[object]) -> None:
     program = unseen_program(command)
     if program is not None:
         warn_of(program)
-
-
-def give_up(error: Exception) -> None:
-    """End a Python that cannot be instrumented."""
-    line = f"quota: {sys.executable} cannot be instrumented, so it does not run: {error}\n"
-    os.write(2, line.encode("utf-8", "replace"))
-    os._exit(getattr(error, "exit_status", 78))

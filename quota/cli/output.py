@@ -262,28 +262,23 @@ def _table(table: Table, without: Collection[int], padding: PaddingDimensions, m
     """A table without some of its columns, its cells folded to `maximum` characters (0: not folded)."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     footer = table.footer
     drawn = RichTable(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
     kept = [n for n in table.shown if n not in without]
     for n in kept:
         drawn.add_column(
-            _cell(table.headings[n], maximum),
+            Text(fold(printable(table.headings[n]), maximum)),
             footer[n] if footer else "",
             justify="right" if n in table.numbers else "left",
             no_wrap=n in table.numbers or n in table.whole,
             overflow="fold",
         )
     for row, tone in zip(table.rows, table.tones or [""] * len(table.rows), strict=True):
-        cells = [_cell(row[n], 0 if n in table.whole else maximum) for n in kept]
+        cells = [Text(fold(printable(row[n]), 0 if n in table.whole else maximum)) for n in kept]
         drawn.add_row(*cells, style=_TONE_STYLE[tone])
     return drawn
-
-
-def _cell(text: str, maximum: int) -> Text:
-    from rich.text import Text
-
-    return Text(fold(printable(text), maximum))
 
 
 def fold(text: str, maximum: int) -> str:

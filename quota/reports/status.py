@@ -109,10 +109,6 @@ class JobRow(NamedTuple):
     seen_on: str = ""
 
     @property
-    def running(self) -> bool:
-        return self.seen_ms is not None
-
-    @property
     def retry_ms(self) -> int | None:
         """When a run could go on."""
         return None if self.refusal is None else self.refusal.retry_at_ms
@@ -563,7 +559,7 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
 
 def _job_json(job: JobRow) -> dict[str, object]:
     stands = {**members(job, "job"), "could_go_on": not job.why, "runs_on": job.runs_on or None}
-    stands |= members(job, "running next_at")
+    stands |= {"running": job.seen_ms is not None, **members(job, "next_at")}
     return {**stands, **(members(job, "refused_by retry_at why") if job.why else {})}
 
 

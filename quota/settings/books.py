@@ -20,7 +20,7 @@ from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.tables import BOOK, DATED, LEVEL, QUOTA
-from quota.settings.toml import Label, TomlTable, dotted, parse_toml, read_file
+from quota.settings.toml import Label, TomlTable, dotted, parse_toml, read_file, tables_in
 from quota.terms.api import (
     GOOGLES_KEY,
     VERBS,
@@ -126,7 +126,7 @@ class Mistakes(list[str]):
             kind = table.keys.get(key, table.keys.others)
             if kind is None or not kind.takes(value):
                 continue
-            for path, keys, inner in kind.tables(value, dotted(table.path, key)):
+            for path, keys, inner in tables_in(kind, value, dotted(table.path, key)):
                 if isinstance(inner, dict):
                     below = self.tried(partial(replace, table, data=inner, path=path, keys=keys))
                     if below is not None:
@@ -179,7 +179,12 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
         wrong.tried(Label().parse, table, method)
         methods[method] = tuple(wrong.tried(_prices, table, method, buckets, value) or ())
     wrong.raise_any(root.source)
-    pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").all().items())
+    pools = []
+    for pool, row in root.read("pools").all().items():
+        stopped = row.read("methods")
+        for index, method in enumerate(stopped):
+            row.check_choice(method, methods, "methods", f"no method {show(method)} in this book", index)
+        pools.append(Pool(pool, row.read("marks"), stopped))
     routes = _routes(root.read("routes"), methods, wrong)
     answers = _answers(root.read("answers"), buckets, pools, wrong) if "answers" in root else AnswerRules()
     wrong.raise_any(root.source)
@@ -191,7 +196,7 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
         methods=methods,
         default_get=Price(_parts(defaults.read("get"), buckets)),
         default_other=Price(_parts(defaults.read("other"), buckets)),
-        pools=pools,
+        pools=tuple(pools),
         probe=_probe(root.read("probe"), methods) if "probe" in root else None,
         monitoring=_monitoring(root.read("monitoring"), buckets, pools) if "monitoring" in root else None,
         key=_key(root.read("key")) if "key" in root else GOOGLES_KEY,
@@ -259,13 +264,6 @@ def _part(row: TomlTable, buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
         return (Part(bucket, reserve.default, reserve),)
     units = row.read("units")
     return (Part(bucket, units),) if units else ()
-
-
-def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:
-    stopped = row.read("methods")
-    for index, method in enumerate(stopped):
-        row.check_choice(method, methods, "methods", f"no method {show(method)} in this book", index)
-    return Pool(name, row.read("marks"), stopped)
 
 
 def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:

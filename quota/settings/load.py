@@ -90,7 +90,7 @@ class Config(NamedTuple):
     variables: Mapping[str, str] = MappingProxyType({})
 
 
-def read_config(config: str | Path | None = None) -> Config:
+def read_config(config: str | Path | None) -> Config:
     """The file that `find_config` finds, or the built-in configuration, overridden by the environment."""
     path = find_config(config)
     if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):

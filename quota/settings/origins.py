@@ -18,7 +18,7 @@ from quota.settings.load import read_config, settings_of
 from quota.settings.model import Settings
 from quota.settings.references import ADDRESS, is_reference
 from quota.settings.tables import CALENDAR, ROOT
-from quota.settings.toml import Either, Keys, Needs, Table, Text, dotted, in_toml
+from quota.settings.toml import Either, Keys, Needs, Table, Text, dotted, in_toml, tables_in
 
 
 class Origin(NamedTuple):
@@ -36,7 +36,7 @@ class Origin(NamedTuple):
         return f"{self.key} = {_as_toml(self.value)}  # {self.detail or self.place}"
 
 
-def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
+def in_force(config: str | Path | None) -> tuple[Settings, list[Origin]]:
     """The settings of a configuration, and each of its values. Raises ConfigError as `load_settings` does."""
     tables = read_config(config)
     settings = settings_of(tables)
@@ -76,10 +76,10 @@ def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[st
             yield from _of(kind, data[key], at)
         elif isinstance(kind, Table) and kind.empty:
             yield from _values(kind.keys, {}, at)
-        elif keys is not CALENDAR and (default := kind.schema().get("default")) is not None:
+        elif keys is not CALENDAR and kind.default is not None:
             needed = next((rule.needed for rule in keys.rules if isinstance(rule, Needs) and key in rule.keys), None)
             if needed is None or needed in data:
-                yield at, default, True
+                yield at, kind.default, True
     for key in data:
         if key not in keys:  # of [inbound]: a rule
             yield from _of(keys.others, data[key], dotted(path, key))
@@ -90,7 +90,7 @@ def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
     if isinstance(kind, Either):
         kind = kind.kind_of(value)
     if isinstance(kind, Table):
-        for at, keys, row in kind.tables(value, path):
+        for at, keys, row in tables_in(kind, value, path):
             yield from _values(keys, row, at)
     elif isinstance(value, str) and isinstance(kind, Text) and kind.secret and not is_reference(value):
         yield path, _hidden(value) if kind is ADDRESS["url"] else REDACTED, False

@@ -11,15 +11,15 @@
 
 A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did you mean 'window'?`
 
-Each kind also gives its JSON Schema. A schema sees one file only: the reader alone checks that a name exists, that a
-path is there, or that a number is below another.
+`schema_of` makes the JSON Schema. A schema sees one file only: the reader alone checks that a name exists, that a path
+is there, or that a number is below another.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import date, datetime
@@ -52,8 +52,8 @@ def dotted(path: str, key: str) -> str:
 @dataclass(eq=False, repr=False)
 class Kind:
     """What a key may hold: any value. `about` describes the key, also in an editor. `default` is the value without the
-    key, as a file would write it; None: it is `unset`. A value that is not `of_type` raises an error that names
-    `wanted`."""
+    key, as a file would write it; None: it is `unset`. A value that is not `of_type`, or that is empty and may not be
+    `blank`, raises an error that names `wanted`."""
 
     about: str = ""
     _: KW_ONLY
@@ -62,6 +62,7 @@ class Kind:
     of_type: type[Any] = object
     wanted: str = ""
     unset: Any = None
+    blank: bool = True
 
     def read(self, table: TomlTable, key: str) -> Any:
         """The value at a key of the table. Raises ConfigError."""
@@ -71,29 +72,13 @@ class Kind:
         return self.parse(table, value, key)
 
     def takes(self, value: Any) -> bool:
-        """Whether the value has the right type."""
-        return isinstance(value, self.of_type) and not isinstance(value, _DERIVED.get(self.of_type, ()))
+        """Whether the value has the right type, and is not empty where it must not be."""
+        is_right = isinstance(value, self.of_type) and not isinstance(value, _DERIVED.get(self.of_type, ()))
+        return is_right and (self.blank or bool(value))
 
     def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
         """What a value of the right type means: at a key, in an array, or as the key of a table. Raises ConfigError."""
         return value
-
-    def absent(self, table: TomlTable, key: str) -> Any:
-        """The value without the key."""
-        return self.unset if self.default is None else self.parse(table, self.default, key)
-
-    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
-        """The tables in a value: the path of each, its possible keys, and its value."""
-        return ()
-
-    def form(self) -> Schema:
-        """The schema without description and default."""
-        return {"type": _SCHEMA_TYPES[self.of_type]} if self.of_type in _SCHEMA_TYPES else {}
-
-    def schema(self) -> Schema:
-        """The JSON Schema of the value."""
-        description = {"description": self.about} if self.about else {}
-        return description | self.form() | ({} if self.default is None else {"default": self.default})
 
 
 class Keys(dict[str, Any]):
@@ -150,7 +135,11 @@ class TomlTable:
         """The value of a key as its kind reads it, or the default. Raises ConfigError."""
         kind = self.keys.get(key, self.keys.others)
         assert kind is not None  # noqa: S101  # `__init__` refused unknown keys
-        return kind.read(self, key) if key in self.data or kind.required else kind.absent(self, key)
+        if key in self.data or kind.required:
+            return kind.read(self, key)
+        if isinstance(kind, Table) and kind.empty:
+            return self.inner({}, key, kind.keys)
+        return kind.unset if kind.default is None else kind.parse(self, kind.default, key)
 
     def members(self, keys: str) -> dict[str, Any]:
         """The values of these keys, as `read` gives them. `keys` has a space between two keys."""
@@ -231,9 +220,6 @@ class Text(Kind):
     of_type: type[Any] = str
     wanted: str = "a non-empty string"
 
-    def takes(self, value: Any) -> bool:
-        return super().takes(value) and (self.blank or value != "")
-
     def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
         if self.blank and not value:
             return None
@@ -242,11 +228,6 @@ class Text(Kind):
         if self.says and not re.fullmatch(self.pattern, value):
             raise table.error(self.says.replace("{text}", show(value)), key, index)
         return value
-
-    def form(self) -> Schema:
-        if self.choices:
-            return super().form() | {"enum": list(self.choices)}
-        return super().form() | ({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})
 
 
 Name = partial(Text, pattern=NAME, says="a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -")
@@ -296,9 +277,6 @@ class Whole(Kind):
             raise table.error(self.says or bounds, key)
         return value
 
-    def form(self) -> Schema:
-        return super().form() | {"minimum": self.minimum, "maximum": self.maximum}
-
 
 Flag = partial(Kind, of_type=bool, wanted="true or false", default=False)
 """True or false."""
@@ -332,10 +310,6 @@ class Texts(Kind):
             seen.add(text)
         return tuple([self.each.parse(table, text, key, n) for n, text in enumerate(value)])
 
-    def form(self) -> Schema:
-        texts = super().form() | {"items": self.each.schema(), "minItems": 1}
-        return texts if self.several else {**texts, "uniqueItems": True}
-
 
 @dataclass(eq=False, repr=False)
 class Table(Kind):
@@ -350,15 +324,6 @@ class Table(Kind):
     def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
         return table.inner(value, key, self.keys)
 
-    def absent(self, table: TomlTable, key: str) -> Any:
-        return table.inner({}, key, self.keys) if self.empty else self.unset
-
-    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
-        return ((path, self.keys, value),)
-
-    def form(self) -> Schema:
-        return schema_of(self.keys)
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Rows(Table):
@@ -369,23 +334,13 @@ class Rows(Table):
     of_type: type[Any] = list
     wanted: str = "a non-empty array of tables"
     unset: Any = ()
-
-    def takes(self, value: Any) -> bool:
-        return super().takes(value) and bool(value)
+    blank: bool = False
 
     def parse(self, table: TomlTable, value: Any, key: str = "", index: int | None = None) -> Any:
         rows = [table.inner(row, key, self.keys, n) for n, row in enumerate(value)]
         if len(rows) > self.most:
             raise table.error(self.says.format(count=len(rows)), key)
         return rows
-
-    def tables(self, value: Any, path: str) -> Iterable[tuple[str, Keys, Any]]:
-        if not isinstance(value, list):
-            return super().tables(value, path)
-        return ((f"{path}[{index}]", self.keys, row) for index, row in enumerate(value))
-
-    def form(self) -> Schema:
-        return {"type": "array", "minItems": 1, "items": super().form()}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -406,11 +361,6 @@ class Values(Table):
             self.names.parse(values.inner({}, name), name)
         return values
 
-    def form(self) -> Schema:
-        least = {"minProperties": self.least} if self.least else {}
-        names, each = self.names.form(), self.each.schema()
-        return {"type": "object", **least, "propertyNames": names, "additionalProperties": each}
-
 
 @dataclass(eq=False, repr=False)
 class Either(Kind):
@@ -424,8 +374,12 @@ class Either(Kind):
     def read(self, table: TomlTable, key: str) -> Any:
         return self.kind_of(table.value(key)).read(table, key)
 
-    def form(self) -> Schema:
-        return {"anyOf": [kind.schema() for kind in self.kinds]}
+
+def tables_in(kind: Kind, value: Any, path: str) -> list[tuple[str, Keys, Any]]:
+    """The tables in a value of a kind: the path of each, its possible keys, and its value."""
+    if isinstance(kind, Rows) and isinstance(value, list):
+        return [(f"{path}[{index}]", kind.keys, row) for index, row in enumerate(value)]
+    return [(path, kind.keys, value)] if isinstance(kind, Table) else []
 
 
 # -- rules about several keys ------------------------------------------------------------------------------------------
@@ -444,9 +398,6 @@ class Needs(NamedTuple):
             if key in table and self.needed not in table:
                 raise table.error(self.says, self.at or key)
 
-    def schema(self) -> Schema:
-        return {"dependencies": {key: [self.needed] for key in self.keys}}
-
 
 class Apart(NamedTuple):
     """A key that cannot stand beside some others. `says` has a place for the `{other}` key."""
@@ -461,9 +412,6 @@ class Apart(NamedTuple):
             if self.key in table and other in table:
                 raise table.error(self.says.format(other=other), other if self.at_other else self.key)
 
-    def schema(self) -> Schema:
-        return {"not": {"required": [self.key], "anyOf": [{"required": [other]} for other in self.others]}}
-
 
 class Some(NamedTuple):
     """At least one of these sets of keys must be there. The message is about the key that the last set misses."""
@@ -475,18 +423,51 @@ class Some(NamedTuple):
         if not any(all(key in table for key in keys) for keys in self.sets):
             raise table.error(self.says, next(key for key in self.sets[-1] if key not in table))
 
-    def schema(self) -> Schema:
-        return {"anyOf": [{"required": list(keys)} for keys in self.sets]}
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+def _schema(kind: Kind) -> Schema:
+    """The JSON Schema of a value of this kind."""
+    form: Schema = {"type": _SCHEMA_TYPES[kind.of_type]} if kind.of_type in _SCHEMA_TYPES else {}
+    if isinstance(kind, Text) and kind.choices:
+        form["enum"] = list(kind.choices)
+    elif isinstance(kind, Text):
+        form |= {"pattern": f"^({kind.pattern})$"} if kind.pattern else {"minLength": 1}
+    elif isinstance(kind, Whole):
+        form |= {"minimum": kind.minimum, "maximum": kind.maximum}
+    elif isinstance(kind, Texts):
+        form |= {"items": _schema(kind.each), "minItems": 1, **({} if kind.several else {"uniqueItems": True})}
+    elif isinstance(kind, Rows):
+        form |= {"minItems": 1, "items": schema_of(kind.keys)}
+    elif isinstance(kind, Values):
+        least = {"minProperties": kind.least} if kind.least else {}
+        names, each = _schema(kind.names), _schema(kind.each)
+        form = {"type": "object", **least, "propertyNames": names, "additionalProperties": each}
+    elif isinstance(kind, Table):
+        form = schema_of(kind.keys)
+    elif isinstance(kind, Either):
+        form = {"anyOf": [_schema(inner) for inner in kind.kinds]}
+    description = {"description": kind.about} if kind.about else {}
+    return description | form | ({} if kind.default is None else {"default": kind.default})
 
 
 def schema_of(keys: Keys) -> Schema:
     """The JSON Schema of a table with these keys."""
     required = [key for key, kind in keys.items() if kind.required]
-    together = [rule.schema() for rule in keys.rules]
+    together: list[Schema] = []
+    for rule in keys.rules:
+        if isinstance(rule, Needs):
+            together.append({"dependencies": {key: [rule.needed] for key in rule.keys}})
+        elif isinstance(rule, Apart):
+            others = [{"required": [other]} for other in rule.others]
+            together.append({"not": {"required": [rule.key], "anyOf": others}})
+        else:
+            together.append({"anyOf": [{"required": list(each)} for each in rule.sets]})
     return {
         "type": "object",
-        "properties": {key: kind.schema() for key, kind in keys.items()},
-        "additionalProperties": keys.others.schema() if keys.others is not None else False,
+        "properties": {key: _schema(kind) for key, kind in keys.items()},
+        "additionalProperties": False if keys.others is None else _schema(keys.others),
         **({"required": required} if required else {}),
         **({"allOf": together} if together else {}),
     }
