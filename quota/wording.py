@@ -548,8 +548,15 @@ def charge_parts(x: ChargeExplained) -> Iterator[Part]:
     yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
     yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
     if x.limits:
+        rows = []
+        for row in x.limits:
+            least = "" if row.whole else ">= "
+            since = "since " if row.leaves_ms <= x.asked_ms else ""
+            units = f"{least}{row.before_units:,}", f"{least}{row.after_units:,}", f"{row.limit_units:,}"
+            rows.append((row.name, row.window, *units, since + moment(row.leaves_ms)))
+        headings = ("limit", "window", "before", "after", "of", "stops counting")
         yield Line("")
-        yield _around(x)
+        yield Table(headings, rows, numbers=(2, 3, 4), without=(1,))
     if not all(row.whole for row in x.limits):
         yield Line(">=: the log no longer has every charge that counted before it", "note")
     if x.not_counted_by:
@@ -574,14 +581,3 @@ def _corrected(x: ChargeExplained) -> str:
         return f"{repaid}It was never corrected"
     how = "refunded: it counts nothing" if not charge.units else f"settled: it counts {counts}"
     return f"{repaid}It was {how} now, {charge.charged_units:,} before"
-
-
-def _around(x: ChargeExplained) -> Table:
-    rows = []
-    for row in x.limits:
-        least = "" if row.whole else ">= "
-        since = "since " if row.leaves_ms <= x.asked_ms else ""
-        units = f"{least}{row.before_units:,}", f"{least}{row.after_units:,}", f"{row.limit_units:,}"
-        rows.append((row.name, row.window, *units, since + moment(row.leaves_ms)))
-    headings = ("limit", "window", "before", "after", "of", "stops counting")
-    return Table(headings, rows, numbers=(2, 3, 4), without=(1,))

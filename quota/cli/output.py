@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -348,15 +347,8 @@ def quiet_libraries() -> None:
     """Silence libraries that warn of upstream's error answers: the command explains them itself."""
     import logging
 
-    ignore_old_python()
     if not os.environ.get("QUOTA_LOG"):
         logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)
-
-
-def ignore_old_python() -> None:
-    """Ignore the warning of Google's library about an old Python: cron would mail it with every run."""
-    if not sys.warnoptions:
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.")
 
 
 # -- standard output and error -----------------------------------------------------------------------------------------

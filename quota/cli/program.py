@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
 import click
 
 from quota.cli.options import PATH, Group
-from quota.cli.output import fail, guard_streams, ignore_old_python, log_to_stderr, unprinted
+from quota.cli.output import fail, guard_streams, log_to_stderr, unprinted
 from quota.common import log
 from quota.errors import QuotaError
 
@@ -117,7 +118,8 @@ def run() -> int:
     try:
         if os.environ.get("QUOTA_LOG") or os.environ.get("QUOTA_LOG_FORMAT"):
             log_to_stderr()
-        ignore_old_python()
+        if not sys.warnoptions:  # Google's library warns of an old Python: cron would mail it with every run
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.")
         result = cli.main(prog_name="quota", standalone_mode=False)
         status = result if isinstance(result, int) else 0
     except click.ClickException as error:

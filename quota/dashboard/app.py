@@ -62,10 +62,11 @@ class Dashboard:
         self.alone = Kept(lambda: tuple(jobs_alone(list(all_jobs(session, here=False)), host_clock())))
         self.curves = Kept(lambda: read_curves(session, forecast_of(kept.last for kept in self.added.values())))
         self.spent = Kept(lambda: read_spent(session))
+        self.all: list[Kept[Any]] = [self.now, *self.added.values(), self.curves, self.spent]
 
     def state(self) -> State:
         """The present state, with what can be read anew within PATIENCE_S."""
-        for kept in self._all():
+        for kept in self.all:
             kept.begin()
         until_s = elapsed_s() + PATIENCE_S
 
@@ -77,14 +78,11 @@ class Dashboard:
         alone = () if now.error is None else get(self.alone).value or ()
         return State(host_clock(), now, curves, spent, added, alone)
 
-    def _all(self) -> list[Kept[Any]]:
-        return [self.now, *self.added.values(), self.curves, self.spent]
-
     async def keep_warm(self) -> None:
         """Read the parts that are due, one after the other, again and again: the next request finds new values."""
         while True:
             await asyncio.sleep(WARM_S)
-            for kept in self._all():
+            for kept in self.all:
                 with contextlib.suppress(RuntimeError):  # no more threads can be started; the next time one may be
                     await run_in_threadpool(kept.get, SCRAPE_PATIENCE_S)
 

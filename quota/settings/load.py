@@ -372,6 +372,11 @@ def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
     credential = row.read("credential") or next(iter(credentials))
     row.check_choice(credential, credentials, "credential", f"there is no credential {show(credential)}")
+    tables = {}
+    for table, values in row.read("tables").all().items():
+        with row.blamed("tables"):
+            check_table(table)
+        tables[table] = TableSettings(values.read("key") or ("id",), values.read("history"))
     options = row.read("options")
     for option in options.data:
         if not option.isidentifier():
@@ -385,19 +390,10 @@ def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings
         options=dict(options.data),
         on_each_machine=row.read("machines") == "each",
         ping_ref=row.read("ping"),
-        tables=_tables(row),
+        tables=tables,
         sink=row.read("sink") or "",
         **_schedule(row),
     )
-
-
-def _tables(job: TomlTable) -> dict[str, TableSettings]:
-    tables = {}
-    for name, row in job.read("tables").all().items():
-        with job.blamed("tables"):
-            check_table(name)
-        tables[name] = TableSettings(row.read("key") or ("id",), row.read("history"))
-    return tables
 
 
 def _schedule(row: TomlTable) -> dict[str, Any]:
