@@ -105,7 +105,7 @@ def _with_spending(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
 
 def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:
     """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
-    from quota.cli.output import ANY_WIDTH, fitting, new_console
+    from quota.cli.output import ANY_WIDTH, FirstThatFits, layouts, new_console
     from quota.jobs.store.runs import UNFINISHED
     from quota.wording import Table, Tone
 
@@ -128,7 +128,7 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
     by_outcome: dict[str, Tone] = {"failed": "bad", UNFINISHED: "note"}
     tones = [by_outcome.get(run.outcome, "") for run in runs]
     table = Table(headings, rows, numbers=(5, 6, 7), tones=tones, without=(7, 5))
-    return fitting(table, least_fold=24)
+    return FirstThatFits(layouts(table, least_fold=24))
 
 
 def _regions(run: Run, job: JobSettings | None) -> str:

@@ -170,7 +170,7 @@ def render_parts(parts: Iterable[Part]) -> RenderableType:
     drawn: list[RenderableType] = []
     for part in parts:
         if not isinstance(part, Line):
-            drawn.append(fitting(part))
+            drawn.append(FirstThatFits(layouts(part)))
             continue
         text = part.text.lstrip(" ")
         paragraph, indent = line(text, _TONE_STYLE[part.tone]), len(part.text) - len(text)
@@ -187,12 +187,6 @@ _TONE_STYLE = {
     "open": "bold green",
     "good": "green",
 }
-
-
-def fitting(table: Table, *, least_fold: int = 0) -> FirstThatFits:
-    """The first layout of a table that fits the width. With `least_fold`, columns go before lines are folded to less
-    than that."""
-    return FirstThatFits(layouts(table, least_fold=least_fold))
 
 
 class FirstThatFits:
@@ -228,8 +222,9 @@ _PIECE = r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*"
 
 def layouts(table: Table, *, least_fold: int = 0) -> Iterator[RichTable]:
     """The same table, narrower each time: first with less space between the columns, then with lines folded between
-    words, then with the columns in `joined` as one, then without the columns in `without`, one after the other. Cells
-    are plain text, and numbers are aligned right.
+    words, then with the columns in `joined` as one, then without the columns in `without`, one after the other. With
+    `least_fold`, columns go before lines are folded to less than that. Cells are plain text, and numbers are aligned
+    right.
     """
     if table.joined:
         yield from layouts(table._replace(joined=(), without=()), least_fold=least_fold)

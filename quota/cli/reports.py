@@ -27,8 +27,9 @@ from quota.cli.options import (
     rows_format_option,
 )
 from quota.cli.output import (
+    FirstThatFits,
     fail,
-    fitting,
+    layouts,
     new_console,
     now_and_then,
     opened,
@@ -229,7 +230,7 @@ def spend(
         return
     cut = spending.since_ms > start_ms
     if spending.rows:
-        print_rich(fitting(_spending_table(spending)))
+        print_rich(FirstThatFits(layouts(_spending_table(spending))))
     else:
         like = "" if job is None else "like that "
         when = f"since {moment(spending.since_ms)}" if cut else f"in the last {since}"

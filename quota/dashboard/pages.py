@@ -26,7 +26,6 @@ from quota.reports.refusal import RefusalExplained
 from quota.reports.runs import Contribution, Forecast, Region, Run
 from quota.reports.spending import KeptRefusal, Spending, refused_by
 from quota.reports.status import CredentialRow, LimitRow
-from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, Calendar, Sliding, format_duration
 from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of, verdict_of
@@ -306,21 +305,18 @@ def _spending(project: str, spans: Sequence[Spending]) -> dict[str, Any]:
     largest = max((units[leading] for units in spent.values()), default=0) or 1
     ordered = sorted(spent.items(), key=lambda row: ([-units for units in row[1]], row[0]))
     rows = [(who, units, round(units[leading] * 100 / largest, 1)) for who, units in ordered]
+    refusals: dict[str, Any] = {}
+    for name, sums in (("refused", longest.refused), ("would_refuse", longest.would_refuse)):
+        refusals[name] = sum(refusal.calls for refusal in sums)
+        refusals[f"{name}_by"] = listed(f"{calls:,} by {short_name(by)}" for by, calls in refused_by(sums).items())
     begins_late = longest.since_ms > longest.until_ms - SPANS_MS[-1] + DAY_MS
     return {
         "project": project,
         "rows": _folded(rows, ROWS),
         "totals": totals,
         "since_ms": longest.since_ms if begins_late else None,
-        "refused": sum(refusal.calls for refusal in longest.refused),
-        "refused_by": _by(longest.refused),
-        "would_refuse": sum(refusal.calls for refusal in longest.would_refuse),
-        "would_refuse_by": _by(longest.would_refuse),
+        **refusals,
     }
-
-
-def _by(refusals: Sequence[RefusedSum]) -> str:
-    return listed(f"{calls:,} by {short_name(by)}" for by, calls in refused_by(refusals).items())
 
 
 def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from quota.cli.output import FirstThatFits, fitting, layouts, line, render_parts
+from quota.cli.output import FirstThatFits, layouts, line, render_parts
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
@@ -47,7 +47,7 @@ def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
 @pytest.mark.parametrize("width", [24, 36])
 def test_a_column_without_text_takes_no_room(width: int) -> None:
     table = Table(("at", "", "id"), [("2026-11-30T17:55:47+00:00", "", "x" * 9)], whole=(2,))
-    assert "17:55:47+00:00" in shown(fitting(table), width)
+    assert "17:55:47+00:00" in shown(FirstThatFits(layouts(table)), width)
 
 
 @pytest.mark.parametrize("text", ["open", "  indented", "a long line that is folded", "y" * 45, "a\x1bb[bold]c"])
