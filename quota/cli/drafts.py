@@ -75,14 +75,11 @@ def draft(name: str, paths: Iterable[str]) -> str:
     """The text of a cost book. Raises UsageError for a name that no API has, and ConfigError for a file that has no
     answer, or a request without a host."""
     check_name("api", name, least=1)
-    answers = {path: read_answer(path) for path in paths}
-    for path, answer in answers.items():
+    recorded = {path: read_answer(path) for path in paths}
+    for path, answer in recorded.items():
         if answer.request and not _host(answer.request):
             raise ConfigError(f'{one_line(path)}: its request names no host; write "request": "GET https://HOST/PATH"')
-    return _draft(name, [*answers.values()])
-
-
-def _draft(name: str, answers: list[Recorded]) -> str:
+    answers = [*recorded.values()]
     figures = _figures(answers)
     limit = _recorded(figures.get("limit", ""), answers)
     units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
