@@ -21,7 +21,7 @@ from quota.reports.metrics import write_file
 from quota.session import Session
 from quota.settings.books import as_written, book_names, default_limits, load_book
 from quota.settings.load import load_settings
-from quota.settings.model import DEFAULT_HEADROOM_PERCENT
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT, CredentialSettings
 from quota.settings.references import read_key
 from quota.settings.toml import in_toml
 from quota.terms.api import GOOGLES_KEY, KeyPlace
@@ -126,15 +126,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         findings = check(session)
     credentials = settings.credentials
     passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
-    keyless = []
-    for name in passed:  # the key or the token that a credential refers to
-        kind, _, token_ref = (credentials[name].auth_ref or "").partition(":")
-        ref = credentials[name].key_ref or (token_ref if kind == "bearer" else None)
-        try:
-            if ref is not None:
-                read_key(ref)
-        except ConfigError:
-            keyless.append(name)
+    keyless = [name for name in passed if not _is_readable(credentials[name])]
     served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
     left_out = [name for name in credentials if name not in passed]
 
@@ -156,6 +148,15 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
                 say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
 
     return _tell(settings.source, findings, as_json, shown, ConfigError.exit_status)
+
+
+def _is_readable(credential: CredentialSettings) -> bool:
+    """Whether the key or token that a credential refers to, if any, can be read here."""
+    kind, _, token_ref = (credential.auth_ref or "").partition(":")
+    ref = credential.key_ref or (token_ref if kind == "bearer" else None)
+    with suppress(ConfigError):
+        return ref is None or bool(read_key(ref))
+    return False
 
 
 def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callable[[], None], on_error: int) -> int:

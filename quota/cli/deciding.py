@@ -178,9 +178,8 @@ def read_calls(path: str) -> tuple[str, list[bytes]]:
             data = read_named(path, MAX_FILE_BYTES + 1)
         else:
             data = b""
-            while more := os.read(
-                0, MAX_FILE_BYTES + 1 - len(data)
-            ):  # if it would block, it fails: more calls may come
+            # A read that would block fails, because more calls may come.
+            while more := os.read(0, MAX_FILE_BYTES + 1 - len(data)):
                 data += more
     except OSError as error:
         raise UsageError(

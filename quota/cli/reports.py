@@ -218,7 +218,8 @@ def spend(
         others = 0
         for project, c in zip(charged, projects.values(), strict=True) if job is None else ():
             budget = session.budget(c.name)
-            budget.usage()  # reads what only upstream has counted; the limit that counts most of it shows all
+            budget.usage()
+            # The units that only upstream has counted, in the limit that counts most of them now.
             views = [limit.view for limit in budget.limits if limit.view.selector.count == "units"]
             others += max((others_units(project.others(view)) for view in views), default=0)
         spending = spending._replace(most=limit, upstream_units=others)

@@ -62,11 +62,11 @@ class Dashboard:
         self.alone = Kept(lambda: tuple(jobs_alone(list(all_jobs(session, here=False)), host_clock())))
         self.curves = Kept(lambda: read_curves(session, forecast_of(kept.last for kept in self.added.values())))
         self.spent = Kept(lambda: read_spent(session))
-        self.all: list[Kept[Any]] = [self.now, *self.added.values(), self.curves, self.spent]
+        self.parts: list[Kept[Any]] = [self.now, *self.added.values(), self.curves, self.spent]
 
     def state(self) -> State:
         """The present state, with what can be read anew within PATIENCE_S."""
-        for kept in self.all:
+        for kept in self.parts:
             kept.begin()
         until_s = elapsed_s() + PATIENCE_S
 
@@ -82,7 +82,7 @@ class Dashboard:
         """Read the parts that are due, one after the other, again and again: the next request finds new values."""
         while True:
             await asyncio.sleep(WARM_S)
-            for kept in self.all:
+            for kept in self.parts:
                 with contextlib.suppress(RuntimeError):  # no more threads can be started; the next time one may be
                     await run_in_threadpool(kept.get, SCRAPE_PATIENCE_S)
 

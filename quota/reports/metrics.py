@@ -85,10 +85,10 @@ def exposition(samples: Iterable[Sample], described: Mapping[str, tuple[str, str
     for sample in samples:
         labels = []
         for label, text in sorted(sample.labels.items()):
-            # A label has no control characters: a program may have charged under any name.
-            shown = printable(text.encode("utf-8", "backslashreplace").decode())
-            escaped = shown.replace("\\", "\\\\").replace('"', '\\"')
-            labels += [f'{label}="{escaped}"'] if text else []
+            if text:  # without control characters: a program may have charged under any name
+                shown = printable(text.encode("utf-8", "backslashreplace").decode())
+                escaped = shown.replace("\\", "\\\\").replace('"', '\\"')
+                labels.append(f'{label}="{escaped}"')
         name = f"{sample.family}{{{','.join(labels)}}}" if labels else sample.family
         values = families.setdefault(sample.family, {})
         values[name] = max(sample.value, values.get(name, sample.value))

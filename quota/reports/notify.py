@@ -126,13 +126,8 @@ _Claimed = Callable[[bool], None]
 def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
     """None if another process delivers the notice. Otherwise call the result with whether it was delivered."""
     once_ms = min(notice.once_ms, MAX_TICK_MS)
-    names = (
-        way,
-        notice.event,
-        notice.project,
-        notice.subject,
-        notice.cause,
-    )  # of the notice among all that go this way
+    # The name of the notice among all that go this way.
+    names = (way, notice.event, notice.project, notice.subject, notice.cause)
     key = blake2b("\0".join(names).encode(), digest_size=12).hexdigest()
     if notice.here:
         return _claim_here(key, once_ms)

@@ -476,20 +476,17 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
 
 def _smallest(kind: str, met: _Met, book: CostBook) -> Setting | None:
     """The smallest change of a kind with which a full limit has room; None if there is none."""
-    limit, leave = met.limit, met.leave_units
+    limit, leave, low = met.limit, met.leave_units, met.limit.limit_units
     if kind == "limit":
-        high = min(MAX_UNITS, 16 * (met.used_units + met.cost_units + leave + limit.limit_units))
-        needed = _least(lambda units: met.changed(limit_units=units).fits, limit.limit_units, high)
-        return (
-            None if needed is None else Setting("limit", limit.name, needed, limit.limit_units, _granted(book, limit))
-        )
+        high = min(MAX_UNITS, 16 * (met.used_units + met.cost_units + leave + low))
+        needed = _least(lambda units: met.changed(limit_units=units).fits, low, high)
+        return None if needed is None else Setting("limit", limit.name, needed, low, _granted(book, limit))
     if kind == "headroom":
         headroom, most = limit.headroom_units, granted_units(limit, met.granted)
-        if most is None or most >= limit.limit_units:  # upstream's grant has not lowered it
+        if most is None or most >= low:  # upstream's grant has not lowered it
             return None
-        number = limit.limit_units
         less = _least(
-            lambda less: met.changed(limit_units=number + less, headroom_units=headroom - less).fits, 0, headroom
+            lambda less: met.changed(limit_units=low + less, headroom_units=headroom - less).fits, 0, headroom
         )
         return None if less is None else Setting("headroom", limit.name, headroom - less, headroom)
     if kind == "leave":

@@ -113,7 +113,7 @@ def furnish(folder: Path, upstream: Emulator) -> Quota:
 
 def overview(dashboard: Dashboard) -> str:
     """The first page, from parts that were all read."""
-    for kept in dashboard.all:
+    for kept in dashboard.parts:
         kept.get(60)
     return dashboard.site.overview(dashboard.state())
 
