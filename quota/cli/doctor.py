@@ -38,7 +38,6 @@ from quota.settings.lint import lint
 from quota.settings.lint_books import ageing
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
-from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
 from quota.wording import Line, Part, Tone, lost
 
@@ -64,6 +63,7 @@ _LEVEL_TONE: dict[Level, Tone] = {"error": "verdict", "warning": "note", "ok": "
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
     settings = session.settings
+    books = {c.book.name: c.book for c in settings.credentials.values()}
     # The folder and the program that a run needs when it ends, if they are missing: nobody would notice before.
     keys, after_runs = {"textfile folder": "textfile", "notify command": "notify.command"}, []
     named = () if settings.notify is None else _named(settings.notify)
@@ -78,14 +78,9 @@ def check(session: Session) -> list[Finding]:
             *(finding for finding in _allowances(session) if finding.location == UNAVAILABLE),
             *_renamed(session),
             *after_runs,
-            *(finding for book in _books(session) for finding in ageing(book, host_clock())),
+            *(finding for book in books.values() for finding in ageing(book, host_clock())),
         ]
     )
-
-
-def _books(session: Session) -> list[CostBook]:
-    """The cost books of a session's credentials, each once."""
-    return list({c.book.name: c.book for c in session.settings.credentials.values()}.values())
 
 
 def _journals(session: Session) -> Iterator[Finding]:
@@ -181,7 +176,7 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
         findings += _ledger(session, [credential.name for credential in credentials])
     for credential in session.settings.credentials.values():
         findings += _key(session, credential, call=call)
-    for book in _books(session):
+    for book in {c.book.name: c.book for c in session.settings.credentials.values()}.values():
         fine = Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
         findings += list(ageing(book, host_clock())) or [fine]
     findings += _inbound(session.settings)

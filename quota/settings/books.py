@@ -188,6 +188,10 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
     routes = _routes(root.read("routes"), methods, wrong)
     answers = _answers(root.read("answers"), buckets, pools, wrong) if "answers" in root else AnswerRules()
     wrong.raise_any(root.source)
+    probe: Probe | None = None
+    if "probe" in root:
+        row = root.read("probe")
+        probe = Probe(row.choose("method", methods), dict(row.read("parameters").data))
     book = CostBook(
         name=name,
         **root.members("api source read_on hosts scopes"),
@@ -197,7 +201,7 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
         default_get=Price(_parts(defaults.read("get"), buckets)),
         default_other=Price(_parts(defaults.read("other"), buckets)),
         pools=tuple(pools),
-        probe=_probe(root.read("probe"), methods) if "probe" in root else None,
+        probe=probe,
         monitoring=_monitoring(root.read("monitoring"), buckets, pools) if "monitoring" in root else None,
         key=_key(root.read("key")) if "key" in root else GOOGLES_KEY,
         routes=routes,
@@ -264,10 +268,6 @@ def _part(row: TomlTable, buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
         return (Part(bucket, reserve.default, reserve),)
     units = row.read("units")
     return (Part(bucket, units),) if units else ()
-
-
-def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:
-    return Probe(row.choose("method", methods), dict(row.read("parameters").data))
 
 
 def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[Pool]) -> Monitoring:

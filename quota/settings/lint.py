@@ -8,7 +8,7 @@ and runs the entry points of the group `quota.checks`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -71,7 +71,7 @@ def lint(settings: Settings) -> list[Finding]:
         findings += _job(settings, job, limits[job.credential])
     if settings.notify is not None and settings.notify.url_ref is not None:
         insecure = settings.notify.insecure_endpoint
-        findings += _address("notify.url", settings.notify.url_ref, "url", insecure=insecure)
+        findings += _secret("notify.url", settings.notify.url_ref, "address", setting="url", insecure=insecure)
     # Findings of other packages: an entry point is a function `(settings) -> iterable of Finding`.
     for point in entry_points(group="quota.checks"):
         findings += point.load()(settings)
@@ -326,20 +326,19 @@ def _key(credential: CredentialSettings, built_in: bool) -> Iterator[Finding]:
         yield Finding("error" if built_in else "warning", location, message, 'add key = "env:NAME" or "file:/path"')
 
 
-def _secret(location: str, ref: str, what: str, read: Callable[[str, str], object] = read_key) -> Iterator[Finding]:
-    """Findings about a secret that each call sends: whether it is there, and who else can read it."""
+def _secret(location: str, ref: str, what: str, *, setting: str = "", insecure: bool = False) -> Iterator[Finding]:
+    """Findings about a secret that each call sends, or about the address of a webhook or of a health check, which is at
+    a `setting`: whether it is there, and who else can read it."""
     try:
-        read(ref, what)
+        if setting:
+            read_address(ref, setting, insecure=insecure)
+        else:
+            read_key(ref, what)
     except ConfigError as error:
         yield finding_of("warning", location, error, "make it readable")
         return
     if ref.startswith("file:"):
         yield from _exposed(location, ref.removeprefix("file:"), f"the {what} file")
-
-
-def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Iterator[Finding]:
-    """Findings about the address of a webhook or of a health check."""
-    return _secret(location, ref, "address", lambda ref, _: read_address(ref, setting, insecure=insecure))
 
 
 def _shared(settings: Settings) -> Iterator[Finding]:
@@ -431,7 +430,8 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
         message = f"a tick starts some milliseconds late, and after {grace} it is dropped"
         yield warning(f"{location}.misfire_grace", message, 'set "1m" or more')
     if job.ping_ref is not None:
-        yield from _address(f"{location}.ping", job.ping_ref, "ping", insecure=job.insecure_endpoint)
+        insecure = job.insecure_endpoint
+        yield from _secret(f"{location}.ping", job.ping_ref, "address", setting="ping", insecure=insecure)
     if job.on_each_machine and settings.ledger.file is not None:
         remedy = "give all machines one redis:// ledger, or remove the key"
         yield warning(f"{location}.machines", "has no effect with an embedded ledger", remedy)
