@@ -82,18 +82,21 @@ def _kind(old: Log, new: Log, project: str) -> Kind:
     check_api(new.label, project, source.state.get(API, ""), target.state)
     ours, theirs = source.epoch, target.epoch
     moves_back = theirs == SEAL + old.label
-    has_log = max(source.tip, source.trimmed) > START
-    holds_anything = bool(has_log or old.names(project) or old.past(project, START, END, 1))
     if is_seal(ours):
         if ours != SEAL + new.label:
             raise QuotaError(f"{of(old, project)} has moved to {ours[1:]} already: nothing was changed")
         is_unfinished = not theirs or is_fence(theirs)  # or the new ledger lost the moved entries
-        return "go on" if moves_back or (is_unfinished and holds_anything) else "moved already"
+        return "go on" if moves_back or (is_unfinished and _holds_anything(old, project)) else "moved already"
     if is_seal(theirs) and not moves_back:
         raise QuotaError(f"{of(new, project)} has moved to {theirs[1:]}; name another ledger: nothing was changed")
     if ours and ours == theirs and not is_closed(ours):
         raise _one_ledger(old, new, project)
-    return "move" if moves_back or holds_anything else "nothing"
+    return "move" if moves_back or _holds_anything(old, project) else "nothing"
+
+
+def _holds_anything(log: Log, project: str) -> bool:
+    beginning = log.begin(project)
+    return bool(max(beginning.tip, beginning.trimmed) > START or log.names(project) or log.past(project, START, END, 1))
 
 
 def _one_ledger(old: Log, new: Log, project: str) -> QuotaError:
@@ -145,12 +148,7 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
             side.take()
         with nullcontext() if was_sealed else source.renewed(), target.renewed():
             _copy_past(old, new, project, past, progress)
-            # Facts, claims, places and refusals are united with the target's.
-            names = old.names(project)
-            for at in range(0, len(names), FIELDS_AT_ONCE):
-                piece = dict.fromkeys(names[at : at + FIELDS_AT_ONCE])
-                ours, theirs = (log.change(project, piece, {}).state for log in (old, new))
-                target.change({name: _together(name, text, theirs.get(name, text)) for name, text in ours.items()})
+            _copy_state(old, target)
             entries, trimmed = _united(old, new, project, progress)
             target.replace(entries, trimmed)
         if not was_sealed:
@@ -176,18 +174,20 @@ def _copy_past(old: Log, new: Log, project: str, after: Id, progress: Progress) 
 def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[Entry], Id]:
     """The union of both logs, and the id up to which it is trimmed. The union has every entry that either log still
     has, because a window of some configuration may be as long."""
-    edges, is_whole = [], True
-    for log in (old, new):  # each log is complete after its edge; END if it never had entries
-        edge = log.begin(project).trimmed
-        if edge == START:
-            first = log.read(project, START, END, 1)
-            edge = just_before(first[0].id[0]) if first else END
-        else:
-            is_whole = False
-        edges.append(edge)
-    trimmed = START if is_whole else min(edges)
+    edge = min(_edge(old, project), _edge(new, project))
+    is_whole = all(log.begin(project).trimmed == START for log in (old, new))
+    trimmed = START if is_whole else edge
     have, seen = (all_entries(log, project, trimmed, progress) for log in (new, old))
     return union(have, missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
+
+
+def _edge(log: Log, project: str) -> Id:
+    """The id after which a log is complete; END if it never had entries."""
+    beginning = log.begin(project)
+    if beginning.trimmed != START:
+        return beginning.trimmed
+    first = log.read(project, START, END, 1)
+    return just_before(first[0].id[0]) if first else END
 
 
 def charges_in(log: Log, project: str) -> int:
@@ -196,6 +196,15 @@ def charges_in(log: Log, project: str) -> int:
 
 
 # -- the state ---------------------------------------------------------------------------------------------------------
+
+
+def _copy_state(old: Log, target: Fence) -> None:
+    """Copy facts, claims, places and refusals, and unite them with the target's."""
+    names, project = old.names(target.project), target.project
+    for at in range(0, len(names), FIELDS_AT_ONCE):
+        piece = dict.fromkeys(names[at : at + FIELDS_AT_ONCE])
+        ours, theirs = old.change(project, piece, {}).state, target.log.change(project, piece, {}).state
+        target.change({name: _together(name, text, theirs.get(name, text)) for name, text in ours.items()})
 
 
 def _together(name: str, ours: str, theirs: str) -> str:

@@ -82,15 +82,18 @@ class Cron(NamedTuple):
             midnight_ms, regular = _day(self.zone, day)
             if midnight_ms >= until_ms:
                 return
-            of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
-            is_chosen = of_month or of_week if self.either else of_month and of_week
-            if is_chosen and day.month in self.months:
+            if self.fires_on(day):
                 times = (midnight_ms + at for at in minutes_ms) if regular else self._at_change(day, zone)
                 for at_ms in times:
                     if last_ms < at_ms < until_ms:
                         yield at_ms
                         last_ms = at_ms
             day += timedelta(days=1)
+
+    def fires_on(self, day: date) -> bool:
+        of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        is_chosen = of_month or of_week if self.either else of_month and of_week
+        return is_chosen and day.month in self.months
 
     def _at_change(self, day: date, zone: ZoneInfo) -> list[int]:
         """The fire times of a day on which the clock changes."""
@@ -112,7 +115,7 @@ def _fewest_days(cron: Cron) -> int:
     """The fewest days from one day of a cron line to the next, as seen in MAX_PAUSE_DAYS."""
     fewest, last = MAX_PAUSE_DAYS, -MAX_PAUSE_DAYS
     for number in range(MAX_PAUSE_DAYS):
-        if cron._on(date(2024, 1, 1) + timedelta(days=number)):
+        if cron.fires_on(date(2024, 1, 1) + timedelta(days=number)):
             fewest, last = min(fewest, number - last), number
             if fewest == 1:
                 break
