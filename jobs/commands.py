@@ -16,7 +16,7 @@ import click
 
 import quota
 from quota.cli.options import PATH, Listen, config_option, duration_ms, format_option, listen_option, textfile_option
-from quota.cli.output import log_to_stderr, now_and_then, print_json, print_rich, render_parts, say
+from quota.cli.output import log_to_stderr, now_and_then, print_json, print_rich, render_parts, say, temporary_folder
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
@@ -241,15 +241,13 @@ def demo(keep: str | None, units: int, as_json: bool) -> int:
       quota demo
       quota demo --units 10 --keep /tmp/demo    # stops; a day later it resumes
     """
-    import tempfile
-
     from quota.cli.rehearsal import variables
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
 
     if keep == "":
         raise quota.UsageError("--keep '' is not the path of a folder")
-    with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible(says=True) as stop:
+    with temporary_folder("demo") as temporary, interruptible(says=True) as stop:
         folder = Path(keep or temporary).absolute()
         with Emulator() as upstream, variables(QUOTA_STATE_DIR=str(folder / "state")):
             config = _demo_config(folder, upstream.address, units)

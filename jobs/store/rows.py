@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -348,12 +349,11 @@ def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now
 
 
 def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:
-    """The names of the fields in a table's rows, the most frequent first."""
-    sql = (
-        "SELECT j.key FROM rows, json_each(rows.data) j WHERE rows.name = ? GROUP BY j.key"
-        " ORDER BY count(*) DESC, min(rows.id), min(j.id) LIMIT ?"
-    )
-    return [str(name) for (name,) in db.execute(sql, (table, most))]
+    """The names of the fields in a table's rows, the most frequent first. SQLite would keep the fields of all rows to
+    count them, and all rows to sort them (the `+` keeps it from an index with another order)."""
+    sql = "SELECT j.key FROM rows, json_each(rows.data) j WHERE +rows.name = ? ORDER BY rows.id"
+    counted = Counter(str(name) for (name,) in db.execute(sql, (table,)))
+    return [name for name, _ in counted.most_common(None if most < 0 else most)]
 
 
 def tables_of(db: sqlite3.Connection) -> list[tuple[str, int, int, int]]:

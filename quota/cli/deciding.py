@@ -17,7 +17,7 @@ from click.core import ParameterSource
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import PATH, call_options, config_option, credential_option, format_option
-from quota.cli.output import fail, opened, print_json, print_rich, render_parts, say, unprinted
+from quota.cli.output import fail, opened, print_json, print_rich, render_parts, say, temporary_folder, unprinted
 from quota.common.files import read_named
 from quota.common.text import listed, many, number_in, show
 from quota.decision import Decision
@@ -314,10 +314,11 @@ def _auto(command: list[str], config: str | None, credential: str | None, job: s
     program = unseen_program(command)
     if program is not None:
         fail(f"{program} is not instrumented: {REMEDY}")
+    if summary:
+        return _run_and_sum_up(command, config, credential, job)
+    environment = _environment(config, credential, job)
     try:
-        if summary:
-            return _run_and_sum_up(command, config, credential, job)
-        _become(command, _environment(config, credential, job))
+        _become(command, environment)
     except OSError as error:
         return _not_started(command, error)
 
@@ -366,16 +367,17 @@ def _environment(config: str | None, credential: str | None, job: str, tally: st
 
 
 def _run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
-    """Run a command to its end, and print what it and its children spent, by method. Raises OSError if it does not
-    start."""
-    import tempfile
-
+    """Run a command to its end, and print what it and its children spent, by method."""
     from quota.auto import payers_of
     from quota.clients.instrument.processes import Spent, spent_in
     from quota.wording import Table
 
-    with tempfile.TemporaryDirectory(prefix="quota-") as tally:
-        status = _run(command, _environment(config, credential, job, tally))
+    with temporary_folder("tally") as tally:
+        environment = _environment(config, credential, job, tally)
+        try:
+            status = _run(command, environment)
+        except OSError as error:
+            return _not_started(command, error)
         methods, had_python = spent_in(tally), any(Path(tally).iterdir())
     spent = reduce(Spent.plus, methods.values(), Spent())
     if methods:
@@ -394,7 +396,7 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
 
 
 def _run(command: list[str], env: Mapping[str, str]) -> int:
-    """Run a command as a child. Returns its exit status as a shell does."""
+    """Run a command as a child. Returns its exit status as a shell does. Raises OSError if it does not start."""
     import subprocess
 
     with subprocess.Popen(command, env=env) as running:  # noqa: S603  # running the caller's command is the purpose

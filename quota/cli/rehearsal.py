@@ -15,13 +15,12 @@ from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redi
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from shutil import get_terminal_size
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from quota.cli.output import fail, naming_allowances
+from quota.cli.output import fail, naming_allowances, temporary_folder
 from quota.clients.instrument import TALLY
 from quota.common.clock import host_clock
 from quota.common.hosts import is_loopback
@@ -69,7 +68,7 @@ def copied(session: Session, clock: Callable[[], int] | None = None, *, store: b
     """A session over copies of this session's ledger and of its `store`, which may have another clock. It writes no
     metrics, tells nobody, and calls no sink. Raises LedgerError, and QuotaError where the store cannot be copied."""
     with (
-        TemporaryDirectory(prefix="quota-rehearsal-") as temporary,
+        temporary_folder("rehearsal") as temporary,
         variables(QUOTA_STATE_DIR=f"{temporary}/state", **{TALLY: ""}),
     ):
         settings = _of_copies(session.settings, Path(temporary) / "store.db" if store else None)

@@ -301,6 +301,8 @@ class SqliteFile:
             factory=_Connection,
             uri=read_only,
         )
+        if not self.read_only:  # a statement that changes many pages would need a folder for temporary files
+            db.execute("PRAGMA temp_store = MEMORY")
         if self.lenient:
             db.text_factory = lambda text: text.decode("utf-8", "replace")
         return db

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -22,7 +23,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
 from support.commands import Quota, one_line
 from support.configurations import limited
-from support.disks import fill, small_disk
+from support.disks import fill, small_disk, without_temporary_folder
 from support.forked import Forked
 from support.installation import Installation
 from support.processes import in_child
@@ -197,6 +198,16 @@ def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept
 
     machine.allow("state", 0o555, 0o000)
     assert machine.as_nobody(work) == ["stopped", "overlap"]
+
+
+def test_without_a_temporary_folder_every_page_is_stored(machine: Machine) -> None:
+    command = Quota(machine.folder, without_temporary_folder(machine.folder))
+    command.env |= {"QUOTA_CONFIG": str(machine.config), "TMPDIR": ""}
+    machine.quota.configure(machine.config.read_text().replace('["US", "DE"]', '["US", "DE", "FR", "GB", "IN"]'))
+    done = [command("run", "t").stdout.partition(",")[0] for _ in range(2)]
+    assert (done, machine.requests) == (["t: done: 5 regions"] * 2, 40)
+    for words in (["run", "t", "--dry-run"], ["exec", "--auto", "--summary", "--", sys.executable], ["demo"]):
+        assert one_line(command(*words), 78).startswith("no temporary folder can be made (")
 
 
 def test_a_run_without_a_place_for_its_lock_does_not_start(machine: Machine) -> None:

@@ -24,6 +24,16 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def without_temporary_folder(folder: Path) -> tuple[str, ...]:
+    """The words before a command that can write only `folder`, of all where temporary files may be."""
+    script = """for place in /tmp /var/tmp /dev/shm; do mount --bind $place $place; done; mount --bind "$0" "$0"
+        for place in /tmp /var/tmp /dev/shm; do mount -o remount,bind,ro $place; done; cd /proc; exec "$@" """
+    words = ("unshare", "--mount", "sh", "-ec", script, str(folder))
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("no file system of one's own can be mounted here")
+    return words
+
+
 def fill(folder: Path) -> Path:
     """Take all the space that is left; the file that takes it."""
     ballast = folder / "ballast"
