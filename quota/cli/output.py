@@ -19,7 +19,7 @@ import click
 
 import quota
 from quota.common.text import csv_writer, printable, shorten, show
-from quota.errors import ConfigError, LedgerError, UsageError
+from quota.errors import ConfigError, LedgerError
 
 if TYPE_CHECKING:
     import logging
@@ -346,10 +346,10 @@ def log_to_stderr(formatter: logging.Formatter | None = None) -> None:
 
 
 def _chosen(variable: str, choices: tuple[str, ...]) -> str:
-    """The value of an environment variable, in small letters; "" if it is not set. Raises UsageError."""
+    """The value of an environment variable, in small letters; "" if it is not set. Raises ConfigError."""
     value = os.environ.get(variable, "").lower()
     if value not in ("", *choices):
-        raise UsageError(f"{variable}={show(value)}: choose from {', '.join(choices)}; see `quota --help`")
+        raise ConfigError(f"{variable}={show(value)}: choose from {', '.join(choices)}; see `quota --help`")
     return value
 
 

@@ -116,8 +116,9 @@ def test_warnings_are_json_without_a_level_too(quota: Quota) -> None:
     drawn = json.loads(done.stderr.splitlines()[0])
     assert (drawn["event"], drawn["units"], drawn["level"]) == ("allowance_drawn", 1, "warning")
     assert "cannot be reached" in drawn["message"]
-    wrong = one_line(quota("status", QUOTA_LOG_FORMAT="xml"), 2)
-    assert wrong.startswith("QUOTA_LOG_FORMAT='xml': choose from text, json")
+    for name, allowed in (("QUOTA_LOG", "debug, info"), ("QUOTA_LOG_FORMAT", "text, json")):
+        wrong = one_line(quota("status", **{name: "xml"}), 78)
+        assert wrong.startswith(f"{name}='xml': choose from {allowed}")
 
 
 CONFIG = """
