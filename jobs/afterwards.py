@@ -25,7 +25,7 @@ from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import warn
 from quota.common.text import many, members, one_line, spell
 from quota.jobs.job import Away, RunReport
-from quota.jobs.places import checkpoints_of, held_elsewhere
+from quota.jobs.places import away_now, checkpoints_of
 from quota.jobs.progress import named
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import StoreError
@@ -96,8 +96,7 @@ def _regions(session: Session, job: JobSettings, report: RunReport) -> list[_Reg
             places = checkpoints_of(session, job, store)
             away, judged = dict(report.elsewhere), {place.region for place in places}
             try:
-                if not settings.places_in_ledger:
-                    away = {**held_elsewhere(session, job, store), **away}
+                away = {**away_now(session, job), **away}
             except (quota.LedgerError, quota.ConfigError):
                 judged = {region.region for region in report.regions}
             return [

@@ -38,7 +38,7 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import checkpoints_of, held_elsewhere, is_running, made_lock, runs_on
+from quota.jobs.places import away_now, checkpoints_of, is_running, made_lock, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, check_space
 from quota.jobs.store.store import Store
@@ -352,7 +352,7 @@ def _regions(
         tick = stream.after(now_ms)
         for region in tick.regions or job.regions or ("",):
             nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
-    away = {} if store is None or session.settings.store.places_in_ledger else held_elsewhere(session, job, store)
+    away = {} if store is None else away_now(session, job)
     for place in checkpoints:
         due_ms = None if store is None or notices is None else store.due_since(place)
         if place.region in away:

@@ -376,7 +376,7 @@ def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> N
     with configured(config) as session, _store_of_places(session) as store:
         chosen = [settings for name, settings in session.settings.jobs.items() if job in (None, name)]
         checkpoints = [place for settings in chosen for place in checkpoints_of(session, settings, store)]
-        away = {} if as_json or as_csv else _machines_of(session, chosen, store)
+        away = {} if as_json or as_csv else _machines_of(session, chosen)
     jobs = session.settings.jobs
     none = "no job is configured" if job is None or not jobs else f"there is no job {show(job)}{_hint(jobs, job, None)}"
     _print(checkpoints, away, as_json=as_json, as_csv=as_csv, none=none)
@@ -396,7 +396,7 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
     """
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(session, store, job, region)
-        away = {} if as_json or as_csv else _machines_of(session, [session.settings.jobs[job]], store)
+        away = {} if as_json or as_csv else _machines_of(session, [session.settings.jobs[job]])
     _print(checkpoints, away, as_json=as_json, as_csv=as_csv, cursors=True)
 
 
@@ -448,16 +448,14 @@ def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
     return Store.if_made(settings) if settings.places_in_ledger else Store.existing(settings)
 
 
-def _machines_of(session: Session, jobs: Sequence[JobSettings], store: Store | None) -> dict[tuple[str, str], str]:
+def _machines_of(session: Session, jobs: Sequence[JobSettings]) -> dict[tuple[str, str], str]:
     """The machine of each job and region that another store than this holds, as far as the ledger answers."""
-    from quota.jobs.places import held_elsewhere
+    from quota.jobs.places import away_now
 
     machines: dict[tuple[str, str], str] = {}
-    if session.settings.store.places_in_ledger or store is None:
-        return machines
     with suppress(quota.LedgerError):
         for job in jobs:
-            away = held_elsewhere(session, job, store)
+            away = away_now(session, job)
             machines.update(((job.name, region), there.runs_on) for region, there in away.items())
     return machines
 

@@ -9,7 +9,7 @@ beside the claims in the ledger.
     Hold             one run's hold on its regions, and on its tick; it lasts for `hold_ms` after the run
     SharedPlaces     the places of one job in the ledger
     runs_on          the machines that hold the regions of a job
-    held_elsewhere   the regions of a job that other stores hold
+    away_now         the regions of a job that a run here would not get now
     work_of          names the work that the checkpoints of a job belong to
     checkpoints_of   where a job stands, in the store or in the ledger
     reset_shared     resets regions whose places are in the ledger
@@ -59,7 +59,7 @@ from quota.jobs.store.file import StoreError, path_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.ledger.files import refuse_others
-from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
+from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending, Holder
 from quota.settings.model import JobSettings, make_state_folder, state_folder
 from quota.settings.schedules import parse_schedule
 from quota.terms.arguments import machine_name
@@ -417,9 +417,9 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool) -> JobRow:
         return nobody._replace(runs_on="each machine")
     here, store = machine_name(), session.settings.store
     holders = None
-    if session.ledger.shared and answers:
+    if answers:
         with suppress(quota.LedgerError):  # a ledger that tells its time may have moved, or be of another format
-            holders = session.project(job.credential).state.holders(_claim_name(job))
+            holders = _holders(session, job)
     if holders is None:
         seen_ms = host_clock() if is_running(store.url, job.name) else None
         host = here if seen_ms or not session.ledger.shared else ""
@@ -427,24 +427,43 @@ def runs_on(session: Session, job: JobSettings, *, answers: bool) -> JobRow:
     killed = ""  # the lock of a run here that has ended
     with suppress(quota.ConfigError, StoreError), made_lock(store.url, job.name) as lock:
         killed = "" if lock is None or _is_taken(lock) else lock_name(lock)
-    away = {region for holder in holders if holder.host != here for region in holder.regions}
-    # With a name, or with the places in the ledger, any machine may go on.
-    is_elsewhere = not (store.name or store.places_in_ledger) and away >= set(job.regions or ("",))
+    away = _away(session, job, holders)
+    is_elsewhere = away.keys() >= set(job.regions or ("",))
+    until_ms = min(there.until_ms for there in away.values()) if is_elsewhere else None
     hosts = listed(dict.fromkeys(holder.host for holder in holders))
     running = [(holder.seen_ms, holder.host) for holder in holders if holder.running and holder.machine != killed]
     seen_ms, seen_on = max(running, default=(None, ""))
-    return nobody._replace(runs_on=hosts, seen_on=seen_on, seen_ms=seen_ms, is_elsewhere=is_elsewhere)
+    return nobody._replace(runs_on=hosts, seen_on=seen_on, seen_ms=seen_ms, until_ms=until_ms)
 
 
-def held_elsewhere(session: Session, job: JobSettings, store: Store) -> dict[str, Away]:
-    """The regions of a job that other stores than this hold. Raises LedgerError."""
+def away_now(session: Session, job: JobSettings) -> dict[str, Away]:
+    """The regions that a run here would not get now. It claims nothing. Raises LedgerError."""
+    holders = None if job.on_each_machine else _holders(session, job)
+    return {} if holders is None else _away(session, job, holders, session.ledger.now_ms())
+
+
+def _holders(session: Session, job: JobSettings) -> list[Holder] | None:
+    """The current holders; None if the ledger is on one machine and has no claims. Raises LedgerError."""
+    if not session.ledger.shared and not session.settings.store.places_in_ledger:
+        return None
+    return session.project(job.credential).state.holders(_claim_name(job))
+
+
+def _away(session: Session, job: JobSettings, holders: Iterable[Holder], now_ms: int = 0) -> dict[str, Away]:
+    """The regions that another store holds, or a run of this store on another machine. Without `now_ms`, none of them
+    says how long ago that was heard."""
+    store, claim = session.settings.store, _brief_claim(job, "", session.run, job.regions or ("",))
+    with suppress(quota.ConfigError, StoreError), made_lock(store.url, job.name) as lock:
+        if lock is not None:
+            claim = claim._replace(owner=_kept_id(lock), machine=lock_name(lock))
+    claim = claim._replace(owner=OWNER if store.places_in_ledger else store.name or claim.owner)
     away: dict[str, Away] = {}
-    if session.ledger.shared:
-        owner, now_ms = session.settings.store.name or store.id(""), session.ledger.now_ms()
-        for holder in session.project(job.credential).state.holders(_claim_name(job)):
-            if holder.owner != owner:
-                there = Away(holder.host or "another machine", holder.seen_ms, holder.until_ms, now_ms)
-                away.update(dict.fromkeys(holder.regions, there))
+    for holder in holders:
+        there = holder.away_from(claim, now_ms)
+        if there is not None:
+            same = there.owner == claim.owner
+            machine = Away(there.host or "another machine", there.seen_ms, there.until_ms, now_ms, same)
+            away.update(dict.fromkeys(set(there.regions).intersection(claim.regions), machine))
     return away
 
 

@@ -183,13 +183,15 @@ def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> bool:
     """Print what runs of these jobs would cost, one after the other. Returns whether all of it fits."""
     from quota.cli.rehearsal import copied
     from quota.jobs.job import functions_of, job_called
+    from quota.jobs.places import away_now
     from quota.jobs.plan.plan import look_ahead
 
     fits = True
     with copied(session, how.clock, store=False) as copy:
         for job in jobs:
-            fetch, _ = functions_of(session.settings, job_called(session.settings, job))  # a copy has no sink
-            ahead = look_ahead(copy, job, fetch, how.regions)
+            settings = job_called(session.settings, job)
+            fetch, _ = functions_of(session.settings, settings)  # a copy has no sink
+            ahead = look_ahead(copy, job, fetch, how.regions, {} if how.here else away_now(session, settings))
             fits = fits and ahead.refusal is None
             if how.as_json:
                 how.emit({"dry_run": True, **ahead.as_json()})

@@ -252,7 +252,7 @@ def _jobs(jobs: Sequence[JobRow], at_ms: int, nobody: str = "-") -> Table:
             runs_on += f"; {job.seen_on}" if job.seen_on != job.runs_on else ","
             is_silent = at_ms - job.seen_ms > MINUTE_MS  # it waits for an answer, or was killed
             runs_on += f" silent since {stamp(job.seen_ms)}" if is_silent else " running"
-        a_run_now = "goes on there" if job.is_elsewhere else "goes on"
+        a_run_now = "goes on" if job.until_ms is None else f"there; here from {moment(job.until_ms)}"
         if job.why:
             a_run_now = "no" if job.retry_ms is None else f"from {moment(job.retry_ms)}"
         rows.append((job.job, runs_on or nobody, "-" if job.next_ms is None else moment(job.next_ms), a_run_now))

@@ -25,6 +25,7 @@ from quota.common.text import listed, many, members, spell
 from quota.decision import Decision
 from quota.errors import UsageError
 from quota.jobs.job import (
+    Away,
     Fetch,
     NotImported,
     attempt_of,
@@ -434,7 +435,7 @@ def _refused_jobs(plan: Plan) -> Table:
 class Ahead(NamedTuple):
     """What a run would do: the regions that it covers, in their order, and the most calls. The first `fitting` calls
     fit now; `refusal` is the decision about the next call, None if all fit. `assumed`: the user's own function may make
-    other calls."""
+    other calls. `away`: the machine whose region the run would not get for longest; None if it gets them all."""
 
     job: str
     regions: Sequence[Checkpoint]
@@ -443,6 +444,7 @@ class Ahead(NamedTuple):
     refusal: Decision | None
     now_ms: int
     assumed: bool
+    away: Away | None
 
     def as_json(self) -> dict[str, object]:
         """The answer as `quota run --dry-run --json` prints it."""
@@ -450,6 +452,7 @@ class Ahead(NamedTuple):
         numbers = Counter(call.method for call in self.calls)
         return {
             "job": self.job,
+            **({} if self.away is None else members(self.away, "runs_on until")),
             "regions": [{"region": place.region, "page": place.pages + 1} for place in self.regions],
             "calls": [
                 {"method": method, "calls": number, "units": _units(self.calls, method)}
@@ -467,8 +470,12 @@ class Ahead(NamedTuple):
         """The lines for people."""
         pages = [f" from page {place.pages + 1}" if place.pages else "" for place in self.regions]
         names = [f"{place.region}{page}".strip() for place, page in zip(self.regions, pages, strict=True)]
-        if names != [""]:
+        if names not in ([""], []):
             yield f"{self.job}: would cover {', '.join(names)}"
+        if self.away is not None:
+            yield f"{self.job}: {'the rest ' if names else ''}{self.away}"
+        if not names:
+            return
         numbers = Counter(call.method for call in self.calls)
         calls = listed([f"{many(number, 'call')} of {method}" for method, number in numbers.items()])
         cost = f"{calls}, {many(_units(self.calls), 'unit')}"
@@ -491,16 +498,20 @@ def _units(calls: Iterable[simulation.PricedCall], method: str | None = None) ->
     return sum(call.units for call in calls if method in (None, call.method))
 
 
-def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -> Ahead:
-    """What a run of the job `name` would do now. It charges the ledger of `copy`, which must be a copy of the real one
-    (`quota.cli.rehearsal.copied`). Raises UsageError, StoreError and LedgerError."""
+def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str], elsewhere: Mapping[str, Away]) -> Ahead:
+    """What a run of the job `name` would do now, without the regions that are `elsewhere`. It charges the ledger of
+    `copy`, which must be a copy of the real one (`quota.cli.rehearsal.copied`). Raises UsageError, StoreError and
+    LedgerError."""
     job, now_ms = copy.settings.jobs[name], copy.ledger.now_ms()
     work = simulation.Pass(job, copy.budget(job.credential), fetch)
-    chosen = regions_of(job, regions)
+    chosen = set(regions_of(job, regions))
+    away = max(
+        (elsewhere[region] for region in chosen & elsewhere.keys()), key=lambda there: there.until_ms, default=None
+    )
     with Store.if_made(copy.settings.store, copy.ledger.now_ms) as store:
         if store is not None:
             store.check_keys(job.tables)
-        standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen]
+        standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen - elsewhere.keys()]
     places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
     of_run, done, refusal = work.of_run(), 0, None
     with simulation.naming(name):
@@ -509,4 +520,4 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str]) -
         while done < len(calls) and refusal is None:
             count, refusal = work.admit(calls[done : done + work.at_once], of_run)
             done += count
-    return Ahead(name, places, calls, done, refusal, now_ms, assumed=":" in job.fetch)
+    return Ahead(name, places, calls, done, refusal, now_ms, ":" in job.fetch, away)

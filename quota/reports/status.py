@@ -95,8 +95,8 @@ class JobRow(NamedTuple):
     """A job. The machines in `runs_on` have its regions. `seen_ms` is the last sign, from `seen_on`, of a run that has
     not ended: it is under way, or was killed (None: there is none). `next_ms` is the next tick of its schedule (None:
     it has no schedule). `refusal` is the decision that would refuse the first call of a run now (None: the run would go
-    on), and `why` has it in words. `is_elsewhere`: other machines have all of its regions, so a run here would fetch
-    nothing."""
+    on), and `why` has it in words. `until_ms`: other runs or machines have all of its regions, and a run here would
+    fetch nothing before (None: it would)."""
 
     job: str
     credential: str
@@ -105,7 +105,7 @@ class JobRow(NamedTuple):
     next_ms: int | None
     why: str = ""
     refusal: Decision | None = None
-    is_elsewhere: bool = False
+    until_ms: int | None = None
     seen_on: str = ""
 
     @property
@@ -559,7 +559,7 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
 
 def _job_json(job: JobRow) -> dict[str, object]:
     stands = {**members(job, "job"), "could_go_on": not job.why, "runs_on": job.runs_on or None}
-    stands |= {"running": job.seen_ms is not None, **members(job, "next_at")}
+    stands |= {"running": job.seen_ms is not None, **members(job, "next_at", if_any="until")}
     return {**stands, **(members(job, "refused_by retry_at why") if job.why else {})}
 
 

@@ -111,6 +111,12 @@ class Holder(NamedTuple):
         """Whether this is another run than the claim's, and may be alive."""
         return self.run not in ("", claim.run) and self.machine != claim.machine and self.alive_until_ms > now_ms
 
+    def away_from(self, claim: Claim, now_ms: int) -> Holder | None:
+        """The holder as the claim's run hears of it; None if the run gets these regions."""
+        if self.owner != claim.owner and self.machine != claim.machine:
+            return self.seen_at(now_ms)
+        return self._replace(until_ms=self.alive_until_ms) if self.blocks(claim, now_ms) else None
+
 
 class Claimed(NamedTuple):
     """The answer to a claim. `elsewhere` has the regions that the run did not get; it has the others now.
@@ -211,13 +217,9 @@ class Record:
         if claim.tick and not due and any(run.blocks(claim, self.now_ms) for run in same_tick):
             return Claimed(self.now_ms, {}, "running")
         for run in self.runs:
-            own = run.owner == claim.owner or run.machine == claim.machine
-            if take_over or (own and not run.blocks(claim, self.now_ms)):
-                continue
-            holder = run.seen_at(self.now_ms)
-            if own:
-                holder = holder._replace(until_ms=run.alive_until_ms)
-            elsewhere.update(dict.fromkeys(set(run.regions) & set(claim.regions), holder))
+            holder = None if take_over else run.away_from(claim, self.now_ms)
+            if holder is not None:
+                elsewhere.update(dict.fromkeys(set(run.regions) & set(claim.regions), holder))
         if not due or not due <= elsewhere.keys():
             self._give(claim, [region for region in claim.regions if region not in elsewhere])
         return Claimed(self.now_ms, elsewhere)

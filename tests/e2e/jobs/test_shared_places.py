@@ -328,6 +328,12 @@ def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
     assert line.startswith("job 't' is running on ")
     assert line.endswith("; reset it when the run has ended")
     assert shell("place", "reset", "t", "FR").returncode == 0
+    fleet.join(fleet.start(("FR",), at=3))
+    run, dry = shell.json("run", "t"), shell.json("run", "t", "--dry-run")
+    (job,) = shell.json("status")["credentials"][0]["jobs"]
+    assert (run["outcome"], dry["runs_on"], dry["until"]) == ("elsewhere", run["runs_on"], run["until"])
+    assert (job["until"] <= run["until"], dry["regions"]) == (True, [])
+    assert "; goes on here if silent until " in shell("run", "t", "--dry-run").stdout
 
 
 @pytest.mark.parametrize("store", ['name = "a"\nplaces = "ledger"', 'places = "redis"', "each"])
