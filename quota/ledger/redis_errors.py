@@ -109,6 +109,8 @@ _FAULTS = {
     "number of clients.* Lost$": " has too many clients; raise its maxclients",
     "cluster support disabled": " is no cluster; write redis{secure}:// for a single server",
     "see no primary.* Lost$": " has no primary now, as its sentinels see it; run again in a moment",
+    # A negative number is one of the name service, not of the connection.
+    "^ ?Error -.* Lost$": " cannot be reached: a host name does not resolve; correct it, or see the name server",
     "(Lost|Failed)$": " cannot be reached; see whether the server is running there",
     f"^(NOAUTH|WRONGPASS) |{_PASSWORD.pattern}": (
         " refused the password; check username and password, or make that user: `quota doctor --acl` prints how"

@@ -439,9 +439,12 @@ def test_check_and_doctor_say_that_the_allowance_cannot_be_used(quota: Quota, mo
 
 
 def test_a_call_without_the_ledger_is_one_line_and_runs_nothing(quota: Quota) -> None:
-    quota.configure(f'[ledger]\nurl = "redis://127.0.0.1:{free_port()}/0"\n' + SMALL)
-    for words in (["charge", "videos.list", "--json"], ["exec", "videos.list", "--", "touch", "ran"]):
-        assert "cannot be reached" in one_line(quota(*words), 69)
+    address, nowhere = f"redis://127.0.0.1:{free_port()}/0", "redis{}://nowhere.invalid{}"
+    names = [nowhere.format(*parts) for parts in (("", ""), ("s", ""), ("+cluster", ""), ("+sentinel", "/x"))]
+    for url, why in ((address, "; see whether"), *((name, ": a host name does not resolve") for name in names)):
+        quota.configure(f'[ledger]\nurl = "{url}"\n' + SMALL)
+        for words in (["charge", "videos.list", "--json"], ["exec", "videos.list", "--", "touch", "ran"]):
+            assert f"cannot be reached{why}" in one_line(quota(*words), 69)
     assert not (quota.folder / "ran").exists()
 
 
