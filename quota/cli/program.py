@@ -145,6 +145,9 @@ def run() -> int:
         if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
             fail("the locale of this process cannot express a path; set PYTHONUTF8=1")
             return 1
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            fail("no thread can be started; raise the limit of processes (ulimit -u, the container's pids)")
+            return 1
         fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
         return 1
     return 1 if unprinted() and not status else status
