@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,12 +18,13 @@ from typing import Any, TypeVar
 from quota.common.clock import NEVER, UNKNOWN_UPTIME, SinceBoot, elapsed_s, host_clock, rfc3339, since_boot
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
+from quota.common.text import listed
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
-from quota.rules.entry import START, Entry, Id, Keys, Others, just_before
+from quota.rules.entry import FURTHER, START, Entry, Id, Keys, Others, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
@@ -89,8 +91,9 @@ class Project(OfOneProcess):
         self.reading = Reading()
         self.drawn: dict[str, int] = {}
         """The draws of this process in an outage: the units of each, by its key."""
-        self._refused: dict[str, dict[str, object]] = {}
-        """What was refused because the ledger did not answer, by its first key. The ledger may have it all the same."""
+        self._refused: dict[str, tuple[list[str], dict[str, object]]] = {}
+        """What was refused because the ledger did not answer, by its first key: the ids of its calls without their
+        time, and what a warning says of them. The ledger may have it all the same."""
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
         self.owes_again_s = self._read_back_s = 0.0
@@ -184,9 +187,11 @@ class Project(OfOneProcess):
             entries = [*unseen, *own]
         reading.take(Mark(request.epoch, request.seen), epoch, entries)
         for entry in unseen if self._refused else ():
-            if (fields := self._refused.pop(entry.key, None)) is not None:
+            if (refused := self._refused.pop(entry.key, None)) is not None:
+                names, fields = refused
+                ids = listed(f"{entry.id[0]}-{name}" for name in names)
                 detail = "the ledger got the call, but gave no answer in time; `quota refund` gives it back"
-                warn("refused_but_charged", detail, project=self.name, **fields)
+                warn("refused_but_charged", detail, project=self.name, **fields, charge=ids)
         if entries:  # also of another log than this process reads: the journal is compared with it
             noted = START if self.journal is None else self.journal.newest(epoch)
             self._note(epoch, unseen, own)
@@ -201,7 +206,9 @@ class Project(OfOneProcess):
         if len(self._refused) >= MAX_REFUSED:
             self._refused.clear()
         units = sum(charge.units for charge in charges)
-        self._refused[charges[0].key] = {"method": method, "job": charges[0].job, "units": units}
+        calls = Counter(charge.key.partition(FURTHER)[0] for charge in charges)
+        names = [f"{key}{FURTHER}{parts - 1}" if parts > 1 else key for key, parts in calls.items()]
+        self._refused[charges[0].key] = names, {"method": method, "job": charges[0].job, "units": units}
 
     def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
         """Note in the journal the entries of others and this process's `own`, also those whose answer was lost. Other

@@ -212,3 +212,4 @@ def test_calls_on_a_bad_line_are_charged_once(
         assert budget.usage()[0].used_units == 22, "in doubt they count as spent, once"
         (warning,) = [line for line in caplog.messages if line.startswith("refused_but_charged")]
         assert "method=videos.list units=10" in warning
+        assert budget.refund(warning.partition("charge=")[2].strip('"').partition(",")[0]).units == 1
