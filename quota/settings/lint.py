@@ -95,6 +95,9 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
     if outage.machines > 1 and settings.ledger.file is not None:
         message = f"each of the {outage.machines} machines has an embedded ledger and a budget of its own"
         yield warning("ledger.url", message, "give all machines one redis:// ledger")
+    if settings.store.name or settings.store.places_in_ledger:
+        message = "a machine whose state folder does not last has a whole allowance again, and loses what it drew"
+        yield warning("ledger.unavailable", message, "keep QUOTA_STATE_DIR on a volume that lasts, or remove the key")
     together = outage.machines * outage.allowance_units
     for credential, limit, headroom in exceeded_headrooms(settings, outage):
         most = headroom // outage.machines

@@ -82,6 +82,8 @@ def test_a_store_that_ends_with_its_pod_needs_a_name(
     assert [f for f in findings(tmp_path, text) if f.location == "store.name"] == []
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert [f.level for f in findings(tmp_path, text) if f.location == "store.name"] == ["warning"] * warns
+    has_no_disk = any("does not last" in f.message for f in findings(tmp_path, text))
+    assert has_no_disk is ("cluster" in new), "its allowance would be anew in each pod"
 
 
 @pytest.mark.parametrize(
