@@ -89,6 +89,7 @@ def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
 
 def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
     assert "there is no store" in one_line(command("runs"), 1)
+    assert not (command.folder / "videos.db").exists(), "reading makes none"
     for job in ("trending", "broken", "trending"):
         command("run", job)
     assert [each["job"] for each in runs(command)] == ["trending", "broken", "trending"]

@@ -447,27 +447,6 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_store_that_nothing_was_fetched_into_is_not_made_by_reading(tmp_path: Path) -> None:
-    assert "quota run" in refusal(tmp_path / "videos.db", create=False)
-    assert not (tmp_path / "videos.db").exists()
-
-
-def test_a_store_that_cannot_be_written_is_one_line(store: Store) -> None:
-    store._file._db.execute("PRAGMA query_only = 1")  # a read-only file means nothing to root
-    with pytest.raises(StoreError, match="is read-only; give this user write access"):
-        store.start_round("t", ["DE"])
-
-
-def test_a_locked_store_is_one_line(store: Store) -> None:
-    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with Store(store.path, retention_ms=1, busy_timeout_ms=20) as waiting:
-            with pytest.raises(StoreError, match=r"is locked by another process \(waited 0.02 s\)"):
-                waiting.start_round("t", ["DE"])
-            other.execute("ROLLBACK")
-            assert waiting.start_round("t", ["DE"])
-
-
 def test_a_page_waits_longer_for_another_program(store: Store) -> None:
     checkpoint = store.start_round("t", ["DE"])[0]
     with (
