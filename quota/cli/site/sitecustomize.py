@@ -1,29 +1,32 @@
 """Instruments a Python that `quota exec --auto` starts, then runs the sitecustomize that this file hides.
 
-Any Python of the program reads this file, so it is written for old versions, too. It ends a Python that it cannot
-instrument, because that Python's requests would not be charged.
+Any Python of the program reads this file, so it has no annotations and no other syntax that Python 2.7 lacks. It ends a
+Python that it cannot instrument, because that Python's requests would not be charged.
 
 A program may start another Python with an environment of its own. Others put their folder before this one:
 OpenTelemetry does, and its sitecustomize runs no other. So every program that this process starts, or becomes, gets
 this folder first again.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# ruff: noqa: RUF005, UP031
+
 import os
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+if sys.version_info < (3, 11):  # noqa: UP036
+    try:
+        why = "quota needs Python 3.11 or newer"
+        sys.stderr.write("quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, why))
+    finally:
+        os._exit(78)
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _GIVEN = {name: text for name, text in os.environ.items() if name.startswith("QUOTA_")}
 
 
-def _instrument() -> None:
+def _instrument():
     try:
-        if sys.version_info < (3, 11):  # noqa: UP036
-            raise ImportError("quota needs Python 3.11 or newer")
         try:
             import quota.auto
         except ImportError:
@@ -31,12 +34,12 @@ def _instrument() -> None:
             import quota.auto
         quota.auto.instrument_by_environment(_GIVEN)
     except Exception as error:
-        text = "quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, error)  # noqa: UP031
+        text = "quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, error)
         os.write(2, text.encode("utf-8", "replace"))
         os._exit(78)
 
 
-def _go_on() -> None:
+def _go_on():
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -47,42 +50,42 @@ def _go_on() -> None:
         hidden.loader.exec_module(module)
 
 
-def _instrumented(environment: "Mapping[Any, Any]") -> "dict[str, str]":
+def _instrumented(environment):
     """The given environment, with the variables that instrument a Python."""
     instrumented = dict(_GIVEN)
     instrumented.update((os.fsdecode(name), os.fsdecode(text)) for name, text in environment.items())
     folders = instrumented.get("PYTHONPATH")
     others = [folder for folder in folders.split(os.pathsep) if folder != _HERE] if folders else []
-    instrumented["PYTHONPATH"] = os.pathsep.join([_HERE, *others])
+    instrumented["PYTHONPATH"] = os.pathsep.join([_HERE] + others)
     return instrumented
 
 
-def _keep_our_environment() -> None:
+def _keep_our_environment():
     for name, text in _instrumented(os.environ).items():
         if os.environ.get(name) != text:  # write only changes: other threads may be reading
             os.environ[name] = text
 
 
-def _instrument_what_is_started() -> None:
+def _instrument_what_is_started():
     import _posixsubprocess  # subprocess and multiprocessing start programs with it
 
     execv, execve, fork_exec, system = os.execv, os.execve, _posixsubprocess.fork_exec, os.system
     name_program = sys.modules["quota.auto"].name_program
 
-    def ours(path: "Any", argv: "Any") -> None:
-        name_program([path, *argv[1:]])
+    def ours(path, argv):
+        name_program([path] + list(argv[1:]))
         _keep_our_environment()
         execv(path, argv)
 
-    def ours_with(path: "Any", argv: "Any", env: "Any") -> None:
-        name_program([path, *argv[1:]])
+    def ours_with(path, argv, env):
+        name_program([path] + list(argv[1:]))
         execve(path, argv, _instrumented(env))
 
-    def forked(args: "Any", programs: "Any", closes: "Any", passed: "Any", cwd: "Any", env: "Any", *more: "Any") -> int:
+    def forked(args, programs, closes, passed, cwd, env, *more):
         # By the file that will run: `executable`, `cwd` and the child's own PATH may name another than `args` do here.
         paths = [os.path.join(os.fsencode(cwd or ""), os.fsencode(program)) for program in programs]
         there = [path for path in paths if os.access(path, os.X_OK)]
-        name_program([*(there or args)[:1], *args[1:]])
+        name_program(list((there or args)[:1]) + list(args[1:]))
         if env is None:
             _keep_our_environment()
         else:
@@ -90,20 +93,20 @@ def _instrument_what_is_started() -> None:
             env = [os.fsencode(name) + b"=" + os.fsencode(text) for name, text in given.items()]
         return fork_exec(args, programs, closes, passed, cwd, env, *more)
 
-    def spawning(spawn: "Any") -> "Any":
-        def spawned(path: "Any", argv: "Any", env: "Any", **options: "Any") -> "Any":
-            name_program([path, *argv[1:]])
+    def spawning(spawn):
+        def spawned(path, argv, env, **options):
+            name_program([path] + list(argv[1:]))
             return spawn(path, argv, _instrumented(os.environ if env is None else env), **options)
 
         return spawned
 
-    def by_shell(command: "Any") -> int:
+    def by_shell(command):
         name_program(["sh", "-c", command])
         _keep_our_environment()
         return system(command)
 
     os.system = by_shell
-    os.execv, os.execve = ours, ours_with  # type: ignore[assignment]  # all functions of os that exec end in these
+    os.execv, os.execve = ours, ours_with  # all functions of os that exec end in these
     os.posix_spawn, os.posix_spawnp = spawning(os.posix_spawn), spawning(os.posix_spawnp)
     _posixsubprocess.fork_exec = forked
     if "subprocess" in sys.modules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
+from quota.cli.deciding import SITE
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
 from support.servers import free_port
@@ -245,6 +247,13 @@ def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None
         done = quota("exec", "--auto", "--", "sh", "-c", f"{variable} {sys.executable} -c 'import urllib3; print(1)'")
         line = f"{sys.executable} cannot be instrumented, so it does not run: {why}"
         assert (one_line(done, 78)[: len(line)], done.stdout) == (line, "")
+    for node in ast.walk(ast.parse((SITE / "sitecustomize.py").read_text())):  # else an old one ignores it
+        assert not isinstance(node, (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.Nonlocal))
+        assert getattr(node, "annotation", None) is getattr(node, "returns", None) is None
+        assert not any(isinstance(element, ast.Starred) for element in getattr(node, "elts", ()))
+    for old in Path.home().glob(".pyenv/versions/[23].[67].*/bin/python"):
+        done = quota("exec", "--auto", "--", sys.executable, "-c", f"import os; os.execl(*['{old}'] * 2, '-Bc', '')")
+        assert one_line(done, 78).startswith(f"{old} cannot be instrumented, so it does not run")
 
 
 def test_a_killed_program_has_reported_what_it_spent(quota: Quota, server: PlainServer) -> None:
