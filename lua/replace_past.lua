@@ -23,6 +23,6 @@ if redis.call('XLEN', past) ~= tonumber(ARGV[2]) or redis.call('XLEN', built) ~=
   return 0
 end
 try_rights()
-redis.call('RENAME', built, past)
+if ARGV[3] ~= '0' then redis.call('RENAME', built, past) else redis.call('DEL', past) end
 keep_past(clock_ms)
 return 1

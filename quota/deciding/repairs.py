@@ -17,7 +17,7 @@ from quota.common.text import number_in
 from quota.deciding.fence import Fence, given_back
 from quota.decision import SET_THE_CLOCK, both_clocks
 from quota.errors import QuotaError
-from quota.ledger.log import Log, all_between, all_entries
+from quota.ledger.log import Log, all_entries
 from quota.ledger.state import LONGEST, check_usable, longest_of
 from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, just_before
@@ -55,10 +55,10 @@ def ahead(log: Log, project: str) -> Ahead:
     beginning = log.begin(project, (), (FACTS,))
     check_usable(log.label, project, "", beginning)
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
-    charges = spent(all_between(log.read, project, (now_ms, END[1])))
+    charges = spent(all_entries(log, project, (now_ms, END[1])))  # a clock further ahead moved some to the past
     return Ahead(
         now_ms=now_ms,
-        newest_ms=beginning.tip[0],
+        newest_ms=max(beginning.tip, beginning.trimmed)[0],
         charges=len(charges),
         units=sum(charge.units for charge in charges),
         exhaustions=len(facts.exhaustions) - len(facts.happened(now_ms).exhaustions),

@@ -65,7 +65,7 @@ same charge stops a correction."""
 PAST_MS = 35 * DAY_MS
 MAX_PAST = 500_000
 """Trimmed entries go to the past, which keeps so many, for so long. The newest of the older entries stays, as a sign
-that there were more."""
+that there were more. If all are older, all stay: the clock may be wrong, and a repair needs them."""
 
 
 class Room(NamedTuple):
@@ -240,8 +240,8 @@ class Log(Protocol):
     ) -> bool:
         """Replace the log behind this fence, or seal, in one step, if it still stands and the newest entry is still
         `tip`. The new log has these `entries` and their corrections, the epoch `epoch` ("": it stays), and no views.
-        Facts, claims and places stay. The ledger builds the new log beside the old one, and checks its length before it
-        replaces."""
+        Facts, claims and places stay. With `trimmed`, all entries after it are among `entries`, and leave the past. The
+        ledger builds the new log beside the old one, and checks its length before it replaces."""
 
     def seal(self, project: str, fence: str, url: str) -> bool:
         """Close the log behind this fence: it has moved to `url`. The ledger keeps the seal for 400 days."""

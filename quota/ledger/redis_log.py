@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -185,13 +186,17 @@ class RedisLog(OfOneProcess, Log):
     def replace(
         self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
     ) -> bool:
-        log, state, corrected, _ = keys_of(project)
+        log, state, corrected, past = keys_of(project)
         built = _beside(log, corrected)
         self._build(built, entries)
         corrections = len({entry.of for entry in entries if entry.kind == "correction"})
         args = [self._clock_text(), fence, id_text(tip), epoch, str(len(entries)), str(corrections)]
         args.append("" if trimmed is None else id_text(trimmed))
-        return bool(self._run("replace", (log, state, corrected, *built), args) == 1)
+        done = bool(self._run("replace", (log, state, corrected, *built), args) == 1)
+        with suppress(LedgerError):  # then reports show them twice
+            if done and trimmed is not None and self._range(past, trimmed, END, 1):
+                self._merge_past(project, (), trimmed)
+        return done
 
     def _build(self, built: Sequence[str], entries: Sequence[Entry]) -> None:
         for piece in _pieces(entries, BUILD_AT_ONCE):
@@ -225,14 +230,15 @@ class RedisLog(OfOneProcess, Log):
         if older:
             self._merge_past(project, older)
 
-    def _merge_past(self, project: str, older: Sequence[Entry]) -> None:
-        """Add entries that are older than some of the past. A stream grows only at its end, so this rebuilds it."""
+    def _merge_past(self, project: str, older: Sequence[Entry], through: Id = END) -> None:
+        """Add entries that are older than some of the past, and let those after `through` leave it. A stream changes
+        only at its ends, so this rebuilds it."""
         past = keys_of(project).past
         for _ in range(MAX_MERGES):
             entries = self._range(past, START, END, 2 * MAX_PAST)
             ids = {entry.id for entry in entries}
             merged = sorted([*entries, *(entry for entry in older if entry.id not in ids)])
-            merged = [entry for entry in merged if entry.kind != "unreadable"]
+            merged = [entry for entry in merged if entry.kind != "unreadable" and entry.id <= through]
             built = _beside(past)
             self._build(built, merged)
             args = [self._clock_text(), str(len(entries)), str(len(merged))]

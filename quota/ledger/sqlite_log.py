@@ -70,8 +70,10 @@ _ADD = "INSERT INTO log VALUES (?, ?, ?, ?)"
 _ADD_PAST = "INSERT OR IGNORE INTO past VALUES (?, ?, ?, ?)"
 _DROP_PAST = (
     "DELETE FROM past WHERE project = ? AND (ms, seq) < "
-    "(SELECT ms, seq FROM past WHERE project = ? AND ms < ? ORDER BY ms DESC, seq DESC LIMIT 1)"
+    "(SELECT ms, seq FROM past WHERE project = ? AND ms < ? ORDER BY ms DESC, seq DESC LIMIT 1) "
+    "AND EXISTS (SELECT 1 FROM past WHERE project = ? AND ms >= ?)"
 )
+_LEAVE_PAST = "DELETE FROM past WHERE project = ? AND (ms, seq) > (?, ?)"
 _SHORTEN_PAST = (
     "DELETE FROM past WHERE project = ? AND (ms, seq) <= "
     "(SELECT ms, seq FROM past WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1 OFFSET ?)"
@@ -209,6 +211,8 @@ class SqliteLog(OfOneProcess, Log):
             # With TRIMMED, an empty log is whole; without it, it would be BROKEN.
             has_left = trimmed_until_now if trimmed is None else trimmed
             _put(db, project, {EPOCH: epoch or stands, TRIMMED: id_text(has_left)})
+            if trimmed is not None:
+                db.execute(_LEAVE_PAST, (project, *trimmed))
             return True
 
         return self._file.transact(work, write=True)
@@ -243,7 +247,8 @@ class SqliteLog(OfOneProcess, Log):
 
     def _add_past(self, db: sqlite3.Connection, project: str, entries: Iterable[Entry]) -> None:
         db.executemany(_ADD_PAST, [(project, *entry.id, packed(entry)) for entry in entries])
-        db.execute(_DROP_PAST, (project, project, self._clock() - PAST_MS))
+        since_ms = self._clock() - PAST_MS
+        db.execute(_DROP_PAST, (project, project, since_ms, project, since_ms))
         db.execute(_SHORTEN_PAST, (project, project, MAX_PAST))
 
     # -- the ledger --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from contract.log.logs import (
     marker,
     no_answer,
     others,
+    past_of,
 )
 from quota.deciding.repairs import SAME_CLOCK_MS, Ahead, ahead, repair
 from quota.errors import LedgerError, QuotaError, UnusableLedger
@@ -109,13 +110,15 @@ def test_a_repair_counts_entries_again_that_a_clock_ahead_moved_to_the_past(log:
     clock.now_ms = NOW_MS
     kept = added(log, charge(100))
     kept += added(log, correction(kept[0], 60))
-    kept += at(clock, NOW_MS + 10 * DAY_MS, log, charge(7))
-    clock.now_ms = NOW_MS + 20 * DAY_MS
+    kept += at(clock, NOW_MS + 100 * DAY_MS, log, charge(7))
+    clock.now_ms = NOW_MS + 200 * DAY_MS
     kept += added(log, charge(8))
     assert log.trim(P, clock.now_ms - DAY_MS - SLACK_MS) == 4
     clock.now_ms = LATER_MS
+    assert ahead(log, P) == Ahead(LATER_MS, kept[-1].id[0], 2, 15, 0, 0)
     entries = repaired(log)
     assert [entry.key for entry in entries] == [entry.key for entry in kept]
+    assert past_of(log) == old
     assert [entry.id[0] for entry in entries] == [NOW_MS, NOW_MS, LATER_MS, LATER_MS]
     assert log.corrections(P, [kept[0].key])[kept[0].key].units == 60
     assert old[0].id < log.begin(P).trimmed < kept[0].id
