@@ -16,7 +16,16 @@ import click
 
 import quota
 from quota.cli.options import PATH, Listen, config_option, duration_ms, format_option, listen_option, textfile_option
-from quota.cli.output import log_to_stderr, now_and_then, print_json, print_rich, render_parts, say, temporary_folder
+from quota.cli.output import (
+    announce,
+    log_to_stderr,
+    now_and_then,
+    print_json,
+    print_rich,
+    render_parts,
+    say,
+    temporary_folder,
+)
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
@@ -216,7 +225,7 @@ def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
     errors = f", {emulator.errors_percent}% errors" if emulator.errors_percent else ""
     buckets = "one bucket" if emulator.allocation == "pool" else "separate buckets"
     granted = f"{buckets}, {many(emulator.quota, 'unit')} a day{late}{errors}"
-    say(f"YouTube Data API v3 emulator: {emulator.address} ({granted})")
+    announce(f"YouTube Data API v3 emulator: {emulator.address} ({granted})")
     emulator.serve_forever()
 
 

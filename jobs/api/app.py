@@ -32,7 +32,7 @@ from starlette.routing import Route
 
 import quota
 from quota.cli.options import Listen
-from quota.cli.output import say
+from quota.cli.output import announce
 from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.files import read_text
 from quota.common.hosts import is_loopback
@@ -84,7 +84,7 @@ def run_api(config: str | None, listen_at: Listen, names: Sequence[str], *, unli
 
     with listen(host, port) as listener:
         address = address_of(listener)
-        serve(make, listener, ready=lambda: say(f"quota serve: {address} ({settings.source})"))
+        serve(make, listener, ready=lambda: announce(f"quota serve: {address} ({settings.source})"))
 
 
 def _host_name(text: str) -> str:

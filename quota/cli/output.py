@@ -113,6 +113,12 @@ def say(*lines: str, err: bool = False) -> None:
         click.echo(printable(line), err=err)
 
 
+def announce(address: str) -> None:
+    """The line of a server that now listens. If nobody can read it, stderr gets it, and the server goes on."""
+    say(address)
+    unprinted(address)
+
+
 def now_and_then() -> Callable[[str], None]:
     """Shows progress on stderr to people who wait: one of the given lines in two seconds."""
     from quota.common.clock import elapsed_s
@@ -432,6 +438,6 @@ def unprinted(result: str = "") -> bool:
     lost = output_lost()
     if lost is None or lost.errno == errno.EPIPE:
         return False
-    fail(f"stdout cannot be written: {lost.strerror}" + (f"; {result}" if result else ""))
     sys.stdout = io.StringIO()  # so that nobody reports it again
+    fail(f"stdout cannot be written: {lost.strerror}" + (f"; {result}" if result else ""))
     return True

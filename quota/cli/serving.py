@@ -9,7 +9,7 @@ import click
 
 import quota
 from quota.cli.options import PATH, Listen, apart, config_option, listen_option
-from quota.cli.output import log_to_stderr, say
+from quota.cli.output import announce, log_to_stderr
 from quota.common.hosts import is_loopback
 from quota.common.redact import register
 
@@ -49,7 +49,7 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
         listener = listen(host, port)
         address = address_of(listener)
         app = partial(make_app, session, names_of(host))
-        serve(app, listener, ready=lambda: say(f"quota dashboard: {address} ({session.settings.source})"))
+        serve(app, listener, ready=lambda: announce(f"quota dashboard: {address} ({session.settings.source})"))
 
 
 @click.command("proxy", short_help="Charge requests of any program, and pass them on.")
@@ -97,4 +97,4 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
         address = address_of(listener)
         hosts = names_of(host) if unix is None and is_loopback(host) else None
         app = partial(make_app, quota.open_async(config), hosts, secret)
-        serve(app, listener, ready=lambda: say(f"quota proxy: {address} ({source})"), passes_on=True)
+        serve(app, listener, ready=lambda: announce(f"quota proxy: {address} ({source})"), passes_on=True)

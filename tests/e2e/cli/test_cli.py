@@ -300,6 +300,16 @@ def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str)
     assert one_line(quota.shell(f"quota {command}"), 1).startswith("stdout cannot be written: ")
 
 
+@pytest.mark.parametrize("command", ["dashboard --listen 127.0.0.1:0", "emulate --port 0"])
+def test_a_server_whose_address_cannot_be_printed_says_it_on_stderr_and_serves(quota: Quota, command: str) -> None:
+    quota.configure(SMALL)
+    with open("/dev/full", "w") as full, quota.start(*command.split(), stdout=full.fileno()) as served:
+        assert served.stderr is not None
+        assert "stdout cannot be written: No space left on device; " in served.stderr.readline()
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(timeout=300) == 0
+
+
 @pytest.mark.parametrize(("where", "more"), [(">&-", " --json"), ("> /dev/full", "")])
 def test_a_charge_that_cannot_be_printed_is_named_and_stands(quota: Quota, where: str, more: str) -> None:
     quota.configure(SMALL)
