@@ -55,9 +55,17 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o700) -> None:
     for folder in reversed(missing):
         try:
             os.mkdir(folder, mode)
+            _keep_own_rights(folder, mode)
         except FileExistsError:  # another process made it first, or it is a file: then the error is right
             if not os.path.isdir(folder):
                 raise
+
+
+def _keep_own_rights(made: int | str, mode: int) -> None:
+    """Give a new file or folder what the umask took from this user, who would not open it again."""
+    given = stat.S_IMODE(os.stat(made).st_mode)
+    if mode & stat.S_IRWXU & ~given:
+        os.chmod(made, given | mode & stat.S_IRWXU)
 
 
 def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
@@ -71,7 +79,9 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
     while True:
         if makes:
             with contextlib.suppress(FileExistsError):
-                return os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+                fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+                _keep_own_rights(fd, mode)
+                return fd
         try:
             fd = os.open(path, flags & ~os.O_TRUNC)
             break

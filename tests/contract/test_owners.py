@@ -214,8 +214,10 @@ def of_a_draw(folder: Path) -> None:
 
 def of_a_session(folder: Path) -> None:
     os.environ["QUOTA_STATE_DIR"] = str(folder)
+    os.umask(0o277)  # it takes no right from this user
     with quota.open() as session:
         assert session.budget().charge("videos.list").admitted
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()} == {0o600}
 
 
 def of_a_notice(folder: Path) -> None:
