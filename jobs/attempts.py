@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
+from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, EMFILE, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
 from inspect import signature
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ import quota
 from quota import Budget, Decision, Session
 from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, passed, refused_login
 from quota.common.clock import elapsed_s, host_clock
+from quota.common.files import remedy_for
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, first_of, many, one_line, spell
@@ -348,6 +349,8 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
     message = redact(describe(error))
     if isinstance(error, quota.BadAnswer):
         return Failure("answer", one_line(redact(str(error))))
+    if isinstance(error, OSError) and error.errno == EMFILE:
+        return Failure("config", f"{error.strerror}; {remedy_for(EMFILE, '')}")
     unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
     if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
         certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import quota
 from quota import Session
 from quota.common.clock import boot_id, host_clock
-from quota.common.files import NotAloneError, open_alone
+from quota.common.files import NotAloneError, open_alone, remedy_for
 from quota.common.findings import obstacle
 from quota.common.fork import start_over_in_child
 from quota.common.log import line
@@ -203,7 +203,10 @@ def lock_file(store_url: str, job: str) -> Lock:
         return _open(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         store = path_of(store_url)
-        why = obstacle(store) or (f"its lock {path.name}: {error.strerror}", "check its folder")
+        why = obstacle(store) or (
+            f"its lock {path.name}: {error.strerror}",
+            remedy_for(error.errno, "check its folder"),
+        )
         raise StoreError(f"store {store}: {'; '.join(why)}") from None
 
 

@@ -10,13 +10,14 @@ note_time       the time by which a run may delete old data; `believed_ms` notes
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 import quota
-from quota.common.files import has_room
+from quota.common.files import lack_of_room, remedy_for
 from quota.common.sqlite_file import DEADLINE_S, SqliteFile
 from quota.terms.limits import DAY_MS
 
@@ -67,8 +68,9 @@ def path_of(url: str) -> str:
 
 def check_space(path: str) -> None:
     """Raise StoreError if the disk cannot hold another page: the page would cost units and be lost."""
-    if not has_room(os.path.dirname(path) or ".", MIN_FREE_BYTES):
-        raise StoreError(f"store {path}: {NO_SPACE}")
+    if code := lack_of_room(path, MIN_FREE_BYTES):
+        why = NO_SPACE if code == errno.ENOSPC else f"{os.strerror(code)}; {remedy_for(code, '')}"
+        raise StoreError(f"store {path}: {why}")
 
 
 def is_time(value: object) -> bool:

@@ -6,6 +6,7 @@ A command's module is imported once the command is named. Commands of other pack
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -18,6 +19,7 @@ import click
 from quota.cli.options import PATH, Group
 from quota.cli.output import fail, guard_streams, log_to_stderr, unprinted
 from quota.common import log
+from quota.common.files import remedy_for
 from quota.errors import QuotaError
 
 OURS = {
@@ -147,6 +149,9 @@ def run() -> int:
             return 1
         if isinstance(error, RuntimeError) and "start new thread" in str(error):
             fail("no thread can be started; raise the limit of processes (ulimit -u, the container's pids)")
+            return 1
+        if os.strerror(errno.EMFILE) in str(error):  # an import may say so in its own words
+            fail(f"{os.strerror(errno.EMFILE)}; {remedy_for(errno.EMFILE, '')}")
             return 1
         fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
         return 1

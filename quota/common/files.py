@@ -4,7 +4,10 @@
     open_alone            a file of our own: made safely, or refused if other users could have made or changed it
     Opened                a descriptor, which knows whether it still belongs to its file
     first_within          whether no process of this machine did something for a while
-    has_room              whether a disk has room for so many bytes
+    lack_of_room          why a file may not grow by so many bytes
+    lacks_locks           whether a file system has no locks
+    lacks_descriptors     whether this process may open no more files
+    remedy_for            what to do about a failure of the system
     doubt                 why other users could change one file or folder
     doubt_at              the same for a path, which may lead to nothing
     doubt_of_database     the same for an SQLite file, with its folder and the files beside it
@@ -24,10 +27,12 @@ import fcntl
 import grp
 import os
 import pwd
+import resource
 import stat
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import BinaryIO
 
 from quota.common.clock import host_clock
 from quota.common.hosts import is_readable
@@ -164,14 +169,63 @@ readable = partial(open_alone, mode=0o644)
 """Opens a file that other users may read, as the umask allows: an `opener` for `open`."""
 
 
-def has_room(folder: str, needed_bytes: int) -> bool:
-    """Whether a user may still write so much to the disk of a folder; True if that is not known."""
+_REMEDIES = {
+    errno.ENOSPC: "make room on its disk",
+    errno.EDQUOT: "make room, or raise this user's disk quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENOLCK: "use a file system that has locks",
+}
+
+
+def remedy_for(code: int | None, otherwise: str) -> str:
+    """What to do about a failure of the system that is not the file's own."""
+    return _REMEDIES.get(code or 0, otherwise)
+
+
+def lack_of_room(path: str, needed_bytes: int) -> int:
+    """Why a file may not grow by so much, or not be made: the system's code; 0 if it may, or if that is not known."""
+    folder = os.path.dirname(path) or "."
     try:
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY and size + needed_bytes > limit:
+            return errno.EFBIG
         disk = os.statvfs(folder)
-    except OSError:
-        return True
-    has_size = disk.f_blocks > 0  # some network file systems do not know their size
-    return not has_size or disk.f_bavail * disk.f_frsize >= needed_bytes
+        has_size = disk.f_blocks > 0  # some network file systems do not know their size
+        if has_size and disk.f_bavail * disk.f_frsize < needed_bytes:
+            return errno.ENOSPC
+        with _nameless(folder) as file:
+            os.posix_fallocate(file.fileno(), 0, min(needed_bytes, 65_536))  # nothing else tells of a user's disk quota
+    except OSError as error:
+        return errno.EDQUOT if error.errno == errno.EDQUOT else 0
+    return 0
+
+
+def lacks_locks(path: str) -> bool:
+    """Whether the file system of this file has no locks. SQLite reports that as a lock of another process."""
+    try:
+        with _nameless(os.path.dirname(path) or ".") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.ENOLCK
+    return False
+
+
+def _nameless(folder: str) -> BinaryIO:
+    """A new file that nobody sees. Raises OSError, also where the system cannot make one."""
+    return open(os.open(folder, getattr(os, "O_TMPFILE", os.O_RDWR) | os.O_RDWR | os.O_CLOEXEC, 0o600), "wb")
+
+
+def lacks_descriptors(number: int = 8) -> bool:
+    """Whether this process may not open so many more files."""
+    with contextlib.ExitStack() as stack:
+        try:
+            for _ in range(number):
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            return error.errno == errno.EMFILE
+    return False
 
 
 # -- who could change a file -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sqlite3
@@ -14,7 +15,16 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from quota.common.clock import elapsed_s
-from quota.common.files import doubt_of_database, make_folder, open_alone, read_text
+from quota.common.files import (
+    doubt_of_database,
+    lack_of_room,
+    lacks_descriptors,
+    lacks_locks,
+    make_folder,
+    open_alone,
+    read_text,
+    remedy_for,
+)
 from quota.common.findings import is_mounted_alone, obstacle
 from quota.common.fork import hold_over_fork
 
@@ -30,6 +40,9 @@ PAGE_BYTES = 2048
 A decision changes two pages, and SQLite writes each of them whole, so smaller pages save 5% of its time. A charge with
 the longest names still fits into a quarter of a page, so no charge needs an overflow page.
 """
+
+ROOM_BYTES = 65_536
+"""What the first transaction of a process may need, beside what it writes, for SQLite's -shm."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -194,7 +207,8 @@ class SqliteFile:
                 except OSError as error:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError
                         raise
-                    raise self.error(self.says("no file", error.strerror)) from error
+                    remedy = remedy_for(error.errno, "check its folder")
+                    raise self.error(self.says("other", f"{error.strerror}; {remedy}")) from error
 
     def _read_alone(self, work: Callable[[sqlite3.Connection], T], trouble: sqlite3.Error) -> T:
         """Read on a full disk, where SQLite cannot make its -shm. A connection that keeps all others out needs none.
@@ -363,6 +377,16 @@ class SqliteFile:
         text = _FAULTS.get(fault, _FAULTS["other"])
         return f"{self.what} {file}{text.format(reason=reason, **vars(self))}"
 
+    def _says_system(self, code: int) -> str:
+        return self.says("other", f"{os.strerror(code)}; {remedy_for(code, 'see `quota doctor`')}")
+
+    def full(self, needed_bytes: int = ROOM_BYTES) -> str:
+        """The message if the file may not grow by so much; "" if it may."""
+        codes = [code for path in self._paths if (code := lack_of_room(path, needed_bytes))]
+        if not codes:
+            return ""
+        return self.says(sqlite3.SQLITE_FULL) if codes[0] == errno.ENOSPC else self._says_system(codes[0])
+
     def _useless(self, fault: str | int, reason: object = "") -> Exception:
         """The error for a file with which a retry is no use."""
         return (self.unusable or self.error)(self.says(fault, reason))
@@ -374,6 +398,12 @@ class SqliteFile:
             code = sqlite3.SQLITE_CORRUPT
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return self._useless(code)
+        if code == sqlite3.SQLITE_CANTOPEN and lacks_descriptors():
+            return self.error(self._says_system(errno.EMFILE))
+        if code in _BUSY and self.path and lacks_locks(self.path):
+            return self.error(self._says_system(errno.ENOLCK))
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN) and (full := self.full()):
+            return self.error(full)
         if code == sqlite3.SQLITE_CANTOPEN and (prevented := obstacle(self.path)) is not None:
             return self.error(self.says("other", "; ".join(prevented)))
         return self.error(self.says(code, reason))

@@ -32,12 +32,12 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from quota.common.clock import UNKNOWN_UPTIME, SinceBoot
-from quota.common.files import has_room, open_alone
+from quota.common.files import lack_of_room, open_alone, remedy_for
 from quota.common.findings import existing, obstacle
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.journal.files import SPELLING, FileLock, framed, read_text, replace_text, unframed
+from quota.journal.files import LEAST_BYTES, SPELLING, FileLock, framed, read_text, replace_text, unframed
 from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
 from quota.terms.limits import SLACK_MS
@@ -47,9 +47,6 @@ WAIT_S = 2.0
 
 MAX_BYTES = 2**26
 """More than any allowance needs."""
-
-LEAST_BYTES = 4_096
-"""A draw needs less room than this on the disk."""
 
 SPARE_LINES = 200
 """A file may have so many needless lines before it is rewritten."""
@@ -158,8 +155,9 @@ class Draws:
 
     def _prevented(self) -> tuple[str, str] | None:
         """Why nothing can be drawn now, and the remedy; None if something can."""
-        if not has_room(existing(self._folder), LEAST_BYTES):
-            return "no space is left for it", "make room on its disk"
+        path = self._path if os.path.exists(self._path) else os.path.join(existing(self._folder), "draws")
+        if code := lack_of_room(path, LEAST_BYTES):
+            return os.strerror(code), remedy_for(code, "")
         return obstacle(self._path, ".lock")
 
     def _undrawn(self, why: str, remedy: str) -> LedgerError:
@@ -268,7 +266,7 @@ class Draws:
         except OSError as error:
             if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                 raise
-            _, remedy = self._prevented() or ("", "mend the state folder or its disk")
+            _, remedy = self._prevented() or ("", remedy_for(error.errno, "mend the state folder or its disk"))
             raise self._undrawn(f"{error.strerror}", remedy) from error
 
     def _draws(self) -> tuple[dict[str, Draw], int]:

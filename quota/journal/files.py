@@ -37,7 +37,8 @@ from weakref import WeakSet, WeakValueDictionary
 from zlib import crc32
 
 from quota.common.clock import elapsed_s, utc
-from quota.common.files import Opened, make_folder, open_alone
+from quota.common.files import Opened, lack_of_room, make_folder, open_alone
+from quota.common.findings import obstacle
 from quota.common.fork import start_over_in_child
 from quota.errors import LedgerError
 from quota.rules.entry import START, Id, read_id
@@ -146,6 +147,9 @@ def read_text(path: str) -> str:
 CHUNK_BYTES = 2**18
 """The most of a file that is in memory at once, and the longest line."""
 
+LEAST_BYTES = 4_096
+"""More than the next lines or a draw need."""
+
 LOOK_AGAIN_S = 1.0
 """How often a process reads a folder that seems unchanged: two files may be made in one tick of the system's clock."""
 
@@ -196,14 +200,19 @@ class DayFiles:
             make_folder(self.folder)
             file = self._open(makes=True)
         if os.write(file.fd, lines) < len(lines):
+            os.write(file.fd, b"\n")  # raises what the system lacks
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(self.name))
         return file, os.lseek(file.fd, 0, os.SEEK_CUR)
 
     def check_writable(self) -> None:
-        """Try to open the file that grows, and write nothing."""
+        """Try to open the file that grows, and write nothing. Without one, see whether it could be made."""
         self._look()
         if self.name:
             os.close(open_alone(self.path(self.name), os.O_WRONLY | os.O_APPEND))
+            if code := lack_of_room(self.path(self.name), LEAST_BYTES):
+                raise OSError(code, os.strerror(code), self.path(self.name))
+        elif (prevented := obstacle(self.path("lock"))) is not None:
+            raise OSError(errno.ENOTDIR, prevented[0], self.folder)
 
     def lines(self, name: str, start: int, end: int) -> Iterator[list[bytes]]:
         """The lines of a file between two bytes, in pieces; none if the file is gone."""

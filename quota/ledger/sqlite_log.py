@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
-from quota.common.files import has_room
 from quota.common.findings import examine_folder, finding_of, obstacle, warning
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 20
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
-
-MIN_FREE_BYTES = 65_536
-"""What the first append of a process may need, beside the entries for SQLite's -shm."""
 
 MAX_CHECKED_BYTES = 2**28
 """The largest file that `examine` reads whole: in about two seconds."""
@@ -266,6 +262,8 @@ class SqliteLog(OfOneProcess, Log):
             check = "PRAGMA integrity_check(1)"  # `quick_check` does not see that rows are out of order
             if self._file.transact(lambda db: db.execute(check).fetchone()[0], write=False) != "ok":
                 findings.append(finding_of("error", "ledger file", self._file.says(sqlite3.SQLITE_CORRUPT)))
+        if (full := self._file.full()) and all(finding.level != "error" for finding in findings):
+            findings.append(finding_of("error", "ledger file", full))
         return findings
 
     def unwritable(self, project: str) -> str:
@@ -274,7 +272,7 @@ class SqliteLog(OfOneProcess, Log):
             return ""
         if obstacle(path, "-wal", "-shm", "-journal") is not None:
             return self._file.says(sqlite3.SQLITE_READONLY)
-        return "" if has_room(os.path.dirname(path) or ".", MIN_FREE_BYTES) else self._file.says(sqlite3.SQLITE_FULL)
+        return self._file.full()
 
     def now_ms(self) -> int:
         return self._clock()

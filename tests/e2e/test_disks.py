@@ -7,6 +7,7 @@ lost, and what works without the file works.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -120,12 +121,22 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
         assert machine.charge()["source"] == "allowance"
         assert machine.quota.json("peek", "search.list", status=69)["reason"] == "ledger-unavailable"
         line = one_line(machine.quota("charge", "search.list"), 69)
-        assert "ledger.db: reading or writing it failed; check the disk and its space" in line
+        assert "ledger.db: the disk is full, and nothing was charged" in line
         assert "t: done" in machine.quota("run", "t").stdout
         assert '"ledger_away"' in (machine.folder / "told").read_text()
         ballast.unlink()
         assert machine.charge()["limits"][0]["used_units"] == 2 + 1 + machine.requests
         assert (machine.requests, machine.units()) == (8, 11)
+
+
+def test_a_limit_of_the_process_is_named_wherever_it_is_met(machine: Machine) -> None:
+    assert machine.charge()["source"] == "ledger"
+    for command in ("charge search.list", "peek search.list", "status --check", "check", "doctor"):
+        said = machine.quota.shell(f"ulimit -f 4; quota {command} 2>&1").stdout
+        assert ["File too large" in said, "ulimit -f" in said, "No space" in said] == [True, True, False], command
+    for number in range(7, 12):
+        done = machine.quota.shell(f"ulimit -n {number}; quota run t")
+        assert re.search(r"Too many open files[^;\n]*; raise the limit on open files \(ulimit -n\)", done.stderr)
 
 
 def test_a_full_disk_under_the_state_stops_no_call_and_draws_none(machine: Machine) -> None:
@@ -137,7 +148,7 @@ def test_a_full_disk_under_the_state_stops_no_call_and_draws_none(machine: Machi
             assert refused.returncode == 69
             assert refused.stderr.count("No space left on device, so nothing is drawn") == 1
         for command in ("check", "doctor", "status"):
-            assert "no space is left for it, so nothing is drawn" in " ".join(machine.quota(command).stdout.split())
+            assert "No space left on device, so nothing is drawn" in " ".join(machine.quota(command).stdout.split())
         silent = machine.quota("status", "--json", QUOTA__LEDGER__URL=f"redis://127.0.0.1:{free_port()}/0").stdout
         assert [job["could_go_on"] for job in json.loads(silent)["jobs"]] == [False]
         decision = machine.charge()
