@@ -92,7 +92,11 @@ def _journals(session: Session) -> Iterator[Finding]:
         except ConfigError:  # `_state_folder` says why
             return
         journal = project.journal
-        if journal is None or not journal.exists:
+        if journal is None:
+            continue
+        if not journal.exists:  # a lock would make it
+            journal.check_writable()
+            yield from _unusable(journal, project.name)
             continue
         try:
             with journal.locked():
@@ -104,14 +108,18 @@ def _journals(session: Session) -> Iterator[Finding]:
                 yield warning(f"project {project.name}", why, "run `quota status` with that configuration")
         except LedgerError as error:
             yield finding_of("warning", f"journal of {project.name}", error, "let the process that holds it end")
-        if journal.trouble:
-            why = f"{journal.trouble}; entries are kept in memory, so a loss of the ledger may stay unnoticed"
-            yield warning(f"journal of {project.name}", why, "mend that folder or disk")
+        yield from _unusable(journal, project.name)
         with suppress(LedgerError, OSError):
             apart_ms = journal.apart_ms(project.log.begin(project.name).epoch)
             if apart_ms > host_clock() - project.longest_ms:
                 why = f"another configuration charged it in another ledger at {stamp(apart_ms)}; upstream sees the sum"
                 yield warning(f"project {project.name}", why, "name one ledger in both, or another project in each")
+
+
+def _unusable(journal: Journal, project: str) -> Iterator[Finding]:
+    if journal.trouble:
+        why = f"{journal.trouble}; entries are kept in memory, so a loss of the ledger may stay unnoticed"
+        yield warning(f"journal of {project}", why, "mend that folder or disk")
 
 
 def _allowances(session: Session) -> Iterator[Finding]:

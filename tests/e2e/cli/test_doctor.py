@@ -300,6 +300,12 @@ def test_doctor_warns_of_a_journal_that_cannot_be_used(command: Quota, name: str
     (own / name).unlink(missing_ok=True)
     (own / name).mkdir()
     expect(command, "journal of research", "warning", "is a folder")
+    (command.folder / "state" / "journals").rename(command.folder / "moved")
+    (command.folder / "state" / "journals").symlink_to("nowhere")
+    expect(command, "journal of research", "warning", "journals is a link to nothing; entries are kept in memory")
+    (command.folder / "state" / "journals").unlink()
+    (command.folder / "state" / "journals").touch()
+    expect(command, "journal of research", "warning", "Not a directory; entries are kept in memory")
 
 
 def test_doctor_warns_of_a_server_that_forgets_and_evicts(command: Quota) -> None:
