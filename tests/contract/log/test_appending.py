@@ -190,19 +190,13 @@ def test_an_unread_correction_takes_what_it_adds(log: Log, before: int, after: i
     assert ask(log, charge(), room=weight, **asked).word == "APPENDED"
 
 
-def test_an_unread_marker_leaves_no_room(log: Log) -> None:
-    added(log, marker())
-    assert not fits(log, ANY - 1)
-    assert not fits(log, 0, rooms=[UNCOUNTED])
-    assert fits(log, ANY)
-
-
-def test_an_unreadable_entry_leaves_no_room_and_raises_nothing(log: Log, place: Place) -> None:
-    first, spoilt, last = added(log, charge(), charge(), charge())
-    place.spoil(log, spoilt.id)
-    unseen = list(ask(log).unseen)
-    assert [entry.id for entry in unseen] == [first.id, spoilt.id, last.id]
-    assert [entry.kind for entry in unseen] == ["charge", "unreadable", "charge"]
+@pytest.mark.parametrize("kind", ["unreadable", "marker"])
+def test_a_marker_or_an_unreadable_entry_leaves_no_room_and_raises_nothing(log: Log, place: Place, kind: str) -> None:
+    first, second, last = added(log, charge(), marker() if kind == "marker" else charge(), charge())
+    if kind == "unreadable":
+        place.spoil(log, second.id)
+    unseen = [(entry.id, entry.kind) for entry in ask(log).unseen]
+    assert unseen == [(first.id, "charge"), (second.id, kind), (last.id, "charge")]
     assert not fits(log, ANY - 1)
     assert not fits(log, 0, rooms=[UNCOUNTED])
     assert fits(log, ANY)

@@ -72,15 +72,6 @@ def test_corrections_leave_behind_their_charges(log: Log, clock: Clock) -> None:
     assert dict(log.corrections(P, [corrected.key])) == {}
 
 
-def test_a_charge_that_is_still_in_the_log_keeps_its_correction(log: Log, clock: Clock) -> None:
-    added(log, charge())
-    clock.now_ms += 10
-    (corrected,) = added(log, charge(100))
-    added(log, correction(corrected, 40))
-    log.trim(P, NOW_MS + 10)
-    assert log.corrections(P, [corrected.key])[corrected.key].units == 40
-
-
 def test_an_entry_that_nobody_can_read_keeps_nothing_from_leaving(log: Log, place: Place) -> None:
     first, spoilt, last = added(log, charge(), charge(), charge())
     place.spoil(log, spoilt.id)

@@ -27,7 +27,7 @@ from quota.ledger.log import Log
 from quota.ledger.state import LONGEST, State
 from quota.rules.claims import Claim
 from quota.rules.entry import START, Entry
-from quota.rules.facts import FACTS, Exhaustion, Facts
+from quota.rules.facts import FACTS, Exhaustion
 from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
 from support.setup import budget_of, limit
@@ -65,6 +65,7 @@ def test_a_repair_dates_future_entries_now_and_keeps_order_and_keys(log: Log, cl
     assert {entry.id[0] for entry in entries[2:]} == {LATER_MS}
     assert [entry._replace(id=START) for entry in entries[2:]] == [entry._replace(id=START) for entry in before]
     assert nothing_ahead(log)
+    assert repaired(log) == entries, "right dates stay"
 
 
 def test_a_repaired_charge_keeps_its_corrections(log: Log, clock: Clock) -> None:
@@ -83,17 +84,6 @@ def test_a_repaired_charge_keeps_its_corrections(log: Log, clock: Clock) -> None
     assert [(entry.before_units, entry.units) for entry in corrections] == [(10, 11), (20, 21), (21, 0)]
     noted = log.corrections(P, [sound.key, first.key, second.key])
     assert {key: each.units for key, each in noted.items()} == {sound.key: 11, first.key: 0}
-
-
-def test_the_next_charge_after_a_repair_gets_the_clocks_time(log: Log, clock: Clock) -> None:
-    at(clock, NOW_MS + YEAR_MS, log, charge())
-    epoch = log.begin(P).epoch
-    repaired(log)
-    assert log.begin(P).epoch not in ("", epoch)
-    clock.now_ms += 1
-    assert ask(log, charge(), epoch=epoch, room=9).word == "BEHIND"
-    reply = ask(log, charge(), room=9)
-    assert (reply.word, reply.id and reply.id[0]) == ("APPENDED", LATER_MS + 1)
 
 
 def test_a_repair_keeps_the_length_of_future_upstream_counts(log: Log, clock: Clock) -> None:
@@ -122,15 +112,8 @@ def test_a_repair_counts_entries_again_that_a_clock_ahead_moved_to_the_past(log:
     assert [entry.id[0] for entry in entries] == [NOW_MS, NOW_MS, LATER_MS, LATER_MS]
     assert log.corrections(P, [kept[0].key])[kept[0].key].units == 60
     assert old[0].id < log.begin(P).trimmed < kept[0].id
-    assert ask(log, charge(), seen=entries[-1].id, room=9).word == "APPENDED"
-
-
-def test_a_repair_leaves_entries_with_a_right_date_alone(log: Log, clock: Clock) -> None:
-    entries, before = added(log, charge(), charge()), log.begin(P)
-    log.change(P, {}, {FACTS: Facts().text()})
-    clock.now_ms = LATER_MS
-    repair(log, P, LATER_MS)
-    assert (entries_of(log), log.begin(P).epoch) == (entries, before.epoch)
+    reply = ask(log, charge(), seen=entries[-1].id, room=9)
+    assert (reply.word, reply.id and reply.id[0]) == ("APPENDED", LATER_MS)
 
 
 def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
