@@ -32,7 +32,6 @@ import stat
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
 
 from quota.common.clock import host_clock
 from quota.common.hosts import is_readable
@@ -193,28 +192,21 @@ def lack_of_room(path: str, needed_bytes: int) -> int:
             return errno.EFBIG
         disk = os.statvfs(folder)
         has_size = disk.f_blocks > 0  # some network file systems do not know their size
-        if has_size and disk.f_bavail * disk.f_frsize < needed_bytes:
-            return errno.ENOSPC
-        with _nameless(folder) as file:
-            os.posix_fallocate(file.fileno(), 0, min(needed_bytes, 65_536))  # nothing else tells of a user's disk quota
-    except OSError as error:
-        return errno.EDQUOT if error.errno == errno.EDQUOT else 0
-    return 0
+        return errno.ENOSPC if has_size and disk.f_bavail * disk.f_frsize < needed_bytes else 0
+    except OSError:
+        return 0
 
 
 def lacks_locks(path: str) -> bool:
     """Whether the file system of this file has no locks. SQLite reports that as a lock of another process."""
+    from tempfile import TemporaryFile  # imported late: few processes need it
+
     try:
-        with _nameless(os.path.dirname(path) or ".") as file:
+        with TemporaryFile(dir=os.path.dirname(path) or ".") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno == errno.ENOLCK
     return False
-
-
-def _nameless(folder: str) -> BinaryIO:
-    """A new file that nobody sees. Raises OSError, also where the system cannot make one."""
-    return open(os.open(folder, getattr(os, "O_TMPFILE", os.O_RDWR) | os.O_RDWR | os.O_CLOEXEC, 0o600), "wb")
 
 
 def lacks_descriptors(number: int = 8) -> bool:
