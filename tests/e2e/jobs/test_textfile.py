@@ -31,15 +31,10 @@ project = "video-research"
 key = "env:KEY"
 endpoint = "{endpoint}"
 cloud_project = "cloud-project-1"
-[[credentials.main.limits]]
-name = "day"
-quota = 100
-headroom = 10
-window = "24h"
-[[credentials.main.limits]]
-name = 'a "pacific" \\ day'
-units = 80
-window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+limits = [
+    {{ name = "day", quota = 100, headroom = 10, window = "24h" }},
+    {{ name = 'a "pacific" \\ day', units = 80, window = {{ calendar = "day", zone = "America/Los_Angeles" }} }},
+]
 [jobs.trending]
 fetch = "trending"
 regions = ["US", "DE"]
