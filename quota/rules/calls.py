@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quota.common.clock import NEVER
 from quota.common.text import many
@@ -100,9 +100,9 @@ def cap(
 # -- the checklists ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checklist:
-    """What a decision checks for one kind of call. It is computed once, and every decision about such a call uses
+    """What a decision checks for one kind of call. It is made once, and all threads that ask about such a call share
     it."""
 
     method: str
@@ -122,7 +122,7 @@ class Checklist:
     shadow: bool
     """Whether one of the limits is a shadow."""
     priced: tuple[int, int]
-    """The span of time in which the call has this price, in ms. Calls that are decided together have none."""
+    """The span of time in which the call has this price, in ms. For several calls ALWAYS: nobody keeps their sum."""
     each: tuple[Checklist, ...] = ()
     """If it is of several calls that are decided together, their checklists."""
 
@@ -183,7 +183,7 @@ class Checklists(dict[Key, Checklist]):
         book, priced = self._book, ALWAYS
         if parts is None and (units is None or book.canonical(method) in book.methods):
             price, priced = book.price_at(method, self._clock())
-            parts, priced = price.parts, ALWAYS if priced == ALWAYS else priced
+            parts = price.parts
         if units is not None:
             first, *others = parts or (Part(book.main_bucket.name, units),)
             parts = (first._replace(units=units), *others)
@@ -240,16 +240,17 @@ class Checklists(dict[Key, Checklist]):
             for limit, cost_units in zip(checklist.limits, checklist.costs, strict=True):
                 sums[limit.name] += cost_units
         costs = {limit: sums[limit.name] for limit in self.limits_of(job) if limit.name in sums}
+        units = sum([checklist.units for checklist in checklists])
+        closed_by = tuple(dict.fromkeys([name for checklist in checklists for name in checklist.closed_by]))
         made = self.of(checklists[0].method, (), costs, job)
-        made.each, made.units = tuple(checklists), sum([checklist.units for checklist in checklists])
-        made.closed_by = tuple(dict.fromkeys([name for checklist in checklists for name in checklist.closed_by]))
+        made = replace(made, units=units, closed_by=closed_by, each=tuple(checklists))
         self._check_fits(made, len(checklists))
         return made
 
     def of_now(self, kind: Key) -> Checklist:
         """The checklist of a kind of call, by the current price."""
         checklist = self[kind]
-        if checklist.priced is ALWAYS or checklist.priced[0] <= self._clock() < checklist.priced[1]:
+        if checklist.priced == ALWAYS or checklist.priced[0] <= self._clock() < checklist.priced[1]:
             return checklist
         self.pop(kind, None)
         return self[kind]
@@ -268,7 +269,7 @@ class Checklists(dict[Key, Checklist]):
         of_limits = {limit: costs[limit.name] for limit in self.limits_of(job) if limit.name in costs}
         made = self.of(first.method, parts, of_limits, job)
         if closed is not None:
-            made.closed_by = tuple(dict.fromkeys([*made.closed_by, closed]))
+            made = replace(made, closed_by=tuple(dict.fromkeys([*made.closed_by, closed])))
         self._check_fits(made, calls)
         return made
 
