@@ -305,7 +305,8 @@ class HostGate:
         """The call that a request makes, and the decision about it."""
         call: Call = (f"{verb} **", None, ()) if free else self.meter.call(self.name(verb, url), verb, body)
         if self._budget is None:
-            return call, self.meter.decide([call])[0]
+            decide = self.meter.decide if commit else partial(self.meter.budget._decide, commit=False)
+            return call, decide([call])[0]
         return call, (await self._budget._decide([call], commit=commit))[0]
 
     async def corrected(self, work: Callable[[], None]) -> None:

@@ -169,16 +169,18 @@ ELSEWHERE = f" is not charged: charged is what goes to {', '.join(load_book('you
 def test_a_request_to_google_is_tried_as_it_is_charged(
     quota: Quota, tmp_path: Path, request_: str, output: str
 ) -> None:
-    """A gate over the same book charges that, and the command says it."""
+    """A gate over the same book charges that, and the command says it. Its peek charges nothing."""
     done = quota("book", "try", request_, "--book", "youtube-v3")
     assert (done.returncode, done.stdout) == (0, f"{request_}{output}\n")
     tried = quota.json("book", "try", request_, "--book", "youtube-v3")
     verb, _, url = request_.partition(" ")
     with closing(open_ledger(f"sqlite:///{tmp_path}/gate.db")) as ledger:
         budget = budget_of(ledger, limit(10_000), book=load_book("youtube-v3"))
-        attempt = at_once(HostGate(Meter(budget), None, None).charge(verb, url))
-    charged_units = 0 if attempt is None else attempt.decision.cost_units
-    assert (tried["metered"], tried["units"] if tried["metered"] else 0) == (attempt is not None, charged_units)
+        gate = HostGate(Meter(budget), None, None)
+        at_once(gate.peek(verb, url))
+        attempt = at_once(gate.charge(verb, url))
+        used_units = budget.usage()[0].used_units
+    assert (tried["metered"], tried["units"] if tried["metered"] else 0) == (attempt is not None, used_units)
 
 
 def test_a_request_to_the_endpoint_of_a_credential_is_tried_as_charged(quota: Quota) -> None:
