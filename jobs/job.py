@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import quota
 from quota.common.clock import moment, stamp
 from quota.common.files import doubt_of_path
-from quota.common.log import warn
+from quota.common.log import line, warn
 from quota.common.text import describe, many, members, nearest, one_line, show, spell
 from quota.errors import behind
 from quota.reports.runs import Run
@@ -243,12 +243,12 @@ class RunReport(Run):
             return f"{self.job}: failed after {done}"  # `why` is printed as an error
         # Without a ledger, `why` is printed as an error too.
         why = "" if self.exit_status == quota.LedgerError.exit_status else f": {self.why}"
-        line = f"{self.job}: {self.outcome} after {done}{why}"
+        sentence = f"{self.job}: {self.outcome} after {done}{why}"
         if self.outcome == "stopped" and self.next_step:
-            line += f"; next: {self.next_step}"
+            sentence += f"; next: {self.next_step}"
             if self.retry_at_ms is not None:
-                line += f" at {moment(self.retry_at_ms)} (in {spell(self.retry_at_ms - now_ms)})"
-        return line + rest
+                sentence += f" at {moment(self.retry_at_ms)} (in {spell(self.retry_at_ms - now_ms)})"
+        return sentence + rest
 
 
 def leave_out(error: Exception, part: str, page: Page) -> None:
@@ -427,14 +427,14 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
             return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script may call sys.exit where it is imported
         function = setting.partition(" = ")[2]
-        log.debug("function_not_imported function=%s folder=%s", function, folder, exc_info=True)
+        log.debug("%s", line("function_not_imported", function=function, folder=folder), exc_info=True)
         lacking = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
         missing = lacking != "" and f"{module_name}.".startswith(f"{lacking}.")
         where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
         if not missing and lacking in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-        line = "" if folder is None or missing else _line_below(folder, error)
-        raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{line}{where}") from error
+        place = "" if folder is None or missing else _line_below(folder, error)
+        raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{place}{where}") from error
 
 
 def _hides_own(module_name: str, folder: Path | None) -> str:

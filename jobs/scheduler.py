@@ -252,7 +252,7 @@ class _JobQueue:
                 _say("tick_failed", self.running, level=logging.ERROR, why=str(error))
             except BaseException as error:  # the job's next ticks must run
                 _say("tick_failed", self.running, level=logging.ERROR, why=describe(error))
-                log.debug("tick_traceback job=%s run=%s", self.job.name, self.running.name, exc_info=True)
+                log.debug("%s", line("tick_traceback", job=self.job.name, run=self.running.name), exc_info=True)
 
     def _tick(self, tick: Tick) -> None:
         late_ms = host_clock() - tick.at_ms

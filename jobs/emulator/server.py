@@ -39,6 +39,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from quota.common.clock import host_clock
+from quota.common.log import line
 from quota.common.text import number_in
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
@@ -116,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
             reply = rejected.reply
         except Exception as error:  # one bad request must not stop the emulator
             # Print only the kind of error: its text might quote a key.
-            _log.error("emulator_failed path=%s error=%s", request.path, type(error).__name__)
+            _log.error("%s", line("emulator_failed", path=request.path, error=type(error).__name__))
             reply = replies.error("internal_error")
         self.send_reply(reply)
 

@@ -327,13 +327,13 @@ class Attempt:
             until_ms = leaves_at(book.buckets.get(bucket, book.main_bucket).window, since_ms)
         if until_ms <= self._clock() + self._ahead_ms:
             # The answer is about a past period: it must not close the current one.
-            _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
+            _log.info("%s", line("exhaustion_past", bucket=bucket, until=rfc3339(until_ms)))
             return
         reporter = f"{machine_name()}:{os.getpid()} {self._job}".rstrip()
         stands = project.exhaust(Exhaustion(bucket, since_ms, until_ms, why, reporter, is_pause=is_pause))
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
-            _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)
+            _log.info("%s", line("exhaustion_before_reopening", bucket=bucket, charge=self.decision.id))
             return
         budget, decision = self._budget, self.decision
         until = "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms)

@@ -18,8 +18,9 @@ from weakref import WeakSet
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
-from quota.decision import Decision
+from quota.common.log import line
 from quota.errors import LedgerError
+from quota.decision import Decision
 from quota.ledger.state import State
 from quota.rules.refusals import MAX_REFUSALS, RefusalCount, refusal_text
 from quota.terms.arguments import machine_name
@@ -104,7 +105,8 @@ class Recorder:
 
             self._answers, self._unsent = False, unsent
             with suppress(Exception):
-                logging.getLogger("quota").debug("refusals_not_written project=%s: %s", self._state.project, error)
+                event = line("refusals_not_written", project=self._state.project)
+                logging.getLogger("quota").debug("%s: %s", event, error)
         finally:
             self._lock.release()
 

@@ -52,8 +52,7 @@ def test_every_line_of_the_log_begins_with_a_name_and_carries_values() -> None:
     by_logger = [each for each in calls() if each.by_logger]
     assert len(by_logger) > 15
     for place, call, _, first in by_logger:
-        # "%s" is for what `quota.common.log.line` made, which takes a name and values.
-        assert first in ("%s", "%s: %s") or re.match(r"[a-z]+(_[a-z]+)+( [a-z_]+=%[sdr])+(: |$|;)", first), place
+        assert first in ("%s", "%s: %s"), f"{place}: `quota.common.log.line` makes the line, and quotes its values"
         assert not [keyword for keyword in call.keywords if keyword.arg == "extra"], f"{place}: no formatter shows it"
 
 
