@@ -167,7 +167,7 @@ class Attempt:
         self._budget, self._run_limit = budget, meter.run_limit
         self._settlement = Settlement(budget.settle, decision) if is_reserved(call) else None
         self._job, region = current_attribution(budget.of_run)
-        self._closed = self._succeeded = self.refunded = False
+        self._is_over = self._succeeded = self.refunded = False
         self._clock = project_of(budget).wall
         self._ahead_ms = decision.decided_at_ms - self._clock()
         if _log.isEnabledFor(logging.DEBUG):
@@ -187,9 +187,9 @@ class Attempt:
 
         If the ledger fails, the charge stands.
         """
-        if self._closed or self.decision.id is None:
+        if self._is_over or self.decision.id is None:
             return
-        self._closed = True
+        self._is_over = True
         self._refund(self.decision.id)
 
     def _refund(self, charge_id: str) -> None:
@@ -220,9 +220,9 @@ class Attempt:
 
     def reading(self, status: int, body: bytes, headers: Headers, *, whole: bool) -> Reading:
         """What the answer means. It does not ask the ledger; `follow` acts on the reading."""
-        if self._closed:
+        if self._is_over:
             return NOTHING
-        self._closed, self._succeeded = True, 200 <= status < 300
+        self._is_over, self._succeeded = True, 200 <= status < 300
         if status == 206:  # a part of an answer, which shows no usage of the whole
             whole, self._settlement = False, None
         if _log.isEnabledFor(logging.DEBUG):
