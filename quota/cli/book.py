@@ -33,7 +33,7 @@ from quota.errors import ConfigError, UsageError
 from quota.settings.books import book_names, book_tables, load_book
 from quota.terms.api import VERBS, Hosts
 from quota.terms.costs import CostBook, Price
-from quota.terms.evidence import heard
+from quota.terms.evidence import evidence_of
 from quota.terms.limits import leaves_at
 from quota.wording import Table
 
@@ -465,5 +465,5 @@ def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int,
         usage = Usage(used, fields, framed=True, missing=missing.append)
         pieces = () if status == 206 else (usage.feed(body), usage.end())  # a part shows no usage of the whole
         reading = reading._replace(used_units=next((units for units in pieces if units is not None), None))
-    evidence = [each for level in reading.levels if (each := heard(level, book, (), at_ms, at_ms)) is not None]
+    evidence = [each for level in reading.levels if (each := evidence_of(level, book, (), at_ms, at_ms)) is not None]
     return status, reading.with_evidence(evidence), missing[-1]

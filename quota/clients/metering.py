@@ -39,7 +39,7 @@ from quota.rules.entry import CALLS, others_units
 from quota.rules.facts import Exhaustion
 from quota.terms.api import MAX_PARSED_BYTES, NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
-from quota.terms.evidence import Heard, Level, heard
+from quota.terms.evidence import Heard, Level, evidence_of
 from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, Limit, leaves_at, no_longer
 
 _log = logging.getLogger("quota")
@@ -368,7 +368,7 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
     worth: list[Heard] = []
     of_now: set[tuple[str, bool, tuple[str, ...]]] = set()
     for level in levels:
-        evidence = heard(level, budget.book, budget.limits, charged_ms(decision), now_ms)
+        evidence = evidence_of(level, budget.book, budget.limits, charged_ms(decision), now_ms)
         if evidence is None:
             continue
         is_empty, names = level.remaining_units == 0, tuple([limit.name for limit in evidence.limits])

@@ -2,7 +2,7 @@
 
     Level          `remaining_units` of `limit_units` until `reset_ms`, as one answer says it
     Heard          what follows from a level: until when it holds, and which limits it concerns
-    heard          makes a Heard of a Level; None if nothing follows
+    evidence_of    makes a Heard of a Level; None if nothing follows
     whole_limits   the limits that count every unit of a bucket, whoever uses it
 
 A level never frees units. It only says that no more than this remains: if we expect more, others have used the
@@ -69,7 +69,7 @@ class Heard(NamedTuple):
         return bool(self.since_ms or self.level.reset_ms) or 100 * (now_ms - at_ms) <= self.until_ms - at_ms
 
 
-def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int, now_ms: int) -> Heard | None:
+def evidence_of(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int, now_ms: int) -> Heard | None:
     """What follows at `now_ms` from an answer to a call that was charged at `charged_ms`. None if nothing does: the
     book has no such bucket, the numbers are impossible, or their period is over."""
     bucket, limit_units = book.buckets.get(level.bucket), level.limit_units

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quota.settings.books import default_limits
-from quota.terms.evidence import Level, heard, whole_limits
+from quota.terms.evidence import Level, evidence_of, whole_limits
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import parse_book
 
@@ -38,7 +38,7 @@ def follows(
     remaining: int, limit: int | None = None, reset_ms: int | None = None, *, took_ms: int = 50, now_ms: int = NOW
 ) -> tuple[int, set[str]] | None:
     """How long it holds, and which limits it concerns."""
-    evidence = heard(Level("core", remaining, limit, reset_ms), BOOK, LIMITS, now_ms - took_ms, now_ms)
+    evidence = evidence_of(Level("core", remaining, limit, reset_ms), BOOK, LIMITS, now_ms - took_ms, now_ms)
     return None if evidence is None else (evidence.until_ms - now_ms, {limit.name for limit in evidence.limits})
 
 
@@ -77,7 +77,7 @@ def test_evidence_is_about_the_window_of_the_answers_limit_or_reset() -> None:
 )
 def test_impossible_or_past_figures_are_ignored(remaining: int, limit: int | None, reset_ms: int | None) -> None:
     assert follows(remaining, limit, reset_ms) is None
-    assert heard(Level("search", 0, 30), BOOK, LIMITS, NOW, NOW) is None, "an unknown bucket"
+    assert evidence_of(Level("search", 0, 30), BOOK, LIMITS, NOW, NOW) is None, "an unknown bucket"
 
 
 def test_yesterdays_level_says_nothing_of_today() -> None:
@@ -97,7 +97,7 @@ def test_whole_limits_finds_limits_that_count_a_whole_bucket() -> None:
     every, both = limit(), limit(buckets=("core", "burst"))
     others = [limit(buckets=("burst",)), limit(methods=("read",)), limit(jobs=("a",)), limit(count="calls")]
     assert list(whole_limits([every, both, *others], "core", BOOK)) == [every, both]
-    evidence = heard(Level("core", 5, 1_000), BOOK, [every, both, *others], NOW, NOW)
+    evidence = evidence_of(Level("core", 5, 1_000), BOOK, [every, both, *others], NOW, NOW)
     assert evidence is not None
     assert evidence.limits == (every, both)
     assert evidence.alone == (), "each of them counts another bucket, too"

@@ -15,7 +15,7 @@ from quota.clients.upstream_errors import bucket_of
 from quota.errors import UsageError
 from quota.settings.books import load_book
 from quota.terms.costs import CostBook, Part
-from quota.terms.evidence import Level, heard
+from quota.terms.evidence import Level, evidence_of
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import parse_book
 
@@ -378,7 +378,7 @@ def test_a_policy_without_a_buckets_name_is_about_a_window_of_the_only_bucket_un
 def test_a_bucket_stays_closed_until_the_last_of_its_empty_windows_ends() -> None:
     pair = {"RateLimit-Policy": '"m";q=600;w=60, "d";q=10000;w=86400', "RateLimit": '"d";r=0;t=900, "m";r=0;t=30'}
     reading = read(ONE_BUCKET, 200, pair)
-    evidence = [heard(level, ONE_BUCKET, (), NOW_MS, NOW_MS) for level in reading.levels]
+    evidence = [evidence_of(level, ONE_BUCKET, (), NOW_MS, NOW_MS) for level in reading.levels]
     closes = reading.with_evidence([each for each in evidence if each is not None]).closes
     assert closes == (Closing("day", NOW_MS + 900_000, "0 of 10,000 remain"),)
     neither = read(ONE_BUCKET, 429, pair | {"RateLimit": '"d";r=9;t=900, "m";r=9;t=30'})
