@@ -25,6 +25,7 @@ from quota.common.clock import elapsed_s
 from quota.deciding.allowance import repay
 from quota.deciding.losses import MAX_LOSSES, StillCountingError, put_back
 from quota.deciding.project import MAX_CLOCK_AHEAD_MS, BehindError, Project
+from quota.decision import Reason
 from quota.ledger.log import ANY, Reply, Room
 from quota.rules.calls import Checklist
 from quota.rules.entry import START, Entry, Id
@@ -53,7 +54,7 @@ class Outcome(NamedTuple):
     take `room` units meanwhile.
     """
 
-    reason: str
+    reason: Reason
     now_ms: int
     used_units: tuple[int, ...] = ()
     caps: tuple[int, ...] = ()
@@ -91,28 +92,28 @@ def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry]) ->
         except BehindError:
             put_back(project)
     ends_s = elapsed_s() + COUNT_WITHIN_S
-    fresh, losses, clock_tries, overtaken = False, 0, 0, 0
+    all_read, losses, clock_tries, overtaken = False, 0, 0, 0
     while True:
-        outcome = _compared(project, checklist, ends_s)
+        outcome = _compared(project, checklist, ends_s)  # steps 1 and 2
         first = project.reading.appended(charges)
         if first is not None:
             return outcome._replace(reason="ok", first=first)
         fits = outcome.reason == "ok"
-        if fresh and not (fits and charges):
-            return outcome
+        if all_read and not (fits and charges):
+            return outcome  # step 4
         request = project.request(outcome.mark, outcome.now_ms, charges if fits else (), outcome.room)
         if overtaken >= ROOMS_AFTER and request.entries:
             request = request._replace(rooms=_rooms(checklist, outcome))
         if project.journal is not None and project.journal.is_late(request.epoch):
             reply, used_units = Reply("BEHIND", request.now_ms, request.epoch), None
         else:
-            reply, used_units = project.ask(request, checklist.views)
+            reply, used_units = project.ask(request, checklist.views)  # step 3, or reads what step 4 needs
         if reply.word == "BEHIND":
             losses += 1
             if losses > MAX_LOSSES:
                 raise StillCountingError
             put_back(project)
-            fresh = False
+            all_read = False
             continue
         first = reply.id or project.reading.appended(charges)
         if first is not None:
@@ -123,7 +124,7 @@ def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry]) ->
         if clock_tries > MAX_CLOCK_TRIES or reply.clock_ms > project.wall() + MAX_CLOCK_AHEAD_MS:
             return Outcome("clock", outcome.now_ms, clock_ms=reply.clock_ms)
         overtaken += reply.word == "AGAIN" and reply.whole
-        fresh = reply.whole and reply.word != "CLOCK"
+        all_read = reply.whole and reply.word != "CLOCK"
 
 
 def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
@@ -142,7 +143,7 @@ def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
 
 
 def _compare(project: Project, checklist: Checklist) -> Outcome | Callable[[], None]:
-    """The outcome by the entries read so far, or the function that reads what is missing."""
+    """The outcome by the entries read so far, or what reads the missing ones: not here, where other threads wait."""
     reading, views = project.reading, checklist.views
     if not reading.began:
         return partial(project.begin, views)
@@ -168,14 +169,14 @@ def _compare(project: Project, checklist: Checklist) -> Outcome | Callable[[], N
     closed = closing(reading.facts, checklist.closed_by, now_ms, project.jitter_ms)
     # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
     room = room_of(checklist.costs, caps, used_units)
-    reason = "exhausted" if closed is not None else "limit" if room < 0 else "ok"
+    reason: Reason = "exhausted" if closed is not None else "limit" if room < 0 else "ok"
     return Outcome(reason, now_ms, used_units, caps, closed, reading.facts, mark=reading.mark, room=room)
 
 
 def room_of(costs: Sequence[int], caps: Sequence[int], used_units: Sequence[int]) -> int:
     """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
     each = zip(caps, used_units, costs, strict=True)
-    return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)
+    return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)  # ANY would overlook facts
 
 
 def _rooms(checklist: Checklist, outcome: Outcome) -> list[Room]:

@@ -61,7 +61,7 @@ class BehindError(Exception):
 
 class Project(OfOneProcess):
     """The log of a project, with what this process has read of it. Safe to share between threads: while one waits for
-    the ledger, the others go on.
+    the ledger, the others go on, except while it reads the next charges to leave.
 
     `clock`, in ms since 1970, is the clock of a ledger that was opened with it, and the caller's; `wall` replaces only
     the caller's. `longest_ms` is the longest window of the configuration. `jitter_ms` is the most that is added to the
