@@ -75,13 +75,15 @@ class Answers:
         if checklist.shadow:
             caps = checklist.caps_at(outcome.now_ms, granted)
         states = []
-        each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leaves, strict=False)
+        # A decision that compared nothing has no numbers.
+        each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leave_units, strict=False)
         for limit, cost_units, used_units, cap_units, leave_units in each:
             noun, left_units = limit.view.selector.noun, max(0, cap_units - used_units)
-            state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, False, noun, limit.shadow)
+            state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, noun=noun)
             if limit.shadow:
                 further_units = 0 if charged else cost_units
-                state = state._replace(would_refuse=cost_units > 0 and used_units + further_units > cap_units)
+                would_refuse = cost_units > 0 and used_units + further_units > cap_units
+                state = state._replace(shadow=True, would_refuse=would_refuse)
             elif leave_units and cap_units == cap(limit, leave_units, cost_units, None, granted):
                 state = state._replace(leave_units=cap(limit, 0, cost_units, None, granted) - cap_units)
             states.append(state)
@@ -134,7 +136,7 @@ class Answers:
         except LedgerError:
             at_ms, held = None, next(state for state in full if state.refuses)
         n = every.index(held)
-        limit, leave_units, window = held.limit, checklist.leaves[n], held.limit.view.window
+        limit, leave_units, window = held.limit, checklist.leave_units[n], held.limit.view.window
         details = []
         if outcome.caps[n] < held.cap_units and isinstance(window, Calendar):  # only a calendar limit is paced
             details.append(f"of {held.cap_units:,} by the end of the {window.period}")

@@ -32,7 +32,7 @@ ALWAYS = (0, NEVER)
 
 Parts = tuple[Part, ...]
 
-Key = tuple[str, "int | None", "Parts | None", str]
+CallKind = tuple[str, "int | None", "Parts | None", str]
 """A kind of call: its method, its units if the caller gives them, its charges if the book has none, and its job."""
 
 
@@ -114,7 +114,7 @@ class Checklist:
     """The buckets and pools whose exhaustion closes the call."""
     limits: tuple[Limit, ...]
     views: tuple[View, ...]
-    leaves: tuple[int, ...]
+    leave_units: tuple[int, ...]
     caps: tuple[int, ...]
     """Each limit's enforced number, without its pace and upstream's grants."""
     costs: tuple[int, ...]
@@ -133,7 +133,7 @@ class Checklist:
 
     def caps_at(self, now_ms: int | None, granted: Mapping[str, int]) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
-        together = zip(self.limits, self.leaves, self.costs, strict=True)
+        together = zip(self.limits, self.leave_units, self.costs, strict=True)
         return tuple([cap(limit, leave, cost, now_ms, granted) for limit, leave, cost in together])
 
     def caps_compared(self, facts: Facts, now_ms: int) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class Checklist:
         return tuple([NO_CAP if x.shadow else units for x, units in zip(self.limits, caps, strict=True)])
 
 
-class Checklists(dict[Key, Checklist]):
+class Checklists(dict[CallKind, Checklist]):
     """The checklists of a budget, by kind of call, each made on first use.
 
     `leave` has the units that each job leaves to others, by job and limit. `shown` are the limits for people: if each
@@ -170,13 +170,13 @@ class Checklists(dict[Key, Checklist]):
         self.leave = leave
         self._clock = clock
 
-    def __missing__(self, kind: Key) -> Checklist:
+    def __missing__(self, kind: CallKind) -> Checklist:
         made = self.make(kind)
         if len(self) < MAX_KEPT:
             self[kind] = made
         return made
 
-    def make(self, kind: Key) -> Checklist:
+    def make(self, kind: CallKind) -> Checklist:
         """A new checklist, by the current price."""
         method, units, parts, job = kind
         check_name("job", job)
@@ -207,8 +207,8 @@ class Checklists(dict[Key, Checklist]):
     ) -> Checklist:
         """A checklist of these limits, each with its cost."""
         limits, leave = tuple(costs), self.leave.get(job, {})
-        leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
-        caps = tuple([cap(x, left, cost, None) for (x, cost), left in zip(costs.items(), leaves, strict=True)])
+        leave_units = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
+        caps = tuple([cap(x, left, cost, None) for (x, cost), left in zip(costs.items(), leave_units, strict=True)])
         closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
         return Checklist(
             method=method,
@@ -217,7 +217,7 @@ class Checklists(dict[Key, Checklist]):
             closed_by=closed_by,
             limits=limits,
             views=tuple([x.view for x in limits]),
-            leaves=leaves,
+            leave_units=leave_units,
             caps=caps,
             costs=tuple(costs.values()),
             paced=any(x.paced for x in limits),
@@ -247,7 +247,7 @@ class Checklists(dict[Key, Checklist]):
         self._check_fits(made, len(checklists))
         return made
 
-    def of_now(self, kind: Key) -> Checklist:
+    def of_now(self, kind: CallKind) -> Checklist:
         """The checklist of a kind of call, by the current price."""
         checklist = self[kind]
         if checklist.priced == ALWAYS or checklist.priced[0] <= self._clock() < checklist.priced[1]:
@@ -279,7 +279,7 @@ class Checklists(dict[Key, Checklist]):
 
     def _check_fits(self, checklist: Checklist, calls: int) -> None:
         """Raises CostExceedsLimit if these calls can never be admitted."""
-        each = zip(checklist.limits, checklist.caps, checklist.costs, checklist.leaves, strict=True)
+        each = zip(checklist.limits, checklist.caps, checklist.costs, checklist.leave_units, strict=True)
         for limit, cap_units, cost_units, leave_units in each:
             if cost_units > cap_units and not limit.shadow:
                 what, remedy = f"{checklist.method} costs", "make a cheaper call"
