@@ -131,26 +131,25 @@ class RedisLog(OfOneProcess, Log):
         return beginning
 
     def append(self, project: str, request: Append) -> Reply:
-        epoch, seen, entries, room, now_ms, latest_ms, must, rooms, seq, new_epoch, keep_ms = request
-        log, state, corrected, _ = keys_of(project)
         limits = [
-            (units, int(s.count == "calls"), list(s.buckets), list(s.methods), list(s.jobs)) for s, units in rooms
+            (units, int(limit.count == "calls"), list(limit.buckets), list(limit.methods), list(limit.jobs))
+            for limit, units in request.rooms
         ]
         args = (
-            epoch,
-            id_text(seen),
-            str(now_ms),
-            str(latest_ms),
-            str(room),
-            str(seq),
-            str(keep_ms),
+            request.epoch,
+            id_text(request.seen),
+            str(request.now_ms),
+            str(request.latest_ms),
+            str(request.room),
+            str(request.seq),
+            str(request.keep_ms),
             self._clock_text(),
-            " ".join(map(id_text, must)),
-            new_epoch,
-            json.dumps(limits) if rooms else "",
-            *map(packed, entries),
+            " ".join(map(id_text, request.must)),
+            request.new_epoch,
+            json.dumps(limits) if limits else "",
+            *map(packed, request.entries),
         )
-        return self._read(_reply, self._run("append", (log, state, corrected), args, reads=not entries))
+        return self._read(_reply, self._run("append", keys_of(project)[:3], args, reads=not request.entries))
 
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return self._range(keys_of(project).log, after, through, count)
