@@ -332,7 +332,7 @@ def _add(db: sqlite3.Connection, project: str, entries: Sequence[Entry], first: 
         if entry.kind == "correction":
             db.execute(_CORRECT, (project, entry.of, entry.units, ms, seq + n))
     if not epoch:
-        epoch = new_epoch or entries[0].key
+        epoch = new_epoch
         _put(db, project, {EPOCH: epoch})
     return epoch
 
