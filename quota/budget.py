@@ -21,6 +21,7 @@ releases its units over the day. The module quota.rules.retry computes `retry_at
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -382,7 +383,7 @@ class Budget(OfOneProcess):
         job, region = attribution(job, region, self.of_run)
         each = []
         for method, units, parts in calls:
-            if units is not None and type(units) is not int:
+            if units is not None and type(units) is not int:  # a key: True would find the checklist of 1
                 units = charge_units(units)
             each.append(checklists.of_now((text(method, "method"), units, parts, job)))
         charges = charges_of(each, job, region, self._project.keys.next, reserved=reserved)
@@ -450,11 +451,8 @@ def charge_id(ms: int, key: str, further: int) -> str:
 
 def parts_of_id(name: str) -> tuple[int, str, int]:
     """The time, the key and the number of further charges in an id. The key is empty if the text is no id."""
-    ms, _, key = text(name, "charge").partition("-")
-    key, plus, further = key.partition(FURTHER)
-    if not (ms.isascii() and ms.isdigit() and len(ms) <= 15) or (plus and further not in [*"123456789"]):
-        return 0, "", 0
-    return int(ms), key, int(further or 0)
+    parts = re.fullmatch(rf"([0-9]{{1,15}})-([^{FURTHER}]*)([{FURTHER}]([1-9]))?", text(name, "charge"))
+    return (0, "", 0) if parts is None else (int(parts[1]), parts[2], int(parts[4] or 0))
 
 
 def project_of(budget: Budget) -> Project:
