@@ -56,7 +56,7 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> list[
             wanted = units if key == keys[0] else 0
             counted[key] = standing[key].units if key in standing else charges[key].units
             # Also of the same units: an older correction, which the log has lost, may come back.
-            if key not in standing or wanted != counted[key] or not _is_ours(project, standing[key].id):
+            if key not in standing or wanted != counted[key] or not _note_if_ours(project, standing[key].id):
                 correction = charges[key]._replace(
                     units=wanted,
                     key=project.keys.next(),
@@ -137,8 +137,8 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
     raise StillCountingError
 
 
-def _is_ours(project: Project, correction: Id) -> bool:
-    """Whether this machine made a correction. Then it is noted here: its process may have got no answer."""
+def _note_if_ours(project: Project, correction: Id) -> bool:
+    """Whether this machine made a correction. Notes it then: its process may have got no answer."""
     entries = project.log.read(project.name, just_before(correction[0]), correction, MAX_READ)
     ours = [entry for entry in entries if entry.id == correction and project.keys.is_of_this_machine(entry.key)]
     if project.journal is not None:

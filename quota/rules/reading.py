@@ -140,8 +140,8 @@ class Reading:
         return True
 
     def is_whole(self, through: Id, newest: Id) -> bool:
-        """Whether the log had everything up to `through` when it was read, with `newest` as the last entry. If the same
-        entry is missing twice, the log was not lost meanwhile, but damaged: then True."""
+        """Whether the log had everything up to `through` when it was read, with `newest` as the last entry. Remembers a
+        missing entry: if the same is missing twice, the log was not lost meanwhile, but damaged. Then True."""
         missing = Mark(self.epoch, through)
         if newest >= through or not self.trimmed < through <= END or missing == self._missing:
             return True
