@@ -334,7 +334,7 @@ class Hold(AbstractContextManager["Hold"]):
         self._ask(self._claim.regions, here=here)
         has_due = not self.away.keys() >= set(due)
         if has_due and self._claim.regions:
-            self.tick_is = ""  # of a thousand other regions
+            self.tick_is = ""  # the answer was about another part of the regions
         elif self.tick_is:
             self.away.clear()
         self._began = has_due and not self.tick_is

@@ -190,8 +190,8 @@ def _settings_of(root: TomlTable, config: Config) -> Settings:
         command = table.read("command")
         if command and "/" in command[0]:  # without a slash, PATH has the command
             command = (path_at(table, "command", command[0]), *command[1:])
-        notify = NotifySettings(command, *map(table.read, ("url", "stale", "insecure_endpoint")))
-        settings = settings._replace(notify=notify)
+        url_ref, stale_ms, insecure = table.read("url"), table.read("stale"), table.read("insecure_endpoint")
+        settings = settings._replace(notify=NotifySettings(command, url_ref, stale_ms, insecure))
     if "inbound" in root:  # the table as it is: `quota.inbound` reads its values, and the gate never imports that
         table = root.read("inbound")
         for name in rule_names(table):
