@@ -18,7 +18,7 @@ from quota.decision import COUNTING, Decision, LimitState, Reason, both_clocks, 
 from quota.errors import LedgerError
 from quota.rules.calls import NO_CAP, Checklist, Checklists, cap
 from quota.rules.facts import Exhaustion
-from quota.rules.retry import Full, retry_at
+from quota.rules.retry import LimitAtCall, retry_at
 from quota.terms.limits import Calendar
 
 COUNT_AGAIN_MS = 1_000
@@ -110,19 +110,19 @@ class Answers:
 
     def _room_from(self, opens_ms: int, checklist: Checklist, outcome: Outcome) -> int:
         """When a call fits if upstream closed its bucket until `opens_ms`: our own limits may be full for longer."""
-        full = self.full_limits(checklist, outcome, opens_ms)
-        if not any(limit.refuses or limit.limit.paced for limit in full):
+        states = self.limits_at_call(checklist, outcome, opens_ms)
+        if not any(state.refuses or state.limit.paced for state in states):
             return opens_ms
         try:
-            at_ms, _ = retry_at(full, self.project, opens_ms)
+            at_ms, _ = retry_at(states, self.project, opens_ms)
         except LedgerError:
             return opens_ms
         return at_ms if at_ms != NEVER else opens_ms
 
     def full(self, checklist: Checklist, outcome: Outcome) -> Refusal:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details."""
-        every = self.full_limits(checklist, outcome, 0)
-        full = every if checklist.paced else [state for state in every if state.refuses]
+        states = self.limits_at_call(checklist, outcome, 0)
+        full = states if checklist.paced else [state for state in states if state.refuses]
         granted = outcome.facts.granted(outcome.now_ms)
         for state in full:
             if state.refuses and state.cost_units > state.cap_units and state.lapses_ms == NEVER:
@@ -135,7 +135,7 @@ class Answers:
             held = full[longest]
         except LedgerError:
             at_ms, held = None, next(state for state in full if state.refuses)
-        n = every.index(held)
+        n = states.index(held)
         limit, leave_units, window = held.limit, checklist.leave_units[n], held.limit.view.window
         details = []
         if outcome.caps[n] < held.cap_units and isinstance(window, Calendar):  # only a calendar limit is paced
@@ -150,19 +150,19 @@ class Answers:
             reason = "leave" if held.used_units + held.cost_units <= without_leave_units else "limit"
         return Refusal(reason, limit.name, at_ms, ", ".join(details))
 
-    def full_limits(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[Full]:
+    def limits_at_call(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[LimitAtCall]:
         """The state of each limit at a decision, for `retry_at`. The call's bucket is closed until `opens_ms`."""
-        facts, full = outcome.facts, []
+        facts, states = outcome.facts, []
         most = checklist.caps_at(None, facts.granted(outcome.now_ms))
         each = zip(
             checklist.limits, checklist.caps, most, checklist.costs, outcome.caps, outcome.used_units, strict=True
         )
         for limit, ungranted_units, most_units, cost_units, cap_units, used_units in each:
             if limit.shadow:
-                full.append(Full(replace(limit, paced=False), NO_CAP, cost_units, used_units, refuses=False))
+                states.append(LimitAtCall(replace(limit, paced=False), NO_CAP, cost_units, used_units, refuses=False))
                 continue
             refuses = cost_units > 0 and used_units + cost_units > cap_units
-            state = Full(limit, most_units, cost_units, used_units, refuses)
+            state = LimitAtCall(limit, most_units, cost_units, used_units, refuses)
             if most_units < ungranted_units:
                 buckets = limit.view.selector.buckets
                 lapses_ms = next(grant.until_ms for grant in facts.grants if grant.bucket in buckets)
@@ -170,5 +170,5 @@ class Answers:
                 # longer.
                 if cost_units <= most_units or lapses_ms <= opens_ms:
                     state = state._replace(lapses_ms=lapses_ms, lapsed_units=ungranted_units)
-            full.append(state)
-        return full
+            states.append(state)
+        return states

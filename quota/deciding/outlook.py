@@ -50,8 +50,8 @@ def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
     """See `quota.Budget.outlook`. Raises LedgerError."""
     checklist, project = answers.checklists.of_a_look(), answers.project
     outcome = counted(project, checklist)
-    full_limits = answers.full_limits(checklist, outcome, 0)
-    room_ms = tuple(room_at(full, project, outcome.now_ms) if full.refuses else None for full in full_limits)
+    at_call = answers.limits_at_call(checklist, outcome, 0)
+    room_ms = tuple(room_at(state, project, outcome.now_ms) if state.refuses else None for state in at_call)
     full = _full(answers, checklist, outcome)
     closed, next_ms = outcome.closing, full.retry_at_ms if full is not None else None
     if closed is not None:

@@ -28,7 +28,7 @@ from quota.reports.spending import KeptRefusal, counted, entries_of_window, ids_
 from quota.rules.calls import Checklist, cap, charge_units, granted_units
 from quota.rules.entry import Entry, just_before, others_units
 from quota.rules.facts import Exhaustion
-from quota.rules.retry import Full, room_at
+from quota.rules.retry import LimitAtCall, room_at
 from quota.rules.spent import spent
 from quota.rules.total import total_of
 from quota.session import Session, projects_of
@@ -243,21 +243,21 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     budget = session.budget(kept.credential if kept.credential in of_project else of_project[0])
     project, limits = project_of(budget), {limit.name: limit for limit in budget.limits_of(kept.job)}
     now: Decision | None = None
-    never, full = "", dict[str, Full]()
+    never, compared = "", dict[str, LimitAtCall]()
     try:
-        now, full = _ask_again(budget, _checklist(budget, kept))
+        now, compared = _ask_again(budget, _checklist(budget, kept))
     except UsageError as error:
         never = str(error)
     met = budget.usage(kept.job) if now is None else now.limits
     asked_ms = project.now_ms() if now is None else now.decided_at_ms
     then_names = {state.name for state in kept.limits}
-    refusing = [(name, room_at(limit, project, asked_ms)) for name, limit in full.items() if limit.refuses]
+    refusing = [(name, room_at(state, project, asked_ms)) for name, state in compared.items() if state.refuses]
     rooms_ms = {name: at_ms for name, at_ms in refusing if at_ms != NEVER}
     subject = _subject(budget, kept)
     expiring = kept.refused_by if now is None or now.reason not in ("limit", "leave") else now.refused_by
     expiries: tuple[Expiry, ...] = ()
-    if expiring is not None and expiring in full:
-        expiries = _expiries(project, full[expiring], rooms_ms.get(expiring), asked_ms)
+    if expiring is not None and expiring in compared:
+        expiries = _expiries(project, compared[expiring], rooms_ms.get(expiring), asked_ms)
     exhaustion, granted_units = _exhaustion(budget, kept, limits.values())
     admits, admitted_today = changes_that_admit(session, budget, kept)
     return RefusalExplained(
@@ -292,7 +292,7 @@ def _checklist(budget: Budget, kept: KeptRefusal) -> Checklist:
     return budget.checklists.of_former(kept.method, units, kept.job, kept.calls, costs, closed)
 
 
-def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str, Full]]:
+def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str, LimitAtCall]]:
     """The decision about a call now, and each limit that it was compared with: none if the clocks disagree, or the
     ledger still counts."""
     answers = budget.answers
@@ -300,7 +300,7 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
     decision = answers.decision(checklist, outcome, commit=False)
     if outcome.reason in ("clock", "counting"):
         return decision, {}
-    return decision, {full.limit.name: full for full in answers.full_limits(checklist, outcome, 0)}
+    return decision, {state.limit.name: state for state in answers.limits_at_call(checklist, outcome, 0)}
 
 
 def _exhaustion(budget: Budget, kept: KeptRefusal, limits: Iterable[Limit]) -> tuple[Exhaustion | None, int]:
@@ -369,9 +369,9 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
 # -- expiries ---------------------------------------------------------------------------------------------------------
 
 
-def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) -> tuple[Expiry, ...]:
+def _expiries(project: Project, state: LimitAtCall, room_ms: int | None, now_ms: int) -> tuple[Expiry, ...]:
     """The next ten expiries of a limit, and the one at `room_ms` with which the call fits."""
-    view, window = full.limit.view, full.limit.view.window
+    view, window = state.limit.view, state.limit.view.window
     behind = entries_of_window(project, window, now_ms)
     total = total_of(view, behind, now_ms)
     rows = [Expiry(at_ms, units, "upstream") for at_ms, units in total.others_leave(now_ms)]
@@ -385,15 +385,15 @@ def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) ->
         for charge, units in counted(view.selector, charges):
             at_ms, name = leaves_at(window, charge.id[0]), names[charge.key]
             rows.append(Expiry(at_ms, units, "charge", job=charge.job, charge=name, method=charge.method))
-    if room_ms is not None and full.lapses_ms <= room_ms:
-        rows.append(Expiry(full.lapses_ms, full.lapsed_units - full.cap_units, "grant"))
+    if room_ms is not None and state.lapses_ms <= room_ms:
+        rows.append(Expiry(state.lapses_ms, state.lapsed_units - state.cap_units, "grant"))
     if room_ms is not None and all(row.at_ms != room_ms for row in rows):
         rows.append(Expiry(room_ms, 0, "pace"))
     rows.sort(key=lambda row: row.at_ms)
     fits: int | None = None
-    lacking_units = full.used_units + full.cost_units - full.cap_units
+    lacking_units = state.used_units + state.cost_units - state.cap_units
     for n, row in enumerate(rows):
-        if row.at_ms == room_ms and (fits is None or lacking_units > 0 or full.limit.paced):
+        if row.at_ms == room_ms and (fits is None or lacking_units > 0 or state.limit.paced):
             fits = n
         lacking_units -= row.units
     if fits is not None:

@@ -1,9 +1,9 @@
 """The time when a refused call fits. Pure: the current totals go in, a time comes out.
 
-    Full        the state of one limit at a call: its cap, its used units, and the cost of the call
-    Leaves      tells when units leave a view's window
-    room_at     the time when one limit has room
-    retry_at    the time when all limits have room, and the limit that delays the call longest
+    LimitAtCall   the state of one limit at a call: its cap, its used units, and the cost of the call
+    FutureUsage   tells when units leave a view's window
+    room_at       the time when one limit has room
+    retry_at      the time when all limits have room, and the limit that delays the call longest
 
 L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call for 200 at 14:00 is refused until
 10:00 tomorrow, when two of the five have left. (The oldest charge's expiry, 09:00, would be too early.)
@@ -19,7 +19,7 @@ from quota.rules.entry import Others
 from quota.terms.limits import Calendar, Limit, View, paced_until
 
 
-class Full(NamedTuple):
+class LimitAtCall(NamedTuple):
     """The state of one limit at a call. `cap_units` is its cap without the pace; `refuses`: it had no room. If
     upstream's grant lowers the limit, the grant counts until `lapses_ms` (else NEVER), and then the cap is
     `lapsed_units`."""
@@ -33,7 +33,7 @@ class Full(NamedTuple):
     lapsed_units: int = 0
 
 
-class Leaves(Protocol):
+class FutureUsage(Protocol):
     """When units leave the window of a view, if nothing more is charged. See `quota.deciding.project.Project`."""
 
     def frees_at_ms(self, view: View, units: int) -> int | None: ...
@@ -43,57 +43,57 @@ class Leaves(Protocol):
     def others(self, view: View) -> list[Others]: ...
 
 
-def retry_at(limits: Sequence[Full], leaves: Leaves, from_ms: int) -> tuple[int, int]:
+def retry_at(limits: Sequence[LimitAtCall], usage: FutureUsage, from_ms: int) -> tuple[int, int]:
     """The time when every limit has room (`from_ms` or later, or NEVER), and the index of the limit that delays the
     call longest. At least one of the limits refuses or is paced."""
-    times = [room_at(full, leaves, from_ms) if full.refuses else -1 for full in limits]
+    times = [room_at(state, usage, from_ms) if state.refuses else -1 for state in limits]
     at_ms = max(from_ms, *times)
     longest = times.index(max(times))
     # A limit keeps its room, except a paced limit, which has less after its edge than before. So even a paced limit
     # that does not refuse now must have room at the time when the others have it.
-    paced = [full for full in limits if full.limit.paced]
+    paced = [state for state in limits if state.limit.paced]
     before_ms = -1 if paced else at_ms
     while before_ms < at_ms < NEVER:
-        before_ms, at_ms = at_ms, max(room_at(full, leaves, at_ms) for full in paced)
+        before_ms, at_ms = at_ms, max(room_at(state, usage, at_ms) for state in paced)
     return at_ms, longest
 
 
-def room_at(full: Full, leaves: Leaves, from_ms: int) -> int:
+def room_at(state: LimitAtCall, usage: FutureUsage, from_ms: int) -> int:
     """The first millisecond, `from_ms` or later, at which a limit has room. NEVER if upstream grants less than the call
     costs."""
-    if full.lapses_ms != NEVER:
-        granted = full._replace(lapses_ms=NEVER)
-        at_ms = room_at(granted, leaves, from_ms) if from_ms < full.lapses_ms else NEVER
-        if at_ms < full.lapses_ms:
+    if state.lapses_ms != NEVER:
+        granted = state._replace(lapses_ms=NEVER)
+        at_ms = room_at(granted, usage, from_ms) if from_ms < state.lapses_ms else NEVER
+        if at_ms < state.lapses_ms:
             return at_ms
-        from_ms = max(from_ms, full.lapses_ms)
-        full = granted._replace(cap_units=full.lapsed_units)
-    if full.cost_units > full.cap_units:
+        from_ms = max(from_ms, state.lapses_ms)
+        state = granted._replace(cap_units=state.lapsed_units)
+    if state.cost_units > state.cap_units:
         return NEVER
-    if isinstance(full.limit.view.window, Calendar):
-        return _calendar_room_at(full, full.limit.view.window, leaves, from_ms)
-    too_many = full.used_units + full.cost_units - full.cap_units
-    frees_ms = leaves.frees_at_ms(full.limit.view, too_many) if too_many > 0 else None
+    if isinstance(state.limit.view.window, Calendar):
+        return _calendar_room_at(state, state.limit.view.window, usage, from_ms)
+    too_many = state.used_units + state.cost_units - state.cap_units
+    frees_ms = usage.frees_at_ms(state.limit.view, too_many) if too_many > 0 else None
     return from_ms if frees_ms is None else max(from_ms, frees_ms)
 
 
-def _calendar_room_at(full: Full, window: Calendar, leaves: Leaves, from_ms: int) -> int:
+def _calendar_room_at(state: LimitAtCall, window: Calendar, usage: FutureUsage, from_ms: int) -> int:
     """When a calendar window has room. It frees everything at its edge; if the clock went back and left charges dated
     after that edge, at the next edge. Before the edge, its pace may make room."""
-    view, at_ms = full.limit.view, from_ms
+    view, at_ms = state.limit.view, from_ms
     while at_ms < LATEST_MS:
         edges = window.edges(at_ms)
-        used_units = leaves.used_after(view, at_ms)
-        next_ms = min([edges[1], *(heard.until_ms for heard in leaves.others(view) if heard.until_ms > at_ms)])
-        if used_units + full.cost_units <= full.cap_units:
-            if not full.limit.paced or not used_units:
+        used_units = usage.used_after(view, at_ms)
+        next_ms = min([edges[1], *(heard.until_ms for heard in usage.others(view) if heard.until_ms > at_ms)])
+        if used_units + state.cost_units <= state.cap_units:
+            if not state.limit.paced or not used_units:
                 return at_ms
-            paced_ms = max(at_ms, paced_until(full.cap_units, edges, used_units + full.cost_units))
+            paced_ms = max(at_ms, paced_until(state.cap_units, edges, used_units + state.cost_units))
             # Otherwise units leave before the pace makes room.
             if paced_ms < next_ms:
                 return paced_ms
         else:  # there is no room until units leave, which may be dated far ahead
-            left_units = leaves.used_after(view, from_ms) - used_units
-            next_ms = max(next_ms, leaves.frees_at_ms(view, left_units + 1) or 0)
+            left_units = usage.used_after(view, from_ms) - used_units
+            next_ms = max(next_ms, usage.frees_at_ms(view, left_units + 1) or 0)
         at_ms = next_ms
     return NEVER

@@ -9,7 +9,7 @@ import pytest
 
 from quota.common.clock import NEVER
 from quota.rules.entry import Entry, Others
-from quota.rules.retry import Full, retry_at, room_at
+from quota.rules.retry import LimitAtCall, retry_at, room_at
 from quota.rules.total import total_of
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, Window
 
@@ -83,8 +83,8 @@ class Row(NamedTuple):
     def totals(self) -> Totals:
         return Totals(self.charges, self.others, self.now_ms)
 
-    def full(self, *, refuses: bool = True) -> Full:
-        return Full(self.limit, self.cap, self.cost, self.totals().used_units(self.limit.view), refuses)
+    def at_call(self, *, refuses: bool = True) -> LimitAtCall:
+        return LimitAtCall(self.limit, self.cap, self.cost, self.totals().used_units(self.limit.view), refuses)
 
 
 SLIDES = [
@@ -130,7 +130,7 @@ CALENDARS = [
 
 @pytest.mark.parametrize("row", [*SLIDES, *CALENDARS], ids=lambda row: row.says)
 def test_a_window_has_room_when_enough_has_left_or_at_its_edge_or_when_its_pace_gives_it(row: Row) -> None:
-    assert room_at(row.full(), row.totals(), row.from_ms or row.now_ms) == row.room_ms
+    assert room_at(row.at_call(), row.totals(), row.from_ms or row.now_ms) == row.room_ms
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_window_has_room_when_enough_has_left_or_at_its_edge_or_when_its_pace_
     ],
 )
 def test_a_grant_holds_a_limit_down_until_it_ends(cost: int, lapses_ms: int, from_ms: int, room_ms: int) -> None:
-    full = Row("", 0, cost=cost, cap=300).full()._replace(lapses_ms=lapses_ms, lapsed_units=500)
+    full = Row("", 0, cost=cost, cap=300).at_call()._replace(lapses_ms=lapses_ms, lapsed_units=500)
     assert room_at(full, Totals(FIVE), from_ms) == room_ms
 
 
@@ -169,18 +169,18 @@ TOO_DEAR = SOON._replace(cost=10_000, cap=1)
 def test_all_limits_have_room_and_the_limit_that_holds_the_call_back_longest_is_named(
     rows: list[Row], refuse: list[bool], room_ms: int, longest: int
 ) -> None:
-    limits = [row.full(refuses=refuses) for row, refuses in zip(rows, refuse, strict=True)]
+    limits = [row.at_call(refuses=refuses) for row, refuses in zip(rows, refuse, strict=True)]
     assert retry_at(limits, Totals(FIVE), NOW) == (room_ms, longest)
 
 
 def test_a_paced_limit_that_does_not_refuse_must_have_room_when_the_others_have() -> None:
     """At 09:00 tomorrow the sliding limit has room. What is dated there by then is ahead of the pace until 14:00."""
     totals = Totals(((at(9), 1_000), (at(8, day=1), 1_500)))
-    sliding = Full(SLIDING, 2_500, 200, 2_500, refuses=True)
-    paced = Full(PACED, 2_400, 200, 1_000, refuses=False)
+    sliding = LimitAtCall(SLIDING, 2_500, 200, 2_500, refuses=True)
+    paced = LimitAtCall(PACED, 2_400, 200, 1_000, refuses=False)
     assert retry_at([paced, sliding], totals, NOW) == (at(14, day=1), 1)
 
 
 def test_a_paced_limit_that_has_room_holds_nothing_back() -> None:
-    paced = Full(PACED, 2_400, 100, 1_000, refuses=False)
+    paced = LimitAtCall(PACED, 2_400, 100, 1_000, refuses=False)
     assert retry_at([paced], Totals(((at(9), 1_000),)), NOW) == (NOW, 0)
