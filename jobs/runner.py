@@ -101,12 +101,9 @@ def run_job(
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session.settings, name)
     everything = regions_of(job, ())
-    wanted = texts(regions, "region") if tick is None else tick.regions
-    chosen = regions_of(job, wanted)
-    max_regions, whole = len(chosen), chosen == everything
-    due = chosen
-    if tick is not None:
-        chosen = everything
+    due = regions_of(job, texts(regions, "region") if tick is None else tick.regions)
+    chosen = due if tick is None else everything
+    max_regions, whole = len(due), due == everything
     fetch, sink = functions_of(session.settings, job)
     asked_ms = clock()
     wait_ms = job.misfire_grace_ms + (0 if tick is None else tick.at_ms - asked_ms)
@@ -130,7 +127,7 @@ def run_job(
         try:
             hold.begin(chosen, here=here)
             mine = [region for region in chosen if region not in hold.away]
-            elsewhere = _elsewhere(session, job, store, hold, chosen if tick is None else due)
+            elsewhere = _elsewhere(session, job, store, hold, due)
             if elsewhere is not None:
                 session.budget(job.credential).repay()  # no decision follows that would
                 return elsewhere
@@ -159,12 +156,12 @@ def run_job(
                     return _ended(session, job, "overlap", "already running on this machine; nothing done")
                 with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
                     if lock is None:
-                        return _missed(session, job, store, chosen if tick is None else (), stop())
+                        return _missed(session, job, store, due if tick is None else (), stop())
                     if waited and tick is None:
                         with suppress(quota.LedgerError):  # the claim fails with it
                             places, now_ms = checkpoints_of(session, job, store), clock()
                             covered = {place.region for place in places if asked_ms <= ended_at(place) <= now_ms}
-                            chosen = tuple(region for region in chosen if region not in covered)
+                            chosen = due = tuple(region for region in due if region not in covered)
                         if not chosen:
                             return _ended(session, job, "overlap", "another run has covered it meanwhile")
                     # Between two pages, a run waits only for upstream.
