@@ -100,7 +100,7 @@ class Attempts:
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
         self._step: list[Decision] = []  # the calls that this step has made, unless their cost was corrected since
         self._refused: Decision | None = None  # the last decision of this step, if it refused the call
-        self._closed: Decision | None = None  # the refusal that follows, if upstream refused the last call of this step
+        self._refused_upstream: Decision | None = None  # what follows if upstream refused its last call
         self._any_refused = False  # whether a call of this step was refused
         self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
@@ -110,7 +110,7 @@ class Attempts:
             self.client.close()
 
     def _decided(self, decision: Decision) -> None:
-        self._refused, self._closed = None if decision.admitted else decision, None
+        self._refused, self._refused_upstream = None if decision.admitted else decision, None
         self._any_refused |= not decision.admitted
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
@@ -119,7 +119,7 @@ class Attempts:
 
     def _exhausted(self, decision: Decision) -> None:
         again = self._budget.peek(decision.method, units=decision.cost_units or None)
-        self._closed = None if again.admitted else again
+        self._refused_upstream = None if again.admitted else again
         self._any_refused |= not again.admitted
 
     def _corrected(self, charge_id: str, added_units: int | None) -> None:
@@ -151,7 +151,7 @@ class Attempts:
 
         def attempt() -> Any:
             self.tries += 1
-            self._step, self._refused, self._closed, self._any_refused = [], None, None, False
+            self._step, self._refused, self._refused_upstream, self._any_refused = [], None, None, False
             # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             try:
@@ -193,9 +193,9 @@ class Attempts:
     def _refusal_of_step(self, checkpoint: Checkpoint) -> Decision | None:
         """The refusal of the last call of this step, by the budget or by upstream. The budget counted its own already;
         this counts that of upstream."""
-        if self._closed is not None:
-            self._budget.note_refusal(self._closed, self.job.name, checkpoint.region)
-        return self._refused or self._closed
+        if self._refused_upstream is not None:
+            self._budget.note_refusal(self._refused_upstream, self.job.name, checkpoint.region)
+        return self._refused or self._refused_upstream
 
     def too_dear(self, refused: Decision) -> str | None:
         """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call
