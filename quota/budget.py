@@ -408,14 +408,14 @@ class Budget(OfOneProcess):
         could hand that over. `read` is how far this process had read before it asked."""
         if self._recorder is not None:
             self._recorder.unanswered()
-        detail, left_units, allowance, closed = str(trouble), None, None, None
+        detail, left_units, allowance = str(trouble), None, None
         misconfigured = isinstance(trouble, OtherApi)
-        if self._allowance is not None and not misconfigured:
-            closed = self._project.noted_closing(checklist.closed_by)
-        if self._allowance is not None and not misconfigured and closed is None:
+        usable = None if misconfigured else self._allowance
+        closed = None if usable is None else self._project.noted_closing(checklist.closed_by)
+        if usable is not None and closed is None:
             try:
-                left_units = draw(self._project, self._allowance, charges, detail, read=read, commit=commit)
-                allowance = stand(self._project, self._allowance, [charge.units for charge in charges])
+                left_units = draw(self._project, usable, charges, detail, read=read, commit=commit)
+                allowance = stand(self._project, usable, [charge.units for charge in charges])
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = left_units is not None
