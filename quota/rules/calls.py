@@ -4,6 +4,7 @@ Checklist    of one kind of call: a method, its units if the caller gives them, 
 Checklists   makes the checklists of a budget, and keeps them
 charges_of   the charges of calls: one for each bucket of each call
 cap          the number that a limit enforces for one call. Only this function lowers a limit
+lowers       whether a grant of upstream lowers a limit; `wanted_grants` has those to remember
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, View, no_long
 
 MAX_KEPT = 1_000
 """The most checklists that are kept, because a caller may give each call other units."""
+
+CONFIRM_MS = DAY_MS
+"""An unchanged grant is written again when it is this old."""
 
 NO_CAP = MAX_NUMBER
 """The cap that a decision compares a shadow limit with, so that it never refuses. The answer shows its own cap."""
@@ -65,10 +69,6 @@ def wanted_grants(
             standing = Grant(bucket, units, now_ms, now_ms + believed_ms)
         wanted[bucket] = standing
     return tuple(sorted(wanted.values()))
-
-
-CONFIRM_MS = DAY_MS
-"""An unchanged grant is written again when it is this old."""
 
 
 def lowers(limits: Sequence[Limit], bucket: str, units: int) -> bool:
