@@ -108,6 +108,7 @@ def run(
                     break
         if how.as_json and all_jobs and (documents or not how.quiet):
             print_json(documents)
+    # The worst: a failure, whatever its number, comes before a refusal.
     return max(statuses, key=lambda status: (status not in (0, Refused.exit_status), status))
 
 

@@ -108,7 +108,7 @@ class Store(AbstractContextManager["Store"]):
         refuse_others(self.path, "store")
         self._file = store_file(self.path, busy_timeout_ms / 1_000)
         self._reading = store_file(self.path, busy_timeout_ms / 1_000, read_only=True)
-        self._read(lambda db: None)
+        self._read(lambda db: None)  # opens the file: an unusable store is an error now
 
     @classmethod
     def existing(cls, settings: StoreSettings, clock: Callable[[], int] | None = None) -> Store:

@@ -114,6 +114,7 @@ class Journal(OfOneProcess):
         self._noted: set[str] = set()
         """The epochs of the entries noted since the last full comparison; "" stands for any epoch."""
         self._followed: tuple[Opened | None, int, int] = (None, 0, 0)
+        """The newest file, the end of its last whole line that was read, and its size then."""
         self._notes = Notes()
         self.trouble = ""
         """Why entries stay in memory, in one line; "" if they are written."""
@@ -157,7 +158,7 @@ class Journal(OfOneProcess):
                 last[own.name] = (noted[-1].epoch, noted[-1].id)
         return last
 
-    # Entries
+    # -- entries -------------------------------------------------------------------------------------------------------
 
     def write(self, epoch: str, entries: Sequence[Entry]) -> None:
         """Note entries of the log of this epoch, without entries that this process has noted lately. The caller must
@@ -238,7 +239,7 @@ class Journal(OfOneProcess):
             memory = self._remembered_since(since)
         yield from memory
 
-    # Comparing
+    # -- comparing -----------------------------------------------------------------------------------------------------
 
     def uncompared(self, epoch: str) -> bool:
         """Whether the journal has entries of other epochs that were not compared with the log of this epoch."""
@@ -277,7 +278,7 @@ class Journal(OfOneProcess):
     def whole(self, epoch: str) -> Id | None:
         """The entry up to which the log of this epoch is complete here; None if unknown."""
         notes = self.notes()
-        return notes.whole_to if notes.whole_epoch == epoch and notes.whole_epoch else None
+        return notes.whole_to if epoch and notes.whole_epoch == epoch else None
 
     def note_whole(self, epoch: str, through: Id) -> None:
         """Note that all entries up to this one are here, unless a later one is noted."""
@@ -301,7 +302,7 @@ class Journal(OfOneProcess):
             self._fail(error)
             return nullcontext()
 
-    # Notes
+    # -- notes ---------------------------------------------------------------------------------------------------------
 
     def notes(self) -> Notes:
         """What this machine has noted. If the file cannot be read, what this process knows of it."""
@@ -341,7 +342,7 @@ class Journal(OfOneProcess):
         self._followed = (None, 0, 0)
         self._files.close()
 
-    # Private
+    # -- files ---------------------------------------------------------------------------------------------------------
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""

@@ -333,8 +333,8 @@ def is_of(fence: str, stands: str) -> bool:
 def word_of(
     request: Append, epoch: str, clock_ms: int, unseen: Sequence[Entry], *, whole: bool
 ) -> tuple[Word, Id | None]:
-    """The answer to a request whose author has read this log, and the id if an earlier try of it is among `unseen`.
-    `lua/append.lua` decides the same."""
+    """The answer to a request whose author has read this log, and the id if an earlier try of it is among `unseen`. If
+    APPENDED has no id, the caller is to append now. `lua/append.lua` decides the same."""
     entries = request.entries
     if not entries:
         return "READ", None
