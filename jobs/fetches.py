@@ -76,7 +76,6 @@ def _listed(resource: Any, most: int = PAGE_ITEMS, /, **parameters: str | None) 
 
 _CHANNEL = Shape("UC[A-Za-z0-9_-]{22}", "the id of a channel, like 'UC_x5XG1OV2P6uZZ5FSM9Ttw'")
 
-
 _RANKED_CHANNELS = f"""
     WITH jobs AS (SELECT DISTINCT job FROM checkpoints WHERE region = :region),
     newest AS (SELECT job, ifnull((SELECT taken_at_ms FROM charts WHERE job = j.job AND region = :region),
@@ -507,6 +506,5 @@ _PASSED_OVER = frozenset(
 """Reasons that concern one list or page alone, from upstream's pages on playlistItems.list, commentThreads.list and
 comments.list: the others may go on. If such an error failed the region, the same list would come first in the next
 pass, and the others never."""
-
 
 _NOT_THERE = frozenset(("channelNotFound", "playlistNotFound", "videoNotFound"))

@@ -74,7 +74,6 @@ class _Wakeups:
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-
 SAY_AFTER_S = 0.2
 """How long a block may take to stop before a line says what it waits for."""
 

@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quota.jobs")
 
-
 POLL_S = 0.1
 """How often a run asks whether the run before it has ended."""
 
@@ -86,7 +85,6 @@ class Covers(NamedTuple):
 
 
 WHOLE = Covers(whole=True)
-
 
 Lock = int
 """The lock of a run: the descriptor of its file."""

@@ -29,7 +29,6 @@ def both_clocks(host_ms: int, ledger_ms: int) -> str:
 COUNTING = "the ledger still counts what was charged before"
 """Why a call is refused with the reason "counting"."""
 
-
 UNKNOWN_WAIT_MS = 5 * 60_000
 """How long to wait before another try if nobody knows when the call fits."""
 

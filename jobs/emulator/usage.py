@@ -134,10 +134,8 @@ _TERM = re.compile(r'\s*([a-z_.]+)\s*=\s*"([^"]*)"\s*')
 _PREFIX = "serviceruntime.googleapis.com/quota/"
 _SERVICE = "youtube.googleapis.com"
 
-
 Labels = tuple[tuple[str, str], ...]
 """The metric labels of a series, by name."""
-
 
 Point = tuple[Labels, int, int, int]
 """One point: the labels of its series, its start and its end in ms, and its value."""

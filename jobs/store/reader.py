@@ -125,10 +125,8 @@ MAX_HITS = 500
 """The most videos that a search ranks by relevance. To rank 100,000 videos takes 100 ms, because the relevance of a
 word depends on how many videos have it. A word that frequent says little, so then the views decide."""
 
-
 MAX_RANK = 2**31
 """The highest valid rank. No upstream has as many rows; a damaged file may."""
-
 
 StoredRow = Mapping[str, Any]
 """Columns of a video or a channel, by name. In a damaged file, a value may have any type."""

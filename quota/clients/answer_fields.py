@@ -46,7 +46,6 @@ MAX_HEADER_LENGTH = 1_024
 MAX_POLICIES = 10
 """The most items that are read of a `RateLimit` header."""
 
-
 RETRY_AFTER = Field(header="retry-after", form="seconds")
 
 OLDER_REMAINING = LevelRule(Field(header="ratelimit-remaining"))

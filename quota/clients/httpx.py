@@ -40,7 +40,6 @@ Below = Callable[["httpx.Request"], Any]
 
 LIBRARIES = ("httpx", "httpx2")
 
-
 UNSENT: Names = tuple(
     (library, name)
     for library in LIBRARIES
@@ -208,7 +207,6 @@ _HEADS = (
 )
 """The code that finds an invalid method or field before any byte leaves. Over HTTP/2 also the code that finds that the
 server ended the connection while a request waited for its turn."""
-
 
 _SENDERS = tuple(
     f"{core}.{kind}.{module}" for core in _CORES for kind in ("_async", "_sync") for module in ("http11", "http2")

@@ -50,7 +50,6 @@ MAX_HOPS = 32
 IPV6_BITS = 64
 """The network that a provider gives to one customer, who can use any address in it."""
 
-
 _EMBEDDING = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
 """IPv6 networks whose last four bytes are an IPv4 address: of dual-stack sockets, and of NAT64 (RFC 6052)."""
 

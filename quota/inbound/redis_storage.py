@@ -36,7 +36,6 @@ from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 Words = Sequence[str | bytes]
 
-
 TIMEOUT_S = 0.08
 """The most time for a connect, and for each answer while connecting: three of them fit into WALL_S."""
 

@@ -116,7 +116,6 @@ def _read(log: Log, project: str, names: Sequence[str]) -> Moment:
 API = "api"
 """The field of the state that names the API of a project's charges."""
 
-
 LONGEST = "longest_ms"
 """The field of the state with the longest window ever named. An entry stays in the log for so long."""
 

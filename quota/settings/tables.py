@@ -306,7 +306,6 @@ ROOT = Keys(
     Needs(("jobs",), "credentials", f"missing; {A_CREDENTIAL}", at="credentials"),
 )
 
-
 OPTIONS = ("category", "channels", "ids", "order", "published_after", "videos", "words")
 """The options of the built-in jobs."""
 
@@ -393,7 +392,6 @@ class _FieldKind(Kind):
 
 
 _PART = r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?:|(?:[*+?]|\{[0-9,]+\})[+?]?|."
-
 
 MAX_PATTERN_LENGTH = 200
 

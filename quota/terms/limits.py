@@ -51,7 +51,6 @@ PERIOD_MS = {
 }
 """The length of a period without a clock change; for a month, the longest."""
 
-
 Edges = tuple[int, int]
 """Two consecutive calendar edges in ms: the latest, and the next."""
 

@@ -142,7 +142,6 @@ def small_bounds(*, small: bool = True) -> Iterator[None]:
 FURTHEST_BACK_MS = 20 * HOUR_MS
 """How far the clock goes back, at most: less than SLACK_MS."""
 
-
 OPERATIONS = {
     "charge": 44,
     "charge_many": 8,

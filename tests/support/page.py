@@ -74,7 +74,6 @@ regions = ["<b>", "{RIGHT_TO_LEFT}"]
 pages = 1
 """
 
-
 CHARTS = "def fetch(client, region, cursor): ..."
 """The fetch function of the job `charts`, for `charts.py`. It never runs; its regions may have any names."""
 

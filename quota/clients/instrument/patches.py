@@ -24,7 +24,6 @@ _SEARCHES: tuple[Any, ...] = (_bootstrap, importlib.util)
 """Where Python looks up `_find_spec`. That function asks all finders, so no finder can hide a module from a patch of
 it."""
 
-
 UNSEEN = (
     "aiosonic", "curl_cffi", "cycletls", "geventhttpclient", "grpclib.client", "hrequests", "httpcloak", "httpmorph",
     "httpr", "httpunk", "impit", "noble_tls", "primp", "pycurl", "pyqwest", "pyreqwest", "rnet", "tls_client",
@@ -41,7 +40,6 @@ NAMED = (*UNSEEN, *SEEN_THROUGH)
 
 RECORDER = "vcr.patch"
 """The module in which vcrpy keeps the originals that it has seen when it was imported. It sends over them."""
-
 
 MAX_WRAPPERS = 100
 """The most wrappers of one method that are looked through. An object may claim any number."""

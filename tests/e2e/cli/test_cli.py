@@ -32,7 +32,6 @@ window = "24h"
 """
 TWO = SMALL + '[credentials.other]\napi = "youtube-v3"\n'
 
-
 COMMANDS = every_command(groups=True)
 
 
@@ -487,7 +486,6 @@ status = run()
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 raise SystemExit(status)
 """
-
 
 THEIRS = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", "tenacity", "rich")
 

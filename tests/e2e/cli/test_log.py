@@ -19,7 +19,6 @@ from support.emulator import Emulator
 ROOT = Path(__file__).resolve().parents[3]
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
 
-
 WRITERS = ("line", "warn", "_debug", "_say", "_warn_once")
 """The functions that take the name of an event."""
 

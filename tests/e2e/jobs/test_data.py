@@ -41,7 +41,6 @@ def fetch(client, region, cursor):
     return Page(rows=pages[at], cursor={"at": at + 1} if at + 1 < len(pages) else None)
 '''
 
-
 ROWS = int(os.environ.get("QUOTA_TEST_ROWS", "20000"))
 
 

@@ -43,7 +43,6 @@ def fetch(client, region, cursor):
     return page
 """
 
-
 TWO_HOURS_BEHIND = """
 import time, runpy
 right_ns = time.time_ns

@@ -13,7 +13,6 @@ from support.commands import every_command
 
 ROOT = Path(__file__).resolve().parents[3]
 
-
 COMMANDS = every_command()
 LISTS = ("export", "log", "runs", "search", "spend")
 OF_JOBS = ("explain", "export", "log", "place list", "runs", "search", "spend")

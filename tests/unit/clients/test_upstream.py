@@ -479,7 +479,6 @@ TWO_WAYS = a_book(
     '"PUT /users/me" = "user"\n"PUT /files/{id}" = "user"\n',
 )
 
-
 READINGS = {
     "GET export": [
         *("/users/1%2Fexport", "/users/export.json", "/users/1%5Cexport", "/users/1\\export", "/users/1%252Fexport"),

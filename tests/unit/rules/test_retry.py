@@ -106,7 +106,6 @@ SLIDES = [
     Row("of one name the smaller leaves first", at(17), cap=700, others=(("a", at(16), 100), ("a", at(17), 200))),
 ]
 
-
 CALENDARS = [
     Row("everything leaves at the edge", EDGE, CALENDAR, cost=500),
     Row("asked for at the edge", EDGE, CALENDAR, from_ms=EDGE),

@@ -140,7 +140,6 @@ marks = ["AddsPerMonth"]
 methods = ["items.add"]
 """
 
-
 RESETS = 'resets = { calendar = "month", zone = "UTC" }'
 QUOTA = f"quota = 1_000\n{RESETS}"
 ELEVEN = ", ".join(f'{{ quota = 1, resets = "{n}h" }}' for n in range(1, 12))
@@ -149,7 +148,6 @@ DATED = (
     "write dated prices as { prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }; a list means several "
     "buckets"
 )
-
 
 TWICE = 'windows = [{ quota = 1, resets = "60m" }, { quota = 2, resets = "1h" }]'
 NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
