@@ -72,7 +72,7 @@ class AsyncBudget(OfOneProcess):
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """Charge one call of `method` before it leaves, if every limit has room for it: `Budget.charge`."""
-        return (await self._decide([(method, units, None)], job, region, commit=True))[0]
+        return (await self._decide([Call(method, units)], job, region, commit=True))[0]
 
     async def charge_many(
         self, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
@@ -84,7 +84,7 @@ class AsyncBudget(OfOneProcess):
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """The decision that `charge` would make now, without charging."""
-        return (await self._decide([(method, units, None)], job, region, commit=False))[0]
+        return (await self._decide([Call(method, units)], job, region, commit=False))[0]
 
     async def _decide(
         self,
@@ -143,7 +143,7 @@ class AsyncBudget(OfOneProcess):
         runs. The charge stays whatever the body does, because a request that left is spent. With `units`, the block may
         settle it: `async with budget.spend("chat", units=8_000) as call: ...; await call.settle(used)`.
         """
-        charge = partial(self._decide, [(text(method, "method"), units, None)], job, region, commit=True)
+        charge = partial(self._decide, [Call(text(method, "method"), units)], job, region, commit=True)
         return AsyncSpend(self, charge, reserves=units is not None)
 
 

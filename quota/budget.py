@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.fork import OfOneProcess
 from quota.common.log import line
@@ -56,8 +56,13 @@ if TYPE_CHECKING:
 MAX_CHARGES = 100
 """The most charges that are made in one step."""
 
-Call = tuple[str, "int | None", "Parts | None"]
-"""A method, the units that the caller gives, and the parts that it is charged if the book has no price."""
+
+class Call(NamedTuple):
+    """A call to price: a method, the units that the caller gives, and what it is charged if the book has no price."""
+
+    method: str
+    units: int | None = None
+    parts: Parts | None = None
 
 
 class Budget(OfOneProcess):
@@ -133,7 +138,7 @@ class Budget(OfOneProcess):
         refusal is an answer, not an error, and leaves the budget untouched.
         Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never succeed.
         """
-        return self._decide([(method, units, None)], job, region, commit=True)[0]
+        return self._decide([Call(method, units)], job, region, commit=True)[0]
 
     def charge_many(
         self, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
@@ -149,7 +154,7 @@ class Budget(OfOneProcess):
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """The decision that `charge` would make now, without charging."""
-        return self._decide([(method, units, None)], job, region, commit=False)[0]
+        return self._decide([Call(method, units)], job, region, commit=False)[0]
 
     def settle(self, charge_id: str, units: int) -> Entry:
         """Set the true cost of a charge, in absolute units: idempotent, never refused, its time and id unchanged.
@@ -248,7 +253,7 @@ class Budget(OfOneProcess):
         """
         from quota.deciding.spend import Spend  # late: few processes use it
 
-        charge = partial(self._decide, [(text(method, "method"), units, None)], job, region, commit=True)
+        charge = partial(self._decide, [Call(text(method, "method"), units)], job, region, commit=True)
         return Spend(charge, self.settle, reserves=units is not None)
 
     # -- facts -------------------------------------------------------------------------------------------------------
@@ -494,9 +499,9 @@ def calls_of(calls: Any) -> list[Call]:
     checked: list[Call] = []
     for call in several:
         if isinstance(call, str):
-            checked.append((text(call, "method"), None, None))
+            checked.append(Call(text(call, "method")))
         elif isinstance(call, tuple) and len(call) == 2:
-            checked.append((text(call[0], "method"), charge_units(call[1]), None))
+            checked.append(Call(text(call[0], "method"), charge_units(call[1])))
         else:
             raise UsageError(f"call {show(call)} is not a method, and not (method, units)")
     return checked

@@ -301,7 +301,7 @@ class Pass:
                 return 0, of_run.refusal(budget.credential, budget.project, calls[0].method, units[0], 0)
         while True:
             try:
-                together: list[Call] = [(call.method, None, call.unknown) for call in calls[:asked]]
+                together = [Call(call.method, parts=call.unknown) for call in calls[:asked]]
                 decision = budget._decide(together, self.job.name, commit=True)[0]
             except CostExceedsLimit:  # perhaps all calls together
                 if asked == 1:

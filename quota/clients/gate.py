@@ -303,7 +303,7 @@ class HostGate:
         self, verb: str, url: str, body: RequestBody, *, free: bool, commit: bool
     ) -> tuple[Call, Decision]:
         """The call that a request makes, and the decision about it."""
-        call: Call = (f"{verb} **", None, ()) if free else self.meter.call(self.name(verb, url), verb, body)
+        call = Call(f"{verb} **", parts=()) if free else self.meter.call(self.name(verb, url), verb, body)
         if self._budget is None:
             decide = self.meter.decide if commit else partial(self.meter.budget._decide, commit=False)
             return call, decide([call])[0]

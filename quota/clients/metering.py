@@ -100,7 +100,7 @@ class Meter:
         if name in book.methods:
             price, _ = book.price_at(name, project_of(self.budget).wall())
             if not price.reserved:
-                return name, None, None
+                return Call(name)
         else:
             price = book.default_price(verb)
             detail = "the cost book has no such method; add it"
@@ -113,7 +113,7 @@ class Meter:
         for part in price.parts:
             units = part.reserve.bound(body) if part.reserve else part.units
             parts.append(part._replace(units=charge_units(units)))
-        return name, None, tuple(parts)
+        return Call(name, parts=tuple(parts))
 
     def counts_refused(self, method: str, calls: int = 1) -> None:
         """Count calls that were refused, and not by the budget."""
@@ -142,8 +142,7 @@ class Meter:
 
 def is_reserved(call: Call) -> bool:
     """Whether the units of a call are an upper bound."""
-    parts = call[2]
-    return bool(parts and parts[0].reserve)
+    return bool(call.parts and call.parts[0].reserve)
 
 
 _warned: set[tuple[str, str, str]] = set()
