@@ -36,7 +36,8 @@ class FenceLostError(LedgerError):
     """Another process has changed the log meanwhile. Nothing was lost."""
 
 
-def of(log: Log, project: str) -> str:
+def place(log: Log, project: str) -> str:
+    """The place of a log, for messages."""
     return f"project {show(project)} of ledger {log.label}"
 
 
@@ -59,7 +60,7 @@ class Fence:
             beginning = self.log.begin(self.project)
             epoch = beginning.epoch
             if is_fence(epoch) and self.token in epoch:
-                raise QuotaError(f"{of(self.log, self.project)} is behind both urls: nothing was changed")
+                raise QuotaError(f"{place(self.log, self.project)} is behind both urls: nothing was changed")
             if not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms):
                 if self.take_at(beginning):
                     return
@@ -142,7 +143,7 @@ class Fence:
     def overtaken(self) -> FenceLostError:
         """The error of an owner that has lost its fence."""
         return FenceLostError(
-            f"another `quota ledger move`, or a repair, is at work on {of(self.log, self.project)}; run this again "
+            f"another `quota ledger move`, or a repair, is at work on {place(self.log, self.project)}; run this again "
             "when it has ended"
         )
 

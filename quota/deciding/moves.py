@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
-from quota.deciding.fence import Fence, FenceLostError, given_back, of
+from quota.deciding.fence import Fence, FenceLostError, given_back, place
 from quota.errors import QuotaError
 from quota.ledger.log import SEAL, Log, Progress, all_entries, is_closed, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, check_api
@@ -84,11 +84,11 @@ def _kind(old: Log, new: Log, project: str) -> Kind:
     moves_back = theirs == SEAL + old.label
     if is_seal(ours):
         if ours != SEAL + new.label:
-            raise QuotaError(f"{of(old, project)} has moved to {ours[1:]} already: nothing was changed")
+            raise QuotaError(f"{place(old, project)} has moved to {ours[1:]} already: nothing was changed")
         is_unfinished = not theirs or is_fence(theirs)  # or the new ledger lost the moved entries
         return "go on" if moves_back or (is_unfinished and _holds_anything(old, project)) else "moved already"
     if is_seal(theirs) and not moves_back:
-        raise QuotaError(f"{of(new, project)} has moved to {theirs[1:]}; name another ledger: nothing was changed")
+        raise QuotaError(f"{place(new, project)} has moved to {theirs[1:]}; name another ledger: nothing was changed")
     if ours and ours == theirs and not is_closed(ours):
         raise _one_ledger(old, new, project)
     return "move" if moves_back or _holds_anything(old, project) else "nothing"
@@ -100,7 +100,7 @@ def _holds_anything(log: Log, project: str) -> bool:
 
 
 def _one_ledger(old: Log, new: Log, project: str) -> QuotaError:
-    return QuotaError(f"{of(old, project)} and {new.label} hold one log, or are one ledger: nothing was changed")
+    return QuotaError(f"{place(old, project)} and {new.label} hold one log, or are one ledger: nothing was changed")
 
 
 # -- doing it ----------------------------------------------------------------------------------------------------------
