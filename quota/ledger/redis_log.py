@@ -86,7 +86,7 @@ def script(name: str) -> tuple[str, str]:
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-class Keys(NamedTuple):
+class LogKeys(NamedTuple):
     """The keys of a project, in one slot of a cluster."""
 
     log: str
@@ -96,10 +96,10 @@ class Keys(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def keys_of(project: str) -> Keys:
+def keys_of(project: str) -> LogKeys:
     if _OF_A_PROJECT.fullmatch(project) is None:
         raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
-    return Keys(*(f"quota:{{{project}}}:ledger:{key}" for key in Keys._fields))
+    return LogKeys(*(f"quota:{{{project}}}:ledger:{key}" for key in LogKeys._fields))
 
 
 class RedisLog(OfOneProcess, Log):
