@@ -18,6 +18,7 @@ from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import listed, nearest, show
 from quota.deciding.allowance import Allowance, say_used
+from quota.deciding.keys import Keys, machine_mark
 from quota.deciding.project import Project
 from quota.deciding.recorder import Recorder, close_all
 from quota.errors import ConfigError, QuotaError, SessionClosedError, UnusableLedger, UsageError
@@ -25,7 +26,6 @@ from quota.journal.journal import Journal, left_behind
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.ledger.state import API, check_usable
-from quota.rules.entry import Keys, machine_mark
 from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings, make_state_folder, state_folder
 from quota.settings.references import read_key

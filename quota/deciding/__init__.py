@@ -9,6 +9,7 @@ corrections   appends entries that no limit refuses
 allowance     spends while the ledger does not answer
 run_limit     bounds what one run may spend
 spend         settles a call by its true cost, and charges around a block
+keys          makes the key of each attempt
 recorder      reports refusals to the ledger
 outlook       the state of a budget, for people
 history       past charges, for people

@@ -19,12 +19,13 @@ from quota.common.clock import NEVER, UNKNOWN_UPTIME, SinceBoot, elapsed_s, host
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import listed
+from quota.deciding.keys import Keys
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
-from quota.rules.entry import FURTHER, START, Entry, Id, Keys, Others, just_before
+from quota.rules.entry import FURTHER, START, Entry, Id, Others, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted

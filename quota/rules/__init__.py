@@ -1,4 +1,5 @@
-"""The rules of a budget, pure: they take entries and numbers, and return numbers. Nothing here waits or has a clock.
+"""The rules of a budget, pure: they take entries and numbers, and return numbers. Nothing here waits, or has a
+clock of its own.
 
     entry      the entries of a log, which their keys identify
     total      the running total of one limit over the log

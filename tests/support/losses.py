@@ -18,12 +18,12 @@ import redis
 from redis.client import Pipeline
 
 from quota.budget import Budget
+from quota.deciding.keys import Keys
 from quota.deciding.project import Project
 from quota.errors import LedgerError
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
-from quota.rules.entry import Keys
 from quota.terms.limits import DAY_MS, Limit
 from support.books import BOOK
 from support.servers import immortal

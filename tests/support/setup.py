@@ -11,13 +11,14 @@ from typing import Any
 
 from quota.budget import Budget, charge_id
 from quota.deciding.history import charges
+from quota.deciding.keys import Keys
 from quota.deciding.project import Project
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.ledger.state import State
 from quota.rules.claims import Claim
-from quota.rules.entry import Entry, Keys
+from quota.rules.entry import Entry
 from quota.rules.spent import Spent
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View

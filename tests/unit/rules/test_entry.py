@@ -1,27 +1,19 @@
-"""The line that stores an entry, the text of an id, and keys: each attempt has its own, and machines, reservations and
-further charges are told by them."""
+"""The line that stores an entry, the text of an id, and the ends of keys: reservations and further charges are told by
+them."""
 
 from __future__ import annotations
-
-import os
-import shutil
-from pathlib import Path
 
 import pytest
 
 from quota.rules.entry import (
     END,
     FURTHER,
-    MACHINE_CHARS,
     RESERVED,
-    RUN_CHARS,
     START,
     Entry,
-    Keys,
     id_text,
     is_first,
     is_reservation,
-    machine_mark,
     packed,
     read_id,
     unpacked,
@@ -75,48 +67,6 @@ def test_an_id_reads_back_from_its_text() -> None:
     assert id_text(ID) == "1795233255077-4"
 
 
-def test_each_attempt_has_a_key_of_its_own_that_begins_with_the_run_and_the_machine() -> None:
-    keys = Keys()
-    made = [keys.next() for _ in range(2_000)]
-    assert len(set(made)) == len(made)
-    assert {key[:RUN_CHARS] for key in made} == {keys.run}
-    assert {key[RUN_CHARS : RUN_CHARS + MACHINE_CHARS] for key in made} == {keys.machine}
-    assert {len(key) for key in made} == {RUN_CHARS + MACHINE_CHARS + 11}
-
-
-def test_two_processes_of_a_machine_have_its_mark_and_runs_of_their_own(tmp_path: Path) -> None:
-    keys, others = Keys(folder=tmp_path), Keys(folder=tmp_path)
-    assert keys.run != others.run
-    assert keys.is_of_this_machine(others.next())
-
-
-def test_a_forked_child_is_a_run_of_its_own_on_the_same_machine(tmp_path: Path) -> None:
-    keys = Keys(folder=tmp_path)
-    readable, writable = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writable, keys.next().encode())
-        os._exit(0)
-    os.close(writable)
-    os.waitpid(child, 0)
-    key = os.read(readable, 100).decode()
-    os.close(readable)
-    assert not key.startswith(keys.run)
-    assert keys.is_of_this_machine(key)
-
-
-def test_a_copy_of_the_state_folder_has_another_mark(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    mark = machine_mark(folder)
-    shutil.copytree(folder, tmp_path / "copy")
-    assert machine_mark(tmp_path / "copy") != mark
-    folder.rename(tmp_path / "put-aside")
-    shutil.copytree(tmp_path / "put-aside", folder)
-    assert machine_mark(folder) != mark, "at the same path, too"
-    assert not Keys(folder=folder).is_of_this_machine(Keys(folder=tmp_path / "copy").next())
-
-
 @pytest.mark.parametrize(
     ("end", "reservation", "first"),
     [
@@ -130,5 +80,5 @@ def test_a_copy_of_the_state_folder_has_another_mark(tmp_path: Path) -> None:
     ],
 )
 def test_the_end_of_a_key_marks_reservations_and_first_charges(end: str, reservation: bool, first: bool) -> None:
-    key = Keys().next()[:-1] + "A" + end
+    key = f"0123456789abAAAAAAAAAAA{end}"
     assert (is_reservation(key), is_first(key)) == (reservation, first)
