@@ -42,14 +42,16 @@ class Settlement:
     def settle(self, used_units: int) -> None:
         """See `SpentCall.settle`."""
         before_units, decision, used_units = self._used_units, self._decision, settled_units(used_units)
-        if used_units == before_units:
+        if used_units == (0 if decision.id is None else before_units):
             return
+        if decision.id is None:
+            raise UsageError(f"this call of {decision.method} is free: there is no charge to settle; give it units")
         if before_units is not None:
             raise UsageError(
                 f"this call of {decision.method} was settled with {many(before_units, 'unit')} already; "
                 "`budget.settle(call.id, units)` corrects that"
             )
-        before = self._settle(decision.id or "", used_units)
+        before = self._settle(decision.id, used_units)
         self._used_units = used_units
         project, method, day = decision.project, decision.method, decision.decided_at_ms // DAY_MS
         if used_units > before.units and _warned.get((project, method)) != day:

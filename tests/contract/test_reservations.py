@@ -48,6 +48,7 @@ other = 5
 chat = 4_096
 talk = [{{ reserve = {{ default = 900 }} }}, {{ units = 1, bucket = "requests" }}]
 models = {{ units = 1, bucket = "requests" }}
+ping = 0
 """
 
 CONFIG = """
@@ -156,6 +157,10 @@ def test_a_call_is_settled_once(world: World) -> None:
     assert world.used() == 500
     world.budget.settle(call.id or "", 501)
     assert world.used() == 501
+    with world.budget.spend("ping") as free:
+        free.settle(0)
+        with pytest.raises(quota.UsageError, match="this call of ping is free: there is no charge to settle"):
+            free.settle(1)
 
 
 def test_more_than_was_reserved_counts_in_full_and_is_logged_once_a_day(
