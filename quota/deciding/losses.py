@@ -94,11 +94,7 @@ def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> 
     may_lack = is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning)
     if journal is not None and may_lack:
         return _compare(project, journal, beginning)
-
-    def begin_anew() -> None:  # as a new process does
-        project.reading.began = False
-
-    project.in_turn(begin_anew)
+    project.in_turn(lambda: project.reading.forget())
     return True
 
 

@@ -344,7 +344,7 @@ class Project(OfOneProcess):
             reply = self.log.append(self.name, request)
             self._hear(request, reply, ())
             if reply.word == "BEHIND":
-                self.reading.began = False
+                self.reading.forget()
                 return
             if reply.unseen:
                 return

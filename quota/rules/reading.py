@@ -94,6 +94,10 @@ class Reading:
             del self.totals[next(iter(self.totals))]
         self.totals[view] = total
 
+    def forget(self) -> None:
+        """Let the next question begin to read again, as a new process does."""
+        self.began = False
+
     # -- reading on --------------------------------------------------------------------------------------------------
 
     def take(self, asked: Mark, epoch: str, entries: Iterable[Entry]) -> None:
