@@ -187,12 +187,7 @@ class Project(OfOneProcess):
             own = [Entry((ms, seq + n), *entry[1:]) for n, entry in enumerate(request.entries)]
             entries = [*unseen, *own]
         reading.take(Mark(request.epoch, request.seen), epoch, entries)
-        for entry in unseen if self._refused else ():
-            if (refused := self._refused.pop(entry.key, None)) is not None:
-                names, fields = refused
-                ids = listed(f"{entry.id[0]}-{name}" for name in names)
-                detail = "the ledger got the call, but gave no answer in time; `quota refund` gives it back"
-                warn("refused_but_charged", detail, project=self.name, **fields, charge=ids)
+        self._warn_of_refused(unseen)
         if entries:  # also of another log than this process reads: the journal is compared with it
             noted = START if self.journal is None else self.journal.newest(epoch)
             self._note(epoch, unseen, own)
@@ -201,6 +196,15 @@ class Project(OfOneProcess):
                 self.journal.doubt(epoch, noted)
         totals = [reading.totals[view] for view in views if view in reading.totals]
         return tuple([total.used_units for total in totals]) if len(totals) == len(views) else None
+
+    def _warn_of_refused(self, unseen: Sequence[Entry]) -> None:
+        """Warn of charges whose calls were refused here, because the ledger's answer was late."""
+        for entry in unseen if self._refused else ():
+            if (refused := self._refused.pop(entry.key, None)) is not None:
+                names, fields = refused
+                ids = listed(f"{entry.id[0]}-{name}" for name in names)
+                detail = "the ledger got the call, but gave no answer in time; `quota refund` gives it back"
+                warn("refused_but_charged", detail, project=self.name, **fields, charge=ids)
 
     def note_refused(self, method: str, charges: Sequence[Entry]) -> None:
         """Note what was refused because the ledger did not answer."""
