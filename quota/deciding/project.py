@@ -65,7 +65,7 @@ class Project(OfOneProcess):
     the ledger, the others go on, except while it reads the next charges to leave.
 
     `clock`, in ms since 1970, is the clock of a ledger that was opened with it, and the caller's; `wall` replaces only
-    the caller's. `longest_ms` is the longest window of the configuration. `jitter_ms` is the most that is added to the
+    the caller's. `longest_ms` is the longest window of its budgets. `jitter_ms` is the most that is added to the
     end of an exhaustion. `api` is the only API whose charges the log may have; "": any.
     """
 
@@ -97,7 +97,9 @@ class Project(OfOneProcess):
         time, and what a warning says of them. The ledger may have it all the same."""
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
-        self.owes_again_s = self._read_back_s = 0.0
+        self._read_back_s = 0.0
+        self.owes_again_s = 0.0
+        """When `quota.deciding.allowance` next looks for draws to hand over."""
         self.stored_ms = 0
         """The longest window that the ledger has; 0 until it has the API too."""
         self._unread: tuple[Id, Id] | None = None

@@ -158,7 +158,7 @@ class Correction(NamedTuple):
 
 @runtime_checkable
 class Log(Protocol):
-    """The logs of all projects of one ledger."""
+    """The logs of all projects of one ledger. A ledger may inherit each method that has a body here."""
 
     label: str
     """Its place, for people: a url without secrets."""

@@ -1,4 +1,4 @@
-"""What a decision compares before a call may leave: the price, the limits that count the call, and their caps. Pure.
+"""What a decision compares: the price of a call, the limits that count it, and their caps. Pure, but given a clock.
 
 Checklist    of one kind of call: a method, its units if the caller gives them, and a job
 Checklists   makes the checklists of a budget, and keeps them

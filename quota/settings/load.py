@@ -1,4 +1,4 @@
-"""The configuration as typed, frozen values. Reading it is strict: see `quota.settings.toml`.
+"""Finds the configuration, and reads it into typed, frozen values; strictly: see `quota.settings.toml`.
 
     Settings               everything, from `load_settings`
     LedgerSettings         where charges are kept, and what may be spent while the ledger cannot be reached
