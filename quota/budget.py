@@ -290,7 +290,7 @@ class Budget(OfOneProcess):
         )
         insist(self._project, lambda: add(self._project, lambda: [others]))
 
-    # -- the decision ------------------------------------------------------------------------------------------------
+    # -- the decision; other modules of this package take its steps, too -----------------------------------------------
 
     def _decide(
         self,
