@@ -23,7 +23,7 @@ from quota.deciding.keys import Keys
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
-from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal
+from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal, seq_of
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
 from quota.rules.entry import FURTHER, START, Entry, Id, Others, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
@@ -51,9 +51,6 @@ TRIM_AFTER_MS = MINUTE_MS
 
 MAX_REFUSED = 1_000
 """How many calls a process remembers that it refused because the ledger did not answer."""
-
-_MAX_SEQ = 2**40 - 1
-"""The sequence in a new millisecond begins at random bits of a key, so entries of two histories seldom get one id."""
 
 
 class BehindError(Exception):
@@ -149,7 +146,7 @@ class Project(OfOneProcess):
             now_ms=now_ms,
             latest_ms=self.wall() + MAX_CLOCK_AHEAD_MS,
             must=must,
-            seq=hash(charges[0].key) & _MAX_SEQ if charges else 0,
+            seq=seq_of(charges[0].key) if charges else 0,
             new_epoch=self.keys.next() if not epoch else "",
             keep_ms=self.longest_ms + SLACK_MS,
         )

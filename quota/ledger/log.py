@@ -80,7 +80,7 @@ class Append(NamedTuple):
 
     The author has read the log `epoch` up to the entry `seen` ("" and START: an empty log). `must` are other
     entries of this epoch that its machine has read, and that the log must have. The author decided by the time
-    `now_ms`, and accepts no clock later than `latest_ms`. `seq` are 40 random bits for the id: see `next_id`. An empty
+    `now_ms`, and accepts no clock later than `latest_ms`. `seq` are 40 random bits for the id: see `seq_of`. An empty
     log gets the epoch `new_epoch`.
 
     `room` is how many units others may have taken without changing the decision: each charge takes at least 1, a
@@ -357,6 +357,11 @@ def word_of(
         if full:
             return "AGAIN", None
     return "APPENDED", None
+
+
+def seq_of(key: str) -> int:
+    """40 bits of a random key: the number with which its entry begins a new millisecond, see `next_id`."""
+    return hash(key) & (2**40 - 1)
 
 
 MAX_SKIP = 2**20

@@ -34,6 +34,7 @@ from quota.ledger.log import (
     Log,
     Moment,
     Reply,
+    seq_of,
 )
 from quota.ledger.redis_connection import Cluster, Connections, client_of
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NotRedis, error_of, explained, is_denied
@@ -165,7 +166,7 @@ class RedisLog(OfOneProcess, Log):
 
     def change(self, project: str, expected: Fields, becomes: Fields, marker: Entry | None = None) -> Moment:
         line, new_epoch = ("", "") if marker is None else (packed(marker), marker.key)
-        args = [self._clock_text(), str(int.from_bytes(os.urandom(5))), line, new_epoch, str(len(expected))]
+        args = [self._clock_text(), str(seq_of(new_epoch)), line, new_epoch, str(len(expected))]
         for name, text in (*expected.items(), *becomes.items()):
             args += (name, "-" if text is None else f"={text}")
 

@@ -37,6 +37,7 @@ from quota.ledger.log import (
     is_of,
     is_seal,
     next_id,
+    seq_of,
     word_of,
 )
 from quota.rules.entry import START, Entry, Id, id_text, just_before, packed, read_id, unpacked
@@ -171,7 +172,7 @@ class SqliteLog(OfOneProcess, Log):
             _put(db, project, becomes)
             epoch = (becomes[EPOCH] or "") if EPOCH in becomes else epoch
             if marker is not None:
-                tip = next_id(max(tip, trimmed), now_ms, int.from_bytes(os.urandom(5)))
+                tip = next_id(max(tip, trimmed), now_ms, seq_of(marker.key))
                 epoch = _add(db, project, [marker], tip, epoch, marker.key)
             return Moment(True, now_ms, epoch, _fields(db, project, names), tip, trimmed)
 
