@@ -146,8 +146,8 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
     new = [draw for draw in owed if draw.handed_id is None]
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
 
-    def missing() -> Sequence[Entry]:
-        # The log may have some of these calls: their answers were lost before they were drawn.
+    def lacking() -> Sequence[Entry]:
+        """The draws that the log lacks. Notes the places of the others, whose answers were lost before the draws."""
         after = min(draw.seen if draw.epoch == project.reading.epoch else START for draw in new)
         there = find(project, {draw.entry.key for draw in new}, after)
         if there:  # their processes got no answer, and did not note them
@@ -155,8 +155,8 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
         places.update((key, entry.id) for key, entry in there.items())
         return [draw.entry._replace(units=draw.charged_units) for draw in new if draw.entry.key not in places]
 
-    if new and add(project, missing) is not None:
-        missing()  # finds what was added: not all of it, if a late first try came first, with fewer draws
+    if new and add(project, lacking) is not None:
+        lacking()  # notes what was added: not all of it, if a late first try came first, with fewer draws
     handed = [(draw, places[draw.entry.key]) for draw in owed if draw.entry.key in places]
     for draw, at in handed:
         if draw.is_settled:

@@ -93,10 +93,9 @@ class Project(OfOneProcess):
         """What was refused because the ledger did not answer, by its first key: the ids of its calls without their
         time, and what a warning says of them. The ledger may have it all the same."""
         self._is_ahead = False
-        self._trimmed_at_ms = self._before_ms = 0
-        self._read_back_s = 0.0
-        self.owes_again_s = 0.0
-        """When `quota.deciding.allowance` next looks for draws to hand over."""
+        self._trimmed_at_ms = self._newest_at_trim_ms = 0
+        self._read_back_s = self.owes_again_s = 0.0
+        """When this process reads back again; and when `quota.deciding.allowance` next looks for draws to hand over."""
         self.stored_ms = 0
         """The longest window that the ledger has; 0 until it has the API too."""
         self._unread: tuple[Id, Id] | None = None
@@ -260,7 +259,7 @@ class Project(OfOneProcess):
             self._take_views(views, beginning)
 
         self.in_turn(take)
-        self._before_ms = self._before_ms or beginning.tip[0]
+        self._newest_at_trim_ms = self._newest_at_trim_ms or beginning.tip[0]
         self._note_facts(facts)
         if journal is not None and beginning.tip != START:
             edge = max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms))
@@ -484,8 +483,8 @@ class Project(OfOneProcess):
         now_ms = self.now_ms()
         if not 0 <= now_ms - self._trimmed_at_ms < TRIM_AFTER_MS:
             self._trimmed_at_ms = now_ms
-            by_ms = min(now_ms, self._before_ms + DAY_MS) if self._before_ms else now_ms
-            self._before_ms = self.reading.seen[0]
+            by_ms = min(now_ms, self._newest_at_trim_ms + DAY_MS) if self._newest_at_trim_ms else now_ms
+            self._newest_at_trim_ms = self.reading.seen[0]
             with suppress(LedgerError):
                 stored_ms = longest_of(self.log.change(self.name, {LONGEST: None}, {}).state)
                 self.log.trim(self.name, by_ms - max(self.longest_ms, stored_ms) - SLACK_MS)
