@@ -105,12 +105,12 @@ class Journal(OfOneProcess):
         self._file_lock = FileLock(f"{own}{os.sep}lock", self._what)
         self._lock = threading.RLock()
         self._memory: deque[tuple[str, Entry]] = deque(maxlen=MAX_IN_MEMORY)
-        self._remembered = 0
-        self._recent: dict[str, None] = {}
+        self._remembered = 0  # how many entries have ever gone to memory
+        self._recent: dict[str, None] = {}  # the keys that were noted last, in order
         self._recent_epoch = ""
         self._newest: dict[str, Id] = {}
-        self._late: tuple[str, tuple[Id, ...]] = ("", ())
-        self._confirmed: set[str] = set()
+        self._late: tuple[str, tuple[Id, ...]] = ("", ())  # of one epoch, see `late`
+        self._confirmed: set[str] = set()  # the epochs whose newest entry was looked for
         self._noted: set[str] = set()
         """The epochs of the entries noted since the last full comparison; "" stands for any epoch."""
         self._followed: tuple[Opened | None, int, int] = (None, 0, 0)
