@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.reports.runs import RegionOfRun
 
-
 LINE_EVERY_S = 60.0
 """A run without a terminal prints a line at least this often."""
 

@@ -196,10 +196,8 @@ def diff(old: str, new: str, as_json: bool) -> None:
       quota book diff youtube-v3 ./youtube-v3.toml
     """
     before, after = (dict(_flat("", book_tables(name))) for name in (old, new))
-    rows = []
-    for what in dict.fromkeys((*before, *after)):
-        if before.get(what) != after.get(what):
-            rows.append({"what": what, "old": before.get(what), "new": after.get(what)})
+    changed = [what for what in dict.fromkeys((*before, *after)) if before.get(what) != after.get(what)]
+    rows = [{"what": what, "old": before.get(what), "new": after.get(what)} for what in changed]
     both = {what for what in before if what.startswith("routes.") and what in after}
     rows += _moved([what for what in before if what in both], [what for what in after if what in both])
     if as_json:
