@@ -21,7 +21,6 @@ releases its units over the day. The module quota.rules.retry computes `retry_at
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,7 +39,7 @@ from quota.deciding.project import Project
 from quota.decision import SHADOW, AllowanceState, Decision, LimitState
 from quota.errors import LedgerError, OtherApi, UnknownCharge, UnusableLedger, UsageError
 from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
-from quota.rules.entry import FURTHER, START, Entry
+from quota.rules.entry import START, Entry, call_keys, id_of_call, parts_of_id
 from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.rules.reading import Mark
 from quota.terms.arguments import attribution, check_name, instance, text, texts
@@ -169,8 +168,8 @@ class Budget(OfOneProcess):
         return self._correct(charge_id, 0, of_all=True)
 
     def _correct(self, charge_id: str, units: int, *, of_all: bool) -> Entry:
-        ms, key, further = parts_of_id(charge_id)
-        keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1) if of_all)]
+        ms, key, further = parts_of_id(text(charge_id, "charge"))
+        keys = call_keys(key, further if of_all else 0)
         wanted = {name: units if name == key else 0 for name in keys}
         drawn = settle_draws(self._project, wanted)
         try:
@@ -337,7 +336,7 @@ class Budget(OfOneProcess):
         decisions, at = [], 0
         for call in checklist.calls:
             charged = first_ms is not None and call.parts
-            name = charge_id(first_ms or 0, charges[at].key, len(call.parts) - 1) if charged else None
+            name = id_of_call(first_ms or 0, charges[at].key, len(call.parts) - 1) if charged else None
             decisions.append(decision._replace(id=name, method=call.method, cost_units=call.units))
             at += len(call.parts)
         if commit:
@@ -447,17 +446,6 @@ class Budget(OfOneProcess):
             self._project.note_refused(checklist.method, charges)
         first_ms = decision.decided_at_ms if decision.source else None
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)
-
-
-def charge_id(ms: int, key: str, further: int) -> str:
-    """The id of a call's charge: `MS-KEY`, with `+N` if the call has N further charges."""
-    return f"{ms}-{key}" + (f"{FURTHER}{further}" if further else "")
-
-
-def parts_of_id(name: str) -> tuple[int, str, int]:
-    """The time, the key and the number of further charges in an id. The key is empty if the text is no id."""
-    parts = re.fullmatch(rf"([0-9]{{1,15}})-([^{FURTHER}]*)([{FURTHER}]([1-9]))?", text(name, "charge"))
-    return (0, "", 0) if parts is None else (int(parts[1]), parts[2], int(parts[4] or 0))
 
 
 def project_of(budget: Budget) -> Project:

@@ -25,7 +25,7 @@ from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal, seq_of
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
-from quota.rules.entry import FURTHER, START, Entry, Id, Others, just_before
+from quota.rules.entry import FURTHER, START, Entry, Id, Others, id_of_call, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
@@ -89,9 +89,8 @@ class Project(OfOneProcess):
         self.reading = Reading()
         self.drawn: dict[str, int] = {}
         """The draws of this process in an outage: the units of each, by its key."""
-        self._refused: dict[str, tuple[list[str], dict[str, object]]] = {}
-        """What was refused because the ledger did not answer, by its first key: the ids of its calls without their
-        time, and what a warning says of them. The ledger may have it all the same."""
+        self._refused: dict[str, tuple[str, Sequence[Entry]]] = {}
+        """What was refused because the ledger did not answer, by its first key. The ledger may have it all the same."""
         self._is_ahead = False
         self._trimmed_at_ms = self._newest_at_trim_ms = 0
         self._read_back_s = self.owes_again_s = 0.0
@@ -199,19 +198,18 @@ class Project(OfOneProcess):
         """Warn of charges whose calls were refused here, because the ledger's answer was late."""
         for entry in unseen if self._refused else ():
             if (refused := self._refused.pop(entry.key, None)) is not None:
-                names, fields = refused
-                ids = listed(f"{entry.id[0]}-{name}" for name in names)
+                method, charges = refused
+                calls = Counter(charge.key.partition(FURTHER)[0] for charge in charges)
+                ids = listed(id_of_call(entry.id[0], key, parts - 1) for key, parts in calls.items())
+                about = {"method": method, "job": entry.job, "units": sum(charge.units for charge in charges)}
                 detail = "the ledger got the call, but gave no answer in time; `quota refund` gives it back"
-                warn("refused_but_charged", detail, project=self.name, **fields, charge=ids)
+                warn("refused_but_charged", detail, project=self.name, **about, charge=ids)
 
     def note_refused(self, method: str, charges: Sequence[Entry]) -> None:
         """Note what was refused because the ledger did not answer."""
         if len(self._refused) >= MAX_REFUSED:
             self._refused.clear()
-        units = sum(charge.units for charge in charges)
-        calls = Counter(charge.key.partition(FURTHER)[0] for charge in charges)
-        names = [f"{key}{FURTHER}{parts - 1}" if parts > 1 else key for key, parts in calls.items()]
-        self._refused[charges[0].key] = names, {"method": method, "job": charges[0].job, "units": units}
+        self._refused[charges[0].key] = method, charges
 
     def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
         """Note in the journal the entries of others and this process's `own`, also those whose answer was lost. Other

@@ -14,14 +14,14 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.budget import Budget, charge_id, parts_of_id, project_of
+from quota.budget import Budget, project_of
 from quota.common.clock import LATEST_MS, NEVER, moment, rfc3339, stamp, utc
 from quota.common.text import members, one_line, show
 from quota.deciding.history import begin, charges, entries, sums, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import SHADOW, LimitState
 from quota.errors import LedgerError, UnknownCharge, UsageError
-from quota.rules.entry import END, FURTHER, Entry, Id, just_before
+from quota.rules.entry import END, FURTHER, Entry, Id, call_keys, id_of_call, just_before, parts_of_id
 from quota.rules.refusals import RefusedSum
 from quota.rules.spent import ChargedSum, Spent, spent
 from quota.rules.total import total_of
@@ -180,7 +180,7 @@ def ids_of_calls(spent: Sequence[Spent]) -> list[str]:
     """For each of these charges the id of its call."""
     calls = [charge.key.partition(FURTHER)[0] for charge in spent]  # the key of the first charge of each call
     parts = Counter(calls)
-    return [charge_id(charge.id[0], call, parts[call] - 1) for charge, call in zip(spent, calls, strict=True)]
+    return [id_of_call(charge.id[0], call, parts[call] - 1) for charge, call in zip(spent, calls, strict=True)]
 
 
 def read_sums(project: Project) -> tuple[Sequence[ChargedSum], Sequence[RefusedSum]]:
@@ -232,7 +232,7 @@ class ChargeExplained(NamedTuple):
     @property
     def entry(self) -> str | None:
         """The name of the entry in the log; None if only the journal has the charge."""
-        return charge_id(self.charge.id[0], self.charge.key, 0) if self.in_log else None
+        return id_of_call(self.charge.id[0], self.charge.key, 0) if self.in_log else None
 
     @property
     def at_ms(self) -> int:
@@ -261,8 +261,8 @@ def explain_charge(session: Session, name: str, credential: str | None = None) -
 
     Raises UnknownCharge if no charge has the id, or the ledger no longer keeps it; LedgerError.
     """
-    ms, key, further = parts_of_id(name)
-    keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1))]
+    ms, key, further = parts_of_id(text(name, "charge"))
+    keys = call_keys(key, further)
     chosen = [session.budget(settings.name) for settings in projects_of(session, credential).values()]
     for budget in chosen if key else ():
         logged, draws = _records(project_of(budget), ms, keys)

@@ -21,6 +21,7 @@ has 64 bits, drawn for each attempt, so a copy of a running process repeats no k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -150,6 +151,23 @@ RESERVED = "~"
 
 FURTHER = "+"
 """Comes before the number of each further charge of a call that charges several buckets."""
+
+
+def call_keys(key: str, further: int) -> list[str]:
+    """The keys of a call's charges: that of the first, then those of the further charges."""
+    return [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1))]
+
+
+def id_of_call(ms: int, key: str, further: int) -> str:
+    """The id of a call's charge: `MS-KEY`, with `+N` if the call has N further charges."""
+    return f"{ms}-{key}" + (f"{FURTHER}{further}" if further else "")
+
+
+def parts_of_id(name: str) -> tuple[int, str, int]:
+    """The time, the key and the number of further charges in an id. The key is empty if the text is no id."""
+    parts = re.fullmatch(rf"([0-9]{{1,15}})-([^{FURTHER}]*)([{FURTHER}]([1-9]))?", name)
+    return (0, "", 0) if parts is None else (int(parts[1]), parts[2], int(parts[4] or 0))
+
 
 RUN_CHARS = 8
 MACHINE_CHARS = 4

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from quota.budget import charge_id, project_of
+from quota.budget import project_of
 from quota.cli.output import render_parts as render
 from quota.common.clock import rfc3339
 from quota.deciding.history import charges
@@ -22,6 +22,7 @@ from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge
 from quota.reports.refusal import EXPIRIES, Change, explain_refusal
 from quota.reports.spending import explain_charge
+from quota.rules.entry import id_of_call
 from quota.rules.facts import Grant
 from quota.rules.refusals import refusal_text
 from quota.session import Session
@@ -565,7 +566,7 @@ def test_explain_shows_a_draw_before_and_after_hand_over(ledger_url: str, tmp_pa
     x = explain_charge(world.session, drawn)
     assert (x.in_log, x.at_ms, x.charge.id[0], x.charge.units) == (True, drawn_ms, world.now_ms, 4)
     assert [row.before_units for row in x.limits] == [0, 0]
-    handed = charge_id(world.now_ms, x.charge.key, 0)
+    handed = id_of_call(world.now_ms, x.charge.key, 0)
     assert f"as charge {handed}" in text_of(charge_parts(x))
     assert explain_charge(world.session, handed).charge == x.charge
     world.session.close()

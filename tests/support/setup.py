@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from quota.budget import Budget, charge_id
+from quota.budget import Budget
 from quota.deciding.history import charges
 from quota.deciding.keys import Keys
 from quota.deciding.project import Project
@@ -18,7 +18,7 @@ from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.ledger.state import State
 from quota.rules.claims import Claim
-from quota.rules.entry import Entry
+from quota.rules.entry import Entry, id_of_call
 from quota.rules.spent import Spent
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
@@ -93,7 +93,7 @@ def charges_at(ledger: Log, project: str = "p") -> list[Spent]:
 
 def ids_of(entries: Iterable[Spent | Entry]) -> list[str]:
     """The ids of calls with one charge each."""
-    return [charge_id(charge.id[0], charge.key, 0) for charge in entries]
+    return [id_of_call(charge.id[0], charge.key, 0) for charge in entries]
 
 
 def state_at(ledger: Log, project: str = "p") -> State:

@@ -33,14 +33,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quota.budget import Budget, charge_id
+from quota.budget import Budget
 from quota.deciding.allowance import Allowance
 from quota.deciding.history import entries
 from quota.deciding.project import Project
 from quota.errors import LedgerError, UnknownCharge
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
-from quota.rules.entry import Entry
+from quota.rules.entry import Entry, id_of_call
 from quota.terms.limits import DAY_MS
 from support import memory
 from support.losses import RedisStorage, SqliteStorage
@@ -177,7 +177,7 @@ def work(url: str, machine: Path, notes: Path, finish: Path) -> None:
             if decision.source == "ledger" and units + sum(entry.units for entry in beside) > LIMIT_UNITS:
                 file.write(f"tight {key} {units} {','.join(entry.key for entry in beside)}\n".encode())
             if dice.random() < 0.1:
-                _settle(budget, charge_id(int(ms), key, 0), dice.randint(0, units), file.write)
+                _settle(budget, id_of_call(int(ms), key, 0), dice.randint(0, units), file.write)
 
 
 def _is_done(budget: Budget) -> bool:

@@ -14,7 +14,6 @@ from functools import partial
 
 import pytest
 
-from quota.budget import parts_of_id
 from quota.deciding import losses
 from quota.deciding.allowance import Allowance
 from quota.deciding.history import entries
@@ -23,6 +22,7 @@ from quota.decision import Decision
 from quota.errors import LedgerError
 from quota.ledger import state
 from quota.ledger.log import LEASE_MS
+from quota.rules.entry import parts_of_id
 from quota.rules.spent import spent
 from quota.terms.limits import DAY_MS
 from support.losses import Fault, FaultyLog, RedisStorage, Site
