@@ -94,16 +94,8 @@ class Fence:
 
         def renew() -> None:
             with suppress(LedgerError):  # the next change raises it
-                while not ended.wait(RENEW_S):
-                    fence = owned()
-                    if fence is None:
-                        return
-                    with fence._lock:
-                        done, stands = fence.log.fence(fence.project, fence.epoch, fence.token)
-                        if not done:
-                            return
-                        fence.epoch = stands
-                    del fence  # this thread must not own it while it waits
+                while not ended.wait(RENEW_S) and _renew(owned()):
+                    pass
 
         thread = Thread(target=renew, name="quota-fence", daemon=True)
         try:
@@ -140,6 +132,11 @@ class Fence:
         self.change({EPOCH: os.urandom(8).hex()})
         self.epoch = ""
 
+    def give_back(self) -> None:
+        """Restore the epoch that the log had before. If that was a fence too, our lease just ends."""
+        if is_fence(self.epoch) and not is_fence(self.stood):
+            self.log.change(self.project, {EPOCH: self.epoch}, {EPOCH: self.stood or None})
+
     def overtaken(self) -> FenceLostError:
         """The error of an owner that has lost its fence."""
         return FenceLostError(
@@ -148,14 +145,24 @@ class Fence:
         )
 
 
+def _renew(fence: Fence | None) -> bool:
+    """Renew a fence that still has an owner. The thread that renews it must not own it while it waits."""
+    if fence is None:
+        return False
+    with fence._lock:
+        done, stands = fence.log.fence(fence.project, fence.epoch, fence.token)
+        if done:
+            fence.epoch = stands
+        return done
+
+
 @contextmanager
 def given_back(*fences: Fence) -> Iterator[None]:
-    """Give the logs back if the block raises: restore the epoch that each had before."""
+    """Give the logs back if the block raises."""
     try:
         yield
     except BaseException:
         for fence in fences:
-            if is_fence(fence.epoch) and not is_fence(fence.stood):  # otherwise our lease just ends
-                with suppress(LedgerError):
-                    fence.log.change(fence.project, {EPOCH: fence.epoch}, {EPOCH: fence.stood or None})
+            with suppress(LedgerError):
+                fence.give_back()
         raise
