@@ -270,7 +270,7 @@ class Draws:
             raise self._undrawn(f"{error.strerror}", remedy) from error
 
     def _draws(self) -> tuple[dict[str, Draw], int]:
-        """All draws by their keys, oldest first, without torn and damaged lines; and the number of all lines."""
+        """All draws by their keys, oldest first, and the number of lines of the file."""
         if not os.access(self._path, os.F_OK):  # most machines have no such file
             return {}, 0
         try:
@@ -278,18 +278,7 @@ class Draws:
                 lines = file.read(MAX_BYTES).split(b"\n")
         except FileNotFoundError:
             return {}, 0
-        draws: dict[str, Draw] = {}
-        for body in filter(None, map(unframed, lines)):
-            with suppress(ValueError):
-                fields = body.decode(errors=SPELLING).split("\t", 8)
-                identity, epoch, seen, charged, drawn_at, handed_id, handed_units, at, text = fields
-                boot, _, ms = drawn_at.partition(":")
-                entry = unpacked(read_id(at), text)
-                if entry.kind == "charge":
-                    after = read_id(handed_id) if handed_id else None, int(handed_units)
-                    first_try = epoch, read_id(seen), SinceBoot(boot, int(ms or 0))
-                    draws[entry.key] = Draw(identity, entry, int(charged), *first_try, *after)
-        return draws, len(lines)
+        return _read_lines(lines), len(lines)
 
     def _append(self, draws: Sequence[Draw]) -> None:
         """Write all of these draws to the disk, or none."""
@@ -335,15 +324,31 @@ class Draws:
 
 def _write_all(fd: int, draws: Iterable[Draw]) -> None:
     """Write draws. Each line begins with a newline, so that a torn line spoils no other."""
-    lines = []
-    for draw in draws:
-        handed = "" if draw.handed_id is None else id_text(draw.handed_id)
-        first_try = draw.identity, draw.epoch, id_text(draw.seen), str(draw.charged_units)
-        drawn_at = f"{draw.drawn_at.boot}:{draw.drawn_at.ms}"
-        after = drawn_at, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
-        text = "\t".join((*first_try, *after)).replace("\n", " ")
-        lines.append(b"\n" + framed(text.encode(errors=SPELLING)))
-    data = b"".join(lines) + b"\n"
+    data = b"".join(b"\n" + framed(_line(draw).replace("\n", " ").encode(errors=SPELLING)) for draw in draws) + b"\n"
     while data:
         data = data[os.write(fd, data) :]
     os.fsync(fd)
+
+
+def _line(draw: Draw) -> str:
+    handed = "" if draw.handed_id is None else id_text(draw.handed_id)
+    first_try = draw.identity, draw.epoch, id_text(draw.seen), str(draw.charged_units)
+    drawn_at = f"{draw.drawn_at.boot}:{draw.drawn_at.ms}"
+    after = drawn_at, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
+    return "\t".join((*first_try, *after))
+
+
+def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
+    """The draws after these lines. Ignores torn and damaged lines."""
+    draws: dict[str, Draw] = {}
+    for body in filter(None, map(unframed, lines)):
+        with suppress(ValueError):
+            fields = body.decode(errors=SPELLING).split("\t", 8)
+            identity, epoch, seen, charged, drawn_at, handed_id, handed_units, at, text = fields
+            boot, _, ms = drawn_at.partition(":")
+            entry = unpacked(read_id(at), text)
+            if entry.kind == "charge":
+                after = read_id(handed_id) if handed_id else None, int(handed_units)
+                first_try = epoch, read_id(seen), SinceBoot(boot, int(ms or 0))
+                draws[entry.key] = Draw(identity, entry, int(charged), *first_try, *after)
+    return draws
