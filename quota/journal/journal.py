@@ -347,31 +347,31 @@ class Journal(OfOneProcess):
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""
         files = self._files
-        if not self.trouble or elapsed_s() >= self._retry_s:
-            try:
-                if self._memory:
-                    waiting = list(self._memory)
-                    remembered = [record_line(noted, entry.id, packed(entry)) for noted, entry in waiting]
-                    self._append(files, remembered, max(entry.id for _, entry in waiting))
-                    self._memory.clear()
-                named = files.name
-                lines = [record_line(epoch, entry.id, packed(entry)) for entry in news]
-                # A new process reads no further back than a long batch, so it ends with the newest.
-                is_long = len(lines) > FEW_LINES
-                if is_long:
-                    self._follow(files)
-                self._append(files, lines, newest)
-                if is_long:
-                    self._follow(files)
-                if self._newest.get(epoch, START) > newest:
-                    self._append(files, [record_line(epoch, self._newest[epoch])], newest)
-                if files.name != named:
-                    self._delete_old(files, newest[0])
-                return
-            except OSError as error:
-                self._fail(error)
-        self._memory.extend((epoch, entry) for entry in news)
-        self._remembered += len(news)
+        if self.trouble and elapsed_s() < self._retry_s:
+            self._remember(epoch, news)
+            return
+        try:
+            if self._memory:
+                waiting = list(self._memory)
+                remembered = [record_line(noted, entry.id, packed(entry)) for noted, entry in waiting]
+                self._append(files, remembered, max(entry.id for _, entry in waiting))
+                self._memory.clear()
+            named = files.name
+            lines = [record_line(epoch, entry.id, packed(entry)) for entry in news]
+            # A new process reads no further back than a long batch, so it ends with the newest.
+            is_long = len(lines) > FEW_LINES
+            if is_long:
+                self._follow(files)
+            self._append(files, lines, newest)
+            if is_long:
+                self._follow(files)
+            if self._newest.get(epoch, START) > newest:
+                self._append(files, [record_line(epoch, self._newest[epoch])], newest)
+            if files.name != named:
+                self._delete_old(files, newest[0])
+        except OSError as error:
+            self._fail(error)
+            self._remember(epoch, news)
 
     def _append(self, files: DayFiles, lines: Sequence[bytes], newest: Id) -> None:
         data = b"\n%b\n" % b"\n".join(lines)
@@ -380,6 +380,10 @@ class Journal(OfOneProcess):
         if self._followed == (file, start, start):  # otherwise another process has written too
             self._followed = (file, end, end)
         self.trouble = ""
+
+    def _remember(self, epoch: str, news: Sequence[Entry]) -> None:
+        self._memory.extend((epoch, entry) for entry in news)
+        self._remembered += len(news)
 
     def _delete_old(self, files: DayFiles, newest_ms: int) -> None:
         """Delete old files, by the earlier of two clocks, so that no single clock makes a journal forget."""
