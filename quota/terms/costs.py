@@ -336,10 +336,13 @@ def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> l
         if book.least_units(selector) <= max_cost_units and any(covers(limit, name, book) for name in book.buckets):
             unused_units = limit.headroom_units
             if limit.quota_unwritten:
-                granted_units = []  # the least in a window that the limit bounds, of each bucket
-                for bucket in [book.buckets[name] for name in selector.buckets]:
-                    bounded = [x for x in bucket.quotas if no_longer(x.window.longest_ms, limit.view.window.longest_ms)]
-                    granted_units.append(min([quota.units for quota in bounded], default=bucket.quota_units))
-                unused_units = max(0, min(granted_units) - limit.limit_units)
+                granted = min(_granted_within(book.buckets[name], limit.view.window) for name in selector.buckets)
+                unused_units = max(0, granted - limit.limit_units)
             rows.append((unused_units, limit))
     return rows
+
+
+def _granted_within(bucket: Bucket, window: Window) -> int:
+    """The least that upstream grants in a window which a limit of that window bounds."""
+    bounded = [quota for quota in bucket.quotas if no_longer(quota.window.longest_ms, window.longest_ms)]
+    return min((quota.units for quota in bounded), default=bucket.quota_units)
