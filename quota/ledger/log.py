@@ -330,6 +330,11 @@ def is_of(fence: str, stands: str) -> bool:
     return is_fence(fence) and stands.rpartition(":")[0] == fence.rpartition(":")[0]
 
 
+def may_replace(fence: str, stands: str) -> bool:
+    """Whether an owner of this fence may replace the log. A move back works behind the standing seal instead."""
+    return is_of(fence, stands) or (is_seal(fence) and fence == stands)
+
+
 def word_of(
     request: Append, epoch: str, clock_ms: int, unseen: Sequence[Entry], *, whole: bool
 ) -> tuple[Word, Id | None]:

@@ -34,8 +34,7 @@ from quota.ledger.log import (
     Moment,
     Reply,
     is_closed,
-    is_of,
-    is_seal,
+    may_replace,
     next_id,
     seq_of,
     word_of,
@@ -196,9 +195,7 @@ class SqliteLog(OfOneProcess, Log):
 
         def work(db: sqlite3.Connection) -> bool:
             stands, trimmed_until_now = _standing(db, project)
-            # A move back works behind the standing seal instead of a fence.
-            is_owner = is_of(fence, stands) or (is_seal(fence) and fence == stands)
-            if not is_owner or _tip(db, project) != tip:
+            if not may_replace(fence, stands) or _tip(db, project) != tip:
                 return False
             db.execute("DELETE FROM log WHERE project = ?", (project,))
             db.execute("DELETE FROM corrected WHERE project = ?", (project,))
