@@ -435,7 +435,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
                 if lock is None:
                     raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
                 for checkpoint in checkpoints:
-                    store.turn_back(checkpoint, reset=True)
+                    store.reset(checkpoint)
     say(f"{job} begins anew with the next run{where}")
     return 0
 

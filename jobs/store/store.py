@@ -320,6 +320,10 @@ class Store(AbstractContextManager["Store"]):
         values = {**key_of(checkpoint), "digest": digest_of(cursor)}
         return self._read(lambda db: db.execute(sql, values).fetchone()) is not None
 
+    def reset(self, checkpoint: Checkpoint) -> None:
+        """Reset the region to its first page, in the current round or in the next one."""
+        self._write(lambda db: change_checkpoint(db, checkpoint, pending=True, **FIRST_PAGE))
+
     def finish(self, checkpoint: Checkpoint) -> Checkpoint:
         """End a pass that needs no further page: the job now asks for fewer pages than when the pass began."""
         ended = {"pending": False, "cursor": None, "completed_at_ms": max(self._clock(), checkpoint.started_at_ms or 0)}
@@ -333,11 +337,9 @@ class Store(AbstractContextManager["Store"]):
         ended = {"pending": False, "failed_at_ms": self._clock(), **({} if keep_cursor else FIRST_PAGE)}
         return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, **ended))
 
-    def turn_back(self, checkpoint: Checkpoint, *, reset: bool = False) -> Checkpoint:
-        """Make the current round cover the region after all, behind the regions that did not fail. With `reset` it
-        begins with its first page, in the current round or in the next one."""
-        fields = {"pending": True, **(FIRST_PAGE if reset else {})}
-        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, **fields))
+    def turn_back(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Make the current round cover the region after all, behind the regions that did not fail."""
+        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, pending=True))
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
         """Start a pass again from its first page, and delete the rankings that it has stored."""
