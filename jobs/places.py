@@ -488,10 +488,7 @@ def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> l
     if session.settings.store.places_in_ledger:
         places.update((place.region, place) for place, _ in SharedPlaces(session, job).read(regions, store))
     cutoff_ms = 0 if store is None else store.cutoff_ms()
-    for region, place in places.items():
-        if place.cursor is not None and (place.started_at_ms or 0) < cutoff_ms:  # a pass that would go on
-            places[region] = place._replace(**FIRST_PAGE)
-    return [*places.values()]
+    return [place._replace(**FIRST_PAGE) if place.begins_before(cutoff_ms) else place for place in places.values()]
 
 
 class SharedPlaces:

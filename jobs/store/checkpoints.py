@@ -51,6 +51,10 @@ class Checkpoint(NamedTuple):
         """Whether the store has anything of this pass."""
         return self.started_at_ms is not None
 
+    def begins_before(self, cutoff_ms: int) -> bool:
+        """Whether a pass that would go on began before this time."""
+        return self.cursor is not None and (self.started_at_ms or 0) < cutoff_ms
+
 
 def by_rotation(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints of the regions that a run covers: the pending ones. If there are none, a new round begins, and a
