@@ -98,6 +98,14 @@ def note_covers(lock: Lock, covers: Covers | None) -> None:
         os.pwrite(lock, text, _COVERS_AT)
 
 
+def _covers_of(lock: Lock) -> Covers:
+    """The work of the run that has this lock; nothing while the file names none."""
+    with suppress(OSError, ValueError, TypeError):
+        whole, regions = json.loads(os.pread(lock, os.fstat(lock).st_size, _COVERS_AT))
+        return Covers(whole, tuple(regions))
+    return Covers()
+
+
 @contextmanager
 def only_one(
     store_url: str, job: str, covers: Covers = WHOLE, waits: Callable[[Covers], bool] = lambda covers: False
@@ -113,11 +121,7 @@ def only_one(
     start_over_in_child(copy)
     try:
         while not _take(lock, fcntl.LOCK_EX):
-            covered = Covers()  # nothing while the file names none
-            with suppress(OSError, ValueError, TypeError):
-                whole, regions = json.loads(os.pread(lock, os.fstat(lock).st_size, _COVERS_AT))
-                covered = Covers(whole, tuple(regions))
-            if not waits(covered):
+            if not waits(_covers_of(lock)):
                 yield None
                 return
             time.sleep(POLL_S)
