@@ -49,6 +49,11 @@ LAST_ATTEMPT_S = 30.0
 log = logging.getLogger("quota.jobs")
 
 
+def longest_step_ms(job: JobSettings) -> int:
+    """The longest time between two pages of a job: a run waits only for upstream."""
+    return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
+
+
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
     """A signal came, and the run no longer waits for a page."""
 
@@ -164,10 +169,7 @@ class Attempts:
                 if refused is not None:
                     raise quota.Refused(refused) from error
                 first = first_of(error)
-                # A program that calls `run_job` may leave Ctrl-C to Python. Runs of `quota` handle it.
-                by_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-                is_ctrl_c = isinstance(first, KeyboardInterrupt) and by_python
-                if isinstance(first, SystemExit | KeyboardInterrupt) and not is_ctrl_c:
+                if isinstance(first, SystemExit | KeyboardInterrupt) and not _is_ctrl_c(first):
                     why = f"fetch ended with {describe(first)}; let it return a page, or raise an error"
                     raise RuntimeError(why) from error
                 if first is not error:
@@ -310,6 +312,11 @@ class Attempts:
         return units, of_pages, len(charged)
 
 
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Whether Python itself raised this: a program that calls `run_job` may handle no signals. Runs of `quota` do."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def _request_of(error: BaseException) -> object:
     with suppress(RuntimeError):  # httpx raises it for an error without a request
         return getattr(error, "request", None)
@@ -339,6 +346,11 @@ class Failure(NamedTuple):
     answered: bool = False
     silent: str = ""
     wait_ms: int = 0
+
+    @property
+    def of_one_call(self) -> bool:
+        """Whether other calls of the same region may succeed."""
+        return self.kind in ("answer", "cursor", "region") or (self.kind == "transient" and self.answered)
 
 
 def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:

@@ -252,9 +252,14 @@ class RunReport(Run):
 
 
 def leave_out(error: Exception, part: str, page: Page) -> None:
-    """Note on the error of a step that the pass may go on without `part`. `page` says where it goes on. Any other error
-    ends the pass."""
+    """Note on the error of a step that the pass may go on without `part`. `page` says where it goes on."""
     error.goes_on = part, page  # type: ignore[attr-defined]
+
+
+def left_out_by(error: Exception) -> tuple[str, Page] | None:
+    """The note of `leave_out` on an error; None if the error ends the pass."""
+    left_out: tuple[str, Page] | None = getattr(error, "goes_on", None)
+    return left_out
 
 
 # -- fetch functions ---------------------------------------------------------------------------------------------------

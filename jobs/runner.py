@@ -46,8 +46,8 @@ from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
-from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Failure, Interrupted, refusal_of
-from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, line_of, pages_of, regions_of
+from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
+from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
 from quota.jobs.places import Covers, Hold, Lock, checkpoints_of, free_regions, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
@@ -164,9 +164,7 @@ def run_job(
                             chosen = due = tuple(region for region in due if region not in covered)
                         if not chosen:
                             return _ended(session, job, "overlap", "another run has covered it meanwhile")
-                    # Between two pages, a run waits only for upstream.
-                    step_ms = round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
-                    with Hold(session, job, store, lock, step_ms, tick) as hold:
+                    with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
                         return held(store, lock, hold)
             except StoreError as error:
                 report = failed_report(session, name, error)
@@ -410,9 +408,8 @@ class _Run:
                     self.here, inherited = self.store.restart(checkpoint), False
                     self.hold.keep(self.here)
                     continue
-                left_out: tuple[str, Page] | None = getattr(error, "goes_on", None)  # see `leave_out`
-                all_fail = failure.kind in ("exhausted", "config") or (self.down and not failure.answered)
-                if left_out is None or all_fail:
+                left_out = left_out_by(error)
+                if left_out is None or not failure.of_one_call:
                     return self._give_up(checkpoint, failure)
                 part, page = left_out
                 rows = rows_of(self.job.fetch, {}, page.places)
