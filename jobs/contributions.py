@@ -205,22 +205,23 @@ def job_health(session: Session) -> Iterator[Finding]:
             runs_here = is_running(settings.store.url, job.name)
             runs = store.runs.read(job.name, host_clock() - DAY_MS, 1_000, ended=False)
             places = checkpoints_of(session, job, store)
-            killed: list[Run] = []
-            missing: list[str] = []
-            for run in runs[runs_here:]:  # only the newest may be under way
-                # A run that was killed before it chose regions wanted all.
-                wanted = [region.region for region in run.regions] or [place.region for place in places]
-                late = [place.region for place in places if (place.completed_at_ms or 0) < run.began_ms]
-                if lacks := [region for region in late if region in wanted]:
-                    killed.append(run)
-                    missing += lacks
+            ended = runs[runs_here:]  # only the newest may be under way
+            killed = [(run, missing) for run in ended if (missing := _not_fetched_since(run, places))]
             if killed:
-                regions = listed(dict.fromkeys(missing))
+                regions = listed(dict.fromkeys(region for _, missing in killed for region in missing))
                 number = f"{many(len(killed), 'run')} of the last day"
-                message = f"{number} noted no end, the last began at {stamp(killed[0].began_ms)}"
+                message = f"{number} noted no end, the last began at {stamp(killed[0][0].began_ms)}"
                 message += f"; not fetched since: {regions}" if regions else ""
                 remedy = "find out what killed it; the next run of its regions goes on where it stopped"
                 yield warning(f"job {job.name}", message, remedy)
+
+
+def _not_fetched_since(run: Run, places: Sequence[Checkpoint]) -> list[str]:
+    """The regions of a run that no pass has completed since it began. A run that was killed before it chose regions
+    wanted all."""
+    regions = [region.region for region in run.regions]
+    late = [place.region for place in places if (place.completed_at_ms or 0) < run.began_ms]
+    return [region for region in late if region in regions or not regions]
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
