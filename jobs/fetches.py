@@ -466,9 +466,9 @@ class Walks:
         """The page of a step whose call failed, with the place `passed`, if upstream refused this list alone. Else
         raises the error; the pass may go on with other lists."""
         answer = answer_in(error)
-        for reason in () if answer is None else reasons_of(answer.body):
-            if reason in _PASSED_OVER:
-                return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
+        reasons = () if answer is None else reasons_of(answer.body)
+        if reason := next((reason for reason in reasons if reason in _PASSED_OVER), ""):
+            return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
         place = {**self.places[0], "failed": self._step}
         leave_out(error, f"{what} {place['id']}", self.page(place, complete=False))
         raise error
