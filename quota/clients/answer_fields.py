@@ -215,7 +215,8 @@ class Answer:
         remaining, _ = self.remaining(OLDER_REMAINING)
         text = self._headers.get("ratelimit") or f"limit={older}, remaining={remaining}, reset={reset}"
         more_text = self._headers.get("ratelimit-policy") or older
-        items, described = _items(text), _items(more_text)
+        items = _items(text) or _item_of_draft_7(text)
+        described = _items(more_text) or _policies_of_draft_7(more_text)
         has_several = len({name for name, _ in (*items, *described)}) > 1
         policies = []
         for name, figures in items:
@@ -378,19 +379,23 @@ _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The items of a structured field (RFC 9651), each with its numeric parameters. What draft 7 has instead is without
-    a name: `limit=100, remaining=50, reset=5` is one item, and `100;w=60, 1000;w=3600` are two."""
-    text = text[:MAX_HEADER_LENGTH]
-    items = _ITEM.findall(text)[:MAX_POLICIES]
-    if items:
-        number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
-        unit = r';\s*(qu)="([^"]*)"'
-        return [(name, dict(re.findall(number, figures) + re.findall(unit, figures))) for name, figures in items]
-    figures = re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text)
-    if figures:
-        new_names = {"limit": "q", "remaining": "r", "reset": "t"}
-        return [("", {new_names[name]: number for name, number in figures})]
-    policies = re.findall(r"(?:^|,)\s*([0-9]{1,15})\s*;\s*w=([0-9]{1,15})", text)
+    """The items of a structured field (RFC 9651), each with its numeric parameters."""
+    items = _ITEM.findall(text[:MAX_HEADER_LENGTH])[:MAX_POLICIES]
+    number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
+    unit = r';\s*(qu)="([^"]*)"'
+    return [(name, dict(re.findall(number, figures) + re.findall(unit, figures))) for name, figures in items]
+
+
+def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
+    """`limit=100, remaining=50, reset=5` as an item without a name."""
+    figures = re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
+    new_names = {"limit": "q", "remaining": "r", "reset": "t"}
+    return [("", {new_names[name]: number for name, number in figures})] if figures else []
+
+
+def _policies_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
+    """`100;w=60, 1000;w=3600` as items without a name."""
+    policies = re.findall(r"(?:^|,)\s*([0-9]{1,15})\s*;\s*w=([0-9]{1,15})", text[:MAX_HEADER_LENGTH])
     return [("", {"q": units, "w": window_s}) for units, window_s in policies[:MAX_POLICIES]]
 
 

@@ -340,7 +340,7 @@ DAY, MINUTE = Level("day", 40, 9_000, NOW_MS + 900_000, DAY_MS), Level("day", 0,
 @pytest.mark.parametrize(
     ("policies", "state", "level", "closed_ms"),
     [
-        ("", '"default";r=4000;t=900', Level("day", 4_000, None, NOW_MS + 900_000), 900_000),
+        ("limit=9", '"default";r=4000;t=900', Level("day", 4_000, None, NOW_MS + 900_000), 900_000),  # no policy
         ('"d";q=9000;w=86400', '"d";r=40;t=900', DAY, 900_000),
         ("9000;w=86400, 10;w=1", "limit=9000, remaining=40, reset=900", DAY, 900_000),
         # of the shorter window, and of another
