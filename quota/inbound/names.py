@@ -94,6 +94,9 @@ class Plan(NamedTuple):
     shard_salt: bytes
     windows: tuple[Window, ...]
 
+    def holds_at(self, now_ms: int) -> bool:
+        return self.since_ms <= now_ms < self.until_ms
+
 
 def salt_names(policy: Policy, now_ms: int) -> dict[str, int]:
     """The salts of days that a policy needs now: the name of each in the storage, and until when it is needed.

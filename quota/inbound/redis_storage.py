@@ -92,7 +92,7 @@ class RedisStorage:
         for _ in range(MAX_ASKED):
             now_ms = given_ms or host_clock() + self._behind_ms
             plan = self._plans.get(policy)
-            if plan is None or not plan.since_ms <= now_ms < plan.until_ms:
+            if plan is None or not plan.holds_at(now_ms):
                 plan = self._new_plan(policy, now_ms, ends_s)
             words = _words(policy, plan, identity_bytes, cost, given_ms)
             reply = self._script(f"inbound_{policy.algorithm}", words, ends_s)

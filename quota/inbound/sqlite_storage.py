@@ -138,7 +138,7 @@ class SqliteStorage:
         now_ms = self._clock()
         plan, made = self._plans.get(policy), None
         # Another connection may have another file, with other salts.
-        if plan is None or plan.db is not db or not plan.salts.since_ms <= now_ms < plan.salts.until_ms:
+        if plan is None or plan.db is not db or not plan.salts.holds_at(now_ms):
             plan = made = self._new_plan(db, policy, now_ms)
         read: Callable[[Any], Any] = unpacked if policy.algorithm == "log" else counted
         keys, held = [], []
@@ -154,9 +154,7 @@ class SqliteStorage:
         if after is held:
             return decision, made, None
         for (expires_ms, limit_id, name), before, states in zip(keys, held, after, strict=True):
-            state = states.current
-            if policy.algorithm == "log":
-                state = b"".join([_ENTRY.pack(*entry) for entry in state])
+            state = packed(states.current) if policy.algorithm == "log" else states.current
             if before.current is not None:
                 db.execute(
                     "UPDATE states SET state = ? WHERE expires_ms = ? AND limit_id = ? AND name = ?",
@@ -300,7 +298,11 @@ def counted(state: Any) -> int | None:
 
 
 _ENTRY = struct.Struct(">IH")
-"""An entry of a log: 4 bytes for the time in the window, 2 for the units."""
+
+
+def packed(entries: Entries) -> bytes:
+    """The entries of a log as bytes: 4 for the time in the window, 2 for the units."""
+    return b"".join([_ENTRY.pack(*entry) for entry in entries])
 
 
 def unpacked(state: bytes | None) -> Entries | None:
