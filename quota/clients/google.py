@@ -98,11 +98,7 @@ def service(
         raise UsageError("credentials are not those of google-auth; give for example google.auth.default()[0]")
     document = description(api, version)
     if endpoint is not None:
-        endpoint = text(endpoint, "endpoint")
-        if not is_http_address(endpoint) or "?" in endpoint or "#" in endpoint:
-            why = f"endpoint {show(redact(endpoint))} is not the root of an API"
-            raise ConfigError(f"{why}; write for example http://127.0.0.1:8765")
-        document["rootUrl"] = document["mtlsRootUrl"] = endpoint.rstrip("/") + "/"
+        document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
         if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
             why = f"endpoint {redact(endpoint)!r} would get the secret in plain text"
             raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
@@ -125,6 +121,14 @@ def service(
         requestBuilder=MeteredRequest,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
+
+
+def _root(endpoint: str) -> str:
+    endpoint = text(endpoint, "endpoint")
+    if not is_http_address(endpoint) or "?" in endpoint or "#" in endpoint:
+        why = f"endpoint {show(redact(endpoint))} is not the root of an API"
+        raise ConfigError(f"{why}; write for example http://127.0.0.1:8765")
+    return endpoint.rstrip("/") + "/"
 
 
 # -- what is being sent ------------------------------------------------------------------------------------------------

@@ -69,16 +69,7 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
     if kind is None:
         kind, remedy = _other_kind(status, error)
         return UpstreamError(kind, None, error.reason, message, remedy)
-    if kind == "transient_rate":
-        return UpstreamError(kind, None, error.reason, message)
-    bucket = bucket_of(method, book)
-    # A pool whose mark the error carries counts for more: in the message, or rather in the limit's own name. Of several
-    # marks in one text the longest counts.
-    named = " ".join(f"{limit.limit} {limit.metric}" for limit in error.limits)
-    for text in (error.message.lower(), named.lower()):
-        marks = [(mark, pool.name) for pool in book.pools for mark in pool.marks if mark and mark.lower() in text]
-        if marks:
-            bucket = max(marks, key=lambda found: len(found[0]))[1]
+    bucket = None if kind == "transient_rate" else _bucket(error, method, book)
     return UpstreamError(kind, bucket, error.reason, message)
 
 
@@ -254,6 +245,19 @@ def _quota_kind(
     if reasons & _DAILY:
         return "daily_exhausted"
     return "transient_rate" if named or status == 429 else None
+
+
+def _bucket(error: _ErrorBody, method: str, book: CostBook) -> str:
+    """The name to close: the pool whose mark the error carries, else the bucket that `method` is charged to.
+
+    The limit's own name counts for more than the message, and a longer mark for more than a shorter one.
+    """
+    named = " ".join(f"{limit.limit} {limit.metric}" for limit in error.limits).lower()
+    for text in (named, error.message.lower()):
+        hits = [(len(mark), pool.name) for pool in book.pools for mark in pool.marks if mark and mark.lower() in text]
+        if hits:
+            return max(hits, key=lambda hit: hit[0])[1]
+    return bucket_of(method, book)
 
 
 _KEY = "check the credential's key: create or restore it in the upstream's console, under Credentials"

@@ -91,15 +91,8 @@ def readings_of(path: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys((plain, _FORMAT.sub("", plain))))
     once = unquote(re.sub(_OLD_LETTER, _old_letter, path))
     readings = dict.fromkeys([plain])
-    decoded = list(dict.fromkeys((plain, once, unquote(once), unquote(unquote(once)))))
-    for text in [text for text in decoded if not (text.isascii() and text.isprintable())]:
-        from unicodedata import normalize  # late: few paths have other than ASCII
-
-        # Without what no screen shows, and with each character and its marks in normal form NFKC. The whole text at
-        # once would take the square of its marks.
-        shown = "".join([char for char in text if char.isprintable() and char != "\ufffd"])
-        decoded.append("".join([normalize("NFKC", letter) for letter in re.findall(r".\W{0,9}", shown)]))
-    for text in decoded:
+    decoded = dict.fromkeys((plain, once, unquote(once), unquote(unquote(once))))
+    for text in (*decoded, *[_plain_letters(text) for text in decoded if not (text.isascii() and text.isprintable())]):
         for slashed in (text, text.replace("\\", "/")):
             for unmarked in (slashed, re.sub(";[^/]*", "", slashed)):
                 unended = re.sub(r"(?<![/.\s])[.\s]+(?=/|$)", "", unmarked)
@@ -118,6 +111,15 @@ _OLD_LETTER = re.compile("%(?:c|e0%8|f0%80%8)([01])%([89ab][0-9a-f])|%u([0-9a-f]
 
 def _old_letter(escape: re.Match[str]) -> str:
     return chr(int(escape[3], 16) if escape[3] else int(escape[1]) << 6 | int(escape[2], 16) & 63)
+
+
+def _plain_letters(text: str) -> str:
+    """The text without what no screen shows, and with each character and its marks in normal form NFKC. The whole text
+    at once would take the square of its marks."""
+    from unicodedata import normalize  # late: few paths have other than ASCII
+
+    shown = "".join([char for char in text if char.isprintable() and char != "\ufffd"])
+    return "".join([normalize("NFKC", letter) for letter in re.findall(r".\W{0,9}", shown)])
 
 
 def without_dots(parts: Iterable[str]) -> list[str]:

@@ -170,11 +170,8 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method = environ.get("REQUEST_METHOD", "GET")
         preflight = method == "OPTIONS" and "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ
-        # PEP 3333 passes the bytes of a path as characters. For bytes that are not UTF-8 see `readings`.
-        mount, inside = (
-            text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
-            for text in (environ.get("SCRIPT_NAME", ""), environ.get("PATH_INFO", ""))
-        )
+        mount = _decoded(environ.get("SCRIPT_NAME", ""))
+        inside = _decoded(environ.get("PATH_INFO", ""))
         path = mount + (inside if inside.startswith("/") or not inside else f"/{inside}")
         overrides = [environ[key] for key in _OVERRIDES_OF_WSGI if key in environ]
         rules = self._rules.find(method, path, mount, preflight=preflight, overrides=overrides)
@@ -202,6 +199,11 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
             return start_response(status, [*headers, *more], *exc_info)
 
         return self._app(environ, starting)
+
+
+def _decoded(text: str) -> str:
+    """A part of the path, whose bytes PEP 3333 passes as characters. For bytes that are not UTF-8 see `readings`."""
+    return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
 def _behind(app: object, rules: Rules | Sequence[Rule]) -> tuple[Rules, Decider]:

@@ -150,17 +150,17 @@ def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, st
             named = row["metric"]["type"], row["metricKind"], row["valueType"]
             if not (is_text and labels["quota_metric"]) or named != (metric, kind, "INT64"):
                 raise TypeError
-            points = []
-            for point in row.get("points", []):
-                moment = datetime.fromisoformat(point["interval"]["endTime"])
-                number = point["value"]["int64Value"]
-                if moment.tzinfo is None or not re.fullmatch(r"-?[0-9]{1,19}", number):
-                    raise ValueError
-                units = min(int(number), MAX_UNITS)  # "no limit" is -1 or the largest number
-                points.append(Counted(int(moment.timestamp() * 1000), units, ""))
-            yield labels, points
+            yield labels, [_counted(point) for point in row.get("points", [])]
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise _failed(f"answered with no series of {metric}; check endpoint and proxies") from error
+
+
+def _counted(point: dict[str, Any]) -> Counted:
+    moment, number = datetime.fromisoformat(point["interval"]["endTime"]), point["value"]["int64Value"]
+    if moment.tzinfo is None or not re.fullmatch(r"-?[0-9]{1,19}", number):
+        raise ValueError
+    units = min(int(number), MAX_UNITS)  # "no limit" is -1 or the largest number
+    return Counted(int(moment.timestamp() * 1000), units, "")
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
