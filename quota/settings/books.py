@@ -179,19 +179,10 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
         wrong.tried(Label().parse, table, method)
         methods[method] = tuple(wrong.tried(_prices, table, method, buckets, value) or ())
     wrong.raise_any(root.source)
-    pools = []
-    for pool, row in root.read("pools").all().items():
-        stopped = row.read("methods")
-        for index, method in enumerate(stopped):
-            row.check_choice(method, methods, "methods", f"no method {show(method)} in this book", index)
-        pools.append(Pool(pool, row.read("marks"), stopped))
+    pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").all().items())
     routes = _routes(root.read("routes"), methods, wrong)
     answers = _answers(root.read("answers"), buckets, pools, wrong) if "answers" in root else AnswerRules()
     wrong.raise_any(root.source)
-    probe: Probe | None = None
-    if "probe" in root:
-        row = root.read("probe")
-        probe = Probe(row.choose("method", methods), dict(row.read("parameters").data))
     book = CostBook(
         name=name,
         **root.members("api source read_on hosts scopes"),
@@ -200,8 +191,8 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
         methods=methods,
         default_get=Price(_parts(defaults.read("get"), buckets)),
         default_other=Price(_parts(defaults.read("other"), buckets)),
-        pools=tuple(pools),
-        probe=probe,
+        pools=pools,
+        probe=_probe(root.read("probe"), methods) if "probe" in root else None,
         monitoring=_monitoring(root.read("monitoring"), buckets, pools) if "monitoring" in root else None,
         key=_key(root.read("key")) if "key" in root else GOOGLES_KEY,
         routes=routes,
@@ -268,6 +259,17 @@ def _part(row: TomlTable, buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
         return (Part(bucket, reserve.default, reserve),)
     units = row.read("units")
     return (Part(bucket, units),) if units else ()
+
+
+def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:
+    stopped = row.read("methods")
+    for index, method in enumerate(stopped):
+        row.check_choice(method, methods, "methods", f"no method {show(method)} in this book", index)
+    return Pool(name, row.read("marks"), stopped)
+
+
+def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:
+    return Probe(row.choose("method", methods), dict(row.read("parameters").data))
 
 
 def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[Pool]) -> Monitoring:

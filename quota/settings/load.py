@@ -175,29 +175,32 @@ def _settings_of(root: TomlTable, config: Config) -> Settings:
     identity = "" if source == GIVEN else _identity(path)
     ledger = _ledger(root.read("ledger"), identity, credentials)
     jobs = _jobs(root.read("jobs").all(), credentials)
-    settings = Settings(
+    return Settings(
         path=path,
         ledger=ledger,
         credentials=credentials,
         jobs=jobs,
         store=_store(root.read("store"), ledger, jobs),
         textfile=root.read("textfile"),
+        notify=_notify(root.read("notify")) if "notify" in root else None,
+        inbound=_inbound(root.read("inbound")) if "inbound" in root else None,
         variables=config.variables,
         called=source,
     )
-    if "notify" in root:
-        table = root.read("notify")
-        command = table.read("command")
-        if command and "/" in command[0]:  # without a slash, PATH has the command
-            command = (path_at(table, "command", command[0]), *command[1:])
-        url_ref, stale_ms, insecure = table.read("url"), table.read("stale"), table.read("insecure_endpoint")
-        settings = settings._replace(notify=NotifySettings(command, url_ref, stale_ms, insecure))
-    if "inbound" in root:  # the table as it is: `quota.inbound` reads its values, and the gate never imports that
-        table = root.read("inbound")
-        for name in rule_names(table):
-            table.read(name).read("limits")  # raises for a misspelt key
-        settings = settings._replace(inbound=table.data)
-    return settings
+
+
+def _inbound(table: TomlTable) -> Mapping[str, Any]:
+    """The table as it is: `quota.inbound` reads its values, and the gate never imports that."""
+    for name in rule_names(table):
+        table.read(name).read("limits")  # raises for a misspelt key
+    return table.data
+
+
+def _notify(table: TomlTable) -> NotifySettings:
+    command = table.read("command")
+    if command and "/" in command[0]:  # without a slash, PATH has the command
+        command = (path_at(table, "command", command[0]), *command[1:])
+    return NotifySettings(command, table.read("url"), table.read("stale"), table.read("insecure_endpoint"))
 
 
 def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, CredentialSettings]) -> LedgerSettings:
