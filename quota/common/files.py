@@ -332,11 +332,7 @@ def _writable_by_others(status: os.stat_result, path: int | str | os.PathLike[st
     if status.st_mode & stat.S_IWOTH:
         why = "can be written by every user"
     elif status.st_mode & stat.S_IWGRP:
-        try:  # then the group's bits are the mask of a list with further users and groups
-            has_list = bool(os.getxattr(path, _ACL))
-        except (AttributeError, OSError):  # not on Linux, or there is no list
-            has_list = False
-        if has_list:
+        if _has_acl(path):
             why = "can be written by others: see getfacl"
         elif not _is_own_group(status.st_gid):
             group = str(status.st_gid)
@@ -360,6 +356,14 @@ def _is_own_group(gid: int) -> bool:
     if members - {_user_name(me), _user_name(0)}:
         return False
     return gid == primary or all(user.pw_uid in (me, 0) for user in pwd.getpwall() if user.pw_gid == gid)
+
+
+def _has_acl(path: int | str | os.PathLike[str]) -> bool:
+    """Whether the group's bits are the mask of a list with further users and groups."""
+    try:
+        return bool(os.getxattr(path, _ACL))
+    except (AttributeError, OSError):  # not on Linux, or there is no list
+        return False
 
 
 def _is_unmapped(uid: int) -> bool:

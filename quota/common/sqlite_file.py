@@ -272,12 +272,7 @@ class SqliteFile:
             if not self.read_only and not os.path.exists(self.path):
                 if os.path.islink(self.path):  # as where what it names is not mounted
                     raise self.error(self.says("no file", "it is a link to nothing"))
-                folder = os.path.dirname(self.path)
-                if self.private and folder and not os.path.isdir(folder):
-                    make_folder(folder)
-                # SQLite gives its side files the same mode. The umask may take rights away.
-                mode = 0o600 if self.private else 0o644
-                os.close(open_alone(self.path, os.O_RDWR | os.O_CREAT, mode))
+                self._make()
                 self._check()
         of_file = [_inode(path) for path in self._paths[:1]]
         self._inodes = None
@@ -291,6 +286,13 @@ class SqliteFile:
             raise
         self._inodes = of_file + [_inode(path) for path in self._paths[1:]]
         return db
+
+    def _make(self) -> None:
+        """Create the file. SQLite gives its side files the same mode. The umask may take rights away."""
+        folder = os.path.dirname(self.path)
+        if self.private and folder and not os.path.isdir(folder):
+            make_folder(folder)
+        os.close(open_alone(self.path, os.O_RDWR | os.O_CREAT, 0o600 if self.private else 0o644))
 
     def _check(self) -> None:
         """Raise for a file that others could change, or with a second name. SQLite keeps a -wal beside each name, so

@@ -147,18 +147,16 @@ def members(record: object, names: str = "", *, if_any: str = "") -> dict[str, o
 
     A time is `resets_ms` in a record, and `resets_at` or `resets` in JSON, as text: null where there is none.
     """
-    fields: dict[str, object] = {}
-    always = names.split()
-    for name in (*always, *if_any.split()):
-        if hasattr(record, name):
-            value = getattr(record, name)
-        else:
-            short = f"{name.removesuffix('_at')}_ms"
-            at_ms = getattr(record, f"{name}_ms") if hasattr(record, f"{name}_ms") else getattr(record, short)
-            value = None if at_ms in (None, NEVER) else rfc3339(at_ms)
-        if name in always or value:
-            fields[name] = value
-    return fields
+    fields = {name: _member(record, name) for name in names.split()}
+    return fields | {name: value for name in if_any.split() if (value := _member(record, name))}
+
+
+def _member(record: object, name: str) -> object:
+    if hasattr(record, name):
+        return getattr(record, name)
+    field = f"{name}_ms"
+    at_ms = getattr(record, field) if hasattr(record, field) else getattr(record, f"{name.removesuffix('_at')}_ms")
+    return None if at_ms in (None, NEVER) else rfc3339(at_ms)
 
 
 def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, Any]], object]:

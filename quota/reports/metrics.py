@@ -83,13 +83,8 @@ def exposition(samples: Iterable[Sample], described: Mapping[str, tuple[str, str
     """
     families: dict[str, dict[str, float]] = {}
     for sample in samples:
-        labels = []
-        for label, text in sorted(sample.labels.items()):
-            if text:  # without control characters: a program may have charged under any name
-                shown = printable(text.encode("utf-8", "backslashreplace").decode())
-                escaped = shown.replace("\\", "\\\\").replace('"', '\\"')
-                labels.append(f'{label}="{escaped}"')
-        name = f"{sample.family}{{{','.join(labels)}}}" if labels else sample.family
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items()) if value)
+        name = f"{sample.family}{{{labels}}}" if labels else sample.family
         values = families.setdefault(sample.family, {})
         values[name] = max(sample.value, values.get(name, sample.value))
     lines = []
@@ -101,6 +96,12 @@ def exposition(samples: Iterable[Sample], described: Mapping[str, tuple[str, str
             rows.append(f"{name} {int(value) if is_whole else float(value)!r}")
         lines += [f"# HELP {family} {about}", f"# TYPE {family} {kind}", *sorted(rows)]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(value: str) -> str:
+    """A name as a label, without control characters: a program may have charged under any name."""
+    value = printable(value.encode("utf-8", "backslashreplace").decode())
+    return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

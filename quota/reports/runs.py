@@ -95,11 +95,15 @@ def stands_out(bought: Iterable[Bought]) -> Iterator[str]:
             if last_new * units * CHEAPER_BY <= last_units * new and last_units * 10 >= units:
                 is_half = abs(last_units * 2 - units) * 50 <= units
                 share = "half" if is_half else f"{last_units / units:.0%}"
-                pages = f"page {last[0].page}"
-                if len(last) > 1:
-                    pages = f"pages {last[0].page}{' and ' if len(last) == 2 else ' to '}{last[-1].page}"
+                pages = _pages([row.page for row in last])
                 yield f"{pages} of {job} brought {last_new / new:.0%} of the new entries for {share} of its units"
                 break
+
+
+def _pages(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"page {numbers[0]}"
+    return f"pages {numbers[0]}{' and ' if len(numbers) == 2 else ' to '}{numbers[-1]}"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
